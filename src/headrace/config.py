@@ -1,0 +1,378 @@
+"""One tree of typed, documented settings for a run.
+
+The groups are named after the packages they steer: `envs`, `policy`, `sampling`, `learning`, `run`. The docstring under each
+field is its help text and its documentation. A configuration is data: it is saved as JSON with the run and a run is resumed
+from it. `validate` refuses impossible combinations and says why, with the numbers.
+
+Units: a *step* is one decision of one agent; a *frame* is one frame of the simulator (steps x frameskip).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot work; the message says why and what to change."""
+
+
+@dataclass
+class EnvConfig:
+    """The environment: which variant of it, and what is done to observations and rewards."""
+
+    frameskip: int | None = None
+    """Simulator frames per step. None: the family's own default (Atari and VizDoom 4, others 1)."""
+    protocol: Literal["dqn", "ale-v5"] = "dqn"
+    """Atari only. `dqn`: no sticky actions, up to 30 no-ops, a lost life ends the training episode, FIRE at the start.
+    `ale-v5`: sticky actions 0.25, whole games, no no-ops."""
+    atari_backend: Literal["native", "ale"] = "native"
+    """Atari only. `native`: the batched core of this package; `ale`: one ale-py emulator per environment (the oracle)."""
+    resize: tuple[int, int] | None = None
+    """Height and width that images are resized to. None: the family's default (Atari 84x84, VizDoom 72x128)."""
+    grayscale: bool | None = None
+    """One grey channel instead of RGB. None: the family's default (Atari yes, VizDoom no)."""
+    frame_stack: int | None = None
+    """How many successive images one observation holds. None: the family's default (Atari 4, others 1)."""
+    max_episode_steps: int | None = None
+    """Truncate episodes after this many steps. None: the environment's own limit."""
+    reward_scale: float = 1.0
+    """Rewards are multiplied by this before they are learned from. Reported returns are never scaled."""
+    reward_clip: float | None = None
+    """Rewards are clipped to [-x, x] after scaling. Reported returns are never clipped."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Further keyword arguments for the environment's constructor (JSON in the file)."""
+
+
+@dataclass
+class PolicyConfig:
+    """The network: encoder for each observation, core, heads."""
+
+    encoder: str = "auto"
+    """`auto` (by observation: nature-cnn for images, mlp for vectors), `nature-cnn`, `impala-resnet`, `vizdoom-simple`,
+    `vizdoom-full`, `mlp`, or the name of a network registered by the user."""
+    hidden: int = 512
+    """Width of the layer after an image encoder."""
+    mlp: tuple[int, ...] = (64, 64)
+    """Layer widths for vector observations."""
+    core: Literal["none", "gru", "lstm"] = "none"
+    """Recurrent core between encoder and heads."""
+    core_size: int = 512
+    """Width of the recurrent core."""
+    activation: Literal["relu", "elu", "tanh"] = "relu"
+    """Nonlinearity of encoders."""
+    normalize_observations: bool = False
+    """Running mean and standard deviation of vector observations, saved with the model. Images are always divided by 255."""
+    normalize_returns: bool = False
+    """The value head predicts returns in units of their running mean and standard deviation, saved with the model."""
+    initial_std: float = 1.0
+    """Standard deviation of continuous actions, before squashing, at the start."""
+
+
+Placement = Literal["served", "inline", "serial"]
+
+
+@dataclass
+class SamplingConfig:
+    """How experience is gathered: processes, environments, buffers."""
+
+    placement: Placement = "served"
+    """Where the policy acts. `served`: policy workers batch the requests of many rollout workers; `inline`: each rollout worker
+    has a copy of the policy; `serial`: everything in one process, deterministic."""
+    num_workers: int = 2
+    """Rollout workers (processes that step environments)."""
+    envs_per_worker: int = 16
+    """Environments of each rollout worker, divided evenly over its groups."""
+    num_groups: int = 2
+    """Groups per rollout worker. 2 is double buffering: one group is stepped while the other's actions are computed."""
+    num_policy_workers: int = 1
+    """Policy workers (`served` only)."""
+    rollout: int = 32
+    """T: steps of one trajectory."""
+    num_slots: int | None = None
+    """Trajectory slots of all groups together: the only brake, so it bounds memory and policy lag.
+    None: one per group being filled, plus two batches."""
+    min_request_groups: int | None = None
+    """A policy worker starts a batch at this many waiting groups... None: a third of all groups per policy worker."""
+    max_request_groups: int | None = None
+    """...takes at most this many... None: no limit."""
+    patience: float = 0.002
+    """...and waits no longer than this for the minimum after the first request (seconds)."""
+    weights_period: int = 1
+    """Inline placement: how many steps of a group between two looks at the learner's weights."""
+    step_timeout: float = 120.0
+    """An environment step or reset that takes longer (seconds) counts as hung: its stack is shown, the worker replaced."""
+    max_restarts: int = 10
+    """How many times workers may be restarted because of failures before the run ends with the error."""
+    pin_workers: bool = True
+    """Rollout workers are bound to one core each, round robin, where there are at least as many cores as workers."""
+    worker_niceness: int = 10
+    """Niceness of rollout workers; the learner and policy workers go first."""
+
+
+Algorithm = Literal["appo", "impala", "a2c", "ppo", "apex-dqn", "apex-dpg"]
+
+
+@dataclass
+class LearningConfig:
+    """The algorithm and its optimizer. Defaults: Sample Factory's Table A.5 (APPO)."""
+
+    algorithm: Algorithm = "appo"
+    """`appo`: PPO clipping + V-trace; `ppo`: PPO clipping + GAE; `impala`: V-trace policy gradient; `a2c`: n-step policy gradient;
+    `apex-dqn`, `apex-dpg`: prioritized replay."""
+    total_steps: int = 10_000_000
+    """The run ends after this many steps of experience."""
+    batch_size: int = 2048
+    """Steps per batch; a multiple of rollout x environments per group."""
+    num_minibatches: int = 1
+    """Minibatches per batch (cut between trajectories)."""
+    num_epochs: int = 1
+    """Passes over each batch."""
+    gamma: float = 0.99
+    """Discount per step."""
+    returns: Literal["vtrace", "gae"] = "vtrace"
+    """Value targets and advantages."""
+    gae_lambda: float = 0.95
+    """Lambda of GAE, and of V-trace's trace coefficients."""
+    vtrace_rho: float = 1.0
+    """Truncation of V-trace's importance weights (sets the fixed point)."""
+    vtrace_c: float = 1.0
+    """Truncation of V-trace's trace coefficients (sets the speed)."""
+    ppo_clip: float | None = 0.1
+    """c: the probability ratio is clipped to [1/(1+c), 1+c]. None: no clipping (plain policy gradient)."""
+    value_clip: float | None = None
+    """Value predictions are clipped to this distance from the behaviour policy's. None: off."""
+    value_coef: float = 0.5
+    """Weight of the value loss."""
+    entropy_coef: float = 0.003
+    """Weight of the exploration term."""
+    exploration: Literal["entropy", "symmetric-kl"] = "entropy"
+    """Exploration term: entropy, or symmetric KL divergence from the uniform distribution (discrete parts)."""
+    normalize_advantages: bool = True
+    """Advantages to zero mean, unit standard deviation, per minibatch."""
+    max_policy_lag: int = 1000
+    """Samples chosen by a policy more than this many updates old are masked out of every statistic and loss."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """Optimizer."""
+    learning_rate: float = 1e-4
+    """Learning rate at the start."""
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    """`linear`: to zero at `total_steps`."""
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    """Adam's decay rates."""
+    optimizer_eps: float = 1e-6
+    """Adam's or RMSProp's epsilon."""
+    rmsprop_alpha: float = 0.99
+    """RMSProp's decay rate."""
+    max_grad_norm: float | None = 4.0
+    """Gradients are scaled down to this norm. None: off."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """`bf16`: autocast for the learner's and the policy workers' convolutions and matrix products."""
+    compile: bool = False
+    """torch.compile for the learner's network."""
+    device: str = "auto"
+    """`auto` (cuda where there is one), `cpu`, `cuda`, `cuda:1`..."""
+    num_threads: int | None = None
+    """Threads of the learner on the CPU. None: all cores."""
+
+
+@dataclass
+class RunConfig:
+    """The run folder and what is written to it."""
+
+    folder: str | None = None
+    """Run folder. None: runs/<env>__<name>__<seed>. The same command goes on with the run it finds there."""
+    name: str = "default"
+    """Name of the experiment, part of the folder's name."""
+    fresh: bool = False
+    """Refuse to go on with a run already in the folder."""
+    goal: float | None = None
+    """Stop when the mean return of the last 100 episodes reaches this."""
+    max_minutes: float | None = None
+    """Stop after this much wall time (of this process)."""
+    log_interval: float = 5.0
+    """Seconds between two lines of metrics."""
+    checkpoint_interval: float = 120.0
+    """Seconds between two checkpoints."""
+    keep_checkpoints: int = 3
+    """Newest checkpoints kept (besides best and milestones)."""
+    milestone_steps: int | None = None
+    """Keep a checkpoint for good every so many steps. None: none."""
+    eval_interval_steps: int | None = None
+    """Evaluate every so many steps. None: never during training."""
+    eval_episodes: int = 10
+    """Episodes of each evaluation."""
+    dashboard: bool = True
+    """Live dashboard in a terminal; plain lines where output is not a terminal, or when off."""
+    video: bool = True
+    """Record an episode to the run folder when training ends (needs the `video` extra)."""
+    track: bool = False
+    """Also log to Weights & Biases (needs the `wandb` extra)."""
+    wandb_project: str = "headrace"
+    """Weights & Biases project."""
+
+
+@dataclass
+class Config:
+    """A whole run."""
+
+    env: str = "atari/pong"
+    """family/name: gym/CartPole-v1, atari/pong, vizdoom/basic, dm_control/cartpole-swingup, or one registered by `--import`."""
+    seed: int = 0
+    """Seed of environments, policy initialisation, action sampling and minibatches."""
+    imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
+    """Python files to import first: they register environments and networks."""
+    envs: EnvConfig = field(default_factory=EnvConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    learning: LearningConfig = field(default_factory=LearningConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    # -- derived numbers, used everywhere instead of being computed again ----------------------------------------------
+
+    @property
+    def envs_per_group(self) -> int:
+        """E: environments stepped together; the batch dimension of one slot."""
+        return self.sampling.envs_per_worker // self.sampling.num_groups
+
+    @property
+    def total_groups(self) -> int:
+        """Groups of all rollout workers."""
+        return self.sampling.num_workers * self.sampling.num_groups
+
+    @property
+    def slots_per_batch(self) -> int:
+        """Slots (trajectories of whole groups) that make one batch."""
+        return self.learning.batch_size // (self.sampling.rollout * self.envs_per_group)
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of the slab: one per group being filled, plus what queues for the learner."""
+        return self.sampling.num_slots or self.total_groups + 2 * self.slots_per_batch
+
+    @property
+    def run_folder(self) -> Path:
+        """Where the run lives."""
+        if self.run.folder:
+            return Path(self.run.folder)
+        return Path("runs") / f"{self.env.replace('/', '-')}__{self.run.name}__{self.seed}"
+
+    @property
+    def device(self) -> str:
+        """The learner's and policy workers' device, `auto` resolved."""
+        if self.learning.device != "auto":
+            return self.learning.device
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def validate(config: Config) -> None:
+    """Raise `ConfigError` for a configuration that cannot work, with the numbers that show why."""
+    s, r = config.sampling, config.learning
+    for name, value in (
+        ("sampling.num_workers", s.num_workers),
+        ("sampling.envs_per_worker", s.envs_per_worker),
+        ("sampling.num_groups", s.num_groups),
+        ("sampling.num_policy_workers", s.num_policy_workers),
+        ("sampling.rollout", s.rollout),
+        ("learning.batch_size", r.batch_size),
+        ("learning.num_minibatches", r.num_minibatches),
+        ("learning.num_epochs", r.num_epochs),
+        ("learning.total_steps", r.total_steps),
+    ):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; it must be at least 1")
+    if s.envs_per_worker % s.num_groups:
+        raise ConfigError(
+            f"sampling.envs_per_worker ({s.envs_per_worker}) must be a multiple of sampling.num_groups ({s.num_groups}): "
+            "the groups of a worker are of equal size"
+        )
+    if s.num_groups > 32:
+        raise ConfigError(f"sampling.num_groups is {s.num_groups}; at most 32 (one bit each in the worker's wake-up word)")
+    unit = s.rollout * config.envs_per_group
+    if r.batch_size % unit:
+        low, high = r.batch_size // unit * unit, -(-r.batch_size // unit) * unit
+        near = f"{low} or {high}" if low else str(high)
+        raise ConfigError(
+            f"learning.batch_size ({r.batch_size}) must be a multiple of sampling.rollout x environments per group "
+            f"({s.rollout} x {config.envs_per_group} = {unit}): batches are made of whole slots. Nearest: {near}"
+        )
+    trajectories = r.batch_size // s.rollout
+    if trajectories % r.num_minibatches:
+        raise ConfigError(
+            f"learning.num_minibatches ({r.num_minibatches}) must divide the {trajectories} trajectories of a batch "
+            f"(batch_size {r.batch_size} / rollout {s.rollout})"
+        )
+    least = config.total_groups + config.slots_per_batch
+    if config.num_slots < least:
+        raise ConfigError(
+            f"sampling.num_slots ({config.num_slots}) is too small: {config.total_groups} groups are being filled while "
+            f"{config.slots_per_batch} slots make a batch, so fewer than {least} slots can leave everyone waiting for ever"
+        )
+    if not 0 <= r.gamma <= 1:
+        raise ConfigError(f"learning.gamma is {r.gamma}; it must be in [0, 1]")
+    if r.vtrace_rho < r.vtrace_c:
+        raise ConfigError(f"learning.vtrace_rho ({r.vtrace_rho}) must not be below vtrace_c ({r.vtrace_c}) (IMPALA, section 4.1)")
+
+
+# -- configuration as JSON --------------------------------------------------------------------------------------------
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The configuration as plain JSON types."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def from_dict(data: dict[str, Any], cls: type = Config) -> Any:
+    """The inverse of `to_dict`. Raises `ConfigError` on fields this version does not know."""
+    hints = typing.get_type_hints(cls)
+    unknown = sorted(set(data) - set(hints))
+    if unknown:
+        raise ConfigError(f"unknown setting{'s' if len(unknown) > 1 else ''} in {cls.__name__}: {', '.join(unknown)}")
+    return cls(**{name: _from_json(value, hints[name]) for name, value in data.items()})
+
+
+def _from_json(value: Any, hint: Any) -> Any:
+    """JSON knows no tuples and no dataclasses: put them back where the annotation says so."""
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return from_dict(value, hint)
+    if isinstance(value, list):
+        return tuple(value)
+    if isinstance(hint, types.UnionType) and value is not None:
+        for option in typing.get_args(hint):
+            if dataclasses.is_dataclass(option) and isinstance(value, dict):
+                return from_dict(value, option)  # type: ignore[arg-type]
+    return value
+
+
+def save(config: Config, path: os.PathLike[str] | str) -> None:
+    """Write the configuration as JSON."""
+    Path(path).write_text(json.dumps(to_dict(config), indent=2) + "\n")
+
+
+def load(path: os.PathLike[str] | str) -> Config:
+    """Read a configuration written by `save`."""
+    return from_dict(json.loads(Path(path).read_text()))
+
+
+def override(config: Config, **settings: Any) -> Config:
+    """A copy with dotted settings replaced, e.g. ``override(c, **{"learning.gamma": 0.9})``; raises `ConfigError`."""
+    data = to_dict(config)
+    for dotted, value in settings.items():
+        *groups, name = dotted.split(".")
+        node = data
+        for group in groups:
+            node = node.get(group, {})
+        if name not in node:
+            raise ConfigError(f"there is no setting {dotted!r}")
+        node[name] = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+    return from_dict(data)
