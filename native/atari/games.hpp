@@ -1,0 +1,74 @@
+// Facts and score keeping of the 104 single-player games: the types. The data comes from games.json (generate_games.py).
+#pragma once
+
+#include <cstdint>
+
+#ifndef HR_HD
+#if defined(__CUDACC__)
+#define HR_HD __host__ __device__
+#else
+#define HR_HD
+#endif
+#endif
+
+namespace headrace::atari {
+
+enum class Controller : uint8_t { kJoystick, kPaddles, kNone };
+enum class LivesReport : uint8_t { kRaw, kZeroWhenTerminal, kOneUntilTerminal, kAlwaysOne, kAlwaysZero };
+
+// A starting action is held for some frames after the console reset; 40 stands for the RESET switch.
+struct StartingAction {
+  uint8_t action;
+  uint16_t frames;
+};
+
+struct GameFacts {
+  const char* name;
+  const char* md5;  // of the ROM image
+  int32_t rom_size;
+  Mapper mapper;
+  Controller left, right;
+  bool swap_ports;    // player A sits at the right port
+  bool swap_paddles;  // player A turns the second paddle of the port
+  bool pal;
+  bool hmove_blanks;
+  bool ram_after_reset_varies;  // the game does not clear its RAM when it starts
+  int16_t height, first_row;    // visible rows, number of the first one
+  int32_t paddle_max;           // largest resistance of a paddle, ohm
+  uint32_t minimal_actions, legal_actions;  // bit a: action a
+  StartingAction starting_actions[3];
+  uint8_t num_starting_actions;
+  uint16_t mode_begin, num_modes;  // range in kModes
+  int16_t default_mode;
+  uint8_t difficulties;  // bit d: difficulty d is listed
+  LivesReport lives_report;
+};
+
+// What a score keeper remembers from frame to frame.
+struct Keeper {
+  int32_t prev_score = 0;
+  int32_t reward = 0;
+  int32_t lives = 0;
+  int32_t terminal = 0;
+  int32_t state[5] = {};
+};
+
+// Packed binary-coded decimal; nibbles above 9 count as they are.
+HR_HD inline int32_t bcd(int32_t byte) { return 10 * (byte >> 4) + (byte & 15); }
+
+// One decimal digit in the low nibble; the value `blank` shows as an empty place and counts 0.
+HR_HD inline int32_t digit(int32_t byte, int32_t blank) { return (byte & 15) == blank ? 0 : (byte & 15); }
+
+// Lives as the Arcade Learning Environment reports them.
+HR_HD inline int32_t reported_lives(LivesReport report, const Keeper& k) {
+  switch (report) {
+    case LivesReport::kRaw: return k.lives;
+    case LivesReport::kZeroWhenTerminal: return k.terminal ? 0 : k.lives;
+    case LivesReport::kOneUntilTerminal: return k.terminal ? 0 : 1;
+    case LivesReport::kAlwaysOne: return 1;
+    case LivesReport::kAlwaysZero: return 0;
+  }
+  return 0;
+}
+
+}  // namespace headrace::atari
