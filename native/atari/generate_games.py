@@ -11,8 +11,6 @@ import json
 import re
 import sys
 
-MAPPERS = {"2K": "k2K", "4K": "k4K", "F8": "kF8", "F6": "kF6", "F8SC": "kF8SC", "F6SC": "kF6SC", "E0": "kE0", "FE": "kFE", "DPC": "kDPC"}
-CONTROLLERS = {"joystick": "kJoystick", "paddles": "kPaddles", "none": "kNone"}
 REPORTS = {
     "raw": "kRaw",
     "zero_when_terminal": "kZeroWhenTerminal",
@@ -152,9 +150,9 @@ def facts(name: str, game: dict, mode_index: int) -> str:
         "name": f'"{name}"',
         "md5": f'"{game["md5"]}"',
         "rom_size": game["size"],
-        "mapper": f"Mapper::{MAPPERS[game['mapper']]}",
-        "left": f"Controller::{CONTROLLERS[game['controllers'][0]]}",
-        "right": f"Controller::{CONTROLLERS[game['controllers'][1]]}",
+        "mapper": f"Mapper::k{game['mapper']}",
+        "left": f"Controller::k{game['controllers'][0].capitalize()}",
+        "right": f"Controller::k{game['controllers'][1].capitalize()}",
         "swap_ports": int(game.get("swap") == "ports"),
         "swap_paddles": int(game.get("swap") == "paddles"),
         "pal": int(game["tv"] == "PAL"),
