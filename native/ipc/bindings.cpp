@@ -168,6 +168,9 @@ void bind_segment(nb::module_& m) {
            "The segment behind a descriptor, which it takes over.")
       .def_prop_ro("nbytes", &Segment::nbytes)
       .def_prop_ro("fd", &Segment::fd)
+      .def_prop_ro("buffer",
+                   [](nb::handle self) { return nb::steal<nb::object>(PyMemoryView_FromObject(self.ptr())); },
+                   nb::sig("def buffer(self) -> memoryview"), "The bytes; the view keeps the segment alive.")
       .def("prefault", &Segment::prefault, nb::call_guard<nb::gil_scoped_release>(),
            "Gives every page its memory now. Raises OSError where there is not enough.");
 }

@@ -75,7 +75,7 @@ class Segment(native.Segment):
 
     def ndarray(self, dtype: npt.DTypeLike, shape: int | tuple[int, ...], offset: int = 0) -> npt.NDArray[Any]:
         """A view of the memory from byte `offset` on; keeps the segment alive. Raises ValueError where it does not fit."""
-        return np.ndarray(shape, dtype, buffer=memoryview(self), offset=offset)
+        return np.ndarray(shape, dtype, buffer=self.buffer, offset=offset)
 
     def __reduce__(self) -> tuple[Callable[..., Segment], tuple[Any, ...]]:
         if multiprocessing.context.get_spawning_popen() is None:
