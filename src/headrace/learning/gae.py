@@ -1,0 +1,69 @@
+"""Generalized advantage estimation (Schulman et al., 2016, arXiv 1506.02438), and the recursion it shares with V-trace.
+
+Row convention: row t holds an observation, the action on it, and that action's reward and flags. If the episode ends at t, row
+t+1 is its true last observation and invalid: no transition starts there. Hence a done row bootstraps from the row after it like
+any other row (unless terminated), the trace is cut behind it, and an invalid row contributes nothing and passes nothing on.
+A row may be marked invalid for any other reason too; the rows before it then bootstrap from its value.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Targets(NamedTuple):
+    """float32 [T, B] each, without gradient."""
+
+    values: Tensor
+    """Targets of the value function; the value itself in invalid rows."""
+    advantages: Tensor
+    """Advantages for the policy gradient; 0 in invalid rows."""
+
+
+def reverse_scan(x: Tensor, coefficient: Tensor) -> Tensor:
+    """y_t = x_t + coefficient_t y_{t+1} with y_T = 0, over the first axis: [T, B] -> [T, B]."""
+    y = torch.zeros_like(x[0])
+    ys = []
+    for x_t, coefficient_t in zip(reversed(x.unbind()), reversed(coefficient.unbind()), strict=True):
+        y = torch.addcmul(x_t, coefficient_t, y)
+        ys.append(y)
+    return torch.stack(ys[::-1])
+
+
+@torch.no_grad()
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    valid: Tensor,
+    gamma: float,
+    lambda_: float,
+    next_values: Tensor | None = None,
+) -> Targets:
+    """Advantages and value targets.
+
+    Formula: delta_t = r_t + gamma V_{t+1} - V_t; A_t = sum_k (gamma lambda)^k delta_{t+k} up to the end of the episode, of the
+    valid rows or of the trajectory; target A_t + V_t. V_{t+1} counts as 0 if row t is terminated.
+
+    Args:
+        rewards: float32 [T, B].
+        values: float32 [T+1, B]: V of rows 0..T.
+        terminated: bool [T, B]: nothing follows.
+        truncated: bool [T, B]: cut off; bootstrapped.
+        valid: bool [T, B] or [T+1, B] (row T is not used).
+        gamma: discount per step.
+        lambda_: 0 is one-step, 1 is n-step to the end of the trajectory.
+        next_values: float32 [T, B] instead of `values[1:]`, for environments that reset in the same step: V of `final_obs`
+            where an episode ended.
+    """
+    alive = (~(terminated | truncated)).to(values.dtype)
+    valid = valid[: len(rewards)]
+    bootstrap = values[1:] if next_values is None else next_values
+    discounts = gamma * (~terminated).to(values.dtype)
+    deltas = torch.where(valid, rewards + discounts * bootstrap - values[:-1], 0.0)
+    advantages = reverse_scan(deltas, torch.where(valid, discounts * alive * lambda_, 0.0))
+    return Targets(values[:-1] + advantages, advantages)

@@ -1,0 +1,122 @@
+"""Losses and their statistics, as means over the valid samples.
+
+Every function takes a boolean `mask` of the batch's shape. What is masked out has no influence whatever it holds, NaN included:
+inputs are replaced before they are used, since a NaN multiplied by zero is still one, in the gradient too. Without any valid
+sample a mean, and with it a loss, is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MAX_LOG_RATIO = math.log(20.0)
+"""|log pi - log mu| is clamped to this in losses: beyond it a sample says nothing any more, and exp overflows."""
+MAX_SYMMETRIC_KL = 30.0
+"""The exploration term stops growing here."""
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of `x` where `mask` is True, 0 if it is nowhere: []."""
+    return torch.where(mask, x, 0.0).sum() / mask.sum().clamp_min(1)
+
+
+def normalize_advantages(advantages: Tensor, mask: Tensor, floor: float = 1e-7) -> Tensor:
+    """(A - mean) / max(std, floor) over the valid samples, 0 elsewhere: same shape."""
+    centred = torch.where(mask, advantages - masked_mean(advantages, mask), 0.0)
+    std = masked_mean(centred.square(), mask).sqrt()
+    return centred / std.clamp_min(floor)
+
+
+class PolicyLoss(NamedTuple):
+    """The policy's loss and what to know of it: [] each; only `loss` has a gradient."""
+
+    loss: Tensor
+    approx_kl: Tensor
+    """KL(mu || pi), estimated by the mean of w - 1 - log w, which is never negative (Schulman, 2020, "Approximating KL")."""
+    clip_fraction: Tensor
+    """Share of valid samples whose probability ratio is outside the clipping range."""
+    mean_ratio: Tensor
+    max_ratio: Tensor
+
+
+def policy_loss(
+    log_prob: Tensor, behaviour_log_prob: Tensor, advantages: Tensor, mask: Tensor, clip: float | None
+) -> PolicyLoss:
+    """Policy gradient loss, clipped (PPO) or plain.
+
+    With w = pi / mu: -mean(min(w A, clamp(w, 1/(1+clip), 1+clip) A)) (Schulman et al., 2017, arXiv 1707.06347, equation 7, with
+    the symmetric-in-log range of Petrenko et al., 2020), or, if `clip` is None, -mean(A log pi) (IMPALA, A2C).
+
+    Args:
+        log_prob: float32, of the actions under the learner's policy, with gradient.
+        behaviour_log_prob: float32, of the policy that chose them.
+        advantages: float32; no gradient flows into them.
+        mask: bool, the same shape.
+        clip: c, or None.
+    """
+    advantages = torch.where(mask, advantages.detach(), 0.0)
+    log_prob = torch.where(mask, log_prob, 0.0)
+    log_ratio = (log_prob - torch.where(mask, behaviour_log_prob, 0.0)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio = log_ratio.exp()
+    if clip is None:
+        loss = -masked_mean(log_prob * advantages, mask)
+        clipped = torch.zeros_like(mask)
+    else:
+        low, high = 1 / (1 + clip), 1 + clip
+        loss = -masked_mean(torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages), mask)
+        clipped = (ratio < low) | (ratio > high)
+    with torch.no_grad():
+        return PolicyLoss(
+            loss=loss,
+            approx_kl=masked_mean(ratio - 1 - log_ratio, mask),
+            clip_fraction=masked_mean(clipped.to(ratio.dtype), mask),
+            mean_ratio=masked_mean(ratio, mask),
+            max_ratio=torch.where(mask, ratio, 0.0).max(),
+        )
+
+
+def value_loss(
+    values: Tensor, targets: Tensor, mask: Tensor, behaviour_values: Tensor | None = None, clip: float | None = None
+) -> Tensor:
+    """mean((V - v)^2) / 2, or with `clip` the mean of the larger of that and the error of V clipped to V_mu +- clip: [].
+
+    Args:
+        values: float32, with gradient.
+        targets: float32; no gradient flows into them.
+        mask: bool, the same shape.
+        behaviour_values: float32 V_mu, the values when the actions were chosen; needed with `clip`.
+        clip: largest rewarded change, or None.
+    """
+    values, targets = torch.where(mask, values, 0.0), torch.where(mask, targets.detach(), 0.0)
+    error = (values - targets).square()
+    if clip is not None:
+        if behaviour_values is None:
+            raise ValueError("value clipping needs behaviour_values")
+        old = torch.where(mask, behaviour_values.detach(), 0.0)
+        error = torch.maximum(error, (old + (values - old).clamp(-clip, clip) - targets).square())
+    return 0.5 * masked_mean(error, mask)
+
+
+def entropy_loss(entropy: Tensor, mask: Tensor) -> Tensor:
+    """Minus the mean entropy: []."""
+    return -masked_mean(entropy, mask)
+
+
+def symmetric_kl_loss(symmetric_kl: Tensor, mask: Tensor) -> Tensor:
+    """Mean symmetric KL divergence from the uniform distribution, each clamped at 30: []."""
+    return masked_mean(symmetric_kl.clamp_max(MAX_SYMMETRIC_KL), mask)
+
+
+@torch.no_grad()
+def explained_variance(values: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    """1 - Var(v - V) / Var(v) over the valid samples; 0 where the targets do not vary: []."""
+
+    def variance(x: Tensor) -> Tensor:
+        return masked_mean((x - masked_mean(x, mask)).square(), mask)
+
+    total = variance(targets)
+    return torch.where(total > 0, 1 - variance(targets - values) / total.clamp_min(1e-30), 0.0)

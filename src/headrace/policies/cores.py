@@ -1,0 +1,88 @@
+"""Recurrent cores between encoder and heads, with resets at the first row of an episode.
+
+A core's state is one flat row of S numbers per environment, so that the engine can store and move it without knowing what it
+is: GRU h, LSTM h | c. The state is zeroed before a row with `first`, when acting and when learning alike.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class NoCore(nn.Module):
+    """Features pass through; the state has width 0."""
+
+    width = 0
+
+    def __init__(self, in_features: int):
+        super().__init__()
+        self.out_features = in_features
+
+    def forward(self, x: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        """See `RecurrentCore.forward`."""
+        return x, state
+
+
+class RecurrentCore(nn.Module):
+    """A GRU or LSTM unrolled over [T, B, F].
+
+    Args:
+        kind: "gru" or "lstm".
+        in_features: F.
+        size: H, its width. The state width S is H for a GRU, 2H for an LSTM (h | c).
+    """
+
+    def __init__(self, kind: str, in_features: int, size: int):
+        super().__init__()
+        gates = {"gru": 3, "lstm": 4}[kind]
+        self.kind = kind
+        self.out_features = size
+        self.width = size if kind == "gru" else 2 * size
+        self.weight_ih = nn.Parameter(torch.empty(gates * size, in_features))
+        self.weight_hh = nn.Parameter(torch.empty(gates * size, size))
+        self.bias_ih = nn.Parameter(torch.zeros(gates * size))
+        self.bias_hh = nn.Parameter(torch.zeros(gates * size))
+        for weight in (self.weight_ih, self.weight_hh):
+            for gate in weight.chunk(gates):
+                nn.init.orthogonal_(gate.data)
+
+    def forward(self, x: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        """Unroll.
+
+        Args:
+            x: [T, B, F].
+            state: [B, S] before row 0.
+            first: bool [T, B]: the state is zeroed before these rows.
+
+        Returns:
+            outputs [T, B, H] and the state [B, S] after row T-1.
+        """
+        step = self._gru if self.kind == "gru" else self._lstm
+        # The inputs' share of the gates needs no recurrence: one product for all rows.
+        inputs = nn.functional.linear(x, self.weight_ih, self.bias_ih)
+        state = state.to(inputs.dtype)
+        outputs = []
+        for gates, reset in zip(inputs.unbind(), first.unsqueeze(-1).unbind(), strict=True):
+            output, state = step(gates, state.masked_fill(reset, 0.0))
+            outputs.append(output)
+        return torch.stack(outputs), state
+
+    def _gru(self, inputs: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        r_i, z_i, n_i = inputs.chunk(3, -1)
+        r_h, z_h, n_h = nn.functional.linear(h, self.weight_hh, self.bias_hh).chunk(3, -1)
+        n = torch.tanh(n_i + torch.sigmoid(r_i + r_h) * n_h)
+        h = n + torch.sigmoid(z_i + z_h) * (h - n)
+        return h, h
+
+    def _lstm(self, inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        h, c = state.chunk(2, -1)
+        i, f, g, o = (inputs + nn.functional.linear(h, self.weight_hh, self.bias_hh)).chunk(4, -1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        return h, torch.cat((h, c), -1)
+
+
+def make_core(kind: str, in_features: int, size: int) -> NoCore | RecurrentCore:
+    """The core that `policy.core` names; `size` is not used by "none"."""
+    return NoCore(in_features) if kind == "none" else RecurrentCore(kind, in_features, size)

@@ -1,0 +1,282 @@
+"""What the policy network's last layer means: a distribution over the flat action rows of an `ActionSpec`.
+
+The parts of an action are independent given the observation. All discrete parts live in one padded tensor [..., K, n]: padding
+is just a mask, so sampling, log-probability, entropy and divergences have a single code path, and an action mask cannot be
+applied in one of them and forgotten in another. A squashed Gaussian is a Gaussian pushed through tanh onto [low, high]
+(Haarnoja et al., 2018, arXiv 1812.05905, appendix C); the log-probability always starts from the action as it is stored, so
+acting and learning agree to the last bit about the same parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from headrace.envs.contract import ActionSpec, Categorical, Continuous
+
+MASKED_LOGIT = -1e9
+"""Logit of a forbidden choice. Finite, so that 0 x log 0 needs no special case and a row without any choice is uniform."""
+LOG_STD_RANGE = (-5.0, 2.0)
+"""Log standard deviations of continuous actions are clamped to this range."""
+TANH_LIMIT = 1.0 - 1e-6
+"""Normalised actions are clamped to +-this before atanh: float32 cannot tell larger ones from 1."""
+
+_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where the parts of an `ActionSpec` are in parameter and action rows. Index tensors are for one device."""
+
+    choices: tuple[int, ...]
+    """n of each of the K discrete parts."""
+    discrete_columns: Tensor
+    """int64 [K]: their columns in the action row."""
+    continuous_columns: Tensor
+    """int64 [C]: columns of the continuous numbers."""
+    gather: Tensor | None
+    """int64 [K * max n]: flat logits to padded ones; None where all parts have equally many choices."""
+    exists: Tensor | None
+    """bool [K, max n]: False for padding; None without padding."""
+    bounded: Tensor
+    """bool [C]: squashed into bounds (both finite), else a plain Gaussian."""
+    low: Tensor
+    """float32 [C]."""
+    high: Tensor
+    """float32 [C]."""
+    middle: Tensor
+    """float32 [C]: (low + high) / 2; 0 where unbounded."""
+    half_range: Tensor
+    """float32 [C]: (high - low) / 2; 1 where unbounded or degenerate."""
+    squashes: bool
+    """Whether any number is bounded."""
+
+
+@lru_cache(maxsize=64)
+def _layout(spec: ActionSpec, device: torch.device) -> _Layout:
+    choices: list[int] = []
+    discrete: list[int] = []
+    continuous: list[int] = []
+    low: list[float] = []
+    high: list[float] = []
+    column = 0
+    for part in spec.parts:
+        columns = range(column, column + part.width)
+        if isinstance(part, Categorical):
+            choices.append(part.n)
+            discrete.extend(columns)
+        else:
+            low.extend(part.low)
+            high.extend(part.high)
+            continuous.extend(columns)
+        column += part.width
+    gather = exists = None
+    if len(set(choices)) > 1:
+        starts = np.cumsum([0, *choices[:-1]])
+        position = np.arange(max(choices))
+        there = position < np.array(choices)[:, None]
+        gather = torch.as_tensor(np.where(there, starts[:, None] + position, 0).reshape(-1), device=device)
+        exists = torch.as_tensor(there, device=device)
+    lows, highs = np.array(low, np.float64), np.array(high, np.float64)
+    bounded = np.isfinite(lows) & np.isfinite(highs)
+    middle = np.where(bounded, (np.where(bounded, lows, 0) + np.where(bounded, highs, 0)) / 2, 0.0)
+    half = np.where(bounded & (highs > lows), (np.where(bounded, highs, 1) - np.where(bounded, lows, 0)) / 2, 1.0)
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.as_tensor(array.astype(np.float32), device=device)
+
+    return _Layout(
+        choices=tuple(choices),
+        discrete_columns=torch.tensor(discrete, dtype=torch.int64, device=device),
+        continuous_columns=torch.tensor(continuous, dtype=torch.int64, device=device),
+        gather=gather,
+        exists=exists,
+        bounded=torch.as_tensor(bounded, device=device),
+        low=tensor(lows),
+        high=tensor(highs),
+        middle=tensor(middle),
+        half_range=tensor(half),
+        squashes=bool(bounded.any()),
+    )
+
+
+def param_width(spec: ActionSpec) -> int:
+    """P: numbers that parametrise the distribution: the logits of all discrete parts, then all means, then all log stds."""
+    return spec.mask_width + 2 * sum(part.width for part in spec.parts if isinstance(part, Continuous))
+
+
+class ActionDistribution:
+    """Distribution over action rows.
+
+    Args:
+        spec: the parts of an action.
+        params: [..., P] floating point; see `param_width` for the order. Computed with in float32.
+        mask: bool or uint8 [..., M], 0 forbids a choice; M = `spec.mask_width`, the choices of all discrete parts in order.
+            A part without any allowed choice counts as unmasked (such rows are masked out of learning).
+    """
+
+    def __init__(self, spec: ActionSpec, params: Tensor, mask: Tensor | None = None):
+        if params.shape[-1] != param_width(spec):
+            raise ValueError(f"params have {params.shape[-1]} columns, the action spec needs {param_width(spec)}")
+        self.spec = spec
+        self.params = params.float()
+        self._layout = _layout(spec, params.device)
+        logits, self._mean, log_std = self.params.split(
+            [spec.mask_width, *[(param_width(spec) - spec.mask_width) // 2] * 2], dim=-1
+        )
+        self._log_std = log_std.clamp(*LOG_STD_RANGE)
+        self._allowed: Tensor | None = None
+        if self._layout.choices:
+            self._logits = self._pad(logits)
+            self._allowed = self._layout.exists
+            if mask is not None:
+                allowed = self._pad(mask) != 0
+                allowed = allowed | ~self._exist(allowed).any(-1, keepdim=True)
+                self._allowed = self._exist(allowed)
+            if self._allowed is not None:
+                self._logits = self._logits.masked_fill(~self._allowed, MASKED_LOGIT)
+
+    def _pad(self, flat: Tensor) -> Tensor:
+        """[..., M] -> [..., K, max n]."""
+        if self._layout.gather is not None:
+            flat = flat.index_select(-1, self._layout.gather)
+        return flat.unflatten(-1, (len(self._layout.choices), -1))
+
+    def _exist(self, allowed: Tensor) -> Tensor:
+        return allowed if self._layout.exists is None else allowed & self._layout.exists
+
+    @cached_property
+    def _log_probs(self) -> Tensor:
+        """[..., K, max n]."""
+        return self._logits.log_softmax(-1)
+
+    # -- actions -----------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """Draw actions [..., A] in the dtype of the spec (int32 or float32)."""
+        choice = number = None
+        if self._layout.choices:
+            # An exponential race is won with probability proportional to the rate exp(logit), without normalising or cumsum.
+            arrival = torch.empty_like(self._logits).exponential_(generator=generator)
+            choice = (self._logits - arrival.log_()).argmax(-1)
+        if self._mean.shape[-1]:
+            noise = torch.empty_like(self._mean).normal_(generator=generator)
+            number = self._squash(self._mean + self._log_std.exp() * noise)
+        return self._join(choice, number)
+
+    @torch.no_grad()
+    def mode(self) -> Tensor:
+        """The most probable choices, and the means pushed into bounds: [..., A]."""
+        choice = self._logits.argmax(-1) if self._layout.choices else None
+        return self._join(choice, self._squash(self._mean) if self._mean.shape[-1] else None)
+
+    def _join(self, choice: Tensor | None, number: Tensor | None) -> Tensor:
+        if number is None:
+            assert choice is not None
+            return choice.to(torch.int32)
+        if choice is None:
+            return number
+        actions = number.new_empty(*number.shape[:-1], self.spec.width)
+        actions[..., self._layout.discrete_columns] = choice.to(number.dtype)
+        actions[..., self._layout.continuous_columns] = number
+        return actions
+
+    def _squash(self, number: Tensor) -> Tensor:
+        at = self._layout
+        # The clamp catches rounding at the bounds, and dimensions with one finite bound.
+        return torch.where(at.bounded, at.middle + at.half_range * number.tanh(), number).clamp(at.low, at.high)
+
+    def _unsquash(self, number: Tensor) -> Tensor:
+        at = self._layout
+        unit = ((number - at.middle) / at.half_range).clamp(-TANH_LIMIT, TANH_LIMIT)
+        return torch.where(at.bounded, unit.atanh(), number)
+
+    # -- quantities --------------------------------------------------------------------------------------------------------
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """Log-probability (density, for continuous parts) of `actions` [..., A]: float32 [...]."""
+        total = self.params.new_zeros(self.params.shape[:-1])
+        if self._layout.choices:
+            chosen = actions if self._is_discrete else actions[..., self._layout.discrete_columns]
+            total = total + self._log_probs.gather(-1, chosen.long().unsqueeze(-1)).squeeze(-1).sum(-1)
+        if self._mean.shape[-1]:
+            number = actions if not self._layout.choices else actions[..., self._layout.continuous_columns]
+            raw = self._unsquash(number)
+            scaled = (raw - self._mean) * (-self._log_std).exp()
+            total = total + (-0.5 * scaled.square() - self._log_std - _LOG_SQRT_2PI - self._log_slope(raw)).sum(-1)
+        return total
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats, summed over the parts: float32 [...].
+
+        That of a squashed Gaussian has no closed form: H(u) + E[log da/du], the expectation by 16-point Gauss-Hermite quadrature.
+        """
+        total = self.params.new_zeros(self.params.shape[:-1])
+        if self._layout.choices:
+            total = total - (self._log_probs.exp() * self._log_probs).sum((-1, -2))
+        if self._mean.shape[-1]:
+            total = total + (0.5 + _LOG_SQRT_2PI + self._log_std).sum(-1)
+            if self._layout.squashes:
+                nodes, weights = _quadrature(self.params.device)
+                raw = self._mean.unsqueeze(-1) + self._log_std.exp().unsqueeze(-1) * nodes
+                slope = self._log_slope(raw.movedim(-1, 0)).movedim(0, -1)
+                total = total + (slope @ weights).sum(-1)
+        return total
+
+    def kl(self, other: ActionDistribution) -> Tensor:
+        """KL(self || other) for the same spec and the same masks, summed over the parts: float32 [...].
+
+        The squashing is the same invertible map on both sides, so it drops out: Gaussian parts compare before squashing.
+        """
+        total = self.params.new_zeros(self.params.shape[:-1])
+        if self._layout.choices:
+            total = total + (self._log_probs.exp() * (self._log_probs - other._log_probs)).sum((-1, -2))
+        if self._mean.shape[-1]:
+            ratio = (2 * (self._log_std - other._log_std)).exp()
+            distance = ((self._mean - other._mean) * (-other._log_std).exp()).square()
+            total = total + (0.5 * (ratio + distance - 1) + other._log_std - self._log_std).sum(-1)
+        return total
+
+    def symmetric_kl_to_uniform(self) -> Tensor:
+        """(KL(p || u) + KL(u || p)) / 2 with u uniform over the allowed choices, summed over the discrete parts: float32 [...].
+
+        An exploration term that grows without limit as a choice dies out, where entropy's gradient vanishes.
+        """
+        if not self._layout.choices:
+            return self.params.new_zeros(self.params.shape[:-1])
+        log_probs = self._log_probs
+        if self._allowed is None:
+            uniform = torch.full_like(log_probs, 1.0 / log_probs.shape[-1])
+        else:
+            uniform = (self._allowed / self._allowed.sum(-1, keepdim=True)).expand_as(log_probs)
+        # The two logarithms of u cancel out in KL(p || u) + KL(u || p) = sum (p - u) (log p - log u).
+        log_uniform = uniform.clamp_min(1e-30).log()
+        difference = torch.where(uniform > 0, log_probs - log_uniform, 0.0)
+        return 0.5 * ((log_probs.exp() - uniform) * difference).sum((-1, -2))
+
+    @property
+    def _is_discrete(self) -> bool:
+        return not self._mean.shape[-1]
+
+    def _log_slope(self, raw: Tensor) -> Tensor:
+        """log da/du [..., C] of the squashing at `raw`: log(1 - tanh(u)^2) in a form that does not underflow, plus log scale."""
+        at = self._layout
+        slope = 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw)) + at.half_range.log()
+        return torch.where(at.bounded, slope, 0.0)
+
+
+@lru_cache(maxsize=8)
+def _quadrature(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Nodes and weights [16] for expectations under a standard normal."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(16)
+    return (
+        torch.as_tensor(nodes, dtype=torch.float32, device=device),
+        torch.as_tensor(weights / weights.sum(), dtype=torch.float32, device=device),
+    )

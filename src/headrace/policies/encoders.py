@@ -1,0 +1,209 @@
+"""Encoders: from named observations to one feature vector.
+
+Every named observation has its own encoder, images a convolutional one and everything else an MLP; their features are
+concatenated in the order of the specification. Weights start orthogonal with gain sqrt(2), biases at zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headrace.config import ConfigError, PolicyConfig
+from headrace.envs.contract import ArraySpec
+from headrace.policies.registry import register_network
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "tanh": nn.Tanh}
+
+
+def orthogonal_(layer: nn.Linear | nn.Conv2d, gain: float = math.sqrt(2)) -> nn.Linear | nn.Conv2d:
+    """Orthogonal weights times `gain`, zero bias, in place; returns the layer."""
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mlp(width: int, layers: tuple[int, ...], activation: str) -> nn.Sequential:
+    """Linear layers of the given widths, each with the activation after it; the identity if there are none."""
+    modules: list[nn.Module] = []
+    for out in layers:
+        modules += [orthogonal_(nn.Linear(width, out)), ACTIVATIONS[activation]()]
+        width = out
+    return nn.Sequential(*modules)
+
+
+class PixelConv2d(nn.Conv2d):
+    """A first layer for uint8 images: the division by 255 is done to the small weight, not to the large batch of images."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        """[N, C, H, W], any dtype, 0..255 -> [N, out, H', W']."""
+        weight = self.weight / 255.0
+        return F.conv2d(image.to(weight.dtype), weight, self.bias, self.stride, self.padding)
+
+
+class ConvEncoder(nn.Module):
+    """Convolutions `(channels, kernel, stride)` with an activation after each, then a linear layer."""
+
+    def __init__(self, shape: tuple[int, ...], layers: tuple[tuple[int, int, int], ...], hidden: int, activation: str):
+        super().__init__()
+        channels = shape[0]
+        modules: list[nn.Module] = []
+        for i, (out, kernel, stride) in enumerate(layers):
+            convolution = (PixelConv2d if i == 0 else nn.Conv2d)(channels, out, kernel, stride)
+            modules += [orthogonal_(convolution), ACTIVATIONS[activation]()]
+            channels = out
+        self.convolutions = nn.Sequential(*modules)
+        self.linear = orthogonal_(nn.Linear(_flat_width(self.convolutions, shape), hidden))
+        self.activation = ACTIVATIONS[activation]()
+        self.out_features = hidden
+
+    def forward(self, image: Tensor) -> Tensor:
+        """uint8 [N, C, H, W] -> [N, hidden]."""
+        return self.activation(self.linear(self.convolutions(image).flatten(1)))
+
+
+class ResidualBlock(nn.Module):
+    """x + conv(act(conv(act(x)))), the pre-activation block of IMPALA's deep network."""
+
+    def __init__(self, channels: int, activation: str):
+        super().__init__()
+        self.residual = nn.Sequential(
+            ACTIVATIONS[activation](),
+            orthogonal_(nn.Conv2d(channels, channels, 3, padding=1)),
+            ACTIVATIONS[activation](),
+            orthogonal_(nn.Conv2d(channels, channels, 3, padding=1)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, C, H, W] -> the same shape."""
+        return x + self.residual(x)
+
+
+class ImpalaResNet(nn.Module):
+    """IMPALA's deep network (Espeholt et al., 2018, figure 3): three stages of convolution, pooling and two residual blocks."""
+
+    def __init__(self, shape: tuple[int, ...], hidden: int, activation: str, stages: tuple[int, ...] = (16, 32, 32)):
+        super().__init__()
+        channels = shape[0]
+        modules: list[nn.Module] = []
+        for i, out in enumerate(stages):
+            modules += [
+                orthogonal_((PixelConv2d if i == 0 else nn.Conv2d)(channels, out, 3, padding=1)),
+                nn.MaxPool2d(3, 2, padding=1),
+                ResidualBlock(out, activation),
+                ResidualBlock(out, activation),
+            ]
+            channels = out
+        modules.append(ACTIVATIONS[activation]())
+        self.convolutions = nn.Sequential(*modules)
+        self.linear = orthogonal_(nn.Linear(_flat_width(self.convolutions, shape), hidden))
+        self.activation = ACTIVATIONS[activation]()
+        self.out_features = hidden
+
+    def forward(self, image: Tensor) -> Tensor:
+        """uint8 [N, C, H, W] -> [N, hidden]."""
+        return self.activation(self.linear(self.convolutions(image).flatten(1)))
+
+
+class VectorEncoder(nn.Module):
+    """An MLP over the flattened observation times `scale`: [N, ...] -> [N, last width]."""
+
+    def __init__(self, shape: tuple[int, ...], layers: tuple[int, ...], activation: str, scale: float = 1.0):
+        super().__init__()
+        width = math.prod(shape)
+        self.scale = scale
+        self.mlp = mlp(width, layers, activation)
+        self.out_features = layers[-1] if layers else width
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any dtype [N, ...] -> [N, out_features]."""
+        x = x.flatten(1).float()
+        return self.mlp(x if self.scale == 1.0 else x * self.scale)
+
+
+class MultiEncoder(nn.Module):
+    """One encoder for each named observation, features concatenated: dict of [N, ...] -> [N, out_features]."""
+
+    def __init__(self, encoders: dict[str, nn.Module]):
+        super().__init__()
+        if not encoders:
+            raise ConfigError("the environment has no observation to encode besides the action mask")
+        self.names = tuple(encoders)
+        self.encoders = nn.ModuleList(encoders.values())  # not a ModuleDict: observation names may contain dots
+        self.out_features = sum(int(encoder.out_features) for encoder in encoders.values())  # type: ignore[call-overload]
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        """dict of [N, ...] -> [N, out_features]."""
+        features = [encoder(obs[name]) for name, encoder in zip(self.names, self.encoders, strict=True)]
+        return features[0] if len(features) == 1 else torch.cat(features, dim=-1)
+
+
+NATURE_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+"""Mnih et al., 2015 (Nature 518)."""
+VIZDOOM_LAYERS = ((32, 8, 4), (64, 4, 2), (128, 3, 2))
+"""Petrenko et al., 2020 (Sample Factory): both of its VizDoom networks."""
+MEASUREMENT_LAYERS = (128, 128)
+"""The MLP over game variables of the full VizDoom network."""
+
+
+def _network(
+    observation: dict[str, ArraySpec],
+    config: PolicyConfig,
+    image: Callable[[tuple[int, ...]], nn.Module],
+    vector_layers: tuple[int, ...] | None = None,
+) -> MultiEncoder:
+    layers = config.mlp if vector_layers is None else vector_layers
+    return MultiEncoder(
+        {
+            name: image(spec.shape) if spec.is_image else VectorEncoder(spec.shape, layers, config.activation)
+            for name, spec in observation.items()
+        }
+    )
+
+
+@register_network("auto")
+@register_network("nature-cnn")
+def nature_cnn(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
+    """The Nature CNN (32@8s4, 64@4s2, 64@3s1, FC `hidden`) for images, an MLP for vectors."""
+    return _network(observation, config, lambda s: ConvEncoder(s, NATURE_LAYERS, config.hidden, config.activation))
+
+
+@register_network("vizdoom-simple")
+def vizdoom_simple(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
+    """32@8s4, 64@4s2, 128@3s2, FC `hidden` for images, an MLP (`policy.mlp`) for vectors."""
+    return _network(observation, config, lambda s: ConvEncoder(s, VIZDOOM_LAYERS, config.hidden, config.activation))
+
+
+@register_network("vizdoom-full")
+def vizdoom_full(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
+    """The convolutions of `vizdoom-simple`, and a 128-128 MLP over the game variables whatever `policy.mlp` says."""
+    image: Callable[[tuple[int, ...]], nn.Module] = lambda s: ConvEncoder(  # noqa: E731
+        s, VIZDOOM_LAYERS, config.hidden, config.activation
+    )
+    return _network(observation, config, image, MEASUREMENT_LAYERS)
+
+
+@register_network("impala-resnet")
+def impala_resnet(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
+    """IMPALA's residual network (stages 16/32/32, FC `hidden`) for images, an MLP for vectors."""
+    return _network(observation, config, lambda s: ImpalaResNet(s, config.hidden, config.activation))
+
+
+@register_network("mlp")
+def flat_mlp(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
+    """An MLP for every observation; pixels too, divided by 255."""
+    return _network(observation, config, lambda s: VectorEncoder(s, config.mlp, config.activation, scale=1 / 255))
+
+
+def _flat_width(convolutions: nn.Module, shape: tuple[int, ...]) -> int:
+    """Numbers that come out of the convolutions for one image of the given shape."""
+    with torch.no_grad():
+        try:
+            return convolutions(torch.zeros(1, *shape)).numel()
+        except RuntimeError as error:
+            raise ConfigError(f"images of shape {shape} are too small for this network: {error}") from error

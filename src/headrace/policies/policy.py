@@ -1,0 +1,167 @@
+"""The actor-critic policy: trunk (normalisers, network, core) and heads.
+
+`act` is for one step of N environments, `unroll` for T rows of B environments; both run the same modules in the same order, so
+what the learner computes is what the actor computed, given equal weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from headrace.config import PolicyConfig
+from headrace.envs.contract import MASK_KEY, EnvSpec
+from headrace.policies.cores import make_core
+from headrace.policies.distributions import ActionDistribution
+from headrace.policies.heads import ActionHead, ValueHead
+from headrace.policies.normalizer import RunningMeanStd
+from headrace.policies.registry import make_network
+
+Precision = Literal["float32", "bf16"]
+
+
+@dataclass
+class PolicyOutput:
+    """What a policy says about its observations, batch dimensions [N] (`act`) or [T, B] (`unroll`)."""
+
+    distribution: ActionDistribution
+    """Over action rows."""
+    value: Tensor
+    """float32: expected return, denormalised."""
+    core: Tensor
+    """float32 [N, S] or [B, S]: core state after the (last) row."""
+
+
+class Trunk(nn.Module):
+    """Observations to features: the part of the network that policies and Q-functions have in common."""
+
+    def __init__(self, spec: EnvSpec, config: PolicyConfig):
+        super().__init__()
+        observation = {name: array for name, array in spec.observation.items() if name != MASK_KEY}
+        vectors = tuple(name for name, array in observation.items() if not array.is_image)
+        self.normalized = vectors if config.normalize_observations else ()
+        self.normalizers = nn.ModuleList(RunningMeanStd(observation[name].shape) for name in self.normalized)
+        self.network = make_network(observation, config)
+        self.core = make_core(config.core, int(self.network.out_features), config.core_size)  # type: ignore[call-overload]
+        self.out_features = self.core.out_features
+        self.precision: Precision = "float32"
+
+    @property
+    def core_width(self) -> int:
+        """S: width of the core state; 0 without a core."""
+        return self.core.width
+
+    def forward(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        """Features of T rows, time folded into the batch for the network.
+
+        Args:
+            obs: by name, [T, B, ...]; `MASK_KEY` is ignored.
+            core: float32 [B, S] before row 0.
+            first: bool [T, B].
+
+        Returns:
+            features [T, B, F] and the core state, float32 [B, S], after row T-1.
+        """
+        flat = {name: x.flatten(0, 1) for name, x in obs.items() if name != MASK_KEY}
+        for name, normalizer in zip(self.normalized, self.normalizers, strict=True):
+            flat[name] = normalizer(flat[name])
+        with torch.autocast(first.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
+            features = self.network(flat).unflatten(0, first.shape)
+            features, core = self.core(features, core, first)
+        return features.float(), core.float()
+
+    def update_normalizers(self, obs: dict[str, Tensor], mask: Tensor) -> None:
+        """Let the observation normalisers see `obs` [T, B, ...] where `mask` (bool [T, B]) is True."""
+        for name, normalizer in zip(self.normalized, self.normalizers, strict=True):
+            assert isinstance(normalizer, RunningMeanStd)
+            normalizer.update(obs[name], mask)
+
+
+class Policy(nn.Module):
+    """Actor and critic on one trunk.
+
+    Args:
+        spec: observations and actions.
+        config: the network.
+
+    Attributes:
+        trunk: network and core.
+        returns: running statistics of returns; None unless `config.normalize_returns`.
+
+    Raises `ConfigError` for an unknown network or images too small for it.
+    """
+
+    def __init__(self, spec: EnvSpec, config: PolicyConfig):
+        super().__init__()
+        self.spec = spec
+        self.trunk = Trunk(spec, config)
+        self.action_head = ActionHead(self.trunk.out_features, spec.action, config.initial_std)
+        self.value_head = ValueHead(self.trunk.out_features)
+        self.returns = RunningMeanStd(clip=None) if config.normalize_returns else None
+
+    @property
+    def core_width(self) -> int:
+        """S: width of the core state; 0 without a core."""
+        return self.trunk.core_width
+
+    def initial_core(self, n: int) -> Tensor:
+        """float32 zeros [n, S]."""
+        return torch.zeros(n, self.core_width, device=self.value_head.linear.weight.device)
+
+    def act(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> PolicyOutput:
+        """One step. Call it under `torch.inference_mode()`.
+
+        Args:
+            obs: by name, [N, ...]; may hold the action mask, uint8 [N, M], under `MASK_KEY`.
+            core: float32 [N, S] before this observation.
+            first: bool [N]: the core state is zeroed before these observations.
+        """
+        features, core = self.trunk({name: x.unsqueeze(0) for name, x in obs.items()}, core, first.unsqueeze(0))
+        return self._output(features.squeeze(0), obs, core)
+
+    def unroll(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> PolicyOutput:
+        """T rows of B environments.
+
+        Args:
+            obs: by name, [T, B, ...]; may hold the action mask, uint8 [T, B, M], under `MASK_KEY`.
+            core: float32 [B, S] before row 0.
+            first: bool [T, B].
+        """
+        features, core = self.trunk(obs, core, first)
+        return self._output(features, obs, core)
+
+    def _output(self, features: Tensor, obs: dict[str, Tensor], core: Tensor) -> PolicyOutput:
+        distribution = ActionDistribution(self.spec.action, self.action_head(features), obs.get(MASK_KEY))
+        return PolicyOutput(distribution, self.denormalize_value(self.value_head(features)), core)
+
+    # -- normalisation -----------------------------------------------------------------------------------------------------
+
+    def denormalize_value(self, value: Tensor) -> Tensor:
+        """From the value head's units to returns."""
+        return value if self.returns is None else self.returns.denormalize(value)
+
+    def normalize_value(self, value: Tensor) -> Tensor:
+        """From returns to the value head's units, in which the value loss is taken."""
+        return value if self.returns is None else self.returns.normalize(value)
+
+    def update_normalizers(self, obs: dict[str, Tensor], mask: Tensor) -> None:
+        """Let the observation normalisers see `obs` [T, B, ...] where `mask` (bool [T, B]) is True."""
+        self.trunk.update_normalizers(obs, mask)
+
+    def update_returns(self, returns: Tensor, mask: Tensor) -> None:
+        """Let the return normaliser see value targets [T, B] where `mask` (bool [T, B]) is True."""
+        if self.returns is not None:
+            self.returns.update(returns, mask)
+
+
+def make_policy(spec: EnvSpec, config: PolicyConfig, precision: Precision = "float32") -> Policy:
+    """A fresh policy; its weights come from torch's default generator.
+
+    `precision="bf16"` runs network and core under autocast; heads, distributions, values and core states stay float32.
+    """
+    policy = Policy(spec, config)
+    policy.trunk.precision = precision
+    return policy
