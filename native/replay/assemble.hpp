@@ -1,0 +1,242 @@
+// Rebuilding samples: n-step returns, frame stacks before and after, copied into memory that the caller gives.
+#pragma once
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include <algorithm>
+#include <thread>
+
+#include "replay/sampler.hpp"
+
+namespace headrace::replay {
+
+// Where the samples go, each array [count, ...]; null pointers are left out.
+struct Batch {
+  std::vector<std::byte*> first;  // per field: stacks that end at the transition's start; or, for stack 0, its value
+  std::vector<std::byte*> next;   // per field: stacks n steps later; null for stack 0
+  float* reward = nullptr;        // n-step return, discounted
+  float* discount = nullptr;      // what the value of `next` is multiplied with
+};
+
+// Rows in their order of time, [count, length, ...]: for recurrent learners and for checkpoints.
+struct Windows {
+  std::uint64_t length = 0;
+  bool stacked = true;             // false: every row once, as it was added
+  std::vector<std::byte*> fields;  // null pointers are left out
+  float* reward = nullptr;
+  float* discount = nullptr;
+  std::uint32_t* age_flags = nullptr;
+};
+
+class Assembler {
+ public:
+  Assembler(Memory& memory, const Codec& codec) : m_(memory), codec_(codec) {}
+
+  // intact[i] = 0 if sample i was overwritten before or while it was read; what was copied for it is then no sample.
+  void transitions(std::size_t count, const std::uint64_t* keys, const Batch& batch, std::uint8_t* intact,
+                   int threads) const {
+    parallel(count, threads, [&](std::size_t i) { intact[i] = transition(i, keys[i], batch); });
+  }
+
+  void windows(std::size_t count, const std::uint64_t* keys, const Windows& windows, std::uint8_t* intact,
+               int threads) const {
+    parallel(count, threads, [&](std::size_t i) { intact[i] = window(i, keys[i], windows); });
+  }
+
+ private:
+  template <typename Function>
+  static void parallel(std::size_t count, int threads, const Function& one) {
+    auto part = [&](std::size_t first, std::size_t last) {
+      for (std::size_t i = first; i < last; ++i) one(i);
+#if defined(__SSE2__)
+      _mm_sfence();  // streaming stores are ordered with nothing else
+#endif
+    };
+    std::vector<std::jthread> helpers;
+    std::size_t share = (count + threads - 1) / threads;
+    for (std::size_t first = share; first < count; first += share)
+      helpers.emplace_back(part, first, std::min(first + share, count));
+    part(0, std::min(share, count));
+  }
+
+  bool intact(std::uint64_t lane, std::uint64_t oldest) const {
+    std::atomic_thread_fence(std::memory_order_acquire);
+    return m_.lanes[lane].low.load(std::memory_order_relaxed) <= oldest;
+  }
+
+  bool transition(std::size_t i, std::uint64_t key, const Batch& batch) const {
+    const Config& config = m_.config();
+    std::uint64_t lane = Sampler::lane_of(key), time = Sampler::time_of(key);
+    Row start = racy_row(m_.row(lane, time)), row = start;
+    double reward = 0.0, discount = 1.0;
+    std::uint64_t after = time;  // the row of the observation to bootstrap from
+    for (std::uint64_t n = 0; n < config.n_step; ++n) {
+      reward += discount * row.reward;
+      discount *= row.discount;
+      Row next = racy_row(m_.row(lane, after + 1));
+      if (row.age_flags & kLast) {
+        // The true last observation, if it was stored: it need not be when the episode terminated, for then the
+        // discount is zero and any observation serves.
+        bool stored = after + 1 < m_.lanes[lane].head.load(std::memory_order_acquire) && (next.age_flags & kFinal);
+        after += stored;
+        row = stored ? next : row;
+        break;
+      }
+      ++after;
+      row = next;
+    }
+    if (batch.reward) batch.reward[i] = static_cast<float>(reward);
+    if (batch.discount) batch.discount[i] = static_cast<float>(discount);
+    for (std::size_t f = 0; f < config.field_count; ++f) {
+      const FieldSpec& spec = config.fields[f];
+      std::uint64_t stack = std::max(spec.stack, 1u), size = stack * spec.bytes;
+      std::uint64_t oldest = time - std::min<std::uint64_t>(stack - 1, start.age());
+      if (oldest > time) return false;  // a torn age
+      std::uint64_t last = spec.stack ? after : time;
+      Frames frames;
+      if (!fetch(frames, f, lane, oldest, last)) return false;
+      if (batch.first[f]) put_stack(batch.first[f] + i * size, spec, stack, frames, time, start.age());
+      if (spec.stack && batch.next[f]) put_stack(batch.next[f] + i * size, spec, stack, frames, after, row.age());
+    }
+    return intact(lane, time - std::min<std::uint64_t>(reach(), start.age()));
+  }
+
+  bool window(std::size_t i, std::uint64_t key, const Windows& windows) const {
+    const Config& config = m_.config();
+    std::uint64_t lane = Sampler::lane_of(key), time = Sampler::time_of(key), length = windows.length;
+    std::uint64_t end = time + length;
+    if (end > m_.lanes[lane].head.load(std::memory_order_acquire)) return false;
+    std::uint64_t needed = time;
+    for (std::uint64_t t = time; t < end; ++t) {
+      Row row = racy_row(m_.row(lane, t));
+      std::uint64_t at = i * length + (t - time);
+      if (windows.reward) windows.reward[at] = row.reward;
+      if (windows.discount) windows.discount[at] = row.discount;
+      if (windows.age_flags) windows.age_flags[at] = row.age_flags;
+    }
+    for (std::size_t f = 0; f < config.field_count; ++f) {
+      const FieldSpec& spec = config.fields[f];
+      if (!windows.fields[f]) continue;
+      std::uint64_t stack = windows.stacked ? std::max(spec.stack, 1u) : 1;
+      std::uint64_t age = racy_row(m_.row(lane, time)).age();
+      std::uint64_t oldest = time - std::min({stack - 1, age, time});
+      needed = std::min(needed, oldest);
+      Frames frames;
+      if (!fetch(frames, f, lane, oldest, end - 1)) return false;
+      for (std::uint64_t t = time; t < end; ++t)
+        put_stack(windows.fields[f] + (i * length + (t - time)) * stack * spec.bytes, spec, stack, frames, t,
+                  racy_row(m_.row(lane, t)).age());
+    }
+    return intact(lane, needed);
+  }
+
+  std::uint64_t reach() const {
+    std::uint64_t stack = 1;
+    for (std::size_t f = 0; f < m_.config().field_count; ++f)
+      stack = std::max<std::uint64_t>(stack, m_.config().fields[f].stack);
+    return stack - 1;
+  }
+
+  // Rows [first, last] of a field: in place if they are stored raw, else decoded into the thread's own memory.
+  struct Frames {
+    std::uint64_t first = 0;
+    const Memory* raw = nullptr;
+    std::size_t field = 0;
+    std::uint64_t lane = 0;
+    const std::byte* decoded = nullptr;  // rows from the start of the block that holds `first`
+    std::uint64_t decoded_from = 0;
+    std::uint64_t bytes = 0;
+
+    const std::byte* at(std::uint64_t time) const {
+      return decoded ? decoded + (time - decoded_from) * bytes : raw->raw(field, lane, time);
+    }
+  };
+
+  bool fetch(Frames& frames, std::size_t field, std::uint64_t lane, std::uint64_t first, std::uint64_t last) const {
+    const Config& config = m_.config();
+    const FieldSpec& spec = config.fields[field];
+    frames = {first, &m_, field, lane, nullptr, 0, spec.bytes};
+    if (!spec.codec) return true;
+    static thread_local std::vector<std::vector<std::byte>> pool;  // one buffer per field
+    if (pool.size() <= field) pool.resize(field + 1);
+    std::vector<std::byte>& target = pool[field];
+    std::uint64_t block_bytes = config.block * spec.bytes;
+    std::uint64_t from = first / config.block, to = last / config.block;
+    target.resize((to - from + 1) * block_bytes);
+    for (std::uint64_t block = from; block <= to; ++block) {
+      std::uint64_t rows = block == to ? last - block * config.block + 1 : config.block;
+      if (!decode(field, lane, block, rows, target.data() + (block - from) * block_bytes)) return false;
+    }
+    frames.decoded = target.data();
+    frames.decoded_from = from * config.block;
+    return true;
+  }
+
+  bool decode(std::size_t field, std::uint64_t lane, std::uint64_t block, std::uint64_t rows, std::byte* target) const {
+    const Config& config = m_.config();
+    std::uint64_t bytes = config.fields[field].bytes;
+    const Counter& published = m_.lanes[lane].blocks;
+    if (block >= published.load(std::memory_order_acquire)) {
+      copy<false>(target, m_.raw(field, lane, block * config.block), rows * bytes);
+      std::atomic_thread_fence(std::memory_order_acquire);
+      if (published.load(std::memory_order_relaxed) <= block + 1) return true;  // else its place was used again
+    }
+    BlockEntry entry = racy_entry(m_.block(field, lane, block));
+    std::uint64_t start = entry.position % config.ring_bytes;
+    if (start + entry.size > config.ring_bytes) return false;
+    // Packed bytes are copied before they are decoded: a decoder need not survive input that changes under it.
+    static thread_local std::vector<std::byte> packed;
+    packed.resize(entry.size);
+    copy<false>(packed.data(), m_.ring(field, lane) + start, entry.size);
+    if (!intact(lane, block * config.block + rows - 1)) return false;
+    return codec_.decompress(packed.data(), entry.size, target, config.block * bytes, rows * bytes);
+  }
+
+  __attribute__((no_sanitize("thread"))) static BlockEntry racy_entry(const BlockEntry& entry) {
+    return {entry.position, entry.size};
+  }
+
+  void put_stack(std::byte* target, const FieldSpec& spec, std::uint64_t stack, const Frames& frames,
+                 std::uint64_t time, std::uint64_t age) const {
+    std::uint64_t oldest = time - std::min({stack - 1, age, time - frames.first});
+    for (std::uint64_t j = 0; j < stack; ++j, target += spec.bytes) {
+      std::uint64_t back = stack - 1 - j;
+      if (time - oldest >= back) {
+        copy<true>(target, frames.at(time - back), spec.bytes);
+      } else if (m_.config().zero_pad) {
+        std::memset(target, 0, spec.bytes);
+      } else {
+        copy<true>(target, frames.at(oldest), spec.bytes);
+      }
+    }
+  }
+
+  // Writers may be overwriting the source. Streamed copies go past the cache: a batch of images is far larger than it,
+  // and storing into a line without loading it first saves a third of the memory traffic.
+  template <bool stream>
+  __attribute__((no_sanitize("thread"))) static void copy(std::byte* target, const std::byte* source,
+                                                          std::uint64_t bytes) {
+#if defined(__SANITIZE_THREAD__)
+    for (std::uint64_t i = 0; i < bytes; ++i) target[i] = source[i];
+#else
+#if defined(__SSE2__)
+    if (stream && bytes >= 1024 && reinterpret_cast<std::uintptr_t>(target) % 16 == 0) {
+      std::uint64_t whole = bytes / 16 * 16;
+      for (std::uint64_t i = 0; i < whole; i += 16)
+        _mm_stream_si128(reinterpret_cast<__m128i*>(target + i),
+                         _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i)));
+      std::memcpy(target + whole, source + whole, bytes - whole);
+      return;
+    }
+#endif
+    std::memcpy(target, source, bytes);
+#endif
+  }
+
+  Memory& m_;
+  const Codec& codec_;
+};
+
+}  // namespace headrace::replay

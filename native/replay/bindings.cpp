@@ -1,0 +1,320 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+
+#include "replay/assemble.hpp"
+#include "replay/writer.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace headrace::replay {
+namespace {
+
+using Array = nb::ndarray<nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Arrays = std::vector<std::optional<Array>>;
+
+void expect(bool condition, const std::string& message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+template <typename T>
+T* data_of(const std::optional<Vector<T>>& array, std::size_t length, const char* name) {
+  if (!array) return nullptr;
+  expect(array->shape(0) == length, std::string(name) + " must have " + std::to_string(length) + " elements");
+  return array->data();
+}
+
+class Replay {
+ public:
+  Replay(int descriptor, const Config* create, const std::vector<std::string>& codec_libraries)
+      : memory_(descriptor, create),
+        codec_(memory_.config().codec, memory_.config().codec_level, codec_libraries),
+        writer_(memory_, codec_),
+        sampler_(memory_),
+        assembler_(memory_, codec_) {}
+
+  const Config& config() const { return memory_.config(); }
+  std::uint64_t bytes() const { return memory_.bytes(); }
+
+  std::uint64_t open(std::uint64_t lane) {
+    check_lane(lane);
+    return writer_.open(lane);
+  }
+
+  std::uint64_t append(std::uint64_t lane, const std::vector<Array>& fields, const Vector<const float>& reward,
+                       const Vector<const float>& discount, const Vector<const std::uint8_t>& flags) {
+    check_lane(lane);
+    std::size_t count = reward.shape(0);
+    expect(count <= config().rows / 2, "more rows at once than half a lane holds");
+    expect(discount.shape(0) == count && flags.shape(0) == count, "reward, discount and flags differ in length");
+    expect(fields.size() == config().field_count, "wrong number of fields");
+    std::vector<const std::byte*> pointers;
+    for (std::size_t f = 0; f < fields.size(); ++f) {
+      expect(fields[f].nbytes() == count * config().fields[f].bytes,
+             "field " + std::to_string(f) + " has " + std::to_string(fields[f].nbytes()) + " bytes, expected " +
+                 std::to_string(count * config().fields[f].bytes));
+      pointers.push_back(static_cast<const std::byte*>(fields[f].data()));
+    }
+    nb::gil_scoped_release release;
+    return writer_.append(lane, count, pointers, reward.data(), discount.data(), flags.data());
+  }
+
+  void ready(std::uint64_t lane, const Vector<const float>& priorities) {
+    check_lane(lane);
+    writer_.ready(lane, priorities.shape(0), priorities.data());
+  }
+
+  std::uint64_t sample(const Vector<std::uint64_t>& keys, const Vector<float>& weights, double beta, bool stratified,
+                       std::uint64_t minimum, const std::optional<Arrays>& first, const std::optional<Arrays>& next,
+                       const std::optional<Vector<float>>& reward, const std::optional<Vector<float>>& discount,
+                       const std::optional<Vector<double>>& probabilities, int threads) {
+    std::size_t count = keys.shape(0);
+    expect(weights.shape(0) == count, "keys and weights differ in length");
+    Batch batch{pointers(first, count, 1, true, true), pointers(next, count, 1, true, false),
+                data_of(reward, count, "reward"), data_of(discount, count, "discount")};
+    double* chosen = data_of(probabilities, count, "probabilities");
+    bool assemble = first.has_value();
+    nb::gil_scoped_release release;
+    std::vector<double> own;
+    if (!chosen) {
+      own.resize(count);
+      chosen = own.data();
+    }
+    std::uint64_t size = sampler_.draw(count, stratified, minimum, keys.data(), chosen);
+    if (size == 0) return 0;
+    if (assemble && !assemble_all(count, keys.data(), chosen, batch, threads)) return 0;
+    double largest = 0.0;
+    for (std::size_t i = 0; i < count; ++i) {
+      double weight = std::pow(static_cast<double>(size) * chosen[i], -beta);
+      weights.data()[i] = static_cast<float>(weight);
+      largest = std::max(largest, weight);
+    }
+    for (std::size_t i = 0; i < count; ++i) weights.data()[i] /= static_cast<float>(largest);
+    return size;
+  }
+
+  void windows(const Vector<const std::uint64_t>& keys, std::uint64_t length, bool stacked,
+               const std::optional<Arrays>& fields, const std::optional<Vector<float>>& reward,
+               const std::optional<Vector<float>>& discount, const std::optional<Vector<std::uint32_t>>& age_flags,
+               const Vector<std::uint8_t>& intact, int threads) {
+    std::size_t count = keys.shape(0);
+    expect(intact.shape(0) == count, "keys and intact differ in length");
+    for (std::size_t i = 0; i < count; ++i) check_lane(Sampler::lane_of(keys.data()[i]));
+    Windows windows{length,
+                    stacked,
+                    pointers(fields, count, length, stacked, true),
+                    data_of(reward, count * length, "reward"),
+                    data_of(discount, count * length, "discount"),
+                    data_of(age_flags, count * length, "age_flags")};
+    nb::gil_scoped_release release;
+    assembler_.windows(count, keys.data(), windows, intact.data(), threads);
+  }
+
+  std::uint64_t update(const Vector<const std::uint64_t>& keys, const Vector<const float>& priorities) {
+    expect(keys.shape(0) == priorities.shape(0), "keys and priorities differ in length");
+    nb::gil_scoped_release release;
+    return sampler_.update(keys.shape(0), keys.data(), priorities.data());
+  }
+
+  std::uint64_t evict(std::uint64_t capacity) {
+    nb::gil_scoped_release release;
+    return sampler_.evict(capacity);
+  }
+
+  nb::dict statistics() {
+    Statistics s = sampler_.statistics();
+    nb::dict result;
+    result["size"] = s.size;
+    result["inserts"] = s.inserts;
+    result["samples"] = s.samples;
+    result["updates"] = s.updates;
+    result["late"] = s.late;
+    result["overwritten"] = s.overwritten;
+    result["evicted"] = s.evicted;
+    result["redrawn"] = s.redrawn;
+    result["recoveries"] = s.recoveries;
+    return result;
+  }
+
+  double total() { return sampler_.total(); }
+
+  // (first readable row, rows written, rows whose priority is known)
+  nb::tuple span(std::uint64_t lane) const {
+    check_lane(lane);
+    const Lane& l = memory_.lanes[lane];
+    std::uint64_t ready = l.ready.load(), head = l.head.load();
+    return nb::make_tuple(l.low.load(), head, ready);
+  }
+
+  // Arrival numbers and current priorities (negative: none) of rows of a lane.
+  void shelf(std::uint64_t lane, std::uint64_t first, const Vector<std::uint64_t>& stamps,
+             const Vector<float>& priorities) {
+    check_lane(lane);
+    sampler_.statistics();  // takes in what was published
+    expect(stamps.shape(0) == priorities.shape(0), "stamps and priorities differ in length");
+    for (std::size_t i = 0; i < stamps.shape(0); ++i) {
+      std::size_t leaf = memory_.leaf(lane, first + i);
+      stamps.data()[i] = memory_.stamps[leaf];
+      priorities.data()[i] = memory_.tree[leaf] > 0.0 ? memory_.priorities[leaf] : -1.0f;
+    }
+  }
+
+  // The bytes of compressed blocks written so far, over all lanes and fields.
+  std::uint64_t packed_bytes() const {
+    std::uint64_t total = 0;
+    for (std::uint64_t lane = 0; lane < config().lanes; ++lane)
+      for (std::size_t f = 0; f < config().field_count; ++f) total += memory_.lanes[lane].ring_end[f];
+    return total;
+  }
+
+  // An empty lane goes on from row `first`, `age` steps into an episode.
+  void restore_lane(std::uint64_t lane, std::uint64_t first, std::uint32_t age) {
+    check_lane(lane);
+    Lane& l = memory_.lanes[lane];
+    expect(l.head.load() == 0, "only an empty lane can be restored");
+    l.low = first;
+    l.blocks = first / config().block;
+    l.ready = first;
+    l.head = first;
+    l.next_age = age;
+  }
+  void restore_stamps(std::uint64_t lane, std::uint64_t first, const Vector<const std::uint64_t>& stamps) {
+    check_lane(lane);
+    sampler_.restore(lane, first, stamps.shape(0), stamps.data());
+  }
+  nb::tuple random_state() const {
+    const std::uint64_t* s = memory_.header->random;
+    return nb::make_tuple(s[0], s[1], s[2], s[3]);
+  }
+  void restore_statistics(const nb::dict& values, const std::vector<std::uint64_t>& random) {
+    expect(random.size() == 4, "the random state has four words");
+    auto value = [&](const char* name) { return nb::cast<std::uint64_t>(values[name]); };
+    sampler_.restore({0, value("inserts"), value("samples"), value("updates"), value("late"), value("overwritten"),
+                      value("evicted"), value("redrawn"), value("recoveries")},
+                     random.data());
+  }
+
+ private:
+  void check_lane(std::uint64_t lane) const {
+    if (lane >= config().lanes)
+      throw std::out_of_range("lane " + std::to_string(lane) + " of a replay with " + std::to_string(config().lanes));
+  }
+
+  std::vector<std::byte*> pointers(const std::optional<Arrays>& arrays, std::size_t count, std::size_t length,
+                                   bool stacked, bool values) const {
+    std::vector<std::byte*> result(config().field_count, nullptr);
+    if (!arrays) return result;
+    expect(arrays->size() == config().field_count, "wrong number of fields");
+    for (std::size_t f = 0; f < arrays->size(); ++f) {
+      const FieldSpec& spec = config().fields[f];
+      const std::optional<Array>& array = (*arrays)[f];
+      if (!array || (!values && !spec.stack)) continue;
+      std::size_t bytes = count * length * (stacked ? std::max(spec.stack, 1u) : 1) * spec.bytes;
+      expect(array->nbytes() == bytes, "field " + std::to_string(f) + " has room for " +
+                                           std::to_string(array->nbytes()) + " bytes, expected " +
+                                           std::to_string(bytes));
+      result[f] = static_cast<std::byte*>(array->data());
+    }
+    return result;
+  }
+
+  // Copy the samples, drawing others for those that writers overwrote meanwhile.
+  bool assemble_all(std::size_t count, std::uint64_t* keys, double* chosen, const Batch& batch, int threads) {
+    std::vector<std::uint8_t> intact(count);
+    assembler_.transitions(count, keys, batch, intact.data(), threads);
+    for (std::size_t i = 0; i < count; ++i) {
+      while (!intact[i]) {
+        if (sampler_.draw(1, false, 1, &keys[i], &chosen[i], {keys[i]}) == 0) return false;
+        assembler_.transitions(1, &keys[i], shifted(batch, i), &intact[i], 1);
+      }
+    }
+    return true;
+  }
+
+  Batch shifted(Batch batch, std::size_t i) const {
+    for (std::size_t f = 0; f < config().field_count; ++f) {
+      std::size_t bytes = i * std::max(config().fields[f].stack, 1u) * config().fields[f].bytes;
+      if (batch.first[f]) batch.first[f] += bytes;
+      if (batch.next[f]) batch.next[f] += bytes;
+    }
+    if (batch.reward) batch.reward += i;
+    if (batch.discount) batch.discount += i;
+    return batch;
+  }
+
+  Memory memory_;
+  Codec codec_;
+  Writer writer_;
+  Sampler sampler_;
+  Assembler assembler_;
+};
+
+}  // namespace
+}  // namespace headrace::replay
+
+NB_MODULE(replay, m) {
+  using namespace headrace::replay;
+  m.doc() = "Prioritized replay in shared memory. headrace.experience.replay is its public face.";
+  m.attr("TIME_BITS") = kTimeBits;
+  m.attr("LAST") = static_cast<int>(kLast);
+  m.attr("FINAL") = static_cast<int>(kFinal);
+  m.attr("FLAG_BITS") = static_cast<int>(kFlagBits);
+  m.attr("MAX_FIELDS") = kMaxFields;
+
+  nb::enum_<CodecKind>(m, "Codec")
+      .value("none", CodecKind::none)
+      .value("lz4", CodecKind::lz4)
+      .value("zstd", CodecKind::zstd);
+
+  nb::class_<Config>(m, "Config")
+      .def(nb::init<>())
+      .def_rw("lanes", &Config::lanes)
+      .def_rw("rows", &Config::rows)
+      .def_rw("n_step", &Config::n_step)
+      .def_rw("seed", &Config::seed)
+      .def_rw("alpha", &Config::alpha)
+      .def_rw("evict_alpha", &Config::evict_alpha)
+      .def_rw("floor", &Config::floor)
+      .def_rw("zero_pad", &Config::zero_pad)
+      .def_rw("codec", &Config::codec)
+      .def_rw("codec_level", &Config::codec_level)
+      .def_rw("block", &Config::block)
+      .def_rw("ring_bytes", &Config::ring_bytes)
+      .def_prop_ro("bytes_needed", [](const Config& config) { return Memory::bytes_needed(config); })
+      .def("add_field", [](Config& config, std::uint64_t bytes, std::uint32_t stack, bool compressed) {
+        expect(config.field_count < kMaxFields, "too many fields");
+        config.fields[config.field_count++] = {bytes, stack, compressed};
+      }, "bytes"_a, "stack"_a, "compressed"_a);
+
+  nb::class_<Replay>(m, "Replay")
+      .def(nb::init<int, const Config*, const std::vector<std::string>&>(), "descriptor"_a, "create"_a.none(),
+           "codec_libraries"_a)
+      .def_prop_ro("bytes", &Replay::bytes)
+      .def("open", &Replay::open, "lane"_a)
+      .def("append", &Replay::append, "lane"_a, "fields"_a, "reward"_a, "discount"_a, "flags"_a)
+      .def("ready", &Replay::ready, "lane"_a, "priorities"_a)
+      .def("sample", &Replay::sample, "keys"_a, "weights"_a, "beta"_a, "stratified"_a, "minimum"_a,
+           "first"_a.none() = nb::none(), "next"_a.none() = nb::none(), "reward"_a.none() = nb::none(),
+           "discount"_a.none() = nb::none(), "probabilities"_a.none() = nb::none(), "threads"_a = 1)
+      .def("windows", &Replay::windows, "keys"_a, "length"_a, "stacked"_a, "fields"_a.none(), "reward"_a.none(),
+           "discount"_a.none(), "age_flags"_a.none(), "intact"_a, "threads"_a = 1)
+      .def("update", &Replay::update, "keys"_a, "priorities"_a)
+      .def("evict", &Replay::evict, "capacity"_a)
+      .def("statistics", &Replay::statistics)
+      .def("total", &Replay::total)
+      .def("span", &Replay::span, "lane"_a)
+      .def("shelf", &Replay::shelf, "lane"_a, "first"_a, "stamps"_a, "priorities"_a)
+      .def("packed_bytes", &Replay::packed_bytes)
+      .def("restore_lane", &Replay::restore_lane, "lane"_a, "first"_a, "age"_a)
+      .def("restore_stamps", &Replay::restore_stamps, "lane"_a, "first"_a, "stamps"_a)
+      .def("random_state", &Replay::random_state)
+      .def("restore_statistics", &Replay::restore_statistics, "values"_a, "random"_a);
+}

@@ -1,0 +1,245 @@
+// The shared memory of a replay: what is where, and who may write it.
+//
+// A lane is one environment's ring of rows in time order; a row is one step. Every lane has one writer at a time and
+// never a lock: the writer fills rows and then publishes them by a counter. Everything that concerns sampling (sum
+// tree, arrival stamps, statistics) belongs to the readers, who share it under one robust mutex that no writer ever
+// touches. So adding never waits for sampling, and a process killed at any instruction leaves the memory usable: rows
+// of a dead writer beyond its counter do not exist, and a mutex of a dead reader is recovered by rebuilding the sums.
+#pragma once
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "replay/codec.hpp"
+#include "replay/sum_tree.hpp"
+
+namespace headrace::replay {
+
+using Counter = std::atomic<std::uint64_t>;
+static_assert(Counter::is_always_lock_free, "counters in shared memory must be lock-free");
+
+constexpr std::uint32_t kMaxFields = 32;
+constexpr int kTimeBits = 40;  // key = lane << 40 | time: a lane would wrap after 2^40 steps, years at 10^4 steps/s
+
+struct FieldSpec {
+  std::uint64_t bytes = 0;          // of one row
+  std::uint32_t stack = 0;          // observation: frames per sample, from 1; 0: stored with the action, never stacked
+  std::uint32_t codec = 0;          // 1: compressed in blocks of rows
+};
+
+struct Config {
+  std::uint64_t lanes = 0;
+  std::uint64_t rows = 0;            // per lane, a multiple of 8
+  std::uint64_t n_step = 1;
+  std::uint64_t seed = 0;
+  double alpha = 0.6;
+  double evict_alpha = 0.0;          // 0: eviction is first in, first out
+  double floor = 1e-6;               // priorities below are raised to it
+  std::uint32_t zero_pad = 0;        // frames before an episode's first: 1 zeros, 0 the first frame repeated
+  CodecKind codec = CodecKind::none;
+  std::int32_t codec_level = 1;
+  std::uint32_t block = 8;           // rows per compressed block, a divisor of rows
+  std::uint64_t ring_bytes = 0;      // compressed bytes kept per lane and field
+  std::uint32_t field_count = 0;
+  FieldSpec fields[kMaxFields];
+};
+
+enum RowFlag : std::uint32_t {
+  kLast = 1,   // the episode ended with this row's action
+  kFinal = 2,  // the observation after the last action of an episode: no action was taken on it
+  kFlagBits = 2,
+};
+
+struct Row {  // what the writer says of one step, beside its fields
+  float reward = 0;
+  float discount = 0;   // what the next value is multiplied with: gamma, 0 after termination
+  float priority = -1;  // initial priority; negative: no transition starts here
+  std::uint32_t age_flags = 0;  // steps since the episode's first observation << kFlagBits | RowFlag
+
+  std::uint32_t age() const { return age_flags >> kFlagBits; }
+};
+
+struct alignas(128) Lane {  // written by the lane's writer only
+  Counter head{0};      // rows written
+  Counter ready{0};     // rows of which it is known whether a transition starts there; <= head
+  Counter low{0};       // rows before this may be overwritten at any moment
+  Counter blocks{0};    // compressed blocks published
+  std::uint32_t next_age = 0;
+  std::uint32_t ended = 0;  // the last row had kLast
+  std::uint64_t ring_end[kMaxFields] = {};  // position after the newest block in each field's byte ring, ever growing
+};
+
+struct alignas(64) Shelf {  // the readers' view of a lane; under the mutex
+  std::uint64_t seen = 0;     // transitions before this are in the tree or gone
+  std::uint64_t retired = 0;  // transitions before this are gone
+};
+
+struct BlockEntry {
+  std::uint64_t position = 0;  // in the ever growing count of bytes; modulo ring_bytes in the ring
+  std::uint64_t size = 0;
+};
+
+struct Statistics {  // readers' counters; in transitions
+  std::uint64_t size = 0, inserts = 0, samples = 0, updates = 0, late = 0, overwritten = 0, evicted = 0, redrawn = 0,
+                recoveries = 0;
+};
+
+struct Header {
+  std::uint64_t magic = 0;
+  Config config;
+  pthread_mutex_t mutex;
+  Statistics statistics;
+  std::uint64_t random[4] = {};  // state of xoshiro256++
+};
+
+constexpr std::uint64_t kMagic = 0x3130594c50455248;  // "HREPLY01"
+
+// A view of the whole memory. Move-only; unmaps on destruction. The file descriptor stays the caller's.
+class Memory {
+ public:
+  static std::uint64_t bytes_needed(const Config& config) { return layout(config).total; }
+
+  Memory(int descriptor, const Config* create) {
+    Config config;
+    if (create) {
+      config = *create;
+    } else {
+      Header header;
+      if (pread(descriptor, static_cast<void*>(&header), sizeof header, 0) != static_cast<ssize_t>(sizeof header) ||
+          header.magic != kMagic)
+        throw std::runtime_error("the file descriptor does not hold a replay of this version");
+      config = header.config;
+    }
+    Layout at = layout(config);
+    bytes_ = at.total;
+    struct stat status;
+    if (fstat(descriptor, &status) != 0 || static_cast<std::uint64_t>(status.st_size) < bytes_)
+      throw std::runtime_error("the shared memory is too small for a replay of " + std::to_string(bytes_) + " bytes");
+    void* mapped = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
+    if (mapped == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mapping the replay");
+    base_ = static_cast<std::byte*>(mapped);
+    header = reinterpret_cast<Header*>(base_);
+    lanes = reinterpret_cast<Lane*>(base_ + at.lanes);
+    shelves = reinterpret_cast<Shelf*>(base_ + at.shelves);
+    rows = reinterpret_cast<Row*>(base_ + at.rows);
+    stamps = reinterpret_cast<std::uint64_t*>(base_ + at.stamps);
+    priorities = reinterpret_cast<float*>(base_ + at.priorities);
+    tree = SumTree(reinterpret_cast<double*>(base_ + at.tree), config.lanes * config.rows);
+    if (config.evict_alpha != 0.0)
+      evict_tree = SumTree(reinterpret_cast<double*>(base_ + at.evict_tree), config.lanes * config.rows);
+    for (std::size_t f = 0; f < config.field_count; ++f) {
+      data_.push_back(base_ + at.data[f]);
+      blocks_.push_back(reinterpret_cast<BlockEntry*>(base_ + at.blocks[f]));
+      rings_.push_back(base_ + at.rings[f]);
+    }
+    if (create) initialise(config);
+  }
+
+  Memory(Memory&& other) = delete;
+  ~Memory() { munmap(base_, bytes_); }
+
+  const Config& config() const { return header->config; }
+  std::uint64_t bytes() const { return bytes_; }
+  std::size_t leaf(std::uint64_t lane, std::uint64_t time) const {
+    return lane * config().rows + time % config().rows;
+  }
+  Row& row(std::uint64_t lane, std::uint64_t time) const { return rows[leaf(lane, time)]; }
+
+  // Uncompressed fields are a ring of all rows; compressed ones keep the rows of the two newest blocks here.
+  std::byte* raw(std::size_t field, std::uint64_t lane, std::uint64_t time) const {
+    const FieldSpec& spec = config().fields[field];
+    std::uint64_t ring = spec.codec ? 2 * config().block : config().rows;
+    return data_[field] + (lane * ring + time % ring) * spec.bytes;
+  }
+  BlockEntry& block(std::size_t field, std::uint64_t lane, std::uint64_t index) const {
+    std::uint64_t ring = config().rows / config().block;
+    return blocks_[field][lane * ring + index % ring];
+  }
+  std::byte* ring(std::size_t field, std::uint64_t lane) const {
+    return rings_[field] + lane * config().ring_bytes;
+  }
+
+  Header* header = nullptr;
+  Lane* lanes = nullptr;
+  Shelf* shelves = nullptr;
+  Row* rows = nullptr;
+  std::uint64_t* stamps = nullptr;  // arrival number of each transition: the order of eviction, the age of samples
+  float* priorities = nullptr;      // current priority of each transition, negative if there is none
+  SumTree tree, evict_tree;
+
+ private:
+  struct Layout {
+    std::uint64_t lanes, shelves, rows, stamps, priorities, tree, evict_tree, total;
+    std::vector<std::uint64_t> data, blocks, rings;
+  };
+
+  static Layout layout(const Config& c) {
+    Layout at{};
+    std::uint64_t end = 0;
+    auto place = [&end](std::uint64_t bytes) {
+      std::uint64_t start = end;
+      end = (end + bytes + 4095) / 4096 * 4096;
+      return start;
+    };
+    std::uint64_t all = c.lanes * c.rows;
+    std::uint64_t tree_bytes = SumTree::doubles_needed(all) * sizeof(double);
+    place(sizeof(Header));
+    at.lanes = place(c.lanes * sizeof(Lane));
+    at.shelves = place(c.lanes * sizeof(Shelf));
+    at.rows = place(all * sizeof(Row));
+    at.stamps = place(all * sizeof(std::uint64_t));
+    at.priorities = place(all * sizeof(float));
+    at.tree = place(tree_bytes);
+    at.evict_tree = place(c.evict_alpha != 0.0 ? tree_bytes : 0);
+    for (std::size_t f = 0; f < c.field_count; ++f) {
+      bool packed = c.fields[f].codec;
+      at.data.push_back(place(c.lanes * (packed ? 2 * c.block : c.rows) * c.fields[f].bytes));
+      at.blocks.push_back(place(packed ? c.lanes * (c.rows / c.block) * sizeof(BlockEntry) : 0));
+      at.rings.push_back(place(packed ? c.lanes * c.ring_bytes : 0));
+    }
+    at.total = end;
+    return at;
+  }
+
+  void initialise(const Config& config) {
+    new (header) Header;
+    header->config = config;
+    for (std::uint64_t lane = 0; lane < config.lanes; ++lane) {
+      new (&lanes[lane]) Lane;
+      new (&shelves[lane]) Shelf;
+    }
+    std::uint64_t x = config.seed;
+    for (std::uint64_t& word : header->random) {  // splitmix64, as the authors of xoshiro advise
+      std::uint64_t z = (x += 0x9e3779b97f4a7c15);
+      z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+      z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+      word = z ^ (z >> 31);
+    }
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&header->mutex, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+    header->magic = kMagic;
+  }
+
+  std::byte* base_ = nullptr;
+  std::uint64_t bytes_ = 0;
+  std::vector<std::byte*> data_, rings_;
+  std::vector<BlockEntry*> blocks_;
+};
+
+}  // namespace headrace::replay

@@ -1,0 +1,322 @@
+// Prioritized sampling, updating and eviction over all lanes: P(k) = p_k^alpha / sum of p^alpha (Schaul et al. 2016).
+//
+// Writers never touch the sums. A reader first takes in what the lanes have published since it last looked, so that
+// the tree is exact over everything that had arrived, and then draws.
+#pragma once
+
+#include <cmath>
+#include <queue>
+
+#include "replay/memory.hpp"
+
+namespace headrace::replay {
+
+// Writers may be overwriting what this reads; the caller checks the lane's `low` afterwards.
+__attribute__((no_sanitize("thread"))) inline Row racy_row(const Row& row) {
+  return {row.reward, row.discount, row.priority, row.age_flags};
+}
+
+class Sampler {
+ public:
+  explicit Sampler(Memory& memory) : m_(memory) {
+    for (std::size_t f = 0; f < m_.config().field_count; ++f)
+      reach_ = std::max(reach_, std::max(m_.config().fields[f].stack, 1u) - 1);
+  }
+
+  std::uint64_t key(std::uint64_t lane, std::uint64_t time) const { return lane << kTimeBits | time; }
+  static std::uint64_t lane_of(std::uint64_t key) { return key >> kTimeBits; }
+  static std::uint64_t time_of(std::uint64_t key) { return key & ((1ull << kTimeBits) - 1); }
+
+  // Draw `count` keys with replacement and their probabilities. Stratified: one draw from each of `count` equal parts
+  // of the total mass (in the order of the keys); the expected number of times a key is drawn is the same. `exclude`:
+  // drop these keys first, they turned out to be overwritten. Returns how many transitions there were to draw from, 0
+  // (and draws none) if they are fewer than `minimum`.
+  std::uint64_t draw(std::size_t count, bool stratified, std::uint64_t minimum, std::uint64_t* keys,
+                     double* probabilities, const std::vector<std::uint64_t>& exclude = {}) {
+    Lock lock(*this);
+    absorb();
+    for (std::uint64_t key : exclude)
+      if (time_of(key) >= m_.shelves[lane_of(key)].retired) drop_overwritten(m_.leaf(lane_of(key), time_of(key)));
+    m_.header->statistics.redrawn += exclude.size();
+    Statistics& statistics = m_.header->statistics;
+    if (statistics.size < std::max<std::uint64_t>(minimum, 1)) return 0;
+    mass_.resize(count);
+    leaves_.resize(count);
+    double total = m_.tree.total();
+    double part = stratified ? total / static_cast<double>(count) : total;
+    for (std::size_t i = 0; i < count; ++i)
+      mass_[i] = stratified ? (static_cast<double>(i) + uniform()) * part : uniform() * total;
+    m_.tree.find(mass_.data(), leaves_.data(), count);
+    for (std::size_t i = 0; i < count; ++i) {
+      std::uint64_t time = time_at(leaves_[i]);
+      while (!readable(leaves_[i], time)) {
+        drop_overwritten(leaves_[i]);
+        ++statistics.redrawn;
+        if (statistics.size == 0) return 0;
+        double mass = uniform() * m_.tree.total();
+        m_.tree.find(&mass, &leaves_[i], 1);
+        time = time_at(leaves_[i]);
+      }
+      keys[i] = key(leaves_[i] / m_.config().rows, time);
+      probabilities[i] = m_.tree[leaves_[i]] / total;
+    }
+    statistics.samples += count;
+    return statistics.size;
+  }
+
+  // New priorities for these keys; of equal keys the last wins. Returns how many came too late: their transitions had
+  // been evicted or overwritten. Throws std::invalid_argument for a priority that is negative or not finite.
+  std::uint64_t update(std::size_t count, const std::uint64_t* keys, const float* priorities) {
+    for (std::size_t i = 0; i < count; ++i)
+      if (!(priorities[i] >= 0.0f) || !std::isfinite(priorities[i]))
+        throw std::invalid_argument("priority " + std::to_string(priorities[i]) + " at position " + std::to_string(i) +
+                                    " of an update: it must be finite and not negative");
+    Lock lock(*this);
+    absorb();
+    leaves_.clear();
+    std::uint64_t late = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      std::uint64_t lane = lane_of(keys[i]), time = time_of(keys[i]);
+      if (lane >= m_.config().lanes || time < m_.shelves[lane].retired || time >= m_.shelves[lane].seen) {
+        ++late;
+        continue;
+      }
+      std::size_t leaf = m_.leaf(lane, time);
+      if (m_.tree[leaf] <= 0.0) {
+        ++late;
+        continue;
+      }
+      weigh(leaf, priorities[i]);
+      leaves_.push_back(static_cast<std::uint32_t>(leaf));
+    }
+    repair(leaves_);
+    m_.header->statistics.updates += count - late;
+    m_.header->statistics.late += late;
+    return late;
+  }
+
+  // Remove what exceeds `capacity`, all at once: the oldest arrivals, or draws with probability proportional to
+  // p^evict_alpha without replacement. Returns how many were removed.
+  std::uint64_t evict(std::uint64_t capacity) {
+    Lock lock(*this);
+    absorb();
+    Statistics& statistics = m_.header->statistics;
+    if (statistics.size <= capacity) return 0;
+    std::uint64_t excess = statistics.size - capacity;
+    m_.config().evict_alpha != 0.0 ? evict_drawn(excess) : evict_oldest(excess);
+    statistics.size -= excess;
+    statistics.evicted += excess;
+    return excess;
+  }
+
+  Statistics statistics() {
+    Lock lock(*this);
+    absorb();
+    return m_.header->statistics;
+  }
+
+  double total() {
+    Lock lock(*this);
+    absorb();
+    return m_.tree.total();
+  }
+
+  // Restoring a checkpoint: arrival numbers and priorities of rows already in the lane, then the counters.
+  void restore(std::uint64_t lane, std::uint64_t first, std::size_t count, const std::uint64_t* stamps) {
+    Lock lock(*this);
+    absorb();
+    for (std::size_t i = 0; i < count; ++i) m_.stamps[m_.leaf(lane, first + i)] = stamps[i];
+  }
+  void restore(const Statistics& statistics, const std::uint64_t* random) {
+    Lock lock(*this);
+    absorb();
+    std::uint64_t size = m_.header->statistics.size;
+    m_.header->statistics = statistics;
+    m_.header->statistics.size = size;
+    std::copy(random, random + 4, m_.header->random);
+  }
+
+ private:
+  class Lock {
+   public:
+    explicit Lock(Sampler& sampler) : mutex_(&sampler.m_.header->mutex) {
+      int error = pthread_mutex_lock(mutex_);
+      if (error == EOWNERDEAD) {  // a reader died in the middle of something
+        pthread_mutex_consistent(mutex_);
+        sampler.recover();
+      } else if (error != 0) {
+        throw std::system_error(error, std::generic_category(), "locking the replay");
+      }
+    }
+    Lock(const Lock&) = delete;
+    ~Lock() { pthread_mutex_unlock(mutex_); }
+
+   private:
+    pthread_mutex_t* mutex_;
+  };
+
+  void recover() {
+    Statistics& statistics = m_.header->statistics;
+    ++statistics.recoveries;
+    statistics.size = 0;
+    std::size_t leaves = m_.config().lanes * m_.config().rows;
+    for (std::size_t leaf = 0; leaf < leaves; ++leaf) {
+      bool alive = m_.tree[leaf] > 0.0 && m_.priorities[leaf] >= 0.0f;
+      alive ? weigh(leaf, m_.priorities[leaf]) : clear(leaf);
+      statistics.size += alive;
+    }
+    m_.tree.rebuild();
+    if (m_.config().evict_alpha != 0.0) m_.evict_tree.rebuild();
+  }
+
+  void weigh(std::size_t leaf, float priority) {
+    double p = std::max(static_cast<double>(priority), m_.config().floor);
+    m_.priorities[leaf] = priority;
+    m_.tree.set(leaf, std::pow(p, m_.config().alpha));
+    if (m_.config().evict_alpha != 0.0) m_.evict_tree.set(leaf, std::pow(p, m_.config().evict_alpha));
+  }
+
+  void clear(std::size_t leaf) {
+    m_.priorities[leaf] = -1.0f;
+    m_.tree.set(leaf, 0.0);
+    if (m_.config().evict_alpha != 0.0) m_.evict_tree.set(leaf, 0.0);
+  }
+
+  void repair(const std::vector<std::uint32_t>& leaves) {
+    scratch_ = leaves;
+    m_.tree.repair(scratch_);
+    if (m_.config().evict_alpha != 0.0) {
+      scratch_ = leaves;
+      m_.evict_tree.repair(scratch_);
+    }
+  }
+
+  // The rows [first, last) of a lane, which may wrap round the ring's end.
+  void repair_span(std::uint64_t lane, std::uint64_t first, std::uint64_t last) {
+    std::uint64_t rows = m_.config().rows, base = lane * rows, start = first % rows, length = std::min(last - first, rows);
+    std::uint64_t tail = std::min(length, rows - start);
+    for (SumTree* tree : {&m_.tree, &m_.evict_tree}) {
+      if (tree == &m_.evict_tree && m_.config().evict_alpha == 0.0) continue;
+      tree->repair_range(base + start, base + start + tail);
+      tree->repair_range(base, base + length - tail);
+    }
+  }
+
+  // Take in what the writers published: retire what they overwrote, add what is new.
+  void absorb() {
+    Statistics& statistics = m_.header->statistics;
+    for (std::uint64_t lane = 0; lane < m_.config().lanes; ++lane) {
+      Shelf& shelf = m_.shelves[lane];
+      std::uint64_t ready = m_.lanes[lane].ready.load(std::memory_order_acquire);
+      std::uint64_t low = std::min(m_.lanes[lane].low.load(std::memory_order_acquire), ready);
+      if (ready == shelf.seen && low <= shelf.retired) continue;
+      std::uint64_t gone = std::min(low, shelf.seen), changed = shelf.seen;
+      for (std::uint64_t t = shelf.retired; t < gone; ++t) {
+        std::size_t leaf = m_.leaf(lane, t);
+        if (m_.tree[leaf] <= 0.0) continue;
+        clear(leaf);
+        --statistics.size;
+        ++statistics.overwritten;
+        changed = std::min(changed, t);
+      }
+      for (std::uint64_t t = shelf.seen; t < ready; ++t) {
+        float priority = racy_row(m_.row(lane, t)).priority;
+        if (priority < 0.0f) continue;
+        if (t < low) {
+          ++statistics.inserts;
+          ++statistics.overwritten;
+          continue;
+        }
+        std::size_t leaf = m_.leaf(lane, t);
+        weigh(leaf, priority);
+        m_.stamps[leaf] = statistics.inserts++;
+        ++statistics.size;
+      }
+      repair_span(lane, changed, ready);
+      shelf.retired = std::max(shelf.retired, low);
+      shelf.seen = ready;
+    }
+  }
+
+  std::uint64_t time_at(std::uint32_t leaf) const {
+    std::uint32_t rows = static_cast<std::uint32_t>(m_.config().rows);
+    std::uint32_t lane = leaf / rows, slot = leaf - lane * rows;
+    std::uint64_t newest = m_.shelves[lane].seen - 1;
+    std::uint32_t back = static_cast<std::uint32_t>(newest % rows) + rows - slot;
+    return newest - (back >= rows ? back - rows : back);
+  }
+
+  // Is the whole stack that ends here still there?
+  bool readable(std::uint32_t leaf, std::uint64_t time) const {
+    std::uint64_t low = m_.lanes[leaf / static_cast<std::uint32_t>(m_.config().rows)].low.load(std::memory_order_acquire);
+    if (time >= low + reach_) return true;
+    return time >= low + std::min(reach_, racy_row(m_.rows[leaf]).age());
+  }
+
+  void drop_overwritten(std::size_t leaf) {
+    if (m_.tree[leaf] <= 0.0) return;
+    clear(leaf);
+    repair({static_cast<std::uint32_t>(leaf)});
+    --m_.header->statistics.size;
+    ++m_.header->statistics.overwritten;
+  }
+
+  void evict_oldest(std::uint64_t excess) {
+    using Entry = std::pair<std::uint64_t, std::uint64_t>;  // arrival of the oldest transition of a lane, lane
+    std::priority_queue<Entry, std::vector<Entry>, std::greater<>> oldest;
+    auto advance = [this](std::uint64_t lane) {
+      Shelf& shelf = m_.shelves[lane];
+      while (shelf.retired < shelf.seen && m_.tree[m_.leaf(lane, shelf.retired)] <= 0.0) ++shelf.retired;
+      return shelf.retired < shelf.seen;
+    };
+    auto stamp = [this](std::uint64_t lane) { return m_.stamps[m_.leaf(lane, m_.shelves[lane].retired)]; };
+    for (std::uint64_t lane = 0; lane < m_.config().lanes; ++lane)
+      if (advance(lane)) oldest.emplace(stamp(lane), lane);
+    leaves_.clear();
+    while (excess > 0) {
+      std::uint64_t lane = oldest.top().second;
+      oldest.pop();
+      std::uint64_t next = oldest.empty() ? UINT64_MAX : oldest.top().first;
+      bool more = true;
+      while (excess > 0 && more && stamp(lane) < next) {
+        std::size_t leaf = m_.leaf(lane, m_.shelves[lane].retired);
+        clear(leaf);
+        leaves_.push_back(static_cast<std::uint32_t>(leaf));
+        --excess;
+        more = advance(lane);
+      }
+      if (more) oldest.emplace(stamp(lane), lane);
+    }
+    repair(leaves_);
+  }
+
+  void evict_drawn(std::uint64_t excess) {
+    for (; excess > 0; --excess) {
+      double mass = uniform() * m_.evict_tree.total();
+      std::uint32_t leaf = 0;
+      m_.evict_tree.find(&mass, &leaf, 1);
+      clear(leaf);
+      repair({leaf});
+    }
+  }
+
+  double uniform() {  // xoshiro256++ (Blackman and Vigna), 53 bits
+    std::uint64_t* s = m_.header->random;
+    auto rotate = [](std::uint64_t x, int k) { return (x << k) | (x >> (64 - k)); };
+    std::uint64_t result = rotate(s[0] + s[3], 23) + s[0], t = s[1] << 17;
+    s[2] ^= s[0];
+    s[3] ^= s[1];
+    s[1] ^= s[2];
+    s[0] ^= s[3];
+    s[2] ^= t;
+    s[3] = rotate(s[3], 45);
+    return static_cast<double>(result >> 11) * 0x1.0p-53;
+  }
+
+  Memory& m_;
+  std::uint32_t reach_ = 0;  // frames before a transition's own that its stack may need
+  std::vector<double> mass_;
+  std::vector<std::uint32_t> leaves_, scratch_;
+};
+
+}  // namespace headrace::replay

@@ -1,0 +1,114 @@
+// Adding rows to a lane. One writer per lane at a time; no lock, no wait.
+#pragma once
+
+#include <cmath>
+
+#include "replay/memory.hpp"
+
+namespace headrace::replay {
+
+class Writer {
+ public:
+  Writer(Memory& memory, const Codec& codec) : memory_(memory), codec_(codec) {}
+
+  // Take over a lane, from nobody or from a dead writer: an unfinished episode there ends, and the steps whose n-step
+  // return the dead writer did not live to see start no transition. Returns the time of the next row.
+  std::uint64_t open(std::uint64_t index) {
+    Lane& lane = memory_.lanes[index];
+    std::uint64_t head = lane.head.load(std::memory_order_relaxed);
+    for (std::uint64_t t = lane.ready.load(std::memory_order_relaxed); t < head; ++t)
+      memory_.row(index, t).priority = -1.0f;
+    lane.ready.store(head, std::memory_order_release);
+    lane.next_age = 0;
+    lane.ended = 0;
+    return head;
+  }
+
+  // Append `count` rows. fields[f]: count x fields[f].bytes bytes. Returns the time of the first.
+  std::uint64_t append(std::uint64_t index, std::uint64_t count, const std::vector<const std::byte*>& fields,
+                       const float* reward, const float* discount, const std::uint8_t* flags) {
+    const Config& config = memory_.config();
+    Lane& lane = memory_.lanes[index];
+    std::uint64_t first = lane.head.load(std::memory_order_relaxed);
+    for (std::uint64_t done = 0; done < count;) {
+      // Block by block, because a block is packed before its rows' places are used again.
+      std::uint64_t t = first + done;
+      std::uint64_t part = std::min(count - done, config.block - t % config.block);
+      reserve(lane, t + part);
+      for (std::size_t f = 0; f < config.field_count; ++f) {
+        std::uint64_t bytes = config.fields[f].bytes;
+        std::memcpy(memory_.raw(f, index, t), fields[f] + done * bytes, part * bytes);
+      }
+      for (std::uint64_t i = 0; i < part; ++i)
+        put(lane, memory_.row(index, t + i), reward[done + i], discount[done + i], flags[done + i]);
+      if (config.codec != CodecKind::none && (t + part) % config.block == 0) pack(index, lane, t / config.block);
+      lane.head.store(t + part, std::memory_order_release);
+      done += part;
+    }
+    return first;
+  }
+
+  // Say with which priority the next `count` rows enter the replay, or by a negative number that none starts there.
+  // Throws std::invalid_argument for a priority that is not finite and std::out_of_range for rows not yet written.
+  void ready(std::uint64_t index, std::uint64_t count, const float* priorities) {
+    Lane& lane = memory_.lanes[index];
+    std::uint64_t first = lane.ready.load(std::memory_order_relaxed);
+    if (first + count > lane.head.load(std::memory_order_relaxed))
+      throw std::out_of_range("priorities for rows that lane " + std::to_string(index) + " does not have yet");
+    for (std::uint64_t i = 0; i < count; ++i)
+      if (!std::isfinite(priorities[i]))
+        throw std::invalid_argument("priority of lane " + std::to_string(index) + ", row " + std::to_string(first + i) +
+                                    " is not finite");
+    for (std::uint64_t i = 0; i < count; ++i) {
+      Row& row = memory_.row(index, first + i);
+      row.priority = row.age_flags & kFinal ? -1.0f : priorities[i];
+    }
+    lane.ready.store(first + count, std::memory_order_release);
+  }
+
+ private:
+  // Before rows up to `end` are written: what they overwrite may no longer be read.
+  void reserve(Lane& lane, std::uint64_t end) {
+    std::uint64_t rows = memory_.config().rows;
+    raise_low(lane, end > rows ? end - rows : 0);
+  }
+
+  // The exchange keeps the writes that follow behind it; readers check `low` again after they copied (a seqlock).
+  static void raise_low(Lane& lane, std::uint64_t low) {
+    if (low > lane.low.load(std::memory_order_relaxed)) lane.low.exchange(low, std::memory_order_acq_rel);
+  }
+
+  static void put(Lane& lane, Row& row, float reward, float discount, std::uint32_t flags) {
+    if (lane.ended && !(flags & kFinal)) lane.next_age = 0;
+    row = {reward, discount, -1.0f, lane.next_age << kFlagBits | flags};
+    lane.ended = flags & (kLast | kFinal) ? 1 : 0;
+    ++lane.next_age;
+  }
+
+  void pack(std::uint64_t index, Lane& lane, std::uint64_t block) {
+    const Config& config = memory_.config();
+    for (std::size_t f = 0; f < config.field_count; ++f) {
+      if (!config.fields[f].codec) continue;
+      std::uint64_t full = config.block * config.fields[f].bytes;
+      static thread_local std::vector<std::byte> packed;
+      packed.resize(codec_.bound(full));
+      std::uint64_t size =
+          codec_.compress(memory_.raw(f, index, block * config.block), full, packed.data(), packed.size());
+      std::uint64_t start = lane.ring_end[f];
+      if (start % config.ring_bytes + size > config.ring_bytes)  // a block does not wrap round the ring's end
+        start += config.ring_bytes - start % config.ring_bytes;
+      std::uint64_t oldest = lane.low.load(std::memory_order_relaxed) / config.block;
+      while (oldest < block && memory_.block(f, index, oldest).position + config.ring_bytes < start + size) ++oldest;
+      raise_low(lane, oldest * config.block);
+      std::memcpy(memory_.ring(f, index) + start % config.ring_bytes, packed.data(), size);
+      memory_.block(f, index, block) = {start, size};
+      lane.ring_end[f] = start + size;
+    }
+    lane.blocks.store(block + 1, std::memory_order_release);
+  }
+
+  Memory& memory_;
+  const Codec& codec_;
+};
+
+}  // namespace headrace::replay

@@ -1,0 +1,65 @@
+"""Initial priorities computed by the actor from the action values it acted on (Ape-X, Horgan et al. 2018, appendix D)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+
+class NStepPriorities:
+    """|n-step TD error| of one lane's rows, as soon as each is known.
+
+    The error of row t is R + g v(S_{t+n}) - q(S_t, A_t), with R the discounted sum of the next n rewards and g the product
+    of their discounts, both cut short at an episode's end. Acting computed q and v = max_a q anyway; no network runs here.
+    """
+
+    def __init__(self, n_step: int) -> None:
+        self.n_step = n_step
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the rows that wait (the lane has a new writer)."""
+        self._waiting = np.empty((6, 0))
+
+    def push(
+        self,
+        reward: npt.ArrayLike,
+        discount: npt.ArrayLike,
+        last: npt.ArrayLike,
+        final: npt.ArrayLike,
+        q: npt.ArrayLike,
+        value: npt.ArrayLike,
+    ) -> npt.NDArray[np.float32]:
+        """Take T further rows; returns the priorities, float32 [m], of the m oldest rows that had none yet.
+
+        Args:
+            reward, discount, last, final: as in `LaneWriter.append`, [T].
+            q: q(S_t, A_t), [T]; ignored on final rows.
+            value: max_a q(S_t, a), [T]; on final rows the value to bootstrap from.
+        """
+        rows = np.concatenate([self._waiting, np.stack([np.asarray(x, np.float64) for x in (reward, discount, last, final, q, value)])], 1)
+        r, d, last, final, q, v = rows
+        count = rows.shape[1]
+        total, product = np.zeros(count), np.ones(count)
+        running, known = np.ones(count, bool), np.ones(count, bool)  # the episode goes on; all that is needed is there
+        bootstrap = np.zeros(count)
+        padded_v, padded_final = np.append(v, np.nan), np.append(final, 0.0)
+        for k in range(self.n_step):
+            at = np.minimum(np.arange(count) + k, count - 1)
+            known &= ~running | (np.arange(count) + k < count)
+            total += np.where(running, product * r[at], 0.0)
+            product = np.where(running, product * d[at], product)
+            ends = running & (last[at] != 0)
+            # The last observation is needed only where the episode was cut off; after termination its value is zero.
+            truncated = ends & (d[at] != 0)
+            bootstrap = np.where(truncated, padded_v[at + 1], bootstrap)
+            known &= ~truncated | (padded_final[at + 1] != 0)
+            running &= ~ends
+        after = np.arange(count) + self.n_step
+        known &= ~running | (after < count)
+        bootstrap = np.where(running, v[np.minimum(after, count - 1)], bootstrap)
+        known |= final != 0
+        ready = count if known.all() else int(np.argmin(known))
+        self._waiting = rows[:, ready:]
+        target = total + np.where(product != 0, product * np.nan_to_num(bootstrap), 0.0)
+        return np.where(final != 0, -1.0, np.abs(target - q))[:ready].astype(np.float32)

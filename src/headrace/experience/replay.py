@@ -1,0 +1,382 @@
+"""Prioritized replay in shared memory: many writers, one or more readers, every frame stored once.
+
+A *lane* is the history of one environment: rows in time order, one per step, each with the observation, the action taken
+on it and the reward and discount that followed. A *transition* is (lane, time): its n-step return, its frame stack and
+the stack n steps later are rebuilt from the rows when it is sampled. Keys carry the lane's ever growing time, so a key is
+never used twice and a priority that comes back for evicted data is recognised, dropped and counted.
+
+    replay = Replay(ReplayConfig(lanes=8, minimum=1000), [Field("observation", (84, 84), "uint8", stack=4),
+                                                          Field("action", (), "int64")])
+    writer = replay.writer(lane)            # in any process; the replay can be an argument of one that is started
+    writer.append({"observation": frames, "action": actions}, reward, discount, last)
+    writer.ready(priorities)                # once they are known: n steps later
+    batch = replay.sample(512)              # in the learner
+    replay.update(batch.keys, new_priorities)
+
+Sampling is proportional, P(k) = p_k^alpha / sum of p^alpha over everything (Schaul et al. 2016, arXiv 1511.05952), with
+the eviction rules of Ape-X (Horgan et al. 2018, arXiv 1803.00933). Adding never waits. The memory is anonymous and
+belongs to the processes that use it: nothing is left behind however they end.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace._native import replay as native
+from headrace.sampling.ipc import Segment
+
+ROW_BYTES = 16 + 8 + 4 + 8 * 8 / 7
+"""Bytes of a row beside its fields: reward, discount and flags; arrival number; priority; sum tree."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One column of the rows."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of one row (one frame, not a stack)."""
+    dtype: str
+    """NumPy's name of the type."""
+    stack: int = 0
+    """Observations: how many successive frames a sample holds, from 1. 0: not an observation; it is sampled at the
+    transition's start only (actions, core states)."""
+    compressed: bool = False
+    """Packed in blocks of rows by the replay's codec."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one row."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Shape of one sample: frames are stacked along the first axis (a new one for [H, W] frames)."""
+        if self.stack <= 1:
+            return self.shape
+        return (self.stack, *self.shape) if len(self.shape) < 3 else (self.stack * self.shape[0], *self.shape[1:])
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """What a replay keeps and how it samples. Defaults: Ape-X DQN."""
+
+    lanes: int
+    """Environments; each has one writer at a time."""
+    capacity: int = 2_000_000
+    """Soft capacity in transitions: `evict` brings the replay back to it; adding never waits for that."""
+    slack: float = 1.1
+    """Rows are kept for slack x capacity. Transitions that are still there when a lane's rows are used again are lost
+    and counted as overwritten. Proportional eviction keeps old transitions longer and wants more."""
+    n_step: int = 3
+    """Steps of a return."""
+    alpha: float = 0.6
+    """Priority exponent; 0 samples uniformly."""
+    beta: float = 0.4
+    """Exponent of the importance weights (N P)^-beta, which are divided by the batch's largest."""
+    floor: float = 1e-6
+    """Priorities below are raised to it, so that everything can be sampled."""
+    stratified: bool = True
+    """One draw from each of B equal parts of the mass instead of B independent ones; the expectation is the same."""
+    minimum: int = 50_000
+    """Transitions that must be there before the first sample."""
+    evict_alpha: float | None = None
+    """None: the oldest arrivals are evicted. A number: proportional to p^evict_alpha (Ape-X DPG: -0.4)."""
+    samples_per_insert: float | None = None
+    """Samples per inserted transition that `may_sample` and `may_insert` keep to, within `ratio_band`. None: no limit."""
+    ratio_band: float = 10_000.0
+    """How many samples the ratio may be off."""
+    zero_pad: bool = False
+    """Frames before an episode's first: zeros, instead of the first frame repeated."""
+    codec: Literal["none", "lz4", "zstd"] = "none"
+    """Compression of the fields that ask for it. LZ4 is taken from the system or from the `lz4` package; Zstandard from
+    the system."""
+    codec_level: int = 1
+    """LZ4: acceleration (more is faster and larger). Zstandard: level (negative is faster)."""
+    block: int = 8
+    """Rows per compressed block; 8, 16, ... More compress better and cost more to sample."""
+    packed_row_bytes: int = 1400
+    """Bytes per row and compressed field that are set aside: the bound on memory. A lane whose rows pack worse keeps
+    fewer of them."""
+    seed: int = 0
+    """Of the sampling."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of each lane."""
+        unit = math.lcm(8, self.block)
+        return -(-math.ceil(self.capacity * self.slack / self.lanes + self.n_step + 8) // unit) * unit
+
+
+@dataclass
+class ReplayBatch:
+    """B samples. The tensors are the caller's, or new ones."""
+
+    first: dict[str, torch.Tensor]
+    """Every field at the transition's start, [B, *sample_shape]."""
+    next: dict[str, torch.Tensor]
+    """Observations n steps later, or the episode's last one if it ended before, [B, *sample_shape]."""
+    reward: torch.Tensor
+    """n-step return without the bootstrap value, float32 [B]."""
+    discount: torch.Tensor
+    """What the value of `next` is multiplied with: gamma^n, 0 after termination. float32 [B]."""
+    weights: torch.Tensor
+    """Importance weights, largest 1. float32 [B]."""
+    keys: npt.NDArray[np.uint64]
+    """What `update` wants, uint64 [B]."""
+    size: int = 0
+    """Transitions there were to draw from."""
+
+
+@dataclass(frozen=True)
+class ReplayStats:
+    """Counters since the replay was made, in transitions."""
+
+    size: int
+    """Transitions that can be sampled."""
+    inserts: int
+    samples: int
+    updates: int
+    late: int
+    """Priorities that came back for data already gone."""
+    overwritten: int
+    """Lost before eviction because their lane's rows were used again."""
+    evicted: int
+    redrawn: int
+    """Samples drawn again because a writer overwrote them while they were copied."""
+    recoveries: int
+    """Readers that died inside the replay."""
+
+
+class LaneWriter:
+    """Adds rows to one lane; made by `Replay.writer`. Never waits and never locks."""
+
+    def __init__(self, replay: Replay, lane: int) -> None:
+        self._replay, self._native, self.lane = replay, replay.native, lane
+        self._native.open(lane)
+
+    def append(
+        self,
+        fields: Mapping[str, npt.NDArray[Any]],
+        reward: npt.ArrayLike,
+        discount: npt.ArrayLike,
+        last: npt.ArrayLike,
+        final: npt.ArrayLike | None = None,
+    ) -> int:
+        """Add T rows; returns the time of the first.
+
+        Args:
+            fields: every field, [T, *shape].
+            reward: float32 [T], produced by the row's action.
+            discount: float32 [T]: gamma, or 0 if the action terminated the episode.
+            last: bool [T], the episode ended with this action.
+            final: bool [T], the row is an episode's last observation, on which no action was taken. It must follow a
+                `last` row that was truncated (discount not 0), for it is bootstrapped from.
+        """
+        last, final = np.asarray(last, bool), np.zeros(len(np.asarray(last)), bool) if final is None else np.asarray(final, bool)
+        flags = last.astype(np.uint8) * np.uint8(native.LAST) + final.astype(np.uint8) * np.uint8(native.FINAL)
+        columns = []
+        for f in self._replay.fields:
+            column = np.ascontiguousarray(fields[f.name], dtype=f.dtype)
+            if column.shape != (len(flags), *f.shape):
+                raise ValueError(f"field {f.name!r}: {column.shape}, expected {(len(flags), *f.shape)}")
+            columns.append(column)
+        reward, discount = np.ascontiguousarray(reward, np.float32), np.ascontiguousarray(discount, np.float32)
+        if not (np.isfinite(reward).all() and np.isfinite(discount).all()):
+            raise ValueError(f"lane {self.lane}: a reward or discount is not finite")
+        return int(self._native.append(self.lane, columns, reward, discount, flags))
+
+    def ready(self, priorities: npt.ArrayLike) -> None:
+        """Priorities (float32 [m], not negative) of the oldest m rows that have none yet; they can be sampled from now on.
+
+        The row n steps later, or the episode's end, must have been added. A negative number: no transition starts here.
+        """
+        self._native.ready(self.lane, np.ascontiguousarray(priorities, np.float32))
+
+
+class Replay:
+    """The replay. Can be an argument of a process that `multiprocessing` starts; the copy shares the memory.
+
+    Raises:
+        ValueError: a configuration that cannot work.
+        MemoryError: the machine has not the memory.
+        RuntimeError: the codec's library is not there.
+    """
+
+    def __init__(self, config: ReplayConfig, fields: Sequence[Field], segment: Segment | None = None) -> None:
+        self.config, self.fields = config, tuple(fields)
+        create = None
+        if segment is None:
+            create = _native_config(config, self.fields)
+            segment = Segment(create.bytes_needed, purpose="the replay")
+        self.segment = segment
+        self.native = native.Replay(segment.fd, create, _codec_libraries(config.codec))
+
+    def __reduce__(self) -> tuple[Callable[..., Replay], tuple[Any, ...]]:
+        return type(self), (self.config, self.fields, self.segment)
+
+    def writer(self, lane: int) -> LaneWriter:
+        """The writer of a lane. Taking over the lane of a dead writer ends its episode."""
+        return LaneWriter(self, lane)
+
+    def empty_batch(self, size: int, pin: bool = False) -> ReplayBatch:
+        """Memory for a batch of `size` samples, to be given to `sample` again and again."""
+
+        def empty(f: Field) -> torch.Tensor:
+            return torch.empty((size, *f.sample_shape), dtype=_torch_dtype(f.dtype), pin_memory=pin)
+
+        def numbers() -> torch.Tensor:
+            return torch.empty(size, dtype=torch.float32, pin_memory=pin)
+
+        return ReplayBatch(
+            {f.name: empty(f) for f in self.fields},
+            {f.name: empty(f) for f in self.fields if f.stack},
+            numbers(), numbers(), numbers(), np.empty(size, np.uint64))
+
+    def sample(self, size: int, into: ReplayBatch | None = None, *, beta: float | None = None, threads: int = 1) -> ReplayBatch | None:
+        """Draw `size` transitions with replacement; None while fewer than the minimum are there.
+
+        Args:
+            into: memory of an earlier batch of that size to fill.
+            beta: instead of the configured one.
+            threads: that copy and decode. The interpreter is free meanwhile.
+        """
+        batch = into or self.empty_batch(size)
+        batch.size = self.native.sample(
+            batch.keys, batch.weights.numpy(), self.config.beta if beta is None else beta, self.config.stratified,
+            self.config.minimum, [batch.first[f.name].numpy() for f in self.fields],
+            [batch.next[f.name].numpy() if f.stack else None for f in self.fields],
+            batch.reward.numpy(), batch.discount.numpy(), None, threads)
+        return batch if batch.size else None
+
+    def sample_keys(self, size: int, beta: float | None = None) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32], npt.NDArray[np.float64]] | None:
+        """Draw without copying data: keys uint64, importance weights float32, probabilities float64, each [size]."""
+        keys, weights, probabilities = np.empty(size, np.uint64), np.empty(size, np.float32), np.empty(size)
+        beta = self.config.beta if beta is None else beta
+        there = self.native.sample(keys, weights, beta, self.config.stratified, self.config.minimum, probabilities=probabilities)
+        return (keys, weights, probabilities) if there else None
+
+    def windows(self, keys: npt.NDArray[np.uint64], length: int, *, threads: int = 1) -> SequenceBatch:
+        """The rows [time, time + length) of each key, in order; see `SequenceBatch`."""
+        B = len(keys)
+        fields = {f.name: np.empty((B, length, *f.sample_shape), f.dtype) for f in self.fields}
+        reward, discount = np.empty((B, length), np.float32), np.empty((B, length), np.float32)
+        age_flags, intact = np.empty((B, length), np.uint32), np.empty(B, np.uint8)
+        self.native.windows(keys, length, True, list(fields.values()), reward.reshape(-1), discount.reshape(-1),
+                            age_flags.reshape(-1), intact, threads)
+        return SequenceBatch(fields, reward, discount, age_flags & native.LAST != 0, age_flags & native.FINAL != 0,
+                             age_flags >> native.FLAG_BITS, intact.astype(bool))
+
+    def update(self, keys: npt.NDArray[np.uint64], priorities: npt.ArrayLike) -> int:
+        """New priorities (float32 [B], not negative); returns how many came too late.
+
+        Raises:
+            ValueError: a priority is negative or not finite.
+        """
+        return int(self.native.update(keys, np.ascontiguousarray(priorities, np.float32)))
+
+    def evict(self) -> int:
+        """Remove everything above the capacity, at once; returns how many transitions that were."""
+        return int(self.native.evict(self.config.capacity))
+
+    def stats(self) -> ReplayStats:
+        """Counters, after taking in what writers have published."""
+        return ReplayStats(**self.native.statistics())
+
+    def may_sample(self, size: int) -> bool:
+        """Is the minimum there, and does the samples-per-insert limit allow `size` more samples?"""
+        stats, ratio = self.stats(), self.config.samples_per_insert
+        if stats.size < self.config.minimum:
+            return False
+        return ratio is None or stats.samples + size <= ratio * (stats.inserts - self.config.minimum) + self.config.ratio_band
+
+    def may_insert(self) -> bool:
+        """Does the samples-per-insert limit allow further inserts? Adding itself never waits; actors may ask."""
+        stats, ratio = self.stats(), self.config.samples_per_insert
+        return ratio is None or ratio * (stats.inserts - self.config.minimum) - stats.samples < self.config.ratio_band
+
+    def wait(self, size: int, timeout: float) -> bool:
+        """Wait until `may_sample(size)`, at most `timeout` seconds; says whether it may."""
+        deadline = time.monotonic() + timeout
+        while not self.may_sample(size):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.001)
+        return True
+
+
+@dataclass
+class SequenceBatch:
+    """Rows in time order, for recurrent learners: NumPy arrays, batch first."""
+
+    fields: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    """Every field, [B, L, *sample_shape]."""
+    reward: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    """[B, L]."""
+    discount: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    """[B, L], per step."""
+    last: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty((0, 0), bool))
+    """[B, L]: the episode ended with this action."""
+    final: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty((0, 0), bool))
+    """[B, L]: an episode's last observation, no action."""
+    age: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty((0, 0), np.uint32))
+    """[B, L]: steps since the episode's first observation."""
+    intact: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
+    """[B]: False where the rows were overwritten or are not there yet; the rest of such a sample means nothing."""
+
+
+def _torch_dtype(dtype: str) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def _native_config(config: ReplayConfig, fields: tuple[Field, ...]) -> Any:
+    def check(condition: bool, message: str) -> None:
+        if not condition:
+            raise ValueError(f"replay: {message}")
+
+    check(config.lanes >= 1 and config.capacity >= 1, "needs at least one lane and a capacity of one transition")
+    check(config.n_step >= 1, f"n_step {config.n_step} is less than 1")
+    check(config.alpha >= 0, f"alpha {config.alpha} is negative")
+    check(config.floor > 0, f"floor {config.floor} must be positive")
+    check(config.slack >= 1, f"slack {config.slack} is less than 1")
+    check(config.block >= 8 and config.block % 8 == 0, f"block {config.block} is not a multiple of 8")
+    check(config.evict_alpha is None or config.evict_alpha != 0, "evict_alpha 0 evicts at random; say 1e-9 if you mean it")
+    check(config.lanes * config.rows < 2**32, f"{config.lanes * config.rows} rows; at most 2^32 - 1")
+    check(0 < len(fields) <= native.MAX_FIELDS, f"{len(fields)} fields; 1 to {native.MAX_FIELDS} are possible")
+    check(len({f.name for f in fields}) == len(fields), "two fields have the same name")
+    check(config.codec != "none" or not any(f.compressed for f in fields), "a field is compressed but no codec is chosen")
+    result = native.Config()
+    for name in ("lanes", "rows", "n_step", "alpha", "floor", "seed", "codec_level", "block"):
+        setattr(result, name, getattr(config, name))
+    result.evict_alpha = config.evict_alpha or 0.0
+    result.zero_pad = int(config.zero_pad)
+    result.codec = getattr(native.Codec, config.codec)
+    largest = max((f.nbytes for f in fields if f.compressed), default=0) * config.block
+    # Room for a few blocks that do not compress, however small the lane.
+    result.ring_bytes = max(config.rows * config.packed_row_bytes, 4 * (largest + largest // 128 + 1024))
+    for f in fields:
+        check(f.nbytes > 0, f"field {f.name!r} has no bytes")
+        result.add_field(f.nbytes, f.stack, f.compressed)
+    return result
+
+
+def _codec_libraries(codec: str) -> list[str]:
+    if codec == "zstd":
+        return ["libzstd.so.1", "libzstd.1.dylib"]
+    if codec == "lz4":
+        # The package's extension module exports LZ4's functions.
+        spec = importlib.util.find_spec("lz4")
+        folders = spec.submodule_search_locations if spec else None
+        packaged = [str(p) for folder in folders or [] for p in Path(folder, "block").glob("_block*.so")]
+        return ["liblz4.so.1", "liblz4.1.dylib", *packaged]
+    return []
