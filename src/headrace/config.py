@@ -118,16 +118,13 @@ class SamplingConfig:
     """Niceness of rollout workers; the learner and policy workers go first."""
 
 
-Algorithm = Literal["appo", "impala", "a2c", "ppo", "apex-dqn", "apex-dpg"]
-
-
 @dataclass
 class LearningConfig:
     """The algorithm and its optimizer. Defaults: Sample Factory's Table A.5 (APPO)."""
 
-    algorithm: Algorithm = "appo"
+    algorithm: str = "appo"
     """`appo`: PPO clipping + V-trace; `ppo`: PPO clipping + GAE; `impala`: V-trace policy gradient; `a2c`: n-step policy gradient;
-    `apex-dqn`, `apex-dpg`: prioritized replay."""
+    `apex-dqn`, `apex-dpg`: prioritized replay; or one registered by `--import`."""
     total_steps: int = 10_000_000
     """The run ends after this many steps of experience."""
     batch_size: int = 2048

@@ -35,8 +35,10 @@ class TrajectoryBatches:
         B = slots_per_batch * slab.E
 
         def empty() -> dict[str, np.ndarray]:
-            return {n: _pinned((*a.shape[1:-1 - len(f.shape)], B, *f.shape), a.dtype, device != "cpu")
-                    for (n, a), f in zip(slab.arrays.items(), slab.fields.values(), strict=True)}
+            return {
+                n: _pinned((*a.shape[1 : -1 - len(f.shape)], B, *f.shape), a.dtype, device != "cpu")
+                for (n, a), f in zip(slab.arrays.items(), slab.fields.values(), strict=True)
+            }
 
         self._buffers = [empty() for _ in range(2 if prefetch else 1)]
         self._free, self._filled = threading.Semaphore(len(self._buffers)), threading.Semaphore(0)

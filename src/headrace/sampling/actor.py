@@ -31,9 +31,7 @@ class Actor:
     The model's weights are replaced by the newest on the board.
     """
 
-    def __init__(
-        self, model: nn.Module, act: Act, exchange: Exchange, device: str, seed: int, clock: np.ndarray | None = None
-    ):
+    def __init__(self, model: nn.Module, act: Act, exchange: Exchange, device: str, seed: int, clock: np.ndarray | None = None):
         self.model, self._act, self.exchange, self.device = model.to(device).eval(), act, exchange, device
         self.generator = torch.Generator(device).manual_seed(seed)
         self.weights = FlatWeights(self.model)

@@ -32,7 +32,7 @@ IDLE, WAITING, READY, TAKEN = 0, 1, 2, 16
 LEARNER = 0x7FFF
 """The learner's number in the table of slot owners; rollout worker w is w + 1."""
 
-ROLLOUT_PHASES = ("step", "wait_actions", "wait_slots", "act", "other")
+ROLLOUT_PHASES = ("step", "wait_actions", "wait_slots", "forward", "other")
 POLICY_PHASES = ("wait", "weights", "gather", "forward", "scatter")
 LEARNER_PHASES = ("wait", "train", "publish", "checkpoint")
 PHASES = {"rollout": ROLLOUT_PHASES, "policy": POLICY_PHASES, "learner": LEARNER_PHASES}

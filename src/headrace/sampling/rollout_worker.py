@@ -9,14 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
 from headrace.envs.contract import EnvGroup, ObsRow, StepRow
 from headrace.sampling.exchange import IDLE, READY, ROLLOUT_PHASES, Clock, Exchange
 
-Views = list[tuple[np.ndarray | None, StepRow | None, ObsRow]]
-"""For every row of one slot: the actions, where their consequences go, and the observation of the row."""
+
+class _Row(NamedTuple):
+    """Views of one row of a slot. Row T has only the observation."""
+
+    observation: ObsRow
+    actions: np.ndarray
+    step: StepRow
 
 
 @dataclass
@@ -39,7 +45,7 @@ class RolloutWorker:
         self.index, self.exchange, self._act = index, exchange, act
         first = index * exchange.num_groups
         self.groups = [_Group(first + g, make_group()) for g in range(exchange.num_groups)]
-        self._views: dict[int, Views] = {}  # views of rows are made once for each slot
+        self._views: dict[int, list[_Row]] = {}  # views of rows are made once for each slot
         self._one = np.zeros(1, np.int32)
         self.clock = Clock(exchange.clocks["rollout"][index], ROLLOUT_PHASES, perf_counter())
 
@@ -49,7 +55,7 @@ class RolloutWorker:
         for g, group in enumerate(self.groups):
             if not self._acquire(group):
                 return False
-            group.envs.reset(seed + g * self.exchange.E, self._rows(group.slot)[0][2])
+            group.envs.reset(seed + g * self.exchange.E, self._rows(group.slot)[0].observation)
             self.clock.spent("other", perf_counter())
             self._request(group)
         return True
@@ -73,9 +79,7 @@ class RolloutWorker:
         """Step group g with the actions of its row, write row t+1 and ask for its actions. False: the run ended meanwhile."""
         group = self.groups[g]
         rows, t = self._rows(group.slot), group.t
-        actions, now, _ = rows[t]
-        assert actions is not None and now is not None
-        group.envs.step(actions, now, rows[t + 1][2])
+        group.envs.step(rows[t].actions, rows[t].step, rows[t + 1].observation)
         self.clock.spent("step", perf_counter())
         self.clock.count(self.exchange.E)
         group.t = t + 1
@@ -86,14 +90,14 @@ class RolloutWorker:
 
     def _next_slot(self, group: _Group) -> bool:
         """Hand the finished slot to the learner and go on in a free one: row T here is row 0 there."""
-        x, last = self.exchange, self._rows(group.slot)[self.exchange.T][2]
+        x, last = self.exchange, self._rows(group.slot)[self.exchange.T].observation
         # Kept aside, because from the next line on the slot may be learned from and given to somebody else.
         last = ObsRow({name: array.copy() for name, array in last.obs.items()}, last.first.copy(), last.valid.copy())
         x.full.put(x.slots.ticket(group.slot))
         # The only brake: without a free slot the learner is behind, and waiting here bounds memory and policy lag.
         if not self._acquire(group):
             return False
-        first = self._rows(group.slot)[0][2]
+        first = self._rows(group.slot)[0].observation
         for name, array in first.obs.items():
             array[:] = last.obs[name]
         first.first[:], first.valid[:] = last.first, last.valid
@@ -118,17 +122,16 @@ class RolloutWorker:
             self._act([group.number])
             x.requests.store(group.number, READY)
             x.wake.fetch_or(self.index, 1 << (group.number - self.groups[0].number))
-            self.clock.spent("act", perf_counter())
+            self.clock.spent("forward", perf_counter())
 
-    def _rows(self, slot: int) -> Views:
-        views = self._views.get(slot)
-        if views is None:
+    def _rows(self, slot: int) -> list[_Row]:
+        rows = self._views.get(slot)
+        if rows is None:
             slab, T = self.exchange.slab, self.exchange.T
-            actions = slab.arrays["action"][slot]
-            views = [(actions[t], slab.step_row(slot, t), slab.obs_row(slot, t)) for t in range(T)]
-            views.append((None, None, slab.obs_row(slot, T)))
-            self._views[slot] = views
-        return views
+            rows = [_Row(slab.obs_row(slot, t), slab.arrays["action"][slot, t], slab.step_row(slot, t)) for t in range(T)]
+            rows.append(_Row(slab.obs_row(slot, T), rows[0].actions[:0], rows[0].step))
+            self._views[slot] = rows
+        return rows
 
     def close(self) -> None:
         """Close the environments."""

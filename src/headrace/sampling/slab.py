@@ -101,8 +101,14 @@ class Slab:
     def step_row(self, slot: int, t: int) -> StepRow:
         """Views of the consequences of row t's actions, 0 <= t < T."""
         a = self.arrays
-        names = ("reward", "terminated", "truncated", "episode_return", "episode_length")
-        return StepRow(*(a[name][slot, t] for name in names), final_obs=self._named("final_obs/", slot, t))
+        return StepRow(
+            a["reward"][slot, t],
+            a["terminated"][slot, t],
+            a["truncated"][slot, t],
+            a["episode_return"][slot, t],
+            a["episode_length"][slot, t],
+            self._named("final_obs/", slot, t),
+        )
 
 
 def _aligned(nbytes: int) -> int:

@@ -1,0 +1,1 @@
+"""Between sampling and learning: trajectories consumed once, and prioritized replay."""

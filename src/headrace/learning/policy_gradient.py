@@ -1,0 +1,141 @@
+"""APPO, PPO, IMPALA and A2C: one loss, of which they are settings.
+
+            policy loss                  value targets and advantages
+    appo    clipped ratio (PPO)          V-trace
+    ppo     clipped ratio                GAE
+    impala  plain policy gradient        V-trace
+    a2c     plain policy gradient        GAE with lambda 1 (n-step returns)
+
+Sources: PPO, Schulman et al. 2017; V-trace, Espeholt et al. 2018; APPO, Petrenko et al. 2020.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from headrace.config import Config, LearningConfig
+from headrace.envs.contract import MASK_KEY, ArraySpec, EnvSpec
+from headrace.learning import losses
+from headrace.learning.gae import Targets, gae
+from headrace.learning.vtrace import vtrace
+from headrace.policies.distributions import ActionDistribution
+from headrace.policies.policy import Policy, make_policy
+
+
+class PolicyGradient:
+    """An `Algorithm` on the actor-critic `Policy`."""
+
+    def make_model(self, spec: EnvSpec, config: Config) -> Policy:
+        """A fresh policy."""
+        return make_policy(spec, config.policy, config.learning.precision)
+
+    def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
+        """None beyond the common ones."""
+        return {}
+
+    def act(
+        self, model: nn.Module, obs: dict[str, Tensor], core: Tensor, first: Tensor, envs: Tensor, generator: torch.Generator
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Sample from the policy."""
+        out = cast(Policy, model).act(obs, core, first)
+        action = out.distribution.sample(generator)
+        fields = {"action": action, "log_prob": out.distribution.log_prob(action), "value": out.value}
+        return fields, out.core
+
+    def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
+        """Update the normalisers; with GAE, compute targets and advantages once for all epochs."""
+        policy, T = cast(Policy, model), len(batch["reward"])
+        policy.update_normalizers({n: x[:T] for n, x in _observations(batch).items()}, batch["mask"])
+        if config.returns == "gae":
+            values = policy.unroll(_observations(batch), batch["core"], batch["first"]).value
+            next_values = _next_values(policy, batch)
+            targets = gae(
+                batch["reward"], values, batch["terminated"], batch["truncated"], batch["mask"], config.gamma,
+                config.gae_lambda, next_values,
+            )  # fmt: skip
+            policy.update_returns(targets.values, batch["mask"])
+            batch["target"], batch["advantage"] = targets
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
+        """Policy, value and exploration loss of a minibatch [T, B]."""
+        policy, c, mask, T = cast(Policy, model), config, batch["mask"], len(batch["reward"])
+        use_vtrace = c.returns == "vtrace"
+        # V-trace needs the value of row T under the present weights, GAE has its targets already.
+        rows = T + 1 if use_vtrace else T
+        obs = {n: x[:rows] for n, x in _observations(batch).items()}
+        out = policy.unroll(obs, batch["core"], batch["first"][:rows])
+        allowed = obs[MASK_KEY][:T] if MASK_KEY in obs else None
+        distribution = ActionDistribution(policy.spec.action, out.distribution.params[:T], allowed)
+        log_prob = distribution.log_prob(batch["action"])
+        values = out.value[:T]
+        if use_vtrace:
+            targets = self._vtrace(policy, batch, c, log_prob.detach(), out.value.detach())
+        else:
+            targets = Targets(batch["target"], batch["advantage"])
+        advantages = losses.normalize_advantages(targets.advantages, mask) if c.normalize_advantages else targets.advantages
+
+        surrogate = losses.policy_loss(log_prob, batch["log_prob"], advantages, mask, c.ppo_clip)
+        normalize = policy.normalize_value
+        value = losses.value_loss(normalize(values), normalize(targets.values), mask, normalize(batch["value"]), c.value_clip)
+        entropy = losses.masked_mean(distribution.entropy(), mask)
+        if c.exploration == "entropy":
+            exploration = -entropy
+        else:
+            exploration = losses.symmetric_kl_loss(distribution.symmetric_kl_to_uniform(), mask)
+        loss = surrogate.loss + c.value_coef * value + c.entropy_coef * exploration
+        return loss, {
+            "losses/loss": loss,
+            "losses/policy_loss": surrogate.loss,
+            "losses/value_loss": value,
+            "losses/entropy": entropy,
+            "losses/exploration_loss": exploration,
+            "losses/approx_kl": surrogate.approx_kl,
+            "losses/clipfrac": surrogate.clip_fraction,
+            "losses/ratio_mean": surrogate.mean_ratio,
+            "losses/ratio_max": surrogate.max_ratio,
+            "losses/explained_variance": losses.explained_variance(values, targets.values, mask),
+            "losses/value_mean": losses.masked_mean(values, mask),
+        }
+
+    def _vtrace(self, policy: Policy, batch: dict[str, Tensor], c: LearningConfig, log_prob: Tensor, values: Tensor) -> Targets:
+        """Targets under the present weights. With the clipped surrogate the advantages are left unweighted: the probability
+        ratio is in the surrogate already, and weighting by it twice would bias towards what mu liked."""
+        targets = vtrace(
+            log_prob - batch["log_prob"], batch["reward"], values, batch["terminated"], batch["truncated"], batch["mask"],
+            c.gamma, c.gae_lambda, c.vtrace_rho, c.vtrace_c, pg_rho=None if c.ppo_clip is not None else c.vtrace_rho,
+            next_values=_next_values(policy, batch, values),
+        )  # fmt: skip
+        policy.update_returns(targets.values, batch["mask"])
+        return targets
+
+
+def _observations(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name[4:]: x for name, x in batch.items() if name.startswith("obs/")}
+
+
+@torch.no_grad()
+def _next_values(policy: Policy, batch: dict[str, Tensor], values: Tensor | None = None) -> Tensor | None:
+    """[T, B]: V of the observation that followed row t. None: simply the next row's (`next-step` environments).
+
+    Environments that reset in the same step have their true last observations aside, in `final_obs`. A recurrent policy is
+    stepped once more from the core state behind row t, for which the trajectory is unrolled row by row.
+    """
+    final = {name[10:]: x for name, x in batch.items() if name.startswith("final_obs/")}
+    if not final:
+        return None
+    ended = batch["terminated"] | batch["truncated"]
+    T, core = len(ended), batch["core"]
+    obs = _observations(batch)
+    result = torch.zeros_like(batch["reward"])
+    for t in range(T):
+        out = policy.act({n: x[t] for n, x in obs.items()}, core, batch["first"][t])
+        after = policy.act({n: x[t] for n, x in final.items()}, out.core, torch.zeros_like(batch["first"][t]))
+        core = out.core
+        following = values[t + 1] if values is not None else policy.act(
+            {n: x[t + 1] for n, x in obs.items()}, core, batch["first"][t + 1]
+        ).value  # fmt: skip
+        result[t] = torch.where(ended[t], after.value, following)
+    return result

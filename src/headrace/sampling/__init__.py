@@ -1,0 +1,1 @@
+"""How experience is gathered: slab, workers, placements, supervision."""

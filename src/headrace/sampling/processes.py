@@ -1,0 +1,165 @@
+"""What the child processes run: thin main functions around the rollout worker and the policy worker.
+
+Rollout workers that hold no policy never import torch: they start fast and stay small.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.config import Config
+from headrace.envs.contract import EnvSpec
+from headrace.sampling.exchange import Exchange
+
+if TYPE_CHECKING:
+    from headrace.sampling.actor import Actor
+
+PR_SET_PDEATHSIG = 1
+LOOK_AROUND = 0.2
+"""Seconds after which a waiting process looks whether the run has ended, and shows that it lives."""
+
+
+@dataclass
+class Start:
+    """What every child process is given."""
+
+    role: str
+    index: int
+    restarts: int
+    config: Config
+    spec: EnvSpec
+    exchange: Exchange
+    report: Connection
+    """To the supervisor: ("failed", traceback) or whatever the role reports."""
+    stacks: str
+    """File that gets the Python stacks of all threads when the process receives SIGUSR1."""
+
+
+def run_child(main: Callable[[Start], None], start: Start) -> None:
+    """Entry point of every child process: dies with its parent, leaves Ctrl-C to the parent, reports what it dies of."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    with Path(start.stacks).open("w") as stacks:
+        faulthandler.register(signal.SIGUSR1, stacks)
+        try:
+            main(start)
+        except Exception:
+            start.report.send(("failed", traceback.format_exc()))
+            sys.exit(1)
+
+
+def make_algorithm_and_model(config: Config, spec: EnvSpec) -> tuple[Any, Any]:
+    """The algorithm and a freshly initialised model; the same seed gives the same weights in every process."""
+    import torch
+
+    from headrace.envs.registry import import_files
+    from headrace.learning.algorithms import make_algorithm
+
+    import_files(config.imports)
+    torch.manual_seed(config.seed)
+    algorithm = make_algorithm(config)
+    return algorithm, algorithm.make_model(spec, config)
+
+
+def make_actor(config: Config, spec: EnvSpec, exchange: Exchange, seed: int, device: str, clock: Any = None) -> Actor:
+    """An actor with its own copy of the model."""
+    from headrace.sampling.actor import Actor
+
+    algorithm, model = make_algorithm_and_model(config, spec)
+    return Actor(model, algorithm.act, exchange, device, seed, clock)
+
+
+def environment_seed(config: Config, worker: int, restarts: int = 0) -> int:
+    """Seed of the first environment of a worker; environment i has this + i. A restarted worker does not repeat itself."""
+    return (config.seed * 1_000_003 + worker * config.sampling.envs_per_worker + restarts * 500_009) % 2**31
+
+
+def actor_seed(config: Config, number: int, restarts: int = 0) -> int:
+    """Seed of an actor's sampling."""
+    return (config.seed * 7_919 + 104_729 * (number + 1) + restarts * 611_953) % 2**31
+
+
+def rollout_main(start: Start) -> None:
+    """A rollout worker, with (`inline`) or without a policy."""
+    from headrace.envs.registry import import_files, make_group
+    from headrace.sampling.rollout_worker import RolloutWorker
+
+    config, x, s = start.config, start.exchange, start.config.sampling
+    os.nice(s.worker_niceness)
+    _pin(config, start.index)
+    import_files(config.imports)
+    act = None
+    if s.placement == "inline":
+        import torch
+
+        torch.set_num_threads(1)
+        actor = make_actor(config, start.spec, x, actor_seed(config, start.index, start.restarts), "cpu")
+        act = _refreshing(actor, s.weights_period * s.num_groups)
+    worker = RolloutWorker(start.index, x, lambda: make_group(config.env, config.envs, x.E), act)
+    _wait_for_learner(x)
+    try:
+        alive = worker.start(environment_seed(config, start.index, start.restarts))
+        while alive and not x.stopped:
+            for g in worker.wait(LOOK_AROUND):
+                if not worker.step(g):
+                    alive = False
+                    break
+    finally:
+        worker.close()
+
+
+def _refreshing(actor: Actor, period: int) -> Callable[[list[int]], None]:
+    """Act, looking for newer weights every `period` calls: inline actors lag behind by that much, measured as everywhere."""
+    import numpy as np
+
+    calls = 0
+
+    def act(groups: list[int]) -> None:
+        nonlocal calls
+        if calls % period == 0:
+            actor.refresh()
+        calls += 1
+        actor.act(np.array(groups))
+
+    return act
+
+
+def policy_main(start: Start) -> None:
+    """A policy worker."""
+    import torch
+
+    from headrace.sampling.policy_worker import PolicyWorker
+
+    config, x = start.config, start.exchange
+    torch.set_num_threads(1)
+    seed = actor_seed(config, start.index, start.restarts)
+    clock = x.clocks["policy"][start.index]
+    actor = make_actor(config, start.spec, x, seed, config.device, clock)
+    worker = PolicyWorker(start.index, x, actor, config.sampling)
+    _wait_for_learner(x)
+    while worker.serve(LOOK_AROUND):
+        pass
+
+
+def _wait_for_learner(exchange: Exchange) -> None:
+    """Experience of weights that are about to be replaced by a checkpoint's would be wasted."""
+    while not exchange.control.load(1) and not exchange.stopped:
+        exchange.control.wait_nonzero(1, LOOK_AROUND)
+
+
+def _pin(config: Config, index: int) -> None:
+    """One core per rollout worker where there are at least as many cores as workers."""
+    cores = sorted(os.sched_getaffinity(0))
+    if config.sampling.pin_workers and config.sampling.num_workers >= len(cores) > 1:
+        os.sched_setaffinity(0, {cores[index % len(cores)]})

@@ -1,0 +1,235 @@
+"""The supervisor: starts the processes of a run, notices when one dies or hangs, puts things right and starts another.
+
+It touches no data. What a dead process held is told by the exchange's tables (`Exchange.recover_*`).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from time import monotonic, perf_counter, sleep
+from typing import Any, Literal
+
+import numpy as np
+
+from headrace.config import Config
+from headrace.envs.contract import EnvSpec
+from headrace.sampling.exchange import LEARNER, Exchange
+from headrace.sampling.processes import Start, policy_main, rollout_main, run_child
+
+Role = Literal["rollout", "policy", "learner"]
+FIRST_SIGN = 300.0
+"""Seconds a process may take to start before it counts as hung."""
+FAREWELL = 20.0
+"""Seconds the learner may take for its last checkpoint, and the others to end, before they are killed."""
+
+
+class RunFailed(RuntimeError):
+    """A part of the run failed for good; the message holds its error."""
+
+
+@dataclass
+class Child:
+    """One process and what is known of it."""
+
+    role: Role
+    index: int
+    process: BaseProcess
+    report: connection.Connection
+    started: float
+    """perf_counter() at its start."""
+    error: str = ""
+    """The traceback it reported before it ended."""
+
+    @property
+    def name(self) -> str:
+        """As in log lines."""
+        return "learner" if self.role == "learner" else f"{self.role} worker {self.index}"
+
+
+class Supervisor:
+    """Processes of one run. `learner_main` is what the learner process runs."""
+
+    def __init__(
+        self,
+        config: Config,
+        spec: EnvSpec,
+        exchange: Exchange,
+        learner_main: Callable[[Start], None],
+        say: Callable[[str], None],
+    ):
+        self.config, self.spec, self.exchange, self.say = config, spec, exchange, say
+        self.restarts = 0
+        """Processes replaced so far."""
+        self._mains = {"rollout": rollout_main, "policy": policy_main, "learner": learner_main}
+        # A fork server: children start from a small clean process, not from a copy of this one with its threads and locks.
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["headrace.sampling.preload"])
+        self._stacks = tempfile.TemporaryDirectory(prefix="headrace-")
+        self.children: list[Child] = []
+        self._unclaimed: dict[int, int] = {}
+        self._last_sweep = 0.0
+
+    def start(self) -> None:
+        """Start everything. The learner first: the others wait until it has its weights."""
+        s = self.config.sampling
+        self._spawn("learner", 0)
+        for index in range(s.num_workers):
+            self._spawn("rollout", index)
+        if s.placement == "served":
+            for index in range(s.num_policy_workers):
+                self._spawn("policy", index)
+
+    def _spawn(self, role: Role, index: int) -> None:
+        here, there = self._context.Pipe(duplex=False)
+        stacks = str(Path(self._stacks.name) / f"{role}-{index}")
+        start = Start(role, index, self.restarts, self.config, self.spec, self.exchange, there, stacks)
+        process = self._context.Process(
+            target=run_child, args=(self._mains[role], start), name=f"headrace {role} {index}", daemon=True
+        )
+        now = perf_counter()
+        self.exchange.clocks[role][index, -2] = 0
+        process.start()
+        there.close()
+        self.children.append(Child(role, index, process, here, now))
+
+    def messages(self, timeout: float) -> Iterator[tuple[str, Any]]:
+        """What the learner reports within `timeout` seconds: ("metrics", ...), ("message", ...), ("done", ...).
+
+        Meanwhile the dead and the hung are replaced. Raises `RunFailed` when that is no use any more.
+        """
+        deadline = monotonic() + timeout
+        while (left := deadline - monotonic()) > 0:
+            watched: list[Any] = [c.report for c in self.children] + [c.process.sentinel for c in self.children]
+            connection.wait(watched, min(left, 0.5))
+            for child in list(self.children):
+                yield from self._read(child)
+                if not child.process.is_alive():
+                    yield from self._read(child)
+                    self._replace(child, self._obituary(child))
+            self._look_for_hung()
+            self._resend_lost_tickets()
+
+    def _read(self, child: Child) -> Iterator[tuple[str, Any]]:
+        try:
+            while child.report.poll():
+                kind, content = child.report.recv()
+                if kind == "failed":
+                    child.error = content
+                else:
+                    yield kind, content
+        except (EOFError, OSError):  # it ended; what it died of is told by its exit code
+            return
+
+    def _obituary(self, child: Child) -> str:
+        code = child.process.exitcode or 0
+        if child.error:
+            return child.error.strip().splitlines()[-1]
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def _replace(self, child: Child, why: str) -> None:
+        """Free what the dead child held and start another in its place."""
+        self.children.remove(child)
+        child.process.join()
+        child.report.close()
+        if self.exchange.stopped:
+            return
+        self.restarts += 1
+        if child.role == "learner" and child.error:  # an error repeats itself; a kill does not
+            raise RunFailed(f"the learner failed:\n{child.error}")
+        if self.restarts > self.config.sampling.max_restarts:
+            detail = f":\n{child.error}" if child.error else ""
+            raise RunFailed(
+                f"{child.name} ended ({why}), the failure number {self.restarts}; sampling.max_restarts is "
+                f"{self.config.sampling.max_restarts}{detail}"
+            )
+        if child.role == "rollout":
+            done = f"{self.exchange.recover_rollout_worker(child.index)} slots returned"
+        elif child.role == "policy":
+            done = f"{self.exchange.recover_policy_worker(child.index)} requests asked again"
+        else:
+            done = f"{self.exchange.slots.reclaim(LEARNER)} slots returned, samplers wait for the newest checkpoint"
+        self.say(f"{child.name} ended ({why}): {done}; a new one starts (restart {self.restarts})")
+        if child.error:
+            self.say(child.error)
+        self._spawn(child.role, child.index)
+
+    def _look_for_hung(self) -> None:
+        """A sampler that shows no sign of life for `step_timeout` seconds: show its stack, replace it."""
+        now = perf_counter()
+        for child in list(self.children):
+            last = float(self.exchange.clocks[child.role][child.index, -2])
+            silent = now - max(last, child.started)
+            limit = self.config.sampling.step_timeout if last else FIRST_SIGN
+            if child.role == "learner" or silent < limit or self.exchange.control.load(1) == 0:
+                continue
+            self.say(
+                f"{child.name} hangs: no sign of life for {silent:.0f} s (sampling.step_timeout {limit:.0f} s)\n"
+                + self._stack_of(child)
+            )
+            child.process.kill()
+            child.process.join()
+            self._replace(child, "hung")
+
+    def _stack_of(self, child: Child) -> str:
+        """The Python stacks of the child's threads; the empty string from one that is stopped and cannot answer."""
+        if child.process.pid is None:
+            return ""
+        os.kill(child.process.pid, signal.SIGUSR1)
+        path = Path(self._stacks.name) / f"{child.role}-{child.index}"
+        for _ in range(10):
+            if path.exists() and (text := path.read_text()):
+                return text
+            sleep(0.05)
+        return ""
+
+    def _resend_lost_tickets(self) -> None:
+        """A learner killed between taking a ticket from the queue and the slot from the table leaves a slot nobody looks for."""
+        x = self.exchange
+        if x.full.qsize() or monotonic() - self._last_sweep < 1:
+            return
+        self._last_sweep = monotonic()
+        filling = set(x.cursor[:, 0].tolist())
+        finished = {
+            slot: x.slots.ticket(slot)
+            for slot in range(len(x.slots))
+            if 0 < x.slots.owner(slot) < LEARNER and slot not in filling
+        }
+        for slot, ticket in finished.items():
+            # Seen twice, a second apart, with nothing queued: nobody is on the way to it. Doubles are refused by the table.
+            if self._unclaimed.get(slot) == ticket and not x.stopped:
+                x.full.put(ticket, timeout=0)
+        self._unclaimed = finished
+
+    def phase_times(self) -> dict[str, np.ndarray]:
+        """Seconds each role's workers spent in each phase so far, and steps done: a copy of the clocks."""
+        return {role: clock.copy() for role, clock in self.exchange.clocks.items()}
+
+    def stop(self) -> Iterator[tuple[str, Any]]:
+        """End the run; yields the learner's last messages. Nothing of the run is alive afterwards."""
+        self.exchange.stop()
+        deadline = monotonic() + FAREWELL
+        while self.children and monotonic() < deadline:
+            connection.wait([c.process.sentinel for c in self.children] + [c.report for c in self.children], 0.2)
+            for child in list(self.children):
+                yield from self._read(child)
+                if not child.process.is_alive():
+                    yield from self._read(child)
+                    self._replace(child, "")
+        self.kill()
+
+    def kill(self) -> None:
+        """End every process at once."""
+        for child in self.children:
+            child.process.kill()
+        for child in self.children:
+            child.process.join()
+        self.children.clear()
+        self._stacks.cleanup()
