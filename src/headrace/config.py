@@ -34,7 +34,7 @@ class EnvConfig:
     protocol: Literal["dqn", "ale-v5"] = "dqn"
     """Atari only. `dqn`: no sticky actions, up to 30 no-ops, a lost life ends the training episode, FIRE at the start.
     `ale-v5`: sticky actions 0.25, whole games, no no-ops."""
-    atari_backend: Literal["native", "ale"] = "native"
+    atari_backend: Literal["native", "ale"] = "ale"
     """Atari only. `native`: the batched core of this package; `ale`: one ale-py emulator per environment (the oracle)."""
     resize: tuple[int, int] | None = None
     """Height and width that images are resized to. None: the family's default (Atari 84x84, VizDoom 72x128)."""

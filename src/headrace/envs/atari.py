@@ -1,0 +1,223 @@
+"""``atari/<game>``: Atari 2600 games under the two protocols in use.
+
+    protocol   sticky actions   no-ops at the start   a lost life             reward learned from
+    dqn        none             up to 30              ends training episodes  clipped to [-1, 1]
+    ale-v5     0.25             none                  nothing                 clipped to [-1, 1]
+
+Both: 4 frames per step, pixelwise maximum of the last two, 84x84 grey by area averaging, 4 images stacked, FIRE at the start of
+games that have it, 108,000 frames (30 minutes) at most, minimal action set. Sources: Mnih et al. 2015 (Nature 518), methods;
+Machado et al. 2018 (JAIR 61), section 5; the preprocessing is ale-py's own.
+
+A life lost in training ends an episode, never the game: the game goes on with one NOOP step in the row between the two episodes.
+Reported returns are of whole games and unclipped; evaluation has no life-loss episodes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import ale_py
+import gymnasium
+import numpy as np
+from ale_py import roms
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+
+from headrace.config import ConfigError, EnvConfig
+from headrace.envs.contract import EnvGroup, EnvSpec
+from headrace.envs.group import LIFE_LOST, VectorGroup, reward_shape
+from headrace.envs.spaces import action_spec, observation_spec
+from headrace.envs.wrappers import Env
+
+FRAMESKIP = 4
+MAX_FRAMES = 108_000
+"""30 minutes at 60 frames per second."""
+TWO_PLAYERS_ONLY = frozenset({"combat", "joust", "maze_craze", "warlords"})
+"""ROMs that have no single-player settings: ALE ends the process when it loads them."""
+
+
+def ids() -> list[str]:
+    """The games, in ale-py's spelling."""
+    return sorted(set(roms.get_all_rom_ids()) - TWO_PLAYERS_ONLY)
+
+
+def knows(name: str) -> bool:
+    """Whether there is such a game."""
+    return name in ids()
+
+
+def vector_options(options: EnvConfig) -> dict[str, Any]:
+    """The settings as keyword arguments of `ale_py.vector_env.AtariVectorEnv`; rewards stay raw, lives are counted outside."""
+    frameskip = options.frameskip or FRAMESKIP
+    height, width = options.resize or (84, 84)
+    dqn = options.protocol == "dqn"
+    frames = MAX_FRAMES if options.max_episode_steps is None else min(MAX_FRAMES, options.max_episode_steps * frameskip)
+    return {
+        "frameskip": frameskip,
+        "img_height": height,
+        "img_width": width,
+        "grayscale": options.grayscale is not False,
+        "stack_num": options.frame_stack or 4,
+        "repeat_action_probability": 0.0 if dqn else 0.25,
+        "noop_max": 30 if dqn else 0,
+        "use_fire_reset": True,
+        "max_num_frames_per_episode": frames,
+        "episodic_life": False,
+        "reward_clipping": False,
+        **options.kwargs,
+    }
+
+
+def make_vector(name: str, options: EnvConfig, num_envs: int) -> VectorEnv:
+    """The emulators of a group behind ale-py's vector interface, on one thread. Raises `ConfigError`."""
+    kwargs = vector_options(options) | {"num_threads": 1, "autoreset_mode": AutoresetMode.NEXT_STEP}
+    if options.atari_backend == "native":
+        try:
+            from headrace.envs.atari_vector import AtariVector
+        except ImportError as error:
+            raise ConfigError("this installation has no native Atari core; use --envs.atari-backend ale") from error
+        return AtariVector(name, num_envs, **kwargs)
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    return AtariVectorEnv(name, num_envs, **kwargs)
+
+
+class LifeLossEpisodes(VectorWrapper):
+    """End an episode (`terminated`, info "life_lost") where a life is lost and others are left; the game goes on.
+
+    The next call is the reset of that episode, as in NEXT_STEP autoreset: its action is ignored and one NOOP step is made.
+    """
+
+    def __init__(self, env: VectorEnv) -> None:
+        super().__init__(env)
+        self._lives = np.zeros(env.num_envs, np.int32)
+        self._lost = np.zeros(env.num_envs, bool)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observations, infos = self.env.reset(seed=seed, options=options)
+        self._lives, self._lost = infos["lives"].copy(), np.zeros(self.num_envs, bool)
+        return observations, infos
+
+    def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        if self._lost.any():
+            actions = np.where(self._lost, 0, actions)  # NOOP is the first action of every game
+        observations, rewards, terminated, truncated, infos = self.env.step(actions)
+        lives = infos["lives"]
+        # a life lost during the NOOP step belongs to the episode that has not begun yet
+        self._lost = (lives < self._lives) & (lives > 0) & ~terminated & ~truncated & ~self._lost
+        self._lives = lives.copy()
+        return observations, rewards, terminated | self._lost, truncated, infos | {LIFE_LOST: self._lost}
+
+
+def make_group(name: str, options: EnvConfig, num_envs: int, *, training: bool = True) -> EnvGroup:
+    """A group of emulators; with `training`, the `dqn` protocol ends episodes at lost lives."""
+    vector = make_vector(name, options, num_envs)
+    if training and options.protocol == "dqn":
+        vector = LifeLossEpisodes(vector)
+    spec = EnvSpec(
+        observation_spec(vector.single_observation_space),
+        action_spec(vector.single_action_space),
+        frameskip=options.frameskip or FRAMESKIP,
+        name=f"atari/{name}",
+    )
+    return VectorGroup(vector, spec, reward_shape(options.reward_scale, options.reward_clip))
+
+
+class AtariGame(gymnasium.Env):
+    """One emulator with the same picture as the vector environment, and with `render`: for watching and for tests.
+
+    Observations uint8 [stack, H, W] (RGB: [stack, H, W, 3]); one step is `frameskip` frames; rewards are raw.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012
+
+    def __init__(self, name: str, options: EnvConfig, render_mode: str | None = None) -> None:
+        import cv2
+
+        self._cv2 = cv2
+        self.render_mode = render_mode
+        self._o = vector_options(options)
+        if options.kwargs:
+            raise ConfigError(f"single Atari games take no further arguments; got {sorted(options.kwargs)}")
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+        self.ale = ale_py.ALEInterface()
+        self.ale.setFloat("repeat_action_probability", self._o["repeat_action_probability"])
+        self._rom = cast(Path, roms.get_rom_path(name))
+        self.ale.setInt("random_seed", 0)
+        self.ale.loadROM(self._rom)
+        self._actions = self.ale.getMinimalActionSet()
+        self._frames = 0
+        height, width = self.ale.getScreenDims()
+        channels = () if self._o["grayscale"] else (3,)
+        self._screens = np.zeros((2, height, width, *channels), np.uint8)
+        shape = (self._o["stack_num"], self._o["img_height"], self._o["img_width"], *channels)
+        self._stack = np.zeros(shape, np.uint8)
+        self.observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+        self.action_space = gymnasium.spaces.Discrete(len(self._actions))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.ale.setInt("random_seed", seed)
+            self.ale.loadROM(self._rom)
+        self.ale.reset_game()
+        self._frames = 0
+        fire = self._o["use_fire_reset"] and ale_py.Action.FIRE in self._actions
+        noops = int(self.np_random.integers(self._o["noop_max"])) if self._o["noop_max"] else 0
+        for action in [ale_py.Action.FIRE] * fire + [ale_py.Action.NOOP] * max(0, noops - fire):
+            self.ale.act(action)
+            if self.ale.game_over():
+                self.ale.reset_game()
+        self._stack[:] = 0
+        self._screens[:] = 0
+        self._capture(1)
+        return self._observe(), {"lives": self.ale.lives()}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        reward = 0.0
+        skip = self._o["frameskip"]
+        over = truncated = False
+        for frame in range(skip):
+            reward += self.ale.act(self._actions[action])
+            self._frames += 1
+            over, truncated = self.ale.game_over(), self._frames >= self._o["max_num_frames_per_episode"]
+            if over or truncated:
+                break
+            if frame >= skip - 2:
+                self._capture(frame - (skip - 2))
+        return self._observe(), reward, bool(over), truncated and not over, {"lives": self.ale.lives()}
+
+    def _capture(self, which: int) -> None:
+        screen = self._screens[which]
+        if self._o["grayscale"]:
+            self.ale.getScreenGrayscale(screen)
+        else:
+            self.ale.getScreenRGB(screen)
+
+    def _observe(self) -> np.ndarray:
+        size = (self._o["img_width"], self._o["img_height"])
+        picture = self._cv2.resize(self._screens.max(axis=0), size, interpolation=self._cv2.INTER_AREA)
+        self._stack[:-1] = self._stack[1:]
+        self._stack[-1] = picture
+        return self._stack.copy()
+
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        """The television picture, uint8 [210, 160, 3] (other heights in a few games)."""
+        return self.ale.getScreenRGB() if self.render_mode == "rgb_array" else None
+
+
+def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
+    """One emulator: whole games, raw rewards."""
+    return AtariGame(name, options, render_mode)
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """Settings of the asynchronous Atari runs of Sample Factory's model cards, rewards clipped as in both protocols."""
+    return {
+        "envs.reward_clip": 1.0,
+        "policy.encoder": "nature-cnn",
+        "learning.learning_rate": 2.5e-4,
+        "learning.entropy_coef": 0.01,
+        "learning.max_grad_norm": 0.5,
+        "learning.optimizer_eps": 1e-5,
+    }

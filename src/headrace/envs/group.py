@@ -1,0 +1,264 @@
+"""Groups of environments, stepped together into the engine's memory: the row convention of `contract` in one place.
+
+`LocalGroup` steps a list of Gymnasium environments one after the other. `VectorGroup` drives a `gymnasium.vector.VectorEnv`
+in any of its autoreset modes.
+
+Two kinds of end are told apart. An *episode* ends for the learner where `terminated` or `truncated` is true. A *game* ends
+for the statistics at the same step, unless the step's info says ``"life_lost": True``: then only a training episode has
+ended, the environment's next reset goes on with the same game, and its return and length go on being added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from headrace.envs.contract import MASK_KEY, Categorical, EnvironmentFault, EnvSpec, ObsRow, StepRow
+from headrace.envs.spaces import Leaf, batch_decoder, decoder, leaves
+
+RewardShape = Callable[[np.ndarray], np.ndarray]
+LIFE_LOST = "life_lost"
+"""Info key: this step ended a training episode but not the game."""
+
+
+def reward_shape(scale: float, clip: float | None) -> RewardShape:
+    """What the learner sees of a raw reward: scaled, then clipped to [-clip, clip]."""
+    if clip is None:
+        return lambda raw: raw * scale
+    return lambda raw: np.clip(raw * scale, -clip, clip)
+
+
+class _Group:
+    """What both groups share: statistics of games, names of environments in errors, checks of what came out of them."""
+
+    def __init__(self, spec: EnvSpec, num_envs: int, observation_leaves: Sequence[Leaf], shape_reward: RewardShape) -> None:
+        self.spec = spec
+        self.num_envs = num_envs
+        self._leaves = list(observation_leaves)
+        self._floats = [name for name, array in spec.observation.items() if np.issubdtype(array.dtype, np.floating)]
+        self._shape_reward = shape_reward
+        self._seed = 0
+        self._ended = np.zeros(num_envs, bool)
+        """The episode ended with the last step: the coming one starts the next."""
+        self._raw = np.zeros(num_envs, np.float64)
+        self._returns = np.zeros(num_envs, np.float64)
+        self._lengths = np.zeros(num_envs, np.int32)
+        self._games = np.zeros(num_envs, np.int64)
+
+    def _start(self, seed: int, out: ObsRow) -> None:
+        self._seed = seed
+        self._ended[:] = False
+        self._returns[:] = 0
+        self._lengths[:] = 0
+        self._games[:] = 0
+        out.first[:] = True
+        out.valid[:] = True
+
+    def _finish(self, now: StepRow, after: ObsRow, counted: np.ndarray, life_lost: np.ndarray | None) -> None:
+        """Check what the step gave and fill the rest of `now`; `counted` is False where the step only reset."""
+        ended = now.terminated | now.truncated
+        if not np.isfinite(self._raw).all():
+            index = int(np.flatnonzero(~np.isfinite(self._raw))[0])
+            raise self.fault(index, f"the reward is {self._raw[index]}")
+        self._check(after.obs, after.valid)
+        now.reward[:] = self._shape_reward(self._raw)
+        self._returns += self._raw
+        self._lengths += counted
+        now.episode_return[:] = np.nan
+        now.episode_length[:] = 0
+        if ended.any():
+            over = ended if life_lost is None else ended & ~life_lost
+            np.copyto(now.episode_return, self._returns, where=over, casting="same_kind")
+            np.copyto(now.episode_length, self._lengths, where=over)
+            self._returns[over] = 0
+            self._lengths[over] = 0
+            self._games += over
+        self._ended = ended
+
+    def _check(self, rows: dict[str, np.ndarray], valid: np.ndarray) -> None:
+        """Raise `EnvironmentFault` for NaN or infinite observations and for action masks that allow nothing."""
+        for name in self._floats:
+            if not np.isfinite(rows[name]).all():
+                index, *where = np.argwhere(~np.isfinite(rows[name]))[0].tolist()
+                raise self.fault(index, f"observation {name!r} is {rows[name][(index, *where)]} at index {where}")
+        if MASK_KEY in rows:
+            self._check_masks(rows[MASK_KEY], valid)
+
+    def _check_masks(self, masks: np.ndarray, valid: np.ndarray) -> None:
+        at = 0
+        for number, part in enumerate(p for p in self.spec.action.parts if isinstance(p, Categorical)):
+            allowed = masks[:, at : at + part.n]
+            nothing = ~allowed.any(axis=1)
+            if (nothing & valid).any():
+                index = int(np.flatnonzero(nothing & valid)[0])
+                raise self.fault(index, f"the action mask allows no choice in discrete part {number}")
+            allowed[nothing] = 1  # after an episode's end no action is taken, but one is computed
+            at += part.n
+
+    def fault(self, index: int, what: str) -> EnvironmentFault:
+        """The error for environment `index`: what went wrong and where."""
+        return EnvironmentFault(
+            f"{self.spec.name}, environment {index} (seed {self._seed + index}), game {self._games[index] + 1}, "
+            f"step {self._lengths[index] + 1}: {what}"
+        )
+
+
+class LocalGroup(_Group):
+    """Gymnasium environments with equal spaces, stepped one after the other in this process."""
+
+    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], spec: EnvSpec, shape_reward: RewardShape) -> None:
+        super().__init__(spec, len(envs), leaves(envs[0].observation_space), shape_reward)
+        self.envs = list(envs)
+        self._decode = decoder(envs[0].action_space)
+
+    def reset(self, seed: int, out: ObsRow) -> None:
+        """See `EnvGroup.reset`."""
+        self._start(seed, out)
+        for i, env in enumerate(self.envs):
+            try:
+                observation, _ = env.reset(seed=seed + i)
+                for leaf in self._leaves:
+                    leaf.put(out.obs[leaf.name][i], observation)
+            except Exception as error:
+                raise self.fault(i, f"reset failed: {type(error).__name__}: {error}") from error
+        self._check(out.obs, out.valid)
+
+    def step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
+        """See `EnvGroup.step`."""
+        raw, terminated, truncated = self._raw, now.terminated, now.truncated
+        starting = self._ended.tolist()
+        life_lost: np.ndarray | None = None
+        rows = [(leaf, after.obs[leaf.name]) for leaf in self._leaves]
+        i = 0
+        try:
+            for i, (env, action) in enumerate(zip(self.envs, self._decode(actions), strict=True)):
+                if starting[i]:
+                    observation, _ = env.reset()
+                    raw[i], terminated[i], truncated[i] = 0.0, False, False
+                else:
+                    observation, raw[i], terminated[i], truncated[i], info = env.step(action)
+                    if info.get(LIFE_LOST):
+                        if life_lost is None:
+                            life_lost = np.zeros(self.num_envs, bool)
+                        life_lost[i] = True
+                for leaf, row in rows:
+                    leaf.put(row[i], observation)
+        except Exception as error:
+            raise self.fault(i, f"{'reset' if starting[i] else 'step'} failed: {type(error).__name__}: {error}") from error
+        after.first[:] = self._ended
+        np.logical_not(terminated | truncated, out=after.valid)
+        self._finish(now, after, ~self._ended, life_lost)
+
+    def close(self) -> None:
+        """Close every environment, also when one of them fails to."""
+        _close_all(self.envs)
+
+
+class VectorGroup(_Group):
+    """A `gymnasium.vector.VectorEnv`; its ``metadata["autoreset_mode"]`` says which rows it gives.
+
+    NEXT_STEP gives the contract's rows as they are. SAME_STEP, and DISABLED (where ended environments are reset at once),
+    give same-step rows: `spec.autoreset` is "same-step" and the true last observation goes to `StepRow.final_obs`.
+    """
+
+    def __init__(self, envs: VectorEnv[Any, Any, Any], spec: EnvSpec, shape_reward: RewardShape) -> None:
+        super().__init__(spec, envs.num_envs, leaves(envs.single_observation_space), shape_reward)
+        self.envs = envs
+        self.mode = autoreset_mode(envs)
+        self._decode = batch_decoder(envs.single_action_space)
+        self._in_game = np.ones(self.num_envs, bool)
+        """False where the coming step only resets."""
+
+    def reset(self, seed: int, out: ObsRow) -> None:
+        """See `EnvGroup.reset`."""
+        self._start(seed, out)
+        self._in_game[:] = True
+        try:
+            observations, _ = self.envs.reset(seed=seed)
+            self._put(out.obs, observations)
+        except Exception as error:
+            raise self._group_fault("reset", error) from error
+        self._check(out.obs, out.valid)
+
+    def step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
+        """See `EnvGroup.step`."""
+        try:
+            observations, self._raw[:], now.terminated[:], now.truncated[:], infos = self.envs.step(self._decode(actions))
+            next_step = self.mode is AutoresetMode.NEXT_STEP
+            if not next_step:
+                observations = self._write_final(now, observations, infos)
+            self._put(after.obs, observations)
+        except Exception as error:
+            raise self._group_fault("step", error) from error
+        life_lost, ended = infos.get(LIFE_LOST), now.terminated | now.truncated
+        after.first[:] = self._ended if next_step else ended
+        after.valid[:] = ~ended if next_step else True
+        started = self._ended
+        self._finish(now, after, self._in_game, life_lost)
+        if next_step:
+            now.reward[started] = 0  # what a life-loss reset earned belongs to the game, but to no action of the learner's
+            self._in_game = ~ended if life_lost is None else ~ended | life_lost
+
+    def _write_final(self, now: StepRow, observations: Any, infos: dict[str, Any]) -> Any:
+        """Write true last observations where episodes ended; return the observations to go on with."""
+        ended = now.terminated | now.truncated
+        if not ended.any():
+            return observations
+        if self.mode is AutoresetMode.DISABLED:
+            self._put(now.final_obs, observations, ended)
+            observations, _ = self.envs.reset(options={"reset_mask": ended})
+        else:
+            self._put(now.final_obs, infos["final_obs"], ended)
+        self._check(now.final_obs, np.zeros_like(ended))
+        return observations
+
+    def _put(self, rows: dict[str, np.ndarray], observations: Any, where: np.ndarray | None = None) -> None:
+        """Write batched observations, or only those of some environments, which may also come as an array of objects."""
+        for leaf in self._leaves:
+            row = rows[leaf.name]
+            if where is None:
+                leaf.put(row, observations)
+            elif isinstance(observations, np.ndarray) and observations.dtype == object:
+                for i in np.flatnonzero(where):
+                    leaf.put(row[i], observations[i])
+            else:
+                value = leaf.find(observations)
+                for i in np.flatnonzero(where):
+                    leaf.put_value(row[i], value[i])
+
+    def _group_fault(self, doing: str, error: Exception) -> EnvironmentFault:
+        # a vector environment does not say which of its environments failed
+        return EnvironmentFault(
+            f"{self.spec.name}, group of {self.num_envs} environments (seeds {self._seed} to {self._seed + self.num_envs - 1}), "
+            f"steps {(self._lengths + 1).tolist()}: {doing} failed: {type(error).__name__}: {error}"
+        )
+
+    def close(self) -> None:
+        """Close the vector environment."""
+        self.envs.close()
+
+
+def autoreset_mode(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    """How a vector environment resets; raises `ValueError` where its metadata does not say."""
+    mode = (envs.metadata or {}).get("autoreset_mode")
+    if mode is None:
+        raise ValueError(
+            f"{type(envs).__name__} does not say how it resets ended episodes: set metadata['autoreset_mode'] to one of "
+            f"{', '.join(str(m) for m in AutoresetMode)}"
+        )
+    return AutoresetMode(mode)
+
+
+def _close_all(envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
+    errors = []
+    for env in envs:
+        try:
+            env.close()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise ExceptionGroup("closing environments failed", errors)

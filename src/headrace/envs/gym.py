@@ -1,0 +1,84 @@
+"""``gym/<id>``: every environment that Gymnasium knows, also those of other packages (``gym/package:Name-v0``)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import gymnasium
+
+from headrace.config import ConfigError, EnvConfig
+from headrace.envs.wrappers import Env, preprocess
+
+FRAMESKIP = 1
+
+_MUJOCO = "gymnasium.envs.mujoco"
+_SKIPPED = ("GymV2", "phys2d/", "tabular/")
+"""Adapters to other packages, and environments that need JAX."""
+
+
+def ids() -> list[str]:
+    """The newest version of each id in Gymnasium's registry."""
+    newest: dict[str, int] = {}
+    for env_id in gymnasium.registry:
+        base, _, version = env_id.rpartition("-v")
+        if base and not env_id.startswith(_SKIPPED):
+            newest[base] = max(newest.get(base, 0), int(version))
+    return [f"{base}-v{version}" for base, version in newest.items()]
+
+
+def knows(name: str) -> bool:
+    """Whether Gymnasium can make it; ``package:Name-v0`` is known by its form, since asking would import the package."""
+    if name.startswith("ALE/"):
+        _register_atari()
+    return name in gymnasium.registry or ":" in name
+
+
+def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
+    """`gymnasium.make` with the settings applied; `options.kwargs` go to the environment's constructor."""
+    if name.startswith("ALE/"):
+        _register_atari()
+    kwargs: dict[str, Any] = dict(options.kwargs)
+    if options.max_episode_steps is not None:
+        kwargs["max_episode_steps"] = -1  # Gymnasium's own limit counts frames; ours, outside the frame skip, steps
+    try:
+        env = gymnasium.make(name, render_mode=render_mode, disable_env_checker=True, **kwargs)
+    except gymnasium.error.DependencyNotInstalled as error:
+        mujoco = str(gymnasium.spec(name).entry_point).startswith(_MUJOCO)
+        advice = 'pip install "headrace[mujoco]"' if mujoco else str(error)
+        raise ConfigError(f"gym/{name} needs packages that are not installed: {advice}") from error
+    return preprocess(env, options)
+
+
+def _register_atari() -> None:
+    import ale_py
+
+    gymnasium.register_envs(ale_py)
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """Small networks, since observations are vectors; MuJoCo after the published settings of Sample Factory's."""
+    registered = gymnasium.registry.get(name)
+    entry = str(registered.entry_point) if registered else ""
+    if entry.startswith(_MUJOCO) or re.match("(BipedalWalker|LunarLander|Pendulum|MountainCarContinuous)", name):
+        return {
+            "policy.mlp": [64, 64],
+            "policy.activation": "tanh",
+            "policy.normalize_observations": True,
+            "policy.normalize_returns": True,
+            "learning.learning_rate": 3e-4,
+            "learning.ppo_clip": 0.2,
+            "learning.entropy_coef": 0.0,
+            "learning.num_epochs": 4,
+            "learning.num_minibatches": 4,
+            "learning.max_grad_norm": 1.0,
+            "learning.returns": "gae",
+            "sampling.rollout": 64,
+        }
+    return {
+        "policy.mlp": [64, 64],
+        "policy.activation": "tanh",
+        "learning.learning_rate": 1e-3,
+        "learning.entropy_coef": 0.01,
+        "learning.max_grad_norm": 0.5,
+    }

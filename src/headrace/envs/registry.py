@@ -1,0 +1,252 @@
+"""Environments by id: ``family/name`` for the built-in families, any id for environments registered by the user.
+
+    gym/CartPole-v1                    any Gymnasium id
+    atari/pong                         Atari 2600 games
+    vizdoom/basic                      scenarios of the vizdoom package; vizdoom/path/to/your.cfg
+    dm_control/cartpole-swingup        DeepMind Control Suite
+
+A family is a module with the functions of `Family`; it is imported when first asked for, so that nobody needs the simulators of
+others. A user's environment is one function, registered from the user's own file (``--import my_env.py``):
+
+    @headrace.envs.register("my/corridor")
+    def corridor(options, *, render_mode=None):
+        return Corridor(**options.kwargs)
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, cast
+
+import gymnasium
+
+from headrace.config import ConfigError, EnvConfig
+from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec
+from headrace.envs.group import LocalGroup, reward_shape
+from headrace.envs.spaces import spaces_of
+from headrace.envs.wrappers import preprocess
+
+Env = gymnasium.Env[Any, Any]
+
+
+class UnknownEnvironment(ConfigError):
+    """There is no environment of this id; the message names the nearest."""
+
+
+class MissingExtra(ConfigError):
+    """The packages of an environment family are not installed; the message has the command that installs them."""
+
+
+class EnvFactory(Protocol):
+    """A user's environment: one function."""
+
+    def __call__(self, options: EnvConfig, *, render_mode: str | None = None) -> Env:
+        """Make one environment. The frame skip, image, stack and step limit settings are applied to it afterwards."""
+
+
+class Family(Protocol):
+    """What the module of an environment family offers. `make_group` may be missing."""
+
+    FRAMESKIP: int
+    """Simulator frames per step, where the settings do not say."""
+
+    def ids(self) -> list[str]:
+        """Names within the family."""
+
+    def knows(self, name: str) -> bool:
+        """Whether `make` accepts this name (more than `ids` lists: paths, other packages' ids)."""
+
+    def make(self, name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
+        """One environment, with all settings applied."""
+
+    def make_group(self, name: str, options: EnvConfig, num_envs: int, *, training: bool) -> EnvGroup:
+        """Environments stepped together, where the family has something faster than one after the other."""
+
+    def defaults(self, name: str) -> dict[str, Any]:
+        """Dotted configuration overrides with which this environment is learned out of the box."""
+
+
+@dataclass(frozen=True)
+class _Module:
+    """Where a family lives, and the extra that installs what it needs."""
+
+    module: str
+    extra: str | None = None
+
+
+FAMILIES: dict[str, _Module] = {
+    "gym": _Module("headrace.envs.gym"),
+    "atari": _Module("headrace.envs.atari", "atari"),
+    "vizdoom": _Module("headrace.envs.vizdoom", "vizdoom"),
+    "dm_control": _Module("headrace.envs.dm_control", "dm-control"),
+}
+
+
+@dataclass(frozen=True)
+class _Registered:
+    """An environment registered by the user."""
+
+    factory: EnvFactory
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+
+_registered: dict[str, _Registered] = {}
+
+
+def register(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[EnvFactory], EnvFactory]:
+    """Decorator: make a function (or class) of `EnvFactory`'s signature the environment `env_id`.
+
+    `defaults` are dotted configuration overrides, e.g. ``{"learning.learning_rate": 3e-4}``. Registering an id again replaces
+    it. Raises `ValueError` for ids of the built-in families.
+    """
+    if env_id.partition("/")[0] in FAMILIES:
+        raise ValueError(f"{env_id!r}: {env_id.partition('/')[0]!r} is a built-in family; choose another prefix")
+
+    def add(factory: EnvFactory) -> EnvFactory:
+        _registered[env_id] = _Registered(factory, dict(defaults or {}))
+        return factory
+
+    return add
+
+
+def import_files(paths: Iterable[str | Path]) -> None:
+    """Import Python files, each once, so that they register what they register. Raises `ConfigError` for missing files."""
+    for path in map(Path, paths):
+        if not path.is_file():
+            raise ConfigError(f"--import {path}: there is no such file")
+        name = f"headrace_import_{path.resolve().as_posix().replace('/', '_').removesuffix('.py')}"
+        if name in sys.modules:
+            continue
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ConfigError(f"--import {path}: not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+
+
+def list_ids(family: str | None = None) -> list[str]:
+    """Ids of one family, or of all families whose packages are installed and of everything registered by the user."""
+    if family is not None:
+        return [f"{family}/{name}" for name in _family(family).ids()]
+    found = sorted(_registered)
+    for name in FAMILIES:
+        try:
+            found += list_ids(name)
+        except MissingExtra:
+            continue
+    return found
+
+
+def check_id(env_id: str) -> None:
+    """Raise `UnknownEnvironment` (with the nearest ids) or `MissingExtra` unless `env_id` can be made."""
+    if env_id in _registered:
+        return
+    prefix, _, name = env_id.partition("/")
+    if prefix in FAMILIES and _family(prefix).knows(name):
+        return
+    raise UnknownEnvironment(f"there is no environment {env_id!r}; {_nearest(env_id)}")
+
+
+def _nearest(env_id: str) -> str:
+    by_lower = {known.lower(): known for known in list_ids()}
+    # "pong" alone should find "atari/pong"
+    by_lower |= {known.rpartition("/")[2].lower(): known for known in by_lower.values()}
+    nearest = [by_lower[match] for match in difflib.get_close_matches(env_id.lower(), by_lower, n=5, cutoff=0.5)]
+    if nearest:
+        return f"nearest: {', '.join(dict.fromkeys(nearest))}"
+    return f"ids are family/name with the families {', '.join(FAMILIES)}; `headrace envs` lists them"
+
+
+def _family(name: str) -> Family:
+    known = FAMILIES.get(name)
+    if known is None:
+        raise UnknownEnvironment(f"there is no environment family {name!r}; there are {', '.join(FAMILIES)}")
+    try:
+        return cast(Family, _import(known.module))
+    except ImportError as error:
+        if known.extra is None or (error.name or "").startswith("headrace"):
+            raise
+        raise MissingExtra(
+            f'{name} environments need packages that are not installed: pip install "headrace[{known.extra}]"'
+        ) from error
+
+
+def _import(module: str) -> ModuleType:
+    return importlib.import_module(module)
+
+
+def make_env(env_id: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
+    """One environment with all settings applied, for evaluation and video: whole games, raw rewards.
+
+    Raises `UnknownEnvironment`, `MissingExtra`, or `EnvironmentFault` where the environment's constructor fails.
+    """
+    check_id(env_id)
+    prefix, _, name = env_id.partition("/")
+    try:
+        if env_id in _registered:
+            return preprocess(_registered[env_id].factory(options, render_mode=render_mode), options)
+        return _family(prefix).make(name, options, render_mode=render_mode)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise EnvironmentFault(f"{env_id} cannot be made: {type(error).__name__}: {error}") from error
+
+
+def make_group(env_id: str, options: EnvConfig, num_envs: int, *, training: bool = True) -> EnvGroup:
+    """`num_envs` environments stepped together. With `training` False, episodes are whole games.
+
+    Raises what `make_env` raises, and `UnsupportedSpace`.
+    """
+    check_id(env_id)
+    prefix, _, name = env_id.partition("/")
+    if env_id not in _registered:
+        family = _family(prefix)
+        if hasattr(family, "make_group"):
+            return family.make_group(name, options, num_envs, training=training)
+    with ExitStack() as opened:
+        envs: list[Env] = []
+        for _ in range(num_envs):
+            envs.append(make_env(env_id, options))
+            opened.callback(envs[-1].close)
+        observation, action = spaces_of(envs[0], env_id)
+        for index, env in enumerate(envs):
+            if spaces_of(env, env_id) != (observation, action):
+                raise EnvironmentFault(f"{env_id}: environment {index} has other spaces than environment 0")
+        spec = EnvSpec(observation, action, options.frameskip or _frameskip(env_id), name=env_id)
+        opened.pop_all()
+    return LocalGroup(envs, spec, reward_shape(options.reward_scale, options.reward_clip))
+
+
+def _frameskip(env_id: str) -> int:
+    return 1 if env_id in _registered else _family(env_id.partition("/")[0]).FRAMESKIP
+
+
+def describe(env_id: str, options: EnvConfig) -> EnvSpec:
+    """What the engine has to know of an environment: makes one, looks, closes it. Raises what `make_group` raises."""
+    group = make_group(env_id, options, 1)
+    try:
+        return group.spec
+    finally:
+        group.close()
+
+
+def defaults(env_id: str) -> dict[str, Any]:
+    """Dotted configuration overrides with which this environment is learned out of the box. Raises what `check_id` raises."""
+    check_id(env_id)
+    if env_id in _registered:
+        return dict(_registered[env_id].defaults)
+    prefix, _, name = env_id.partition("/")
+    return _family(prefix).defaults(name)

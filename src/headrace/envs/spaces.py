@@ -1,0 +1,297 @@
+"""Gymnasium spaces as flat arrays, and back.
+
+Observations become named arrays with two shapes only: uint8 images [C, H, W] and float32 vectors [N].
+
+    Box uint8, 3-D                 image; H x W x C and C x H x W are told apart by the smaller end being C
+    Box uint8, 4-D                 stack of images [K, ...]: one image of K * C channels
+    Box, anything else             float32, flattened
+    Discrete, MultiDiscrete        one-hot float32
+    MultiBinary                    float32
+    Dict, Tuple                    one level of names; nested ones are joined: "camera/left"
+
+A plain space has the one name "obs". The entry `MASK_KEY` of a Dict is the action mask and stays uint8.
+
+Actions become one row of columns (`ActionSpec`): Discrete and MultiDiscrete one column per choice, counted from 0; MultiBinary
+one two-way choice per bit; Box one bounded number per entry; Dict and Tuple their parts in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from headrace.config import ConfigError
+from headrace.envs.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, Continuous
+
+PLAIN_KEY = "obs"
+"""Name of the only array of an observation space that is no dictionary."""
+
+SMALLEST_IMAGE = 16
+"""uint8 arrays with fewer rows or columns than this are vectors: no convolutional encoder fits them."""
+
+
+class UnsupportedSpace(ConfigError):
+    """A space that has no flat array form; the message says which and what to do."""
+
+
+class BadObservation(ValueError):
+    """An observation that is not what its space declares."""
+
+
+# -- observations -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of an observation: where it is found in the observation, and how it is written into a row of memory."""
+
+    name: str
+    path: tuple[str | int, ...]
+    """Keys that lead to it through nested dictionaries and tuples."""
+    source: spaces.Space[Any]
+    spec: ArraySpec
+    write: Callable[[np.ndarray, np.ndarray], None]
+    """write(destination [..., *spec.shape], value [..., *source.shape]); leading dimensions alike."""
+
+    def find(self, observation: Any) -> Any:
+        """This leaf's part of an observation. Raises `BadObservation` where it is missing."""
+        try:
+            for key in self.path:
+                observation = observation[key]
+        except (KeyError, IndexError, TypeError) as error:
+            raise BadObservation(f"the observation has no entry {self.name!r}") from error
+        return observation
+
+    def put(self, destination: np.ndarray, observation: Any) -> None:
+        """Write this leaf's part of `observation`; leading dimensions follow from `destination`. Raises `BadObservation`."""
+        self.put_value(destination, self.find(observation) if self.path else observation)
+
+    def put_value(self, destination: np.ndarray, value: Any) -> None:
+        """Write a value of this leaf's own space, as `put` does."""
+        if not isinstance(value, np.ndarray):
+            try:
+                value = np.asarray(value)
+            except ValueError as error:
+                raise BadObservation(f"observation {self.name!r} is no array: {error}") from error
+        shape = destination.shape[: destination.ndim - len(self.spec.shape)] + (self.source.shape or ())
+        if value.shape != shape:
+            raise BadObservation(f"observation {self.name!r} has shape {value.shape}; its space declares {shape}")
+        declared = np.dtype(self.source.dtype)
+        if value.dtype != declared and not np.can_cast(value.dtype, declared, "same_kind"):
+            raise BadObservation(f"observation {self.name!r} has dtype {value.dtype}; its space declares {declared}")
+        self.write(destination, value)
+
+
+def leaves(space: spaces.Space[Any]) -> list[Leaf]:
+    """The arrays an observation space consists of, in the space's order. Raises `UnsupportedSpace`."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return list(_leaves(space, ()))
+    return [_leaf(space, PLAIN_KEY, ())]
+
+
+def observation_spec(space: spaces.Space[Any]) -> dict[str, ArraySpec]:
+    """Name -> shape and dtype of every array of an observation. Raises `UnsupportedSpace`."""
+    return {leaf.name: leaf.spec for leaf in leaves(space)}
+
+
+def _leaves(space: spaces.Space[Any], path: tuple[str | int, ...]) -> Iterator[Leaf]:
+    if isinstance(space, spaces.Dict):
+        for key, child in space.spaces.items():
+            yield from _leaves(child, (*path, key))
+    elif isinstance(space, spaces.Tuple):
+        for index, child in enumerate(space.spaces):
+            yield from _leaves(child, (*path, index))
+    else:
+        yield _leaf(space, "/".join(map(str, path)), path)
+
+
+def _leaf(space: spaces.Space[Any], name: str, path: tuple[str | int, ...]) -> Leaf:
+    if name == MASK_KEY:
+        width = int(np.prod(space.shape or (1,)))
+        spec = ArraySpec((width,), np.dtype(np.uint8), 0, 1)
+        return Leaf(name, path, space, spec, _write_reshaped)
+    if isinstance(space, spaces.Box):
+        return Leaf(name, path, space, *_box(space))
+    if isinstance(space, spaces.Discrete):
+        spec = _vector(int(space.n), 0, 1)
+        return Leaf(name, path, space, spec, _one_hot(np.array([space.n]), np.array([space.start])))
+    if isinstance(space, spaces.MultiDiscrete):
+        nvec = space.nvec.ravel()
+        return Leaf(name, path, space, _vector(int(nvec.sum()), 0, 1), _one_hot(nvec, space.start.ravel()))
+    if isinstance(space, spaces.MultiBinary):
+        return Leaf(name, path, space, _vector(int(np.prod(space.shape)), 0, 1), _write_reshaped)
+    raise UnsupportedSpace(
+        f"observation {name!r} is a {type(space).__name__} space; Box, Discrete, MultiDiscrete, MultiBinary and Dict or Tuple "
+        "of these have an array form. Wrap the environment in a gymnasium.ObservationWrapper that turns it into one of them"
+    )
+
+
+def _vector(width: int, low: float = -np.inf, high: float = np.inf) -> ArraySpec:
+    return ArraySpec((width,), np.dtype(np.float32), low, high)
+
+
+def _box(space: spaces.Box) -> tuple[ArraySpec, Callable[[np.ndarray, np.ndarray], None]]:
+    shape = space.shape
+    if space.dtype == np.uint8 and len(shape) in (3, 4) and min(sorted(shape[-3:])[1:]) >= SMALLEST_IMAGE:
+        channels_last = shape[-1] <= shape[-3]
+        height, width, channels = shape[-3:] if channels_last else (*shape[-2:], shape[-3])
+        stack = shape[0] if len(shape) == 4 else 1
+        write = _write_channels_last(len(shape)) if channels_last else _write_reshaped
+        return ArraySpec((stack * channels, height, width), np.dtype(np.uint8), 0, 255), write
+    low, high = (float(np.min(space.low)), float(np.max(space.high))) if space.is_bounded("both") else (-np.inf, np.inf)
+    return _vector(int(np.prod(shape)), low, high), _write_reshaped
+
+
+def _write_reshaped(destination: np.ndarray, value: np.ndarray) -> None:
+    destination[...] = value if value.shape == destination.shape else value.reshape(destination.shape)
+
+
+def _write_channels_last(ndim: int) -> Callable[[np.ndarray, np.ndarray], None]:
+    def write(destination: np.ndarray, value: np.ndarray) -> None:
+        channels_first = np.moveaxis(value, -1, -3)
+        if ndim == 4:  # [..., K, C, H, W] into [..., K * C, H, W]: give the destination the same split
+            destination = destination.reshape(channels_first.shape)
+        destination[...] = channels_first
+
+    return write
+
+
+def _one_hot(nvec: np.ndarray, start: np.ndarray) -> Callable[[np.ndarray, np.ndarray], None]:
+    offset = np.concatenate([[0], np.cumsum(nvec)[:-1]])
+
+    def write(destination: np.ndarray, value: np.ndarray) -> None:
+        choice = value.reshape((*destination.shape[:-1], len(nvec))).astype(np.int64) - start
+        if (choice < 0).any() or (choice >= nvec).any():
+            raise BadObservation(
+                f"observation {value.tolist()} is none of its space's {nvec.tolist()} choices (from {start.tolist()})"
+            )
+        destination[...] = 0
+        np.put_along_axis(destination, choice + offset, 1, axis=-1)
+
+    return write
+
+
+# -- actions ----------------------------------------------------------------------------------------------------------
+
+
+def action_spec(space: spaces.Space[Any]) -> ActionSpec:
+    """The flat form of an action space. Raises `UnsupportedSpace`."""
+    return ActionSpec(tuple(_parts(space)))
+
+
+def _parts(space: spaces.Space[Any]) -> Iterator[Categorical | Continuous]:
+    if isinstance(space, spaces.Discrete):
+        yield Categorical(int(space.n))
+    elif isinstance(space, spaces.MultiDiscrete):
+        yield from (Categorical(int(n)) for n in space.nvec.ravel())
+    elif isinstance(space, spaces.MultiBinary):
+        yield from (Categorical(2) for _ in range(int(np.prod(space.shape))))
+    elif isinstance(space, spaces.Box):
+        yield Continuous(tuple(space.low.ravel().astype(float).tolist()), tuple(space.high.ravel().astype(float).tolist()))
+    elif isinstance(space, (spaces.Dict, spaces.Tuple)):
+        for _, child in _children(space):
+            yield from _parts(child)
+    else:
+        raise UnsupportedSpace(
+            f"the action space is or contains {space!r}; Discrete, MultiDiscrete, MultiBinary, Box and Dict or Tuple of these "
+            "can be acted in. Wrap the environment in a gymnasium.ActionWrapper that turns it into one of them"
+        )
+
+
+def _children(space: spaces.Dict | spaces.Tuple) -> list[tuple[Any, spaces.Space[Any]]]:
+    return list(space.spaces.items()) if isinstance(space, spaces.Dict) else list(enumerate(space.spaces))
+
+
+def batch_decoder(space: spaces.Space[Any]) -> Callable[[np.ndarray], Any]:
+    """A function from action rows [E, A] to what a `gymnasium.vector.VectorEnv` with this single action space takes."""
+    if isinstance(space, spaces.Discrete):
+        start, kind = space.start, space.dtype
+        return lambda rows: rows[:, 0].astype(kind) + start
+    if isinstance(space, spaces.MultiDiscrete):
+        shape, start, kind = space.shape, space.start, space.dtype
+        return lambda rows: rows.reshape(-1, *shape).astype(kind) + start
+    if isinstance(space, spaces.MultiBinary):
+        shape, kind = space.shape, space.dtype
+        return lambda rows: rows.reshape(-1, *shape).astype(kind)
+    if isinstance(space, spaces.Box):
+        return _box_decoder(space)
+    assert isinstance(space, (spaces.Dict, spaces.Tuple)), space
+    pieces = _pieces(space, batch_decoder)
+    if isinstance(space, spaces.Dict):
+        return lambda rows: {key: decode(rows[:, columns]) for key, columns, decode in pieces}
+    return lambda rows: tuple(decode(rows[:, columns]) for _, columns, decode in pieces)
+
+
+def decoder(space: spaces.Space[Any]) -> Callable[[np.ndarray], list[Any]]:
+    """A function from action rows [E, A] to E actions, each as `env.step` of this action space takes it."""
+    if isinstance(space, spaces.Discrete):
+        start = space.start
+        return lambda rows: (rows[:, 0].astype(np.int64) + start).tolist()
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        pieces = _pieces(space, decoder)
+        keys = [key for key, _, _ in pieces]
+
+        def each(rows: np.ndarray) -> list[Any]:
+            return list(zip(*(decode(rows[:, columns]) for _, columns, decode in pieces), strict=True))
+
+        if isinstance(space, spaces.Dict):
+            return lambda rows: [dict(zip(keys, values, strict=True)) for values in each(rows)]
+        return each
+    batch = batch_decoder(space)
+    return lambda rows: list(batch(rows))
+
+
+def _pieces(space: spaces.Dict | spaces.Tuple, make: Callable[[Any], Callable]) -> list[tuple[Any, slice, Callable]]:
+    """For each child of a compound space: its key, its columns and its decoder."""
+    pieces, at = [], 0
+    for key, child in _children(space):
+        width = action_spec(child).width
+        pieces.append((key, slice(at, at + width), make(child)))
+        at += width
+    return pieces
+
+
+def _box_decoder(space: spaces.Box) -> Callable[[np.ndarray], np.ndarray]:
+    shape, kind, low, high = space.shape, space.dtype, space.low, space.high
+    rounded = not np.issubdtype(kind, np.floating)
+
+    def decode(rows: np.ndarray) -> np.ndarray:
+        values = rows.reshape(-1, *shape)
+        # float32 bounds may lie a rounding error outside float64 ones
+        return np.clip(np.rint(values) if rounded else values, low, high).astype(kind)
+
+    return decode
+
+
+def encode(space: spaces.Space[Any], action: Any) -> np.ndarray:
+    """One action as a row [A] of `action_spec(space)`: the inverse of `decoder`."""
+    return np.asarray(list(_columns(space, action)), dtype=action_spec(space).dtype)
+
+
+def _columns(space: spaces.Space[Any], action: Any) -> Iterator[float]:
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        yield from (np.asarray(action) - space.start).ravel().tolist()
+    elif isinstance(space, (spaces.Dict, spaces.Tuple)):
+        for key, child in _children(space):
+            yield from _columns(child, action[key])
+    else:
+        yield from np.asarray(action).ravel().tolist()
+
+
+def spaces_of(env: gymnasium.Env[Any, Any], name: str) -> tuple[dict[str, ArraySpec], ActionSpec]:
+    """Observation and action specification of an environment; the errors name it. Raises `UnsupportedSpace`."""
+    try:
+        observation, action = observation_spec(env.observation_space), action_spec(env.action_space)
+    except UnsupportedSpace as error:
+        raise UnsupportedSpace(f"{name}: {error}") from error
+    if MASK_KEY in observation and observation[MASK_KEY].shape != (action.mask_width,):
+        raise UnsupportedSpace(
+            f"{name}: the action mask has {observation[MASK_KEY].shape[0]} entries; the action space has {action.mask_width} "
+            "choices in its discrete parts"
+        )
+    return observation, action

@@ -1,0 +1,146 @@
+"""The settings of `EnvConfig` that mean the same for every environment, as Gymnasium wrappers.
+
+Images are uint8 H x W x C (or H x W) and may be entries of a Dict observation; other entries pass unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from headrace.config import EnvConfig
+from headrace.envs.spaces import PLAIN_KEY, SMALLEST_IMAGE
+
+Env = gymnasium.Env[Any, Any]
+
+
+def preprocess(env: Env, options: EnvConfig, *, time_limit: bool = True) -> Env:
+    """Apply frame skip, resizing, grey scale, frame stack and the step limit, in this order, as far as `options` ask for them."""
+    if (options.frameskip or 1) > 1:
+        env = FrameSkip(env, options.frameskip or 1)
+    if options.resize is not None or options.grayscale:
+        env = ImageTransform(env, options.resize, bool(options.grayscale))
+    if (options.frame_stack or 1) > 1:
+        env = FrameStack(env, options.frame_stack or 1)
+    if time_limit and options.max_episode_steps is not None:
+        env = gymnasium.wrappers.TimeLimit(env, options.max_episode_steps)
+    return env
+
+
+class FrameSkip(gymnasium.Wrapper):
+    """Repeat each action for `frames` frames and add up the rewards; an episode's end stops the repetition."""
+
+    def __init__(self, env: Env, frames: int) -> None:
+        super().__init__(env)
+        self.frames = frames
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        total = 0.0
+        for _ in range(self.frames):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, info
+
+
+def is_image(space: spaces.Space[Any]) -> bool:
+    """Whether a space is an image: uint8, H x W or H x W x C, large enough for a convolutional encoder."""
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) not in (2, 3):
+        return False
+    return min(space.shape[:2]) >= SMALLEST_IMAGE
+
+
+def map_space(
+    space: spaces.Space[Any], chosen: Callable[[spaces.Space[Any]], bool], change: Callable[[spaces.Box], spaces.Box]
+) -> Any:
+    """A plain or one-level Dict space with its chosen parts changed."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: map_space(child, chosen, change) for key, child in space.spaces.items()})
+    return change(space) if chosen(space) else space  # type: ignore[arg-type]
+
+
+def chosen_parts(env: Env, chosen: Callable[[spaces.Space[Any]], bool]) -> dict[str, spaces.Box]:
+    """The chosen parts of an environment's observation by key; a plain observation has the key "obs"."""
+    space = env.observation_space
+    children = space.spaces if isinstance(space, spaces.Dict) else {PLAIN_KEY: space}
+    return {key: child for key, child in children.items() if chosen(child)}  # type: ignore[misc]
+
+
+class ImageTransform(gymnasium.ObservationWrapper):
+    """Resize images to `size` (height, width) by area averaging, and turn RGB into one channel of luminance."""
+
+    def __init__(self, env: Env, size: tuple[int, int] | None, grayscale: bool) -> None:
+        super().__init__(env)
+        import cv2
+
+        self._cv2 = cv2
+        self._size, self._grayscale = size, grayscale
+        self._keys = list(chosen_parts(env, is_image))
+        if not self._keys:
+            raise ValueError(
+                f"{env}: resize and grayscale need an image (uint8, H x W x C); the observation is {env.observation_space}"
+            )
+        self.observation_space = map_space(env.observation_space, is_image, self._space)
+
+    def _space(self, space: spaces.Box) -> spaces.Box:
+        return spaces.Box(0, 255, self._image(np.zeros(space.shape, np.uint8)).shape, np.uint8)
+
+    def _image(self, image: np.ndarray) -> np.ndarray:
+        if self._grayscale and image.ndim == 3 and image.shape[2] == 3:
+            image = self._cv2.cvtColor(image, self._cv2.COLOR_RGB2GRAY)
+        if self._size is not None and image.shape[:2] != self._size:
+            image = self._cv2.resize(image, self._size[::-1], interpolation=self._cv2.INTER_AREA)
+        return image if image.ndim == 3 else image[..., None]
+
+    def observation(self, observation: Any) -> Any:
+        if isinstance(observation, dict):
+            return observation | {key: self._image(observation[key]) for key in self._keys}
+        return self._image(observation)
+
+
+class FrameStack(gymnasium.Wrapper):
+    """The last `depth` observations as one, along the last axis, oldest first; an episode starts with copies of its first.
+
+    Stacks images; where there are none, vectors.
+    """
+
+    def __init__(self, env: Env, depth: int) -> None:
+        super().__init__(env)
+        parts = chosen_parts(env, is_image)
+        chosen = is_image if parts else lambda space: isinstance(space, spaces.Box)
+        parts = parts or chosen_parts(env, chosen)
+        if not parts:
+            raise ValueError(f"{env}: frame_stack needs images or vectors; the observation is {env.observation_space}")
+        self._depth = depth
+        self._stacks = {key: np.zeros(self._space(part).shape, part.dtype) for key, part in parts.items()}
+        self.observation_space = map_space(env.observation_space, chosen, self._space)
+
+    def _space(self, space: spaces.Box) -> spaces.Box:
+        low, high = (bound[..., None] if bound.ndim == 2 else bound for bound in (space.low, space.high))
+        repeat = (1,) * (low.ndim - 1) + (self._depth,)
+        return spaces.Box(np.tile(low, repeat), np.tile(high, repeat), dtype=space.dtype)  # type: ignore[arg-type]
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**kwargs)
+        return self._push(observation, self._depth), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._push(observation, 1), reward, terminated, truncated, info
+
+    def _push(self, observation: Any, times: int) -> Any:
+        stacked = {}
+        for key, stack in self._stacks.items():
+            part = observation[key] if isinstance(observation, dict) else observation
+            part = part[..., None] if part.ndim == 2 else part
+            width = part.shape[-1]
+            for _ in range(times):
+                stack[..., :-width] = stack[..., width:]
+                stack[..., -width:] = part
+            stacked[key] = stack.copy()
+        return observation | stacked if isinstance(observation, dict) else stacked[PLAIN_KEY]
