@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "cpu.hpp"
 #include "platform.hpp"
 #include "rom.hpp"
 #include "state.hpp"
@@ -14,33 +15,130 @@
 
 namespace headrace::atari {
 
-// Everything a console has when it was just switched on: `ram` is what RIOT RAM happens to contain.
-HR_HD inline void power_on(Console& console, const Cartridge& cartridge, const uint8_t* ram);
+namespace detail {
 
-// Clears the chips as the console's reset line does. RIOT RAM, DPC registers and the console's switches keep their values.
-// `screens` as in run_frame: both frame buffers are cleared.
-HR_HD inline void system_reset(Console& console, const Cartridge& cartridge, const ResetDraws& draws,
-                               uint8_t* screens = nullptr);
-
-// Runs until the program ends its frame (or the frame's limit of lines or of 25,000 instructions is met).
-//
-// `screens`: 2 frame buffers of cartridge.rows x 160 bytes (TIA colour values) one behind the other, or null: then
-// nothing is drawn, which is several times cheaper; all other state, collisions included, is the same either way.
-// A frame draws into buffer `console.parity` (see front_buffer). Frames alternate between the buffers and a program may
-// leave rows undrawn, which then show the frame before last. After a run of frames without screens, a drawn frame is
-// exact if frame_covers_screen held for it; otherwise repeat the run from a copy of the console with screens.
-HR_HD inline void run_frame(Console& console, const Cartridge& cartridge, const Input& input, uint8_t* screens);
-
-// Whether the last run_frame drew (or would have drawn) every row of the screen.
-HR_HD inline bool frame_covers_screen(const Console& console, const Cartridge& cartridge);
-
-// The buffer that the last run_frame drew into: rows x 160 bytes.
-HR_HD inline uint8_t* front_buffer(const Console& console, const Cartridge& cartridge, uint8_t* screens) {
-  return screens + (console.parity ? cartridge.rows * kScreenWidth : 0);
+HR_HD inline Frame make_frame(const Cartridge& cart, const Input& input) {
+  const int32_t limit = cart.tv == TvFormat::kPal ? kPalLineLimit : kNtscLineLimit;
+  const int32_t start = kLineClocks * cart.first_row;
+  return {cart, input, nullptr, start, start + kLineClocks * cart.rows, (limit + 1) * kLineCycles};
 }
 
-// The 128 bytes at addresses $80..$FF.
-HR_HD inline uint8_t* ram(Console& console) { return console.ram; }
-HR_HD inline const uint8_t* ram(const Console& console) { return console.ram; }
+// All times are shifted so that the line in which the new frame begins starts at 0.
+HR_HD inline void start_frame(Console& s, const Frame& frame) {
+  const int32_t began_at = s.cycle % kLineCycles, shift = s.cycle - began_at;
+  s.last_frame_lines = s.cycle / kLineCycles;
+  s.cycle = s.frame_began_at = began_at;
+  s.timer_set_at -= static_cast<uint32_t>(shift);
+  s.timer_first_read_at -= static_cast<uint32_t>(shift);
+  s.dump_released_at = static_cast<int32_t>(static_cast<uint32_t>(s.dump_released_at) - static_cast<uint32_t>(shift));
+  s.hmove_clock = static_cast<int32_t>(static_cast<uint32_t>(s.hmove_clock) - static_cast<uint32_t>(3 * shift));
+  if (s.vsync_end_clock != kNever) s.vsync_end_clock = s.vsync_end_clock < 3 * shift ? 0 : s.vsync_end_clock - 3 * shift;
+  if (frame.cart.mapper == Mapper::kDPC) s.dpc.clocked_at -= shift;
+
+  s.parity ^= 1;
+  s.grayed = false;
+  s.drawn_to_clock = s.line_start_clock = frame.display_start;
+  s.last_access_clock = 0;
+  s.color_loss = frame.cart.tv == TvFormat::kPal && (s.last_frame_lines & 1);
+  for (uint8_t& color : s.color) color = (color & 0xFE) | s.color_loss;
+}
+
+// A frame that is interrupted shows what is not drawn yet in gray.
+HR_HD inline void gray_out(Console& s, const Frame& frame) {
+  if (s.grayed) return;
+  s.grayed = true;
+  if (!frame.pixels) return;
+  const int32_t row = s.cycle / kLineCycles - frame.cart.first_row;
+  for (int32_t i = row < 0 ? 0 : row * kScreenWidth; i < frame.cart.rows * kScreenWidth; ++i)
+    frame.pixels[i] = (frame.pixels[i] & 15) >> 1;
+}
+
+template <Mapper M>
+HR_HD inline void run(Console& s, const Frame& frame) {
+  Cpu<M> cpu(s, frame);
+  cpu.run();
+  cpu.store();
+}
+
+}  // namespace detail
+
+// The buffer that the last run_frame drew into: rows x 160 bytes.
+HR_HD inline uint8_t* front_buffer(const Console& console, const Cartridge& cart, uint8_t* screens) {
+  return screens + (console.parity ? cart.rows * kScreenWidth : 0);
+}
+
+// A console that was just switched on: `ram` is the 128 bytes that RIOT RAM happens to contain.
+HR_HD inline void power_on(Console& console, const Cartridge&, const uint8_t* ram) {
+  console = Console{};
+  for (int i = 0; i < 128; ++i) console.ram[i] = ram[i];
+  console.dpc.random = 1;
+}
+
+// Clears the chips as the console's reset line does. RIOT RAM and DPC registers keep their values.
+// `screens` as in run_frame: both frame buffers are cleared.
+HR_HD inline void system_reset(Console& console, const Cartridge& cart, const ResetDraws& draws,
+                               uint8_t* screens = nullptr) {
+  const Console before = console;
+  console = Console{};
+  for (int i = 0; i < 128; ++i) console.ram[i] = before.ram[i];
+  if (cart.mapper == Mapper::kDPC) console.dpc = before.dpc;
+  reset_riot(console, draws.timer);
+  reset_cartridge(console, cart, draws.superchip);
+  console.frame_complete = true;
+  console.vsync_end_clock = kNever;
+  console.solid = 0;
+  console.stale = 0x3F;
+  console.sp = 0xFF;
+  console.nz = 1;
+  const uint32_t vector = (cart.mapper == Mapper::kE0 ? 7 * 1024 + 0x3FC : cart.mapper == Mapper::kFE ? 0xFFC : console.bank + 0xFFC);
+  console.pc = static_cast<uint16_t>(cart.rom[vector] | cart.rom[vector + 1] << 8);
+  if (screens)
+    for (int32_t i = 0; i < 2 * cart.rows * kScreenWidth; ++i) screens[i] = 0;
+}
+
+// Runs until the program ends its frame, or until the frame's limit of lines or of 25,000 instructions.
+//
+// `screens`: 2 frame buffers of cart.rows x 160 bytes (TIA colour values) one behind the other, or null: then nothing is
+// drawn, which is several times cheaper; all other state, collisions included, is the same either way.
+// The frame is drawn into front_buffer(). Frames alternate between the buffers, and rows that a program leaves undrawn
+// show the frame before last. A drawn frame that follows undrawn ones is therefore exact only if !rows_missing after it;
+// otherwise the frames must be repeated with screens from a copy of the console.
+HR_HD inline void run_frame(Console& console, const Cartridge& cart, const Input& input, uint8_t* screens) {
+  Frame frame = detail::make_frame(cart, input);
+  if (console.frame_complete) detail::start_frame(console, frame);
+  console.frame_complete = false;
+  if (screens) frame.pixels = front_buffer(console, cart, screens);
+  if (!console.jammed) {
+    switch (cart.mapper) {
+      case Mapper::k2K:
+      case Mapper::k4K: detail::run<Mapper::k4K>(console, frame); break;
+      case Mapper::kF8: detail::run<Mapper::kF8>(console, frame); break;
+      case Mapper::kF6: detail::run<Mapper::kF6>(console, frame); break;
+      case Mapper::kF8SC: detail::run<Mapper::kF8SC>(console, frame); break;
+      case Mapper::kF6SC: detail::run<Mapper::kF6SC>(console, frame); break;
+      case Mapper::kE0: detail::run<Mapper::kE0>(console, frame); break;
+      case Mapper::kFE: detail::run<Mapper::kFE>(console, frame); break;
+      case Mapper::kDPC: detail::run<Mapper::kDPC>(console, frame); break;
+    }
+  }
+  catch_up(console, frame);
+  console.rows_missing = console.drawn_to_clock != kNever;
+  if (!console.frame_complete) detail::gray_out(console, frame);
+}
+
+// Lines of the frame that ended last.
+HR_HD inline int32_t frame_lines(const Console& console) { return console.cycle / kLineCycles; }
+
+// PAL programs make frames of more than 285 lines: counted over frames 30 to 59 of 60 after a reset. The console is left
+// where these frames bring it, as its RAM survives into the resets that follow.
+HR_HD inline TvFormat detect_tv_format(Console& console, const Cartridge& cart) {
+  const Input no_input;
+  int long_frames = 0;
+  for (int i = 0; i < 60; ++i) {
+    run_frame(console, cart, no_input, nullptr);
+    if (i >= 30 && frame_lines(console) > 285) ++long_frames;
+  }
+  return long_frames >= 15 ? TvFormat::kPal : TvFormat::kNtsc;
+}
 
 }  // namespace headrace::atari
