@@ -8,12 +8,13 @@
 
 namespace headrace::atari {
 
-// First address (within 4K) of a mapper's hot spots: instructions below it can be fetched in one piece.
+// First address (within 4K) where an access has an effect: instructions below it can be fetched in one piece.
 template <Mapper M>
 constexpr uint16_t first_hotspot() {
   switch (M) {
     case Mapper::k2K: case Mapper::k4K: case Mapper::kFE: return 0x1000;
     case Mapper::kE0: return 0xFE0;
+    case Mapper::kDPC: return 0xFC0;
     case Mapper::kF6: case Mapper::kF6SC: return 0xFF6;
     default: return 0xFF8;
   }

@@ -53,6 +53,19 @@ HR_HD inline void gray_out(Console& s, const Frame& frame) {
     frame.pixels[i] = (frame.pixels[i] & 15) >> 1;
 }
 
+HR_HD inline uint16_t reset_vector(Console& s, const Cartridge& cart) {
+  const auto read = [&](uint16_t address) -> uint8_t {
+    switch (cart.mapper) {
+      case Mapper::kE0: return read_cartridge<Mapper::kE0>(s, cart, address, 0);
+      case Mapper::kFE: return read_cartridge<Mapper::kFE>(s, cart, address, 0);
+      case Mapper::kDPC: return read_cartridge<Mapper::kDPC>(s, cart, address, 0);
+      default: return read_cartridge<Mapper::kF8>(s, cart, address, 0);  // reads the selected bank, as all others do
+    }
+  };
+  const uint8_t low = read(0xFFFC);
+  return static_cast<uint16_t>(low | read(0xFFFD) << 8);
+}
+
 template <Mapper M>
 HR_HD inline void run(Console& s, const Frame& frame) {
   Cpu<M> cpu(s, frame);
@@ -90,8 +103,7 @@ HR_HD inline void system_reset(Console& console, const Cartridge& cart, const Re
   console.stale = 0x3F;
   console.sp = 0xFF;
   console.nz = 1;
-  const uint32_t vector = (cart.mapper == Mapper::kE0 ? 7 * 1024 + 0x3FC : cart.mapper == Mapper::kFE ? 0xFFC : console.bank + 0xFFC);
-  console.pc = static_cast<uint16_t>(cart.rom[vector] | cart.rom[vector + 1] << 8);
+  console.pc = detail::reset_vector(console, cart);
   if (screens)
     for (int32_t i = 0; i < 2 * cart.rows * kScreenWidth; ++i) screens[i] = 0;
 }
