@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from headrace.config import ConfigError, PolicyConfig
 from headrace.envs.contract import ArraySpec
-from headrace.policies.registry import register_network
+from headrace.policies.registry import out_features, register_network
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "tanh": nn.Tanh}
 
@@ -43,7 +43,10 @@ class PixelConv2d(nn.Conv2d):
     def forward(self, image: Tensor) -> Tensor:
         """[N, C, H, W], any dtype, 0..255 -> [N, out, H', W']."""
         weight = self.weight / 255.0
-        return F.conv2d(image.to(weight.dtype), weight, self.bias, self.stride, self.padding)
+        device = image.device.type
+        # Straight to bf16 under autocast, instead of by way of float32: 0..255 are exact there too.
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        return F.conv2d(image.to(dtype), weight, self.bias, self.stride, self.padding)
 
 
 class ConvEncoder(nn.Module):
@@ -135,7 +138,7 @@ class MultiEncoder(nn.Module):
             raise ConfigError("the environment has no observation to encode besides the action mask")
         self.names = tuple(encoders)
         self.encoders = nn.ModuleList(encoders.values())  # not a ModuleDict: observation names may contain dots
-        self.out_features = sum(int(encoder.out_features) for encoder in encoders.values())  # type: ignore[call-overload]
+        self.out_features = sum(map(out_features, encoders.values()))
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         """dict of [N, ...] -> [N, out_features]."""

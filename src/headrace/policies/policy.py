@@ -6,6 +6,7 @@ what the learner computes is what the actor computed, given equal weights.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +19,7 @@ from headrace.policies.cores import make_core
 from headrace.policies.distributions import ActionDistribution
 from headrace.policies.heads import ActionHead, ValueHead
 from headrace.policies.normalizer import RunningMeanStd
-from headrace.policies.registry import make_network
+from headrace.policies.registry import make_network, out_features
 
 Precision = Literal["float32", "bf16"]
 
@@ -45,7 +46,7 @@ class Trunk(nn.Module):
         self.normalized = vectors if config.normalize_observations else ()
         self.normalizers = nn.ModuleList(RunningMeanStd(observation[name].shape) for name in self.normalized)
         self.network = make_network(observation, config)
-        self.core = make_core(config.core, int(self.network.out_features), config.core_size)  # type: ignore[call-overload]
+        self.core = make_core(config.core, out_features(self.network), config.core_size)
         self.out_features = self.core.out_features
         self.precision: Precision = "float32"
 
@@ -68,7 +69,7 @@ class Trunk(nn.Module):
         flat = {name: x.flatten(0, 1) for name, x in obs.items() if name != MASK_KEY}
         for name, normalizer in zip(self.normalized, self.normalizers, strict=True):
             flat[name] = normalizer(flat[name])
-        with torch.autocast(first.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
+        with torch.autocast(first.device.type, torch.bfloat16) if self.precision == "bf16" else contextlib.nullcontext():
             features = self.network(flat).unflatten(0, first.shape)
             features, core = self.core(features, core, first)
         return features.float(), core.float()

@@ -49,6 +49,13 @@ def make_network(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         raise ConfigError(f"there is no network {config.encoder!r}; {hint}known: {', '.join(names)}")
     network = _networks[config.encoder](observation, config)
-    if not isinstance(getattr(network, "out_features", None), int):
-        raise ConfigError(f"network {config.encoder!r} ({type(network).__name__}) lacks the integer attribute out_features")
+    out_features(network)
     return network
+
+
+def out_features(network: nn.Module) -> int:
+    """F of a network. Raises `ConfigError` if it does not say."""
+    width = getattr(network, "out_features", None)
+    if not isinstance(width, int):
+        raise ConfigError(f"the network {type(network).__name__} lacks the integer attribute out_features: its features per row")
+    return width
