@@ -53,7 +53,7 @@ class Replay {
                        const Vector<const float>& discount, const Vector<const std::uint8_t>& flags) {
     check_lane(lane);
     std::size_t count = reward.shape(0);
-    expect(count <= config().rows / 2, "more rows at once than half a lane holds");
+    expect(count <= config().rows, "more rows at once than a lane holds");
     expect(discount.shape(0) == count && flags.shape(0) == count, "reward, discount and flags differ in length");
     expect(fields.size() == config().field_count, "wrong number of fields");
     std::vector<const std::byte*> pointers;

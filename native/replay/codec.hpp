@@ -92,7 +92,9 @@ class Codec {
   class Context {
    public:
     Context(void* (*create)(), std::size_t (*free)(void*), ContextHolder& holder) : holder_(holder) {
-      if (!holder.context) holder = {create(), free};
+      if (holder.context) return;
+      holder.context = create();
+      holder.free = free;
     }
     void* get() const { return holder_.context; }
 

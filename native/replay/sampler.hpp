@@ -219,14 +219,13 @@ class Sampler {
         ++statistics.overwritten;
         changed = std::min(changed, t);
       }
-      for (std::uint64_t t = shelf.seen; t < ready; ++t) {
+      // Rows that were overwritten before a reader looked; which of them started a transition is no longer known.
+      std::uint64_t missed = low > shelf.seen ? low - shelf.seen : 0;
+      statistics.inserts += missed;
+      statistics.overwritten += missed;
+      for (std::uint64_t t = shelf.seen + missed; t < ready; ++t) {
         float priority = racy_row(m_.row(lane, t)).priority;
         if (priority < 0.0f) continue;
-        if (t < low) {
-          ++statistics.inserts;
-          ++statistics.overwritten;
-          continue;
-        }
         std::size_t leaf = m_.leaf(lane, t);
         weigh(leaf, priority);
         m_.stamps[leaf] = statistics.inserts++;

@@ -16,8 +16,8 @@ class Writer {
   std::uint64_t open(std::uint64_t index) {
     Lane& lane = memory_.lanes[index];
     std::uint64_t head = lane.head.load(std::memory_order_relaxed);
-    for (std::uint64_t t = lane.ready.load(std::memory_order_relaxed); t < head; ++t)
-      memory_.row(index, t).priority = -1.0f;
+    std::uint64_t first = std::max(lane.ready.load(std::memory_order_relaxed), lane.low.load(std::memory_order_relaxed));
+    for (std::uint64_t t = first; t < head; ++t) memory_.row(index, t).priority = -1.0f;
     lane.ready.store(head, std::memory_order_release);
     lane.next_age = 0;
     lane.ended = 0;
@@ -59,7 +59,8 @@ class Writer {
       if (!std::isfinite(priorities[i]))
         throw std::invalid_argument("priority of lane " + std::to_string(index) + ", row " + std::to_string(first + i) +
                                     " is not finite");
-    for (std::uint64_t i = 0; i < count; ++i) {
+    std::uint64_t low = lane.low.load(std::memory_order_relaxed);
+    for (std::uint64_t i = low > first ? low - first : 0; i < count; ++i) {  // others are overwritten already
       Row& row = memory_.row(index, first + i);
       row.priority = row.age_flags & kFinal ? -1.0f : priorities[i];
     }

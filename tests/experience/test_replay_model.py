@@ -1,0 +1,113 @@
+"""The replay against the naive one: any sequence of operations, Hypothesis chooses them."""
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from naive_replay import Episodes, NaiveReplay, check_batch, fields, known, write
+
+from headrace.experience.replay import Replay, ReplayConfig
+
+LANES = 3
+
+
+class ReplayMachine(RuleBasedStateMachine):
+    @initialize(seed=st.integers(0, 10_000), stack=st.sampled_from([1, 3]), n_step=st.integers(1, 4),
+                alpha=st.sampled_from([0.0, 0.6, 1.0]), codec=st.sampled_from(["none", "none", "lz4"]), zero_pad=st.booleans())
+    def create(self, seed: int, stack: int, n_step: int, alpha: float, codec: str, zero_pad: bool) -> None:
+        self.rng = np.random.default_rng(seed)
+        # Lanes so short that they wrap within a few operations.
+        config = ReplayConfig(lanes=LANES, capacity=60, slack=1.0, n_step=n_step, alpha=alpha, minimum=1, codec=codec,
+                              zero_pad=zero_pad, seed=seed)
+        self.replay = Replay(config, fields((5, 3), stack, codec != "none"))
+        self.naive = NaiveReplay(config, stack)
+        self.writers = [self.replay.writer(lane) for lane in range(LANES)]
+        self.episodes = [Episodes(self.rng, (5, 3)) for _ in range(LANES)]
+        self.keys: list[int] = []
+
+    @rule(lane=st.integers(0, LANES - 1), count=st.integers(1, 14))
+    def append(self, lane: int, count: int) -> None:
+        rows = self.episodes[lane].rows(count)
+        write(self.writers[lane], rows)
+        self.naive.append(lane, rows)
+
+    @rule(lane=st.integers(0, LANES - 1), share=st.floats(0, 1))
+    def ready(self, lane: int, share: float) -> None:
+        this = self.naive.lanes[lane]
+        count = round(known(this.rows, this.ready, self.naive.config.n_step) * share)
+        priorities = np.where(self.rng.random(count) < 0.1, -1, self.rng.exponential(1.0, count)).astype(np.float32)
+        priorities[self.rng.random(count) < 0.1] = 0.0
+        self.writers[lane].ready(priorities)
+        self.naive.ready(lane, priorities.tolist())
+
+    @rule(lane=st.integers(0, LANES - 1))
+    def another_writer(self, lane: int) -> None:
+        this = self.naive.lanes[lane]
+        self.writers[lane] = self.replay.writer(lane)
+        self.naive.ready(lane, [-1.0] * (len(this.rows) - this.ready))
+        self.episodes[lane] = Episodes(self.rng, (5, 3))
+
+    @rule()
+    def evict(self) -> None:
+        self.naive.retire()
+        before = len(self.naive.alive())
+        self.naive.evict_oldest()
+        assert self.replay.evict() == before - len(self.naive.alive())
+
+    @rule(size=st.integers(1, 40))
+    def sample(self, size: int) -> None:
+        self.naive.retire()
+        alive = {lane << 40 | t for lane, t in self.naive.alive()}
+        readable = {key for key in alive if self.naive.readable(key >> 40, key & (1 << 40) - 1)}
+        if not readable:
+            return
+        drawn = self.replay.sample_keys(size)
+        assert drawn is not None
+        assert set(drawn[0].tolist()) <= readable
+        self.forget_dropped()
+        check_batch(self.replay, self.naive, size)
+        self.forget_dropped()
+        self.keys = (self.keys + drawn[0].tolist())[-200:]
+
+    @rule(count=st.integers(1, 30))
+    def update(self, count: int) -> None:
+        if not self.keys:
+            return
+        keys = self.rng.choice(np.array(self.keys, np.uint64), count)
+        priorities = self.rng.exponential(1.0, count).astype(np.float32)
+        self.naive.retire()
+        late = self.naive.late
+        self.naive.update(keys.tolist(), priorities.tolist())
+        assert self.replay.update(keys, priorities) == self.naive.late - late
+
+    def forget_dropped(self) -> None:
+        """Follow the replay where it dropped transitions whose stack is cut, which it does when it meets them."""
+        for lane, this in enumerate(self.naive.lanes):
+            if not this.rows:
+                continue
+            first = max(0, len(this.rows) - self.naive.config.rows)
+            count = max(0, this.ready - first)
+            stamps, priorities = np.empty(count, np.uint64), np.empty(count, np.float32)
+            self.replay.native.shelf(lane, first, stamps, priorities)
+            for t in [t for t in this.priorities if t >= first and priorities[t - first] < 0]:
+                assert not self.naive.readable(lane, t), "a transition that could still be read is gone"
+                del this.priorities[t]
+                self.naive.overwritten += 1
+
+    @invariant()
+    def same_contents(self) -> None:
+        if not hasattr(self, "replay"):
+            return
+        self.naive.retire()
+        stats = self.replay.stats()
+        alive = self.naive.alive()
+        assert stats.size == len(alive)
+        assert stats.late == self.naive.late
+        assert (stats.inserts, stats.evicted, stats.overwritten) == (self.naive.inserts, self.naive.evicted, self.naive.overwritten)
+        np.testing.assert_allclose(self.replay.native.total(), sum(self.naive.mass(lane, t) for lane, t in alive), rtol=1e-12)
+
+
+ReplayMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None,
+                                           suppress_health_check=list(HealthCheck))
+TestReplayModel = ReplayMachine.TestCase
