@@ -7,6 +7,7 @@ flag were out of place anywhere between the environment and the learner, a check
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import gymnasium
@@ -43,13 +44,15 @@ class CountingEnv(gymnasium.Env[np.ndarray, int]):
     observation_space = gymnasium.spaces.Box(0, 1e6, (3,), np.float32)
     action_space = gymnasium.spaces.Discrete(ACTIONS)
 
-    def __init__(self) -> None:
+    def __init__(self, first_reset_seconds: float = 0.0) -> None:
         self._env, self._episode, self._step = 0, -1, 0
+        self._first_reset_seconds = first_reset_seconds
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         """Start the next episode; the seed is the environment's index."""
         if seed is not None:
             self._env, self._episode = seed % 500_009 % 1_000_003, -1
+            time.sleep(self._first_reset_seconds)
         self._episode += 1
         self._step = 0
         return self._observation(), {}
@@ -70,7 +73,7 @@ class CountingEnv(gymnasium.Env[np.ndarray, int]):
 @register("counting")
 def make(options: EnvConfig, *, render_mode: str | None = None) -> gymnasium.Env[np.ndarray, int]:
     """The counting world."""
-    return CountingEnv()
+    return CountingEnv(**options.kwargs)
 
 
 class CountingModel(nn.Module):

@@ -71,3 +71,9 @@ def test_lag_is_bounded_by_the_slots(tmp_path: Path) -> None:
 def test_impossible_slots_are_refused_with_the_numbers(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"sampling.num_slots \(5\) is too small: 4 groups .* 4 slots make a batch"):
         train(counting_config(tmp_path, **{"sampling.num_slots": 5}))
+
+
+def test_slots_of_a_slow_start_are_not_taken_for_finished(tmp_path: Path) -> None:
+    """Slots are acquired seconds before their first row is written; nobody may hand them to the learner meanwhile."""
+    config = counting_config(tmp_path, **{"envs.kwargs": {"first_reset_seconds": 1.3}, "learning.total_steps": 500})
+    assert train(config).global_step >= 500

@@ -56,8 +56,9 @@ class Exchange:
         workers = s.num_workers + s.num_policy_workers + 1
         core_bytes = max(1, self.G * self.E * core_width) * 4
         self._layout = (core_width, s.num_workers, s.num_policy_workers)
-        self._segment = Segment(8 * self.G + core_bytes + workers * 8 * 12 + 512)
+        self._segment = Segment(8 * self.G + core_bytes + 4 * config.num_slots + workers * 8 * 12 + 512)
         self._map()
+        self.finished[:] = -1
 
     def _map(self) -> None:
         core_width, rollout_workers, policy_workers = self._layout
@@ -68,6 +69,9 @@ class Exchange:
         self.cursor = self._segment.ndarray(np.int32, (self.G, 2), offset)
         """int32 [G, 2]: every group's slot and row."""
         offset += -(-self.cursor.nbytes // 64) * 64
+        self.finished = self._segment.ndarray(np.int32, len(self.slots), offset)
+        """int32 [slots]: the ticket with which the slot was handed over last; -1: never."""
+        offset += -(-self.finished.nbytes // 64) * 64
         self.clocks: dict[str, np.ndarray] = {}
         """float64 [workers, phases + 2]: seconds spent in each phase, then the time of the last sign of life and steps done."""
         for name, n in (("rollout", rollout_workers), ("policy", policy_workers), ("learner", 1)):
@@ -75,7 +79,7 @@ class Exchange:
             offset += self.clocks[name].nbytes
 
     def __getstate__(self) -> dict:
-        return {k: v for k, v in self.__dict__.items() if k not in ("cores", "cursor", "clocks")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("cores", "cursor", "finished", "clocks")}
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
@@ -93,6 +97,19 @@ class Exchange:
             self.wake.fetch_or(worker, 0xFFFFFFFF)
         self.inbox.close()
         self.full.close()
+
+    def hand_over(self, slot: int) -> None:
+        """Give a slot whose rows are all written to the learner."""
+        self.finished[slot] = ticket = self.slots.ticket(slot)
+        self.full.put(ticket)
+
+    def lost_tickets(self) -> set[int]:
+        """Tickets that were handed over and not taken: queued, or lost with a learner that died with one in its hand."""
+        return {
+            ticket
+            for slot, ticket in enumerate(self.finished.tolist())
+            if ticket == self.slots.ticket(slot) and 0 < self.slots.owner(slot) < LEARNER
+        }
 
     def request(self, group: int) -> None:
         """Ask for the actions of a group's current row."""

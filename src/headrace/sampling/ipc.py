@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from headrace._native import ipc as native
+import headrace._native.ipc as native
 
 Closed = native.Closed
 T = TypeVar("T", bound="native.Queue | native.Words | native.Board | native.Slots")

@@ -93,7 +93,7 @@ class RolloutWorker:
         x, last = self.exchange, self._rows(group.slot)[self.exchange.T].observation
         # Kept aside, because from the next line on the slot may be learned from and given to somebody else.
         last = ObsRow({name: array.copy() for name, array in last.obs.items()}, last.first.copy(), last.valid.copy())
-        x.full.put(x.slots.ticket(group.slot))
+        x.hand_over(group.slot)
         # The only brake: without a free slot the learner is behind, and waiting here bounds memory and policy lag.
         if not self._acquire(group):
             return False

@@ -47,6 +47,8 @@ class Child:
     """perf_counter() at its start."""
     error: str = ""
     """The traceback it reported before it ended."""
+    done: bool = False
+    """It has said that its work is done: its end is no failure."""
 
     @property
     def name(self) -> str:
@@ -74,7 +76,7 @@ class Supervisor:
         self._context.set_forkserver_preload(["headrace.sampling.preload"])
         self._stacks = tempfile.TemporaryDirectory(prefix="headrace-")
         self.children: list[Child] = []
-        self._unclaimed: dict[int, int] = {}
+        self._unclaimed: set[int] = set()
         self._last_sweep = 0.0
 
     def start(self) -> None:
@@ -124,6 +126,7 @@ class Supervisor:
                 if kind == "failed":
                     child.error = content
                 else:
+                    child.done |= kind == "done"
                     yield kind, content
         except (EOFError, OSError):  # it ended; what it died of is told by its exit code
             return
@@ -139,7 +142,7 @@ class Supervisor:
         self.children.remove(child)
         child.process.join()
         child.report.close()
-        if self.exchange.stopped:
+        if self.exchange.stopped or child.done:
             return
         self.restarts += 1
         if child.role == "learner" and child.error:  # an error repeats itself; a kill does not
@@ -196,17 +199,12 @@ class Supervisor:
         if x.full.qsize() or monotonic() - self._last_sweep < 1:
             return
         self._last_sweep = monotonic()
-        filling = set(x.cursor[:, 0].tolist())
-        finished = {
-            slot: x.slots.ticket(slot)
-            for slot in range(len(x.slots))
-            if 0 < x.slots.owner(slot) < LEARNER and slot not in filling
-        }
-        for slot, ticket in finished.items():
-            # Seen twice, a second apart, with nothing queued: nobody is on the way to it. Doubles are refused by the table.
-            if self._unclaimed.get(slot) == ticket and not x.stopped:
+        tickets = x.lost_tickets()
+        # Seen twice, a second apart, with nothing queued: nobody is on the way to it. Doubles are refused by the table.
+        for ticket in tickets & self._unclaimed:
+            if not x.stopped:
                 x.full.put(ticket, timeout=0)
-        self._unclaimed = finished
+        self._unclaimed = tickets
 
     def phase_times(self) -> dict[str, np.ndarray]:
         """Seconds each role's workers spent in each phase so far, and steps done: a copy of the clocks."""
