@@ -4,7 +4,7 @@ Nothing in here imports torch: processes that only step environments stay small 
 """
 
 from headrace.envs.contract import ActionSpec, ArraySpec, EnvGroup, EnvironmentFault, EnvSpec
-from headrace.envs.registry import defaults, describe, list_ids, make_env, make_group, register
+from headrace.envs.registry import defaults, describe, list_ids, make_env, make_group, register, register_vector
 
 __all__ = [
     "ActionSpec",
@@ -18,4 +18,5 @@ __all__ = [
     "make_env",
     "make_group",
     "register",
+    "register_vector",
 ]

@@ -25,9 +25,8 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from headrace.config import ConfigError, EnvConfig
-from headrace.envs.contract import EnvGroup, EnvSpec
-from headrace.envs.group import LIFE_LOST, VectorGroup, reward_shape
-from headrace.envs.spaces import action_spec, observation_spec
+from headrace.envs.contract import EnvGroup
+from headrace.envs.group import LIFE_LOST, vector_group
 from headrace.envs.wrappers import Env
 
 FRAMESKIP = 4
@@ -114,13 +113,7 @@ def make_group(name: str, options: EnvConfig, num_envs: int, *, training: bool =
     vector = make_vector(name, options, num_envs)
     if training and options.protocol == "dqn":
         vector = LifeLossEpisodes(vector)
-    spec = EnvSpec(
-        observation_spec(vector.single_observation_space),
-        action_spec(vector.single_action_space),
-        frameskip=options.frameskip or FRAMESKIP,
-        name=f"atari/{name}",
-    )
-    return VectorGroup(vector, spec, reward_shape(options.reward_scale, options.reward_clip))
+    return vector_group(vector, options, f"atari/{name}", FRAMESKIP)
 
 
 class AtariGame(gymnasium.Env):

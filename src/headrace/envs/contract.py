@@ -16,7 +16,7 @@ and the true last observation to `final_obs` of row t; the slab has that field o
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -153,6 +153,13 @@ class EnvGroup(Protocol):
         Raises `EnvironmentFault` for observations outside the declared shape or dtype, or NaN or infinite observations or
         rewards.
         """
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Everything the group needs to go on exactly where it is, as a tree of arrays, strings and numbers; None where its
+        environments cannot give it."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `get_state` gave."""
 
     def close(self) -> None:
         """Release what the environments hold."""

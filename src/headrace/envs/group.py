@@ -11,16 +11,19 @@ ended, the environment's next reset goes on with the same game, and its return a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from headrace.config import EnvConfig
 from headrace.envs.contract import MASK_KEY, Categorical, EnvironmentFault, EnvSpec, ObsRow, StepRow
-from headrace.envs.spaces import Leaf, batch_decoder, decoder, leaves
+from headrace.envs.spaces import Leaf, batch_decoder, decoder, leaves, specs_of
 
 RewardShape = Callable[[np.ndarray], np.ndarray]
+_STATISTICS = ("_ended", "_returns", "_lengths", "_games")
+"""What a group remembers from one step to the next."""
 LIFE_LOST = "life_lost"
 """Info key: this step ended a training episode but not the game."""
 
@@ -78,6 +81,19 @@ class _Group:
             self._lengths[over] = 0
             self._games += over
         self._ended = ended
+
+    def get_state(self) -> dict[str, Any] | None:
+        """See `EnvGroup.get_state`."""
+        return None
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """See `EnvGroup.set_state`."""
+        self._seed = state["seed"]
+        for name in _STATISTICS:
+            getattr(self, name)[:] = state[name]
+
+    def _statistics(self) -> dict[str, Any]:
+        return {"seed": self._seed} | {name: getattr(self, name).copy() for name in _STATISTICS}
 
     def _check(self, rows: dict[str, np.ndarray], valid: np.ndarray) -> None:
         """Raise `EnvironmentFault` for NaN or infinite observations and for action masks that allow nothing."""
@@ -152,6 +168,18 @@ class LocalGroup(_Group):
         after.first[:] = self._ended
         np.logical_not(terminated | truncated, out=after.valid)
         self._finish(now, after, ~self._ended, life_lost)
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Asks every environment's own `get_state()` (outside of any wrapper, which has a state too)."""
+        if not all(hasattr(env, "get_state") and hasattr(env, "set_state") for env in self.envs):
+            return None
+        return self._statistics() | {"envs": [cast(Any, env).get_state() for env in self.envs]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """See `EnvGroup.set_state`."""
+        super().set_state(state)
+        for env, env_state in zip(self.envs, state["envs"], strict=True):
+            cast(Any, env).set_state(env_state)
 
     def close(self) -> None:
         """Close every environment, also when one of them fails to."""
@@ -240,6 +268,14 @@ class VectorGroup(_Group):
     def close(self) -> None:
         """Close the vector environment."""
         self.envs.close()
+
+
+def vector_group(envs: VectorEnv[Any, Any, Any], options: EnvConfig, env_id: str, frameskip: int = 1) -> VectorGroup:
+    """The group of a vector environment, its specification read off it. Raises `UnsupportedSpace`."""
+    observation, action = specs_of(envs.single_observation_space, envs.single_action_space, env_id)
+    mode = "next-step" if autoreset_mode(envs) is AutoresetMode.NEXT_STEP else "same-step"
+    spec = EnvSpec(observation, action, options.frameskip or frameskip, mode, env_id)
+    return VectorGroup(envs, spec, reward_shape(options.reward_scale, options.reward_clip))
 
 
 def autoreset_mode(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:

@@ -27,11 +27,12 @@ from types import ModuleType
 from typing import Any, Protocol, cast
 
 import gymnasium
+from gymnasium.vector import VectorEnv
 
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec
-from headrace.envs.group import LocalGroup, reward_shape
-from headrace.envs.spaces import spaces_of
+from headrace.envs.group import LocalGroup, reward_shape, vector_group
+from headrace.envs.spaces import specs_of
 from headrace.envs.wrappers import preprocess
 
 Env = gymnasium.Env[Any, Any]
@@ -50,6 +51,13 @@ class EnvFactory(Protocol):
 
     def __call__(self, options: EnvConfig, *, render_mode: str | None = None) -> Env:
         """Make one environment. The frame skip, image, stack and step limit settings are applied to it afterwards."""
+
+
+class VectorFactory(Protocol):
+    """A user's vectorised environment: one function."""
+
+    def __call__(self, options: EnvConfig, num_envs: int) -> VectorEnv:
+        """Make `num_envs` environments stepped together; its metadata must say its autoreset mode."""
 
 
 class Family(Protocol):
@@ -92,9 +100,10 @@ FAMILIES: dict[str, _Module] = {
 
 @dataclass(frozen=True)
 class _Registered:
-    """An environment registered by the user."""
+    """An environment registered by the user: one of the two factories."""
 
-    factory: EnvFactory
+    factory: EnvFactory | None = None
+    vector_factory: VectorFactory | None = None
     defaults: dict[str, Any] = field(default_factory=dict)
 
 
@@ -107,14 +116,33 @@ def register(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Calla
     `defaults` are dotted configuration overrides, e.g. ``{"learning.learning_rate": 3e-4}``. Registering an id again replaces
     it. Raises `ValueError` for ids of the built-in families.
     """
-    if env_id.partition("/")[0] in FAMILIES:
-        raise ValueError(f"{env_id!r}: {env_id.partition('/')[0]!r} is a built-in family; choose another prefix")
+    _refuse_family(env_id)
 
     def add(factory: EnvFactory) -> EnvFactory:
-        _registered[env_id] = _Registered(factory, dict(defaults or {}))
+        _registered[env_id] = _Registered(factory, defaults=dict(defaults or {}))
         return factory
 
     return add
+
+
+def register_vector(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[VectorFactory], VectorFactory]:
+    """Like `register`, for a function that makes a `gymnasium.vector.VectorEnv` of as many environments as asked for.
+
+    Of the settings only those of rewards are applied to it; there is no single environment to watch.
+    """
+    _refuse_family(env_id)
+
+    def add(factory: VectorFactory) -> VectorFactory:
+        _registered[env_id] = _Registered(vector_factory=factory, defaults=dict(defaults or {}))
+        return factory
+
+    return add
+
+
+def _refuse_family(env_id: str) -> None:
+    prefix = env_id.partition("/")[0]
+    if prefix in FAMILIES:
+        raise ValueError(f"{env_id!r}: {prefix!r} is a built-in family; choose another prefix")
 
 
 def import_files(paths: Iterable[str | Path]) -> None:
@@ -197,7 +225,10 @@ def make_env(env_id: str, options: EnvConfig, *, render_mode: str | None = None)
     prefix, _, name = env_id.partition("/")
     try:
         if env_id in _registered:
-            return preprocess(_registered[env_id].factory(options, render_mode=render_mode), options)
+            factory = _registered[env_id].factory
+            if factory is None:
+                raise ConfigError(f"{env_id} is registered as a vector environment; there is no single environment to make")
+            return preprocess(factory(options, render_mode=render_mode), options)
         return _family(prefix).make(name, options, render_mode=render_mode)
     except ConfigError:
         raise
@@ -212,18 +243,19 @@ def make_group(env_id: str, options: EnvConfig, num_envs: int, *, training: bool
     """
     check_id(env_id)
     prefix, _, name = env_id.partition("/")
-    if env_id not in _registered:
-        family = _family(prefix)
-        if hasattr(family, "make_group"):
-            return family.make_group(name, options, num_envs, training=training)
+    registered = _registered.get(env_id)
+    if registered is not None and registered.vector_factory is not None:
+        return vector_group(registered.vector_factory(options, num_envs), options, env_id)
+    if registered is None and hasattr(_family(prefix), "make_group"):
+        return _family(prefix).make_group(name, options, num_envs, training=training)
     with ExitStack() as opened:
         envs: list[Env] = []
         for _ in range(num_envs):
             envs.append(make_env(env_id, options))
             opened.callback(envs[-1].close)
-        observation, action = spaces_of(envs[0], env_id)
+        observation, action = specs_of(envs[0].observation_space, envs[0].action_space, env_id)
         for index, env in enumerate(envs):
-            if spaces_of(env, env_id) != (observation, action):
+            if (env.observation_space, env.action_space) != (envs[0].observation_space, envs[0].action_space):
                 raise EnvironmentFault(f"{env_id}: environment {index} has other spaces than environment 0")
         spec = EnvSpec(observation, action, options.frameskip or _frameskip(env_id), name=env_id)
         opened.pop_all()

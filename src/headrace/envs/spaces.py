@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
@@ -283,10 +282,12 @@ def _columns(space: spaces.Space[Any], action: Any) -> Iterator[float]:
         yield from np.asarray(action).ravel().tolist()
 
 
-def spaces_of(env: gymnasium.Env[Any, Any], name: str) -> tuple[dict[str, ArraySpec], ActionSpec]:
-    """Observation and action specification of an environment; the errors name it. Raises `UnsupportedSpace`."""
+def specs_of(
+    observation_space: spaces.Space[Any], action_space: spaces.Space[Any], name: str
+) -> tuple[dict[str, ArraySpec], ActionSpec]:
+    """Both specifications of one environment, which the errors name. Raises `UnsupportedSpace`."""
     try:
-        observation, action = observation_spec(env.observation_space), action_spec(env.action_space)
+        observation, action = observation_spec(observation_space), action_spec(action_space)
     except UnsupportedSpace as error:
         raise UnsupportedSpace(f"{name}: {error}") from error
     if MASK_KEY in observation and observation[MASK_KEY].shape != (action.mask_width,):

@@ -31,6 +31,21 @@ def preprocess(env: Env, options: EnvConfig, *, time_limit: bool = True) -> Env:
     return env
 
 
+def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """A uint8 image [H, W, C] with `size` (height, width) instead, still [H, W, C].
+
+    By area averaging; bilinear where both sides shrink by less than 2, which still sees every pixel, in a fifth of the time.
+    """
+    import cv2
+
+    height, width = image.shape[:2]
+    if (height, width) == size:
+        return image
+    mild = size[0] <= height < 2 * size[0] and size[1] <= width < 2 * size[1]
+    resized = cv2.resize(image, size[::-1], interpolation=cv2.INTER_LINEAR if mild else cv2.INTER_AREA)
+    return resized if resized.ndim == 3 else resized[..., None]
+
+
 class FrameSkip(gymnasium.Wrapper):
     """Repeat each action for `frames` frames and add up the rewards; an episode's end stops the repetition."""
 
@@ -76,9 +91,6 @@ class ImageTransform(gymnasium.ObservationWrapper):
 
     def __init__(self, env: Env, size: tuple[int, int] | None, grayscale: bool) -> None:
         super().__init__(env)
-        import cv2
-
-        self._cv2 = cv2
         self._size, self._grayscale = size, grayscale
         self._keys = list(chosen_parts(env, is_image))
         if not self._keys:
@@ -91,11 +103,13 @@ class ImageTransform(gymnasium.ObservationWrapper):
         return spaces.Box(0, 255, self._image(np.zeros(space.shape, np.uint8)).shape, np.uint8)
 
     def _image(self, image: np.ndarray) -> np.ndarray:
-        if self._grayscale and image.ndim == 3 and image.shape[2] == 3:
-            image = self._cv2.cvtColor(image, self._cv2.COLOR_RGB2GRAY)
-        if self._size is not None and image.shape[:2] != self._size:
-            image = self._cv2.resize(image, self._size[::-1], interpolation=self._cv2.INTER_AREA)
-        return image if image.ndim == 3 else image[..., None]
+        import cv2
+
+        if image.ndim == 2:
+            image = image[..., None]
+        elif self._grayscale and image.shape[2] == 3:
+            image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None]
+        return image if self._size is None else resize(image, self._size)
 
     def observation(self, observation: Any) -> Any:
         if isinstance(observation, dict):

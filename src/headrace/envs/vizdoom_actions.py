@@ -1,0 +1,91 @@
+"""Doom's buttons as independent choices.
+
+Buttons that exclude each other form one choice: forward or backward, left or right, one weapon out of seven. Turning by a delta
+button is a choice among 21 angles from -12.5 to 12.5 degrees in steps of 1.25. With all buttons these are the seven heads of
+Table A.4 in Petrenko et al. 2020 (Sample Factory): moving 3, strafing 3, attack 2, sprint 2, interact 2, weapon 8, aim 21.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+WEAPONS = tuple(f"SELECT_WEAPON{slot}" for slot in range(1, 8))
+FULL_BUTTONS = (
+    *("MOVE_FORWARD", "MOVE_BACKWARD", "MOVE_RIGHT", "MOVE_LEFT", "ATTACK", "SPEED", "USE"),
+    *WEAPONS,
+    "TURN_LEFT_RIGHT_DELTA",
+)
+"""The buttons of Table A.4."""
+
+AIM_DEGREES = np.linspace(-12.5, 12.5, 21)
+"""The aim choice: degrees turned per frame; the middle one is none."""
+
+_CHOICES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("moving", ("MOVE_FORWARD", "MOVE_BACKWARD")),
+    ("strafing", ("MOVE_RIGHT", "MOVE_LEFT")),
+    ("attack", ("ATTACK",)),
+    ("sprint", ("SPEED",)),
+    ("interact", ("USE",)),
+    ("weapon", WEAPONS),
+)
+_LEFT_OUT_WITH = {
+    "TURN_LEFT": "TURN_LEFT_RIGHT_DELTA",
+    "TURN_RIGHT": "TURN_LEFT_RIGHT_DELTA",
+    "MOVE_LEFT_RIGHT_DELTA": "MOVE_LEFT",
+    "MOVE_FORWARD_BACKWARD_DELTA": "MOVE_FORWARD",
+    "SELECT_NEXT_WEAPON": "SELECT_WEAPON1",
+    "SELECT_PREV_WEAPON": "SELECT_WEAPON1",
+}
+"""Buttons that say again what another button, where there is one, says better."""
+_LEFT_OUT = frozenset({"STRAFE", "LOOK_UP_DOWN_DELTA"})
+"""STRAFE turns turning into strafing; nothing in these levels has to be aimed at vertically."""
+
+LARGEST_SINGLE_CHOICE = 18
+"""Up to this many combinations form one Discrete space; more stay independent choices."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """One independent choice: row i of `presses` is what choice i presses, one column per button."""
+
+    name: str
+    presses: np.ndarray
+
+
+def heads_for(buttons: Sequence[str]) -> list[Head]:
+    """The independent choices that these buttons allow, in the order of Table A.4, then whatever else there is."""
+    used = [b for b in buttons if b not in _LEFT_OUT and _LEFT_OUT_WITH.get(b) not in buttons]
+    heads, placed = [], set[str]()
+    for name, group in (*_CHOICES, ("aim", ("TURN_LEFT_RIGHT_DELTA",)), ("turning", ("TURN_RIGHT", "TURN_LEFT"))):
+        available = [b for b in group if b in used]
+        if available:
+            placed.update(available)
+            heads.append(_head(name, available, buttons))
+    heads += [_head(b.lower(), [b], buttons) for b in used if b not in placed]
+    if not heads:
+        raise ValueError(f"no action can be formed of the buttons {list(buttons)}")
+    return heads
+
+
+def combine(heads: Sequence[Head]) -> list[Head]:
+    """One head of all combinations where there are few, else the heads as they are."""
+    if int(np.prod([len(head.presses) for head in heads])) > LARGEST_SINGLE_CHOICE:
+        return list(heads)
+    presses = heads[0].presses
+    for head in heads[1:]:
+        presses = (presses[:, None] + head.presses[None]).reshape(-1, presses.shape[1])
+    return [Head("+".join(head.name for head in heads), presses)]
+
+
+def _head(name: str, group: Sequence[str], buttons: Sequence[str]) -> Head:
+    if len(group) == 1 and group[0].endswith("_DELTA"):
+        presses = np.zeros((len(AIM_DEGREES), len(buttons)))
+        presses[:, buttons.index(group[0])] = AIM_DEGREES
+        return Head(name, presses)
+    presses = np.zeros((1 + len(group), len(buttons)))
+    for choice, button in enumerate(group, start=1):
+        presses[choice, buttons.index(button)] = 1
+    return Head(name, presses)
