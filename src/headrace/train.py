@@ -118,7 +118,7 @@ def _train_serial(config: Config, spec: EnvSpec, exchange: Exchange, folder: Run
         reporter.tick()
 
     try:
-        learn(config, spec, exchange, report, lambda: sampler.collect(config.slots_per_batch))
+        learn(config, spec, exchange, report, sampler)
     finally:
         sampler.close()
     return _result(folder, reporter, result)
@@ -142,26 +142,27 @@ def learn(
     spec: EnvSpec,
     exchange: Exchange,
     report: Callable[[str, Any], None],
-    collect: Callable[[], None] | None,
+    sampler: SerialSampler | None,
 ) -> None:
-    """The training loop. `collect` steps the environments until a batch is there; None: other processes do."""
+    """The training loop. `sampler` steps the environments until a batch is there; None: other processes do."""
     algorithm, model = make_algorithm_and_model(config, spec)
     learner = Learner(model, algorithm, config)
     log = TrainingLog()
-    state = TrainingState(config, learner, log)
+    state = TrainingState(config, learner, log, sampler)
     for message in state.load():
         report("message", message)
+    report("start", learner.progress.global_step)
 
     weights = FlatWeights(learner.model)
     weights.publish(exchange.board, learner.progress.updates)
     exchange.control.store(1, 1)  # samplers may start
-    batches = TrajectoryBatches(exchange, config.slots_per_batch, config.device, prefetch=collect is None)
+    batches = TrajectoryBatches(exchange, config.slots_per_batch, config.device, prefetch=sampler is None)
     clock = Clock(exchange.clocks["learner"][0], LEARNER_PHASES, perf_counter())
     started = last_log = last_save = perf_counter()
     reason = "total_steps" if learner.progress.global_step >= config.learning.total_steps else None
     while reason is None:
-        if collect is not None:
-            collect()
+        if sampler is not None:
+            sampler.collect(config.slots_per_batch)
         batch = batches.get()
         clock.spent("wait", perf_counter())
         if batch is None:
@@ -243,8 +244,8 @@ class TrainingLog:
 class TrainingState:
     """Everything a run needs to go on as if it had never stopped, to and from its newest checkpoint."""
 
-    def __init__(self, config: Config, learner: Learner, log: TrainingLog):
-        self._config, self._learner, self._log = config, learner, log
+    def __init__(self, config: Config, learner: Learner, log: TrainingLog, sampler: SerialSampler | None):
+        self._config, self._learner, self._log, self._sampler = config, learner, log, sampler
         self._folder = config.run_folder / "checkpoints"
         self._milestone = 0
 
@@ -259,6 +260,8 @@ class TrainingState:
         learner.progress = Progress(**state["progress"])
         learner.generator.set_state(state["generator"])
         self._log.returns.extend(state["returns"])
+        if self._sampler is not None and state.get("sampler") is not None:
+            self._sampler.set_state(state["sampler"])
         return [*found.damaged, f"Going on from {found.path.name}: step {learner.progress.global_step:,}"]
 
     def save(self, must: bool) -> str:
@@ -273,6 +276,8 @@ class TrainingState:
                 "progress": dataclasses.asdict(learner.progress),
                 "generator": learner.generator.get_state(),
                 "returns": list(self._log.returns),
+                # Only where everything stands still between two updates can the half-filled trajectories be saved too.
+                "sampler": None if self._sampler is None else self._sampler.get_state(),
             }
         )
         full = len(self._log.returns) == EPISODE_WINDOW

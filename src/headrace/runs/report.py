@@ -36,7 +36,14 @@ class Reporter:
         """Keep the dashboard alive between metrics."""
 
     def receive(self, kind: str, content: Any, times: dict[str, np.ndarray], restarts: int) -> None:
-        """("message", text) or ("metrics", {name: value}); `times`: the clocks of all workers, [workers, phases + 2]."""
+        """Take one report.
+
+        ("start", global step that the run goes on from), ("message", text) or ("metrics", {name: value}).
+        `times`: the clocks of all workers, [workers, phases + 2].
+        """
+        if kind == "start":
+            self._writer.rewind(content)
+            return
         if kind == "message":
             self.say(content)
             return

@@ -1,0 +1,1 @@
+"""Reinforcement learning where experience is the bottleneck."""

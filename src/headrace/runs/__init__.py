@@ -1,0 +1,1 @@
+"""The run folder and all that is written to it: checkpoints, metrics, dashboard, curves, video."""

@@ -1,0 +1,346 @@
+"""Checkpoints: tensors and JSON on disk, each either whole and verified or not there at all.
+
+A checkpoint is a folder `checkpoints/<sequence>-step-<step>`:
+
+    tensors.safetensors   every tensor by name
+    state.json            everything else
+    manifest              step, score, milestone, length and SHA-256 of both files (JSON, under a line with its own SHA-256)
+
+It is written aside, flushed to the device and renamed, so a process killed at any instruction leaves the earlier ones as they
+were. The sequence number is never used twice: nothing is ever overwritten. Nothing is pickled, so loading runs no code.
+
+`pack` and `unpack` turn any tree of modules' and optimizers' states into that form and back, exactly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+
+FORMAT = 1
+"""Version of the layout on disk."""
+
+_NAME = re.compile(r"(\d{6,})-step-(\d+)")
+_TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest"
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read; the message says which, why, and what is left."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint read from disk and verified."""
+
+    path: Path
+    step: int
+    """global_step at which it was saved."""
+    score: float | None
+    tensors: dict[str, torch.Tensor]
+    """On the CPU."""
+    state: Any
+    """What `state.json` holds."""
+    damaged: tuple[str, ...] = ()
+    """One sentence for each newer checkpoint that was passed over because it is damaged."""
+
+    def unpack(self) -> Any:
+        """The tree that was given to `pack`."""
+        return unpack(self.tensors, self.state)
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def save(
+    folder: os.PathLike[str] | str,
+    step: int,
+    tensors: dict[str, torch.Tensor],
+    state: Any,
+    *,
+    keep: int = 3,
+    score: float | None = None,
+    milestone: bool = False,
+) -> Path:
+    """Write a checkpoint to `folder`, then delete those no longer wanted; returns its path.
+
+    Kept are the newest `keep`, the one with the highest `score` (the newest of equals), and every milestone. `state` is any
+    JSON-able value. Raises `CheckpointError` when it cannot be written (a full disk, say); the earlier checkpoints are then
+    untouched and what was half written is removed.
+    """
+    if keep < 1:
+        raise ValueError(f"keep is {keep}; at least the newest checkpoint must be kept")
+    folder = Path(folder)
+    # Copies: safetensors refuses tensors that share memory (tied weights) or are not contiguous (channels-last).
+    plain = {name: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    files = {_TENSORS: safetensors.torch.save(plain), _STATE: json.dumps(state).encode()}
+    manifest = {
+        "format": FORMAT,
+        "step": step,
+        "score": score,
+        "milestone": milestone,
+        "saved": time.time(),
+        "files": {name: {"bytes": len(data), "sha256": _sha256(data)} for name, data in files.items()},
+    }
+    files[_MANIFEST] = _seal(manifest)
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left_over in folder.glob(".tmp-*"):
+            shutil.rmtree(left_over)
+        sequence = max((number for number, _ in _entries(folder)), default=0) + 1
+        path = folder / f"{sequence:06d}-step-{step}"
+        aside = folder / f".tmp-{path.name}"
+        try:
+            aside.mkdir()
+            for name, data in files.items():
+                _write(aside / name, data)
+            _sync(aside)
+            os.rename(aside, path)
+            _sync(folder)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)  # what went wrong before matters more, and the next save tries again
+            raise
+        _prune(folder, keep)
+    except OSError as error:
+        need = sum(map(len, files.values()))
+        have = shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.exists())).free
+        raise CheckpointError(
+            f"cannot write a checkpoint of {need / 1e6:.1f} MB to {folder} ({have / 1e6:.1f} MB free): {error.strerror}. "
+            "Earlier checkpoints are untouched"
+        ) from error
+    return path
+
+
+def _write(path: Path, data: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Make renames and new names in `folder` survive a power failure."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _prune(folder: Path, keep: int) -> None:
+    entries = _entries(folder)
+    manifests: dict[Path, dict[str, Any]] = {}
+    for _, path in entries:
+        try:
+            manifests[path] = _manifest(path)
+        except CheckpointError as error:
+            log.warning("%s", error)
+    scored = [path for _, path in entries if manifests.get(path, {}).get("score") is not None]
+    best = max(reversed(scored), key=lambda path: manifests[path]["score"], default=None)
+    for _, path in entries[:-keep]:
+        if path != best and not manifests.get(path, {}).get("milestone"):
+            # Renamed first: a reader, or a process killed here, never leaves or sees half a checkpoint under its name.
+            doomed = path.with_name(f".tmp-{path.name}")
+            os.rename(path, doomed)
+            shutil.rmtree(doomed)
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def load(path: os.PathLike[str] | str) -> Checkpoint:
+    """Read and verify one checkpoint. Raises `CheckpointError` if any of its bytes is not what was written."""
+    path = Path(path)
+    manifest = _manifest(path)
+    data = {}
+    for name in (_TENSORS, _STATE):
+        facts, data[name] = manifest["files"][name], _read(path / name)
+        if len(data[name]) != facts["bytes"]:
+            raise CheckpointError(f"{path / name} is damaged: {len(data[name])} bytes, {facts['bytes']} were written")
+        if _sha256(data[name]) != facts["sha256"]:
+            raise CheckpointError(f"{path / name} is damaged: its SHA-256 is not the one of what was written")
+    return Checkpoint(path, manifest["step"], manifest["score"], safetensors.torch.load(data[_TENSORS]), json.loads(data[_STATE]))
+
+
+def load_newest(folder: os.PathLike[str] | str) -> Checkpoint | None:
+    """The newest checkpoint in `folder` that is whole; None if there are none at all.
+
+    Damaged ones are passed over, logged as warnings and listed in `Checkpoint.damaged`. Raises `CheckpointError` if there are
+    checkpoints but every one is damaged: a run must not silently start again from nothing.
+    """
+    damaged: list[str] = []
+    for _, path in reversed(_entries(Path(folder))):
+        try:
+            found = load(path)
+        except CheckpointError as error:
+            log.warning("%s; trying the one before", error)
+            damaged.append(str(error))
+            continue
+        return Checkpoint(found.path, found.step, found.score, found.tensors, found.state, tuple(damaged))
+    if damaged:
+        raise CheckpointError(
+            f"every checkpoint in {folder} is damaged:\n  " + "\n  ".join(damaged) + "\nDelete them to start from the beginning"
+        )
+    return None
+
+
+def load_best(folder: os.PathLike[str] | str) -> Checkpoint | None:
+    """The checkpoint with the highest score, or None if none has one. Raises `CheckpointError` if it is damaged."""
+    scored = []
+    for number, path in _entries(Path(folder)):
+        score = _manifest(path)["score"]
+        if score is not None:
+            scored.append((score, number, path))
+    return load(max(scored)[2]) if scored else None
+
+
+def _entries(folder: Path) -> list[tuple[int, Path]]:
+    """Finished checkpoints with their sequence numbers, oldest first."""
+    if not folder.exists():
+        return []
+    return sorted((int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    raw = _read(path / _MANIFEST)
+    digest, _, body = raw.partition(b"\n")
+    if digest.decode(errors="replace") != _sha256(body):
+        raise CheckpointError(f"{path / _MANIFEST} is damaged: its SHA-256 is not the one of what was written")
+    manifest = json.loads(body)
+    if manifest["format"] != FORMAT:
+        raise CheckpointError(f"{path} has format {manifest['format']}; this version reads format {FORMAT}")
+    return manifest
+
+
+def _seal(manifest: dict[str, Any]) -> bytes:
+    """The manifest's bytes: the SHA-256 of the JSON on the first line, then the JSON."""
+    body = json.dumps(manifest, indent=1).encode() + b"\n"
+    return _sha256(body).encode() + b"\n" + body
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+# -- trees of state ---------------------------------------------------------------------------------------------------
+#
+# In the JSON half a tensor is {"$tensor": name}, an array {"$array": name}, a tuple {"$tuple": [...]}, and a dictionary whose
+# keys are not all plain strings (an optimizer's state is keyed by integers) {"$dict": [[key, value], ...]}.
+
+
+def pack(tree: Any) -> tuple[dict[str, torch.Tensor], Any]:
+    """Split a tree into its tensors, named by their path (`policy/encoder.0.weight`), and JSON for everything else.
+
+    The tree may hold dictionaries, lists, tuples, tensors, NumPy arrays and scalars (which come back as Python numbers), and
+    what JSON knows, NaN and infinity included. Raises `TypeError` for anything else, naming the path.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    return tensors, _pack(tree, "", tensors)
+
+
+def _pack(node: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    def inside(items: Iterable[tuple[Any, Any]]) -> list[Any]:
+        return [_pack(value, f"{path}/{key}" if path else str(key), tensors) for key, value in items]
+
+    def keep(tensor: torch.Tensor) -> str:
+        name = path
+        while name in tensors:  # {1: a, "1": b} share a path
+            name += "'"
+        tensors[name] = tensor
+        return name
+
+    match node:
+        case np.generic():
+            return node.item()
+        case None | bool() | int() | float() | str():
+            return node
+        case torch.Tensor():
+            return {"$tensor": keep(node)}
+        case np.ndarray():
+            return {"$array": keep(torch.from_numpy(np.array(node, order="C")))}
+        case list():
+            return inside(enumerate(node))
+        case tuple():
+            return {"$tuple": inside(enumerate(node))}
+        case dict():
+            values = inside(node.items())
+            if all(isinstance(key, str) and not key.startswith("$") for key in node):
+                return dict(zip(node, values, strict=True))
+            return {"$dict": [[_pack(key, path, tensors), value] for key, value in zip(node, values, strict=True)]}
+    raise TypeError(f"cannot store a {type(node).__name__} in a checkpoint (at {path or 'the top'})")
+
+
+def unpack(tensors: dict[str, torch.Tensor], state: Any) -> Any:
+    """The inverse of `pack`."""
+    match state:
+        case {"$tensor": name}:
+            return tensors[name]
+        case {"$array": name}:
+            return tensors[name].numpy()
+        case {"$tuple": items}:
+            return tuple(unpack(tensors, item) for item in items)
+        case {"$dict": items}:
+            return {unpack(tensors, key): unpack(tensors, value) for key, value in items}
+        case dict():
+            return {key: unpack(tensors, value) for key, value in state.items()}
+        case list():
+            return [unpack(tensors, item) for item in state]
+    return state
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """`optimizer.load_state_dict(state)`, with moments in the memory format of their parameters.
+
+    Checkpoints hold contiguous tensors; moments of a channels-last parameter laid out otherwise would give the same numbers
+    by a slower kernel.
+    """
+    optimizer.load_state_dict(state)
+    for parameter, moments in optimizer.state.items():
+        for name, value in moments.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def random_state(*generators: np.random.Generator) -> dict[str, Any]:
+    """The states of torch's generators (CPU, and CUDA devices) and of the NumPy `generators`, for `pack`."""
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": [generator.bit_generator.state for generator in generators],
+    }
+
+
+def set_random_state(state: dict[str, Any], *generators: np.random.Generator) -> None:
+    """Restore what `random_state` gave, with the generators in the same order.
+
+    CUDA states are set for as many devices as there are now. Raises `ValueError` for another number of `generators`.
+    """
+    if len(state["numpy"]) != len(generators):
+        raise ValueError(f"{len(state['numpy'])} generators were saved, {len(generators)} are to be restored")
+    torch.set_rng_state(state["torch"])
+    for device, saved in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
+        torch.cuda.set_rng_state(saved, device)
+    for generator, saved in zip(generators, state["numpy"], strict=True):
+        generator.bit_generator.state = saved

@@ -1,0 +1,218 @@
+"""The live screen of a training run; one plain line per interval where output is not a terminal."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Iterable
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from headrace.config import Config
+from headrace.runs import bottleneck
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_CURVE = 60
+
+PHASES: dict[str, dict[str, str]] = {
+    "rollout": {
+        "step": "stepping",
+        "forward": "forward",
+        "wait_actions": "waiting for actions",
+        "wait_slots": "waiting for slots",
+    },
+    "policy": {"gather": "gathering", "forward": "forward", "weights": "weights", "wait": "waiting"},
+    "learner": {"train": "computing", "publish": "publishing", "checkpoint": "checkpoint", "wait": "waiting for data"},
+}
+"""Phases shown for each part, in order, by the last words of their `time/<part>/<phase>` keys."""
+
+_PARTS = {"rollout": "rollout workers", "policy": "policy workers", "learner": "learner"}
+_COLOURS = ("green", "cyan", "magenta", "yellow")
+
+
+class Dashboard:
+    """Shows a run's progress: `update` with each interval's metrics, `message` for what the user should read.
+
+    Use as a context manager: the terminal is put back in order however the run ends.
+    """
+
+    def __init__(self, config: Config, console: Console | None = None) -> None:
+        self.config = config
+        self.console = console or Console()
+        self.metrics: dict[str, float] = {}
+        self._returns: deque[float] = deque(maxlen=4096)
+        self._live: Live | None = None
+        if config.run.dashboard and self.console.is_terminal:
+            self._live = Live(console=self.console, auto_refresh=False, get_renderable=self._screen)
+            self._live.start()
+
+    def update(self, metrics: dict[str, float]) -> None:
+        """Show one interval: keys as in `headrace.runs.metrics.KEYS`; what is missing is not shown."""
+        self.metrics = dict(metrics)
+        mean = metrics.get("charts/episodic_return_100", math.nan)
+        if not math.isnan(mean):
+            self._returns.append(mean)
+        if self._live is not None:
+            self._live.refresh()
+        else:
+            self.console.print(self._line(), soft_wrap=True, markup=False, highlight=False)
+
+    def message(self, text: str) -> None:
+        """Show a message that stays (above the live screen)."""
+        self.console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Leave the last screen standing and give the terminal back."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def __enter__(self) -> Dashboard:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # -- what is shown ---------------------------------------------------------------------------------------------
+
+    def _value(self, key: str) -> float:
+        return self.metrics.get(key, math.nan)
+
+    @property
+    def _step(self) -> int:
+        return int(self.metrics.get("global_step", 0))
+
+    @property
+    def _seconds_left(self) -> float:
+        speed = self._value("charts/SPS_interval")
+        return (self.config.learning.total_steps - self._step) / speed if speed > 0 else math.nan
+
+    def _line(self) -> str:
+        parts = [
+            time.strftime("%H:%M:%S"),
+            f"step {number(self._step)}/{number(self.config.learning.total_steps)}",
+            f"{number(self._value('charts/SPS_interval'))} steps/s",
+            f"{number(self._value('charts/FPS'))} frames/s",
+            f"left {duration(self._seconds_left)}",
+            f"return {number(self._value('charts/episodic_return_100'))}",
+            f"lag {number(self._value('lag/mean'))}",
+        ]
+        if self._value("sampling/faults") > 0:
+            parts.append(f"faults {number(self._value('sampling/faults'))}")
+        return " | ".join([*parts, bottleneck.find(self.metrics).finding])
+
+    def _screen(self) -> RenderableType:
+        total = self.config.learning.total_steps
+        head = Table.grid(padding=(0, 2), expand=True)
+        head.add_column(ratio=1)
+        head.add_column(justify="right")
+        head.add_row(
+            ProgressBar(total=total, completed=min(self._step, total)),
+            f"{self._step / total:.1%}  {self._step:,} of {total:,} steps  left {duration(self._seconds_left)}",
+        )
+        columns = Table.grid(padding=(0, 4))
+        columns.add_row(self._facts("Speed", self._speed()), self._facts("Returns", self._return_facts()),
+                        self._facts("Losses", self._losses()), self._facts("Policy lag (updates)", self._lag()))  # fmt: skip
+        found = bottleneck.find(self.metrics)
+        colour = "green" if found.part == "balanced" else "yellow"
+        body = Group(
+            head,
+            Text(),
+            columns,
+            Text(),
+            Text.assemble(("return  ", "dim"), (sparkline(self._returns, _CURVE), "green")),
+            Text(),
+            self._times(),
+            Text(),
+            Text.assemble((found.finding, f"bold {colour}"), " ", (found.advice, "dim")),
+        )
+        c = self.config
+        return Panel(
+            body, title=f"headrace  {c.env}  {c.learning.algorithm}  seed {c.seed}", title_align="left", border_style="blue"
+        )
+
+    def _facts(self, title: str, facts: Iterable[tuple[str, str]]) -> Table:
+        table = Table.grid(padding=(0, 1))
+        table.add_row(Text(title, style="bold"))
+        for name, value in facts:
+            table.add_row(Text(name, style="dim"), Text(value, justify="right"))
+        return table
+
+    def _speed(self) -> list[tuple[str, str]]:
+        faults = self._value("sampling/faults")
+        return [
+            ("steps/s", number(self._value("charts/SPS_interval"))),
+            ("frames/s", number(self._value("charts/FPS"))),
+            ("steps/s, whole run", number(self._value("charts/SPS"))),
+            ("faults", number(0 if math.isnan(faults) else faults)),
+        ]
+
+    def _return_facts(self) -> list[tuple[str, str]]:
+        return [
+            ("last 100", number(self._value("charts/episodic_return_100"))),
+            ("best 100", number(self._value("charts/episodic_return_best"))),
+            ("length", number(self._value("charts/episodic_length"))),
+            ("episodes", number(self._value("charts/episodes"))),
+        ]
+
+    def _losses(self) -> list[tuple[str, str]]:
+        names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac", "grad_norm")
+        known = [(name, self._value(f"losses/{name}")) for name in names]
+        return [(name.replace("_", " "), f"{value:.4g}") for name, value in known if not math.isnan(value)]
+
+    def _lag(self) -> list[tuple[str, str]]:
+        return [(name, number(self._value(f"lag/{name}"))) for name in ("min", "mean", "max", "masked")]
+
+    def _times(self) -> Table:
+        """One bar per part: its phases as coloured pieces, with their shares in words beside it."""
+        table = Table.grid(padding=(0, 2))
+        for part, phases in PHASES.items():
+            shares = [(words, self.metrics.get(f"time/{part}/{phase}", 0.0)) for phase, words in phases.items()]
+            if not any(share for _, share in shares):
+                continue
+            bar, legend = Text(), Text()
+            for (words, share), colour in zip(shares, _COLOURS, strict=True):
+                bar.append("█" * round(share * 30), style="bright_black" if words.startswith("waiting") else colour)
+                if share >= 0.005:
+                    legend.append(f"{words} {share:.0%}  ", style="dim" if words.startswith("waiting") else colour)
+            table.add_row(Text(_PARTS[part], style="bold"), bar, legend)
+        return table
+
+
+def number(value: float) -> str:
+    """A number for people: 1,234 for whole numbers, three digits or more for others, a dash for NaN."""
+    if math.isnan(value):
+        return "-"
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:,.2f}M"
+    if abs(value) >= 1000 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 3:05 or 2:03:05; a dash for NaN."""
+    if math.isnan(seconds):
+        return "-"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def sparkline(values: Iterable[float], width: int) -> str:
+    """The values as a curve of block characters, at most `width` wide; each character is the mean of its stretch."""
+    points = list(values)
+    if len(points) > width:
+        cuts = [round(i * len(points) / width) for i in range(width + 1)]
+        points = [sum(points[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
+    low, high = min(points, default=0.0), max(points, default=0.0)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((p - low) * scale)] for p in points)

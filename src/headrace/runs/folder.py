@@ -1,0 +1,232 @@
+"""The run folder: who owns it, what is in it, and whether a run can go on from it.
+
+    config.json      the run's settings
+    system.json      versions, machine, git commit, command line (never the environment's variables)
+    log.txt          messages with the time they were written
+    metrics.jsonl    one line of metrics per interval, see `headrace.runs.metrics`
+    checkpoints/     see `headrace.runs.checkpoint`
+    tensorboard/     the same metrics as TensorBoard events
+
+Only one process may train in a folder. The lock is the kernel's (`flock`), so it goes with the process however that dies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from headrace import config as config_module
+from headrace.config import Config, ConfigError
+
+
+class FolderInUse(RuntimeError):
+    """Another process trains in this folder; the message names its process id."""
+
+
+STRUCTURAL = {
+    "env": "the network was made for this environment",
+    "policy": "it describes the network whose weights are in the checkpoint",
+    "envs.resize": "it sets the shape of the observations the network was made for",
+    "envs.grayscale": "it sets the shape of the observations the network was made for",
+    "envs.frame_stack": "it sets the shape of the observations the network was made for",
+    "envs.frameskip": "it sets what one step means, and the run counts steps",
+    "envs.protocol": "it sets the task that the run's metrics are about",
+    "learning.algorithm": "the checkpoint holds the state of this algorithm",
+    "learning.optimizer": "the checkpoint holds the state of this optimizer",
+}
+"""Settings (or whole groups) that a run cannot change when it goes on, and why."""
+
+
+class RunFolder:
+    """A run's folder, locked for this process until `close`.
+
+    Raises `FolderInUse` if another process holds it, `OSError` if it cannot be created.
+    """
+
+    def __init__(self, path: os.PathLike[str] | str) -> None:
+        self.path = Path(path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(self.path / "run.lock")
+        self._log = open(self.log_path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - lives as long as the folder
+
+    @classmethod
+    def open(cls, config: Config) -> tuple[RunFolder, list[str]]:
+        """Lock the folder of `config`, and start or go on with the run in it.
+
+        Returns the folder and one sentence for each setting that differs from the ones the run had before (to be shown).
+        Raises `ConfigError` if the run found there cannot go on with these settings, or if `config.run.fresh` forbids it.
+        """
+        folder = cls(config.run_folder)
+        try:
+            changes: list[str] = []
+            if folder.has_run:
+                if config.run.fresh:
+                    raise ConfigError(
+                        f"{folder.path} already holds a run, and run.fresh is set: choose another run.folder or run.name"
+                    )
+                changes = compare(config_module.load(folder.config_path), config, folder.path)
+            config_module.save(config, folder.config_path)
+            folder._write_system()
+        except BaseException:
+            folder.close()
+            raise
+        return folder, changes
+
+    # -- paths -----------------------------------------------------------------------------------------------------
+
+    @property
+    def config_path(self) -> Path:
+        """The run's settings as JSON."""
+        return self.path / "config.json"
+
+    @property
+    def log_path(self) -> Path:
+        """Messages of the run."""
+        return self.path / "log.txt"
+
+    @property
+    def metrics_path(self) -> Path:
+        """Metrics, one JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a run was started here before."""
+        return self.config_path.exists()
+
+    # -- what is written -------------------------------------------------------------------------------------------
+
+    def log(self, text: str) -> None:
+        """Append `text` to log.txt, each line with the local time."""
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        for line in text.splitlines():
+            self._log.write(f"{stamp}  {line}\n")
+
+    def _write_system(self) -> None:
+        path = self.path / "system.json"
+        history = json.loads(path.read_text()) if path.exists() else []
+        path.write_text(json.dumps([*history, system_facts()], indent=2) + "\n")
+
+    def close(self) -> None:
+        """Give the folder back."""
+        self._log.close()
+        os.close(self._lock)
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _lock(path: Path) -> int:
+    """Hold `path` for this process; the file holds the process id for the message to whoever comes second."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise FolderInUse(
+            f"{path.parent} is in use by process {holder}: two runs in one folder would overwrite each other. "
+            "Wait for it, stop it, or choose another run.folder, run.name or seed"
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def compare(before: Config, now: Config, folder: Path) -> list[str]:
+    """One sentence per setting that differs between a run's earlier configuration and the present one.
+
+    Raises `ConfigError` if one of them cannot change within a run.
+    """
+    old, new = _flat(config_module.to_dict(before)), _flat(config_module.to_dict(now))
+    changes, refused = [], []
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) == new.get(name):
+            continue
+        change = f"{name}: {old.get(name)} -> {new.get(name)}"
+        group = name.split(".")[0]
+        reason = STRUCTURAL.get(name) or STRUCTURAL.get(group)
+        if reason:
+            refused.append(f"  {change} ({reason})")
+        else:
+            changes.append(change)
+    if refused:
+        raise ConfigError(
+            f"the run in {folder} cannot go on with other settings than it was started with:\n"
+            + "\n".join(refused)
+            + "\nUse the old values, or start a new run with another run.folder or run.name"
+        )
+    return changes
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat.update(_flat(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def system_facts() -> dict[str, Any]:
+    """Versions, machine, git commit and command line of this process, as plain JSON types."""
+    import torch
+
+    def version(name: str) -> str | None:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    packages = ("headrace", "torch", "numpy", "gymnasium", "ale-py", "vizdoom", "dm_control", "mujoco", "safetensors")
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "packages": {name: found for name in packages if (found := version(name))},
+        "git": _git(),
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    return names[0].split(":", 1)[1].strip() if names else platform.processor()
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the working directory's repository and whether files differ from it; None outside of one."""
+
+    def git(*args: str) -> str | None:
+        try:
+            done = subprocess.run(["git", *args], capture_output=True, text=True, timeout=10, check=False)
+        except (FileNotFoundError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    return {"commit": commit, "modified": bool(git("status", "--porcelain", "--untracked-files=no"))} if commit else None

@@ -1,0 +1,190 @@
+"""Metrics of a run: one dictionary of scalars per interval, to JSON lines, TensorBoard and, if asked, Weights & Biases.
+
+Every key is described in `KEYS`, from which `docs/metrics.md` is made. The x axis is always `global_step`: steps (decisions of
+agents) over all environments.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from headrace.config import Config, to_dict
+
+KEYS: dict[str, str] = {
+    "global_step": "Steps of experience that were learned from, over all environments and over all resumes of the run.",
+    "charts/episodic_return": "Mean return of the episodes that ended in this interval: raw rewards of whole games.",
+    "charts/episodic_return_100": "Mean return of the last 100 episodes.",
+    "charts/episodic_return_best": "Highest `charts/episodic_return_100` so far, once 100 episodes have ended.",
+    "charts/episodic_length": "Mean length of the episodes that ended in this interval (steps).",
+    "charts/episodes": "Episodes ended so far.",
+    "charts/learning_rate": "Learning rate of the optimizer.",
+    "charts/updates": "Optimizer steps so far; the version of the policy.",
+    "charts/SPS": "Steps per second since this process began to train.",
+    "charts/SPS_interval": "Steps per second in this interval.",
+    "charts/FPS": "Simulator frames per second in this interval: `charts/SPS_interval` x frameskip.",
+    "losses/loss": "The whole loss: policy + value + exploration terms with their weights.",
+    "losses/policy_loss": "Policy gradient loss.",
+    "losses/value_loss": "Value loss, before its weight.",
+    "losses/entropy": "Mean entropy of the policy (nats; sum over the parts of an action).",
+    "losses/exploration_loss": "Exploration term (negative entropy, or symmetric KL), before its weight.",
+    "losses/old_approx_kl": "Mean of -log(ratio): first estimate of the KL divergence from the behaviour policy.",
+    "losses/approx_kl": "Mean of ratio - 1 - log(ratio): low-variance estimate of the same.",
+    "losses/clipfrac": "Share of samples whose probability ratio was clipped.",
+    "losses/explained_variance": "1 - Var(target - value) / Var(target): 1 is a perfect critic, 0 one that knows the mean.",
+    "losses/grad_norm": "Norm of the gradient before it is clipped.",
+    "losses/ratio_min": "Smallest probability ratio of the batch.",
+    "losses/ratio_max": "Largest probability ratio of the batch.",
+    "losses/rho_mean": "Mean of V-trace's truncated importance weights.",
+    "lag/min": "Least policy lag of a sample: updates between the version that chose the action and the one that learns.",
+    "lag/mean": "Mean policy lag.",
+    "lag/max": "Largest policy lag.",
+    "lag/masked": "Samples masked out so far because their lag was over `learning.max_policy_lag`.",
+    "time/rollout/step": "Rollout workers: share of time in the environments' steps.",
+    "time/rollout/forward": "Rollout workers: share of time computing actions (inline placement).",
+    "time/rollout/wait_actions": "Rollout workers: share of time waiting for actions.",
+    "time/rollout/wait_slots": "Rollout workers: share of time waiting for free trajectory slots, that is, for the learner.",
+    "time/policy/gather": "Policy workers: share of time collecting requests and copying observations.",
+    "time/policy/forward": "Policy workers: share of time computing actions.",
+    "time/policy/weights": "Policy workers: share of time copying new weights.",
+    "time/policy/wait": "Policy workers: share of time waiting for requests.",
+    "time/learner/wait": "Learner: share of time waiting for a batch.",
+    "time/learner/train": "Learner: share of time computing losses, gradients and optimizer steps.",
+    "time/learner/publish": "Learner: share of time handing new weights to those who act.",
+    "time/learner/batch": "Learner: share of the prefetch thread's time forming batches (beside `train`, not part of it).",
+    "time/learner/checkpoint": "Learner: share of time writing checkpoints.",
+    "sampling/free_slots": "Trajectory slots nobody uses, at the end of the interval.",
+    "sampling/full_slots": "Trajectory slots that wait for the learner, at the end of the interval.",
+    "sampling/request_size": "Mean number of environments in one batch of a policy worker.",
+    "sampling/faults": "Failures survived so far: workers that died, hung or raised, and were replaced.",
+    "sampling/workers": "Rollout workers alive.",
+    "eval/episodic_return": "Mean return of an evaluation (`run.eval_episodes` whole games).",
+    "eval/episodic_length": "Mean length of the episodes of an evaluation (steps).",
+    "system/memory_mb": "Resident memory of all processes of the run, shared pages counted once (MiB).",
+}
+"""Every key the engine logs, with its meaning and unit."""
+
+OPEN_GROUPS = ("env/",)
+"""Groups whose keys are the user's own."""
+
+
+def undescribed(metrics: dict[str, float]) -> list[str]:
+    """Keys that neither `KEYS` nor `OPEN_GROUPS` know."""
+    return sorted(key for key in metrics if key not in KEYS and not key.startswith(OPEN_GROUPS))
+
+
+class MetricsWriter:
+    """Writes a run's metrics; `rewind` first where the run goes on from a checkpoint.
+
+    Raises `ModuleNotFoundError` naming the extra if `config.run.track` is set without wandb, `OSError` if the folder cannot be
+    written.
+    """
+
+    def __init__(self, folder: os.PathLike[str] | str, config: Config) -> None:
+        self._folder = Path(folder)
+        self.path = self._folder / "metrics.jsonl"
+        new = not self.path.exists()
+        self._open(None)
+        if new:
+            self._events.add_text("hyperparameters", hyperparameters_table(config))
+        self._wandb = _start_wandb(self._folder, config) if config.run.track else None
+
+    def _open(self, purge_step: int | None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._jsonl = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the writer
+        self._events = SummaryWriter(str(self._folder / "tensorboard"), purge_step=purge_step)
+
+    def rewind(self, step: int) -> None:
+        """The run goes on from global step `step`: forget what was written after it.
+
+        A run repeats the steps between its checkpoint and the moment it was stopped. The lines after `step` are removed from
+        `metrics.jsonl`, and TensorBoard is told to hide its events after it, so no step appears twice and none is missing.
+        Weights & Biases cannot take points back: there both passes stay, on the same x axis.
+        """
+        self._jsonl.close()
+        self._events.close()
+        rewind(self.path, step)
+        self._open(step + 1)
+
+    def write(self, metrics: dict[str, float]) -> None:
+        """Log one interval. `metrics` holds `global_step`; values that are NaN (no episode has ended yet) are left out."""
+        known = {key: float(value) for key, value in metrics.items() if not math.isnan(value)}
+        step = int(known.pop("global_step"))
+        self._jsonl.write(json.dumps({"global_step": step, "time": round(time.time(), 3), **known}) + "\n")
+        self._jsonl.flush()
+        for key, value in known.items():
+            self._events.add_scalar(key, value, step)
+        self._events.flush()
+        if self._wandb is not None:
+            self._wandb.log({"global_step": step, **known})
+
+    def close(self) -> None:
+        """Flush and close everything."""
+        self._jsonl.close()
+        self._events.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def read_jsonl(path: os.PathLike[str] | str) -> list[dict[str, float]]:
+    """The lines of a metrics.jsonl; a last line cut short by a crash is left out."""
+    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    # Every whole line ends in a newline, so what follows the last one is empty or a torn line.
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def rewind(path: Path, step: int) -> None:
+    """Keep only the lines of `path` up to global step `step`, by a rename, so that a crash leaves the old or the new file."""
+    if not path.exists():
+        return
+    aside = path.with_suffix(".tmp")
+    with open(aside, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in read_jsonl(path) if line["global_step"] <= step)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def hyperparameters_table(config: Config) -> str:
+    """The settings as a Markdown table."""
+
+    def rows(tree: dict[str, Any], prefix: str) -> list[str]:
+        out = []
+        for name, value in tree.items():
+            out += rows(value, f"{prefix}{name}.") if isinstance(value, dict) and value else [f"|{prefix}{name}|{value}|"]
+        return out
+
+    return "\n".join(["|setting|value|", "|-|-|", *rows(to_dict(config), "")])
+
+
+def _start_wandb(folder: Path, config: Config) -> Any:
+    try:
+        import wandb
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("run.track needs Weights & Biases: pip install 'headrace[wandb]'") from error
+    marker = folder / "wandb_id.txt"
+    if not marker.exists():
+        marker.write_text(uuid.uuid4().hex[:12])
+    run = wandb.init(
+        project=config.run.wandb_project,
+        id=marker.read_text(),
+        resume="allow",
+        name=folder.name,
+        dir=str(folder),
+        config=to_dict(config),
+    )
+    run.define_metric("*", step_metric="global_step")
+    return run

@@ -1,0 +1,252 @@
+"""Checkpoints: exact, whole or absent, and never lost to damage, a full disk or a kill."""
+
+import json
+import math
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.runs import checkpoint
+from headrace.runs.checkpoint import CheckpointError, load, load_best, load_newest, pack, save, unpack
+
+
+def a_tree(seed=0):
+    torch.manual_seed(seed)
+    return {
+        "policy": torch.nn.Linear(5, 3).state_dict(),
+        "counters": {"global_step": 2**40 + 1, "nan": math.nan, "inf": math.inf, "third": 1 / 3},
+        "keyed": {0: torch.arange(3), (1, "a"): None},
+        "mixed": [True, (1, [2.5]), np.arange(4, dtype=np.uint8).reshape(2, 2), "text"],
+        "scalar": torch.tensor(1.5, dtype=torch.bfloat16),
+        "empty": {},
+    }
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and (a == b or (a != a and b != b))
+
+
+def test_a_tree_comes_back_exactly(tmp_path):
+    tree = a_tree()
+    save(tmp_path, 7, *pack(tree))
+    back = load_newest(tmp_path)
+    assert back.step == 7
+    assert back.damaged == ()
+    assert same(tree, back.unpack())
+
+
+def test_pack_names_tensors_by_path_and_refuses_the_unknown():
+    tensors, state = pack({"a": {"b.weight": torch.zeros(1)}, "c": [torch.ones(1)]})
+    assert set(tensors) == {"a/b.weight", "c/0"}
+    json.dumps(state)
+    with pytest.raises(TypeError, match=r"object in a checkpoint \(at a/0\)"):
+        pack({"a": [object()]})
+
+
+def test_colliding_paths_stay_apart():
+    tree = {"x": {1: torch.tensor(1), "1": torch.tensor(2)}}
+    assert same(tree, unpack(*pack(tree)))
+
+
+def test_tied_and_channels_last_tensors_are_stored(tmp_path):
+    weight = torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last)
+    save(tmp_path, 0, {"a": weight, "tied": weight, "view": weight[:, 1]}, {})
+    back = load_newest(tmp_path).tensors
+    assert torch.equal(back["a"], weight)
+    assert torch.equal(back["tied"], weight)
+    assert torch.equal(back["view"], weight[:, 1])
+
+
+def optimizers():
+    yield "adam", lambda p: torch.optim.Adam(p, lr=1e-2, eps=1e-6)
+    yield "adam-amsgrad", lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True)
+    yield "rmsprop", lambda p: torch.optim.RMSprop(p, lr=1e-3)
+    yield "rmsprop-centered", lambda p: torch.optim.RMSprop(p, lr=1e-3, centered=True, momentum=0.5)
+
+
+@pytest.mark.parametrize(("name", "make"), list(optimizers()), ids=lambda v: v if isinstance(v, str) else "")
+def test_training_goes_on_as_if_it_had_not_stopped(tmp_path, name, make):
+    def build(seed):
+        torch.manual_seed(seed)
+        net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 2))
+        net = net.to(memory_format=torch.channels_last)
+        return net, make(net.parameters()), np.random.default_rng(seed)
+
+    def learn(net, opt, rng, updates):
+        for _ in range(updates):
+            x = torch.from_numpy(rng.standard_normal((4, 3, 8, 8), dtype=np.float32)) + torch.randn(4, 3, 8, 8)
+            opt.zero_grad()
+            net(x).square().mean().backward()
+            opt.step()
+
+    straight = build(0)
+    learn(*straight, 5)
+    tree = {"net": straight[0].state_dict(), "opt": straight[1].state_dict(), "rng": checkpoint.random_state(straight[2])}
+    save(tmp_path, 5, *pack(tree))
+    learn(*straight, 5)
+
+    net, opt, rng = build(1)
+    back = load_newest(tmp_path).unpack()
+    net.load_state_dict(back["net"])
+    checkpoint.load_optimizer(opt, back["opt"])
+    checkpoint.set_random_state(back["rng"], rng)
+    for parameter, moments in opt.state.items():
+        assert all(m.stride() == parameter.stride() for m in moments.values() if m.shape == parameter.shape and m.dim())
+    learn(net, opt, rng, 5)
+    assert all(torch.equal(a, b) for a, b in zip(straight[0].parameters(), net.parameters(), strict=True))
+    assert same(straight[1].state_dict(), opt.state_dict())
+
+
+def test_keeps_newest_best_and_milestones(tmp_path):
+    scores = [1.0, 9.0, 2.0, None, 9.0, 3.0, 4.0, 5.0]
+    for step, score in enumerate(scores):
+        save(tmp_path, step, {}, {}, keep=2, score=score, milestone=step == 2)
+    kept = sorted(load(path).step for path in tmp_path.iterdir())
+    assert kept == [2, 4, 6, 7]
+    assert load_best(tmp_path).step == 4
+    assert load_newest(tmp_path).step == 7
+
+
+def test_the_same_step_twice_overwrites_nothing(tmp_path):
+    first = save(tmp_path, 5, {}, {"n": 1})
+    second = save(tmp_path, 5, {}, {"n": 2})
+    assert load(first).state == {"n": 1}
+    assert load(second).state == {"n": 2}
+    assert load_newest(tmp_path).state == {"n": 2}
+
+
+def test_nothing_there_is_none_not_an_error(tmp_path):
+    assert load_newest(tmp_path / "absent") is None
+    assert load_best(tmp_path / "absent") is None
+
+
+FILES = ["tensors.safetensors", "state.json", "manifest"]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_flipped_bit_anywhere_falls_back_and_says_so(tmp_path, file, caplog):
+    save(tmp_path, 1, *pack(a_tree(1)))
+    path = save(tmp_path, 2, *pack(a_tree(2))) / file
+    good = path.read_bytes()
+    rng = random.Random(0)
+    for position in sorted({0, 1, 7, 8, 9, 64, len(good) - 1, *rng.sample(range(len(good)), 100)}):
+        bad = bytearray(good)
+        bad[position] ^= 1 << rng.randrange(8)
+        path.write_bytes(bad)
+        found = load_newest(tmp_path)
+        assert found.step == 1, position
+        assert file in found.damaged[0]
+        assert same(found.unpack(), a_tree(1))
+    assert "damaged" in caplog.text
+    path.write_bytes(good)
+    assert load_newest(tmp_path).step == 2
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_truncated_grown_or_missing_files_fall_back(tmp_path, file):
+    save(tmp_path, 1, *pack(a_tree(1)))
+    path = save(tmp_path, 2, *pack(a_tree(2))) / file
+    good = path.read_bytes()
+    for length in sorted({0, 1, 8, 65, len(good) // 2, len(good) - 1}):
+        path.write_bytes(good[:length])
+        assert load_newest(tmp_path).step == 1, length
+    path.write_bytes(good + b"\0")
+    assert load_newest(tmp_path).step == 1
+    path.unlink()
+    assert load_newest(tmp_path).step == 1
+
+
+def test_a_damaged_checkpoint_is_never_the_reason_to_start_from_nothing(tmp_path):
+    for step in (1, 2):
+        path = save(tmp_path, step, *pack(a_tree(step)))
+        (path / "state.json").write_bytes(b"{}")
+    with pytest.raises(CheckpointError, match="every checkpoint"):
+        load_newest(tmp_path)
+
+
+def test_saving_goes_on_after_damage(tmp_path):
+    (save(tmp_path, 10, {}, {}) / "manifest").write_bytes(b"")
+    save(tmp_path, 4, {}, {"after": "fallback"}, keep=1)
+    assert load_newest(tmp_path).state == {"after": "fallback"}
+
+
+LIMITED = """
+    import resource, sys, torch
+    from headrace.runs.checkpoint import CheckpointError, save
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+    try:
+        save(sys.argv[1], 2, {"big": torch.zeros(100_000)}, {})
+    except CheckpointError as error:
+        print(error)
+"""
+
+
+def test_a_full_disk_is_said_and_loses_nothing(tmp_path):
+    """A process that may write no file over 64 kB: the kernel refuses in the middle of a write, as on a full device."""
+    before = save(tmp_path, 1, *pack(a_tree()))
+    said = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(LIMITED), str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert "cannot write a checkpoint of 0.4 MB" in said.stdout
+    assert "Earlier checkpoints are untouched" in said.stdout
+    assert list(tmp_path.iterdir()) == [before]
+    assert same(load_newest(tmp_path).unpack(), a_tree())
+
+
+SAVER = """
+    import sys, torch
+    from headrace.runs.checkpoint import load_newest, save
+    folder = sys.argv[1]
+    found = load_newest(folder)
+    step = found.step if found else 0
+    if found:
+        assert int(found.tensors["x"][0]) == step == found.state["step"] and bool((found.tensors["x"] == step).all())
+    print("ready", flush=True)
+    while True:
+        step += 1
+        save(folder, step, {"x": torch.full((200_000,), step)}, {"step": step}, keep=2)
+        print(step, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_random_instants_50_times(tmp_path):
+    kill_at_random(tmp_path, 50)
+
+
+def test_killed_at_random_instants(tmp_path):
+    kill_at_random(tmp_path, 2)
+
+
+def kill_at_random(folder, times):
+    """Kill a process that does nothing but save; whatever it had reported as saved must be there afterwards."""
+    rng = random.Random(1)
+    reported = 0
+    for _ in range(times):
+        process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SAVER), str(folder)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(rng.uniform(0.0, 0.15))
+        process.send_signal(signal.SIGKILL)
+        lines = process.communicate()[0].split("\n")[:-1]  # what follows the last newline is a torn line
+        reported = int(lines[-1]) if lines else reported
+        found = load_newest(folder)
+        assert (found.step if found else 0) >= reported
+        assert found is None or found.damaged == ()
+    assert reported > 0
+    save(folder, 10**6, {}, {}, keep=1)
+    assert len(list(folder.iterdir())) == 1, "left-overs of killed saves"

@@ -1,0 +1,85 @@
+"""The run folder: one owner at a time, settings compared, facts recorded without secrets."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from headrace import config as config_module
+from headrace.config import Config, ConfigError
+from headrace.runs.folder import FolderInUse, RunFolder, compare
+
+
+def settings(path, **changes):
+    return config_module.override(Config(), **{"run.folder": str(path), **changes})
+
+
+def test_a_second_run_in_the_folder_is_refused_with_the_pid(tmp_path):
+    hold = "import sys, time; from headrace.runs.folder import RunFolder; f = RunFolder(sys.argv[1]); print(1, flush=True); "
+    process = subprocess.Popen([sys.executable, "-c", hold + "time.sleep(60)", str(tmp_path)], stdout=subprocess.PIPE)
+    process.stdout.readline()
+    try:
+        with pytest.raises(FolderInUse, match=f"process {process.pid}"):
+            RunFolder(tmp_path)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    RunFolder(tmp_path).close()  # the lock went with the killed process
+
+
+def test_lock_is_released_on_close_and_within_one_process_too(tmp_path):
+    with RunFolder(tmp_path), pytest.raises(FolderInUse):
+        RunFolder(tmp_path)
+    RunFolder(tmp_path).close()
+
+
+def test_new_run_then_resume(tmp_path):
+    folder, changes = RunFolder.open(settings(tmp_path))
+    assert changes == []
+    folder.log("one\ntwo")
+    folder.close()
+    assert [line.split("  ")[1] for line in folder.log_path.read_text().splitlines()] == ["one", "two"]
+
+    folder, changes = RunFolder.open(settings(tmp_path, **{"learning.total_steps": 5_000_000}))
+    folder.close()
+    assert changes == ["learning.total_steps: 10000000 -> 5000000"]
+    assert config_module.load(folder.config_path).learning.total_steps == 5_000_000
+    assert len(json.loads((tmp_path / "system.json").read_text())) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("env", "atari/breakout"), ("policy.core", "gru"), ("envs.frame_stack", 2), ("learning.algorithm", "ppo")]
+)
+def test_what_the_weights_depend_on_cannot_change(tmp_path, name, value):
+    RunFolder.open(settings(tmp_path))[0].close()
+    before = (tmp_path / "config.json").read_text()
+    with pytest.raises(ConfigError, match=rf"cannot go on.*\n.*{name}: .* -> {value} \("):
+        RunFolder.open(settings(tmp_path, **{name: value}))
+    assert (tmp_path / "config.json").read_text() == before
+    RunFolder(tmp_path).close()  # refused, and not left locked
+
+
+def test_fresh_refuses_a_run_that_is_there(tmp_path):
+    fresh = settings(tmp_path, **{"run.fresh": True})
+    RunFolder.open(fresh)[0].close()
+    with pytest.raises(ConfigError, match="already holds a run"):
+        RunFolder.open(fresh)
+
+
+def test_compare_sees_every_field():
+    changed = Config(seed=3, envs=dataclasses.replace(Config().envs, kwargs={"a": 1}))
+    assert compare(Config(), changed, None) == ["envs.kwargs: {} -> None", "envs.kwargs.a: None -> 1", "seed: 0 -> 3"]
+
+
+def test_system_facts_hold_no_environment_variables(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_API_TOKEN", "s3cr3t-value")
+    RunFolder.open(settings(tmp_path))[0].close()
+    text = (tmp_path / "system.json").read_text()
+    assert "s3cr3t-value" not in text
+    facts = json.loads(text)[0]
+    assert facts["packages"]["torch"]
+    assert facts["cores"] == len(os.sched_getaffinity(0))

@@ -1,0 +1,62 @@
+"""Metrics: nothing lost, nothing doubled."""
+
+import json
+import math
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from headrace.config import Config
+from headrace.runs.metrics import KEYS, MetricsWriter, read_jsonl, undescribed
+
+
+def write(folder, steps, resume_step=None, value=1.0):
+    with MetricsWriter(folder, Config()) as writer:
+        if resume_step is not None:
+            writer.rewind(resume_step)
+        for step in steps:
+            writer.write({"global_step": step, "charts/SPS": value * step, "charts/episodic_return": math.nan})
+
+
+def test_every_sink_gets_every_step(tmp_path):
+    write(tmp_path, range(100, 600, 100))
+    lines = read_jsonl(tmp_path / "metrics.jsonl")
+    assert [line["global_step"] for line in lines] == [100, 200, 300, 400, 500]
+    assert lines[1]["charts/SPS"] == 200.0
+    assert "charts/episodic_return" not in lines[0]
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("charts/SPS")] == [100, 200, 300, 400, 500]
+    table = events.Tensors("hyperparameters/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "|learning.gamma|0.99|" in table
+
+
+def test_resume_repeats_steps_without_doubling_them(tmp_path):
+    write(tmp_path, [100, 200, 300, 400])
+    write(tmp_path, [300, 400, 500], resume_step=200, value=2.0)
+    lines = read_jsonl(tmp_path / "metrics.jsonl")
+    assert [(line["global_step"], line["charts/SPS"]) for line in lines] == [
+        (100, 100.0), (200, 200.0), (300, 600.0), (400, 800.0), (500, 1000.0),
+    ]  # fmt: skip
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    points = [(event.step, event.value) for event in events.Scalars("charts/SPS")]
+    assert points == [(100, 100), (200, 200), (300, 600), (400, 800), (500, 1000)]
+
+
+def test_a_torn_last_line_is_dropped(tmp_path):
+    write(tmp_path, [100, 200])
+    path = tmp_path / "metrics.jsonl"
+    with open(path, "a") as file:
+        file.write('{"global_step": 300, "char')
+    write(tmp_path, [300], resume_step=200)
+    assert [line["global_step"] for line in read_jsonl(path)] == [100, 200, 300]
+    json.loads(path.read_text().splitlines()[-1])
+
+
+def test_a_step_is_needed(tmp_path):
+    with MetricsWriter(tmp_path, Config()) as writer, pytest.raises(KeyError, match="global_step"):
+        writer.write({"charts/SPS": 1.0})
+
+
+def test_undescribed_keys_are_found():
+    assert undescribed({"charts/SPS": 1.0, "env/depth": 2.0, "losses/new": 3.0}) == ["losses/new"]
+    assert all(text.endswith(".") for text in KEYS.values())
