@@ -160,7 +160,8 @@ def check_batch(replay: Replay, naive: NaiveReplay, size: int, threads: int = 1)
     assert batch is not None
     for i, key in enumerate(batch.keys.tolist()):
         expected = naive.transition(key)
-        np.testing.assert_array_equal(batch.first["observation"][i].reshape(expected["observation"].shape), expected["observation"])
+        first = batch.first["observation"][i]
+        np.testing.assert_array_equal(first.reshape(expected["observation"].shape), expected["observation"])
         if expected["discount"]:
             np.testing.assert_array_equal(batch.next["observation"][i].reshape(expected["next"].shape), expected["next"])
         assert batch.first["action"][i] == expected["action"]

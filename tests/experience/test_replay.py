@@ -154,7 +154,8 @@ def test_the_same_seed_draws_the_same_keys() -> None:
 @pytest.mark.parametrize("n_step", [1, 3, 9])
 def test_stacks_returns_and_next_observations(codec: str, block: int, n_step: int) -> None:
     rng = np.random.default_rng(n_step)
-    config = ReplayConfig(lanes=2, capacity=150, slack=1.0, n_step=n_step, minimum=1, codec=codec, block=block, packed_row_bytes=2500)  # type: ignore[arg-type]
+    config = ReplayConfig(lanes=2, capacity=150, slack=1.0, n_step=n_step, minimum=1, codec=codec, block=block,  # type: ignore[arg-type]
+                          packed_row_bytes=2500)
     shape = (36, 36)  # more than the size from which copies are streamed, and not compressible
     replay, naive = Replay(config, fields(shape, 4, codec != "none")), NaiveReplay(config, 4)
     writers, episodes = [replay.writer(lane) for lane in range(2)], [Episodes(rng, shape) for _ in range(2)]

@@ -4,7 +4,6 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-
 from naive_replay import Episodes, NaiveReplay, check_batch, fields, known, write
 
 from headrace.experience.replay import Replay, ReplayConfig
@@ -104,7 +103,8 @@ class ReplayMachine(RuleBasedStateMachine):
         alive = self.naive.alive()
         assert stats.size == len(alive)
         assert stats.late == self.naive.late
-        assert (stats.inserts, stats.evicted, stats.overwritten) == (self.naive.inserts, self.naive.evicted, self.naive.overwritten)
+        assert stats.inserts == self.naive.inserts
+        assert (stats.evicted, stats.overwritten) == (self.naive.evicted, self.naive.overwritten)
         np.testing.assert_allclose(self.replay.native.total(), sum(self.naive.mass(lane, t) for lane, t in alive), rtol=1e-12)
 
 

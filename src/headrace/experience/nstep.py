@@ -37,19 +37,20 @@ class NStepPriorities:
             q: q(S_t, A_t), [T]; ignored on final rows.
             value: max_a q(S_t, a), [T]; on final rows the value to bootstrap from.
         """
-        rows = np.concatenate([self._waiting, np.stack([np.asarray(x, np.float64) for x in (reward, discount, last, final, q, value)])], 1)
-        r, d, last, final, q, v = rows
+        new = np.stack([np.asarray(x, np.float64) for x in (reward, discount, last, final, q, value)])
+        rows = np.concatenate([self._waiting, new], 1)
+        r, d, is_last, is_final, q_taken, v = rows
         count = rows.shape[1]
         total, product = np.zeros(count), np.ones(count)
         running, known = np.ones(count, bool), np.ones(count, bool)  # the episode goes on; all that is needed is there
         bootstrap = np.zeros(count)
-        padded_v, padded_final = np.append(v, np.nan), np.append(final, 0.0)
+        padded_v, padded_final = np.append(v, np.nan), np.append(is_final, 0.0)
         for k in range(self.n_step):
             at = np.minimum(np.arange(count) + k, count - 1)
             known &= ~running | (np.arange(count) + k < count)
             total += np.where(running, product * r[at], 0.0)
             product = np.where(running, product * d[at], product)
-            ends = running & (last[at] != 0)
+            ends = running & (is_last[at] != 0)
             # The last observation is needed only where the episode was cut off; after termination its value is zero.
             truncated = ends & (d[at] != 0)
             bootstrap = np.where(truncated, padded_v[at + 1], bootstrap)
@@ -58,8 +59,8 @@ class NStepPriorities:
         after = np.arange(count) + self.n_step
         known &= ~running | (after < count)
         bootstrap = np.where(running, v[np.minimum(after, count - 1)], bootstrap)
-        known |= final != 0
+        known |= is_final != 0
         ready = count if known.all() else int(np.argmin(known))
         self._waiting = rows[:, ready:]
         target = total + np.where(product != 0, product * np.nan_to_num(bootstrap), 0.0)
-        return np.where(final != 0, -1.0, np.abs(target - q))[:ready].astype(np.float32)
+        return np.where(is_final != 0, -1.0, np.abs(target - q_taken))[:ready].astype(np.float32)

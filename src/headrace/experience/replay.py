@@ -183,8 +183,9 @@ class LaneWriter:
             final: bool [T], the row is an episode's last observation, on which no action was taken. It must follow a
                 `last` row that was truncated (discount not 0), for it is bootstrapped from.
         """
-        last, final = np.asarray(last, bool), np.zeros(len(np.asarray(last)), bool) if final is None else np.asarray(final, bool)
-        flags = last.astype(np.uint8) * np.uint8(native.LAST) + final.astype(np.uint8) * np.uint8(native.FINAL)
+        flags = np.asarray(last, bool).astype(np.uint8) * np.uint8(native.LAST)
+        if final is not None:
+            flags += np.asarray(final, bool).astype(np.uint8) * np.uint8(native.FINAL)
         columns = []
         for f in self._replay.fields:
             column = np.ascontiguousarray(fields[f.name], dtype=f.dtype)
@@ -243,7 +244,9 @@ class Replay:
             {f.name: empty(f) for f in self.fields if f.stack},
             numbers(), numbers(), numbers(), np.empty(size, np.uint64))
 
-    def sample(self, size: int, into: ReplayBatch | None = None, *, beta: float | None = None, threads: int = 1) -> ReplayBatch | None:
+    def sample(
+        self, size: int, into: ReplayBatch | None = None, *, beta: float | None = None, threads: int = 1
+    ) -> ReplayBatch | None:
         """Draw `size` transitions with replacement; None while fewer than the minimum are there.
 
         Args:
@@ -259,11 +262,14 @@ class Replay:
             batch.reward.numpy(), batch.discount.numpy(), None, threads)
         return batch if batch.size else None
 
-    def sample_keys(self, size: int, beta: float | None = None) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32], npt.NDArray[np.float64]] | None:
+    def sample_keys(
+        self, size: int, beta: float | None = None
+    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32], npt.NDArray[np.float64]] | None:
         """Draw without copying data: keys uint64, importance weights float32, probabilities float64, each [size]."""
         keys, weights, probabilities = np.empty(size, np.uint64), np.empty(size, np.float32), np.empty(size)
         beta = self.config.beta if beta is None else beta
-        there = self.native.sample(keys, weights, beta, self.config.stratified, self.config.minimum, probabilities=probabilities)
+        there = self.native.sample(
+            keys, weights, beta, self.config.stratified, self.config.minimum, probabilities=probabilities)
         return (keys, weights, probabilities) if there else None
 
     def windows(self, keys: npt.NDArray[np.uint64], length: int, *, threads: int = 1) -> SequenceBatch:

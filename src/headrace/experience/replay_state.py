@@ -1,0 +1,95 @@
+"""Saving and restoring a replay: its counters always, its contents on request. JSON and safetensors, nothing pickled."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from headrace.experience.replay import Replay
+
+_STATE = "replay.json"
+
+
+def save(replay: Replay, folder: os.PathLike[str] | str, contents: bool) -> Path:
+    """Write `replay.json` and, with `contents`, one `lane-<n>.safetensors` per lane into `folder`, which is made.
+
+    `replay.json` is renamed into place last: a folder that has it is whole. Writers may go on; rows that they overwrite
+    meanwhile are left out. Contents take as much disk as the rows take memory uncompressed.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    state: dict[str, Any] = {
+        "config": dataclasses.asdict(replay.config),
+        "fields": [dataclasses.asdict(f) for f in replay.fields],
+        "stats": dataclasses.asdict(replay.stats()),
+        "random": [str(word) for word in replay.native.random_state()],
+        "lanes": [],
+    }
+    if contents:
+        for lane in range(replay.config.lanes):
+            state["lanes"].append(_save_lane(replay, lane, folder / f"lane-{lane}.safetensors"))
+    written = folder / (_STATE + ".new")
+    written.write_text(json.dumps(state, indent=1))
+    os.replace(written, folder / _STATE)
+    return folder
+
+
+def restore(replay: Replay, folder: os.PathLike[str] | str) -> bool:
+    """Fill an empty replay with what `save` wrote; says whether there were contents. Keys given out before stay valid.
+
+    Raises:
+        FileNotFoundError: `folder` holds no finished state.
+        ValueError: it was saved by a replay of another shape.
+    """
+    state = json.loads((Path(folder) / _STATE).read_text())
+    fields = [dataclasses.asdict(f) for f in replay.fields]
+    if json.loads(json.dumps(fields)) != state["fields"] or replay.config.lanes != state["config"]["lanes"]:
+        raise ValueError(f"{folder} holds a replay with other fields or another number of lanes")
+    for lane, first in enumerate(state["lanes"]):
+        _restore_lane(replay, lane, first, Path(folder) / f"lane-{lane}.safetensors")
+    if state["lanes"]:
+        replay.native.restore_statistics(state["stats"], [int(word) for word in state["random"]])
+    return bool(state["lanes"])
+
+
+def _save_lane(replay: Replay, lane: int, path: Path) -> int:
+    low, head, ready = replay.native.span(lane)
+    count = head - low
+    while True:
+        stamps, priorities = np.empty(count, np.uint64), np.empty(count, np.float32)
+        columns = {f"field.{f.name}": np.empty((count, *f.shape), f.dtype) for f in replay.fields}
+        reward, discount, flags = np.empty(count, np.float32), np.empty(count, np.float32), np.empty(count, np.uint32)
+        intact = np.ones(1, np.uint8)
+        if count:
+            key = np.array([lane << 40 | low], np.uint64)
+            replay.native.windows(key, count, False, list(columns.values()), reward, discount, flags, intact)
+            replay.native.shelf(lane, low, stamps, priorities)
+        if intact[0]:
+            break
+        low, head, ready = replay.native.span(lane)  # a writer overwrote the oldest rows: leave some out
+        low, count = low + (head - low) // 50, head - low - (head - low) // 50
+    priorities[max(0, ready - low):] = -1.0
+    save_file({**columns, "reward": reward, "discount": discount, "flags": flags, "stamps": stamps,
+               "priorities": priorities, "ready": np.array([max(0, ready - low)])}, path)
+    return int(low)
+
+
+def _restore_lane(replay: Replay, lane: int, first: int, path: Path) -> None:
+    from headrace._native import replay as native
+
+    data = load_file(path)
+    flags, ready = data["flags"], int(data["ready"][0])
+    replay.native.restore_lane(lane, first, int(flags[0] >> native.FLAG_BITS) if len(flags) else 0)
+    mask = np.uint32((1 << native.FLAG_BITS) - 1)
+    for start in range(0, len(flags), 1024):
+        part = slice(start, start + 1024)
+        replay.native.append(lane, [data[f"field.{f.name}"][part] for f in replay.fields], data["reward"][part],
+                             data["discount"][part], (flags[part] & mask).astype(np.uint8))
+    replay.native.ready(lane, data["priorities"][:ready])
+    replay.native.restore_stamps(lane, first, data["stamps"][:ready])

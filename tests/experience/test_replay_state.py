@@ -1,0 +1,64 @@
+"""A restored replay goes on as if it had never stopped."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from naive_replay import Episodes, NaiveReplay, check_batch, fields, known, write
+
+from headrace.experience import replay_state
+from headrace.experience.replay import Replay, ReplayConfig
+
+
+def run(replay: Replay, naive: NaiveReplay, episodes: list[Episodes], rounds: int) -> None:
+    writers = [replay.writer(lane) for lane in range(2)]
+    for lane, this in enumerate(naive.lanes):  # what an earlier writer left unfinished
+        naive.ready(lane, [-1.0] * (len(this.rows) - this.ready))
+    for _ in range(rounds):
+        for lane in range(2):
+            rows = episodes[lane].rows(7)
+            write(writers[lane], rows)
+            naive.append(lane, rows)
+            this = naive.lanes[lane]
+            priorities = np.arange(known(this.rows, this.ready, 3), dtype=np.float32) + 0.5
+            writers[lane].ready(priorities)
+            naive.ready(lane, priorities.tolist())
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+def test_contents_counters_order_and_keys_survive(tmp_path: Path, codec: str) -> None:
+    config = ReplayConfig(lanes=2, capacity=90, slack=1.5, minimum=1, codec=codec)  # type: ignore[arg-type]
+    columns = fields((6, 5), 3, codec != "none")
+    replay, naive = Replay(config, columns), NaiveReplay(config, 3)
+    episodes = [Episodes(np.random.default_rng(lane), (6, 5)) for lane in range(2)]
+    run(replay, naive, episodes, 20)
+    old = replay.sample_keys(50)[0]  # type: ignore[index]
+    replay.evict()
+    replay.update(old, np.linspace(0.1, 5.0, 50))
+    replay_state.save(replay, tmp_path, contents=True)
+    again = Replay(config, columns)
+    assert replay_state.restore(again, tmp_path)
+    assert again.stats() == replay.stats()
+    assert again.native.total() == pytest.approx(replay.native.total(), rel=1e-12)
+    for _ in range(3):
+        assert again.sample_keys(40)[0].tolist() == replay.sample_keys(40)[0].tolist()  # type: ignore[index]
+    assert again.update(old, np.ones(50)) == replay.update(old, np.ones(50))
+    check_batch(again, naive, 50)
+    run(again, naive, [Episodes(np.random.default_rng(lane + 9), (6, 5)) for lane in range(2)], 10)
+    again.evict()
+    check_batch(again, naive, 50)
+
+
+def test_counters_alone(tmp_path: Path) -> None:
+    replay = Replay(ReplayConfig(lanes=2, capacity=90, minimum=1), fields((6, 5), 3))
+    replay_state.save(replay, tmp_path, contents=False)
+    assert not replay_state.restore(Replay(replay.config, replay.fields), tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["replay.json"]
+
+
+def test_another_shape_is_refused(tmp_path: Path) -> None:
+    replay_state.save(Replay(ReplayConfig(lanes=2, capacity=90), fields((6, 5), 3)), tmp_path, contents=True)
+    with pytest.raises(ValueError, match="other fields"):
+        replay_state.restore(Replay(ReplayConfig(lanes=2, capacity=90), fields((6, 6), 3)), tmp_path)
+    with pytest.raises(FileNotFoundError):
+        replay_state.restore(Replay(ReplayConfig(lanes=2, capacity=90), fields((6, 5), 3)), tmp_path / "nowhere")
