@@ -66,6 +66,14 @@ class CountingEnv(gymnasium.Env[np.ndarray, int]):
         over, even = self._step == episode_length(self._env, self._episode), self._episode % 2 == 0
         return self._observation(), float(reward_of(*here)), over and even, over and not even, {}
 
+    def get_state(self) -> dict[str, Any]:
+        """For an exact resume."""
+        return {"counts": [self._env, self._episode, self._step]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from `get_state`."""
+        self._env, self._episode, self._step = state["counts"]
+
     def _observation(self) -> np.ndarray:
         return np.array([self._env, self._episode, self._step], np.float32)
 

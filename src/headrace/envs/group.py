@@ -11,7 +11,7 @@ ended, the environment's next reset goes on with the same game, and its return a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import gymnasium
 import numpy as np
@@ -273,8 +273,9 @@ class VectorGroup(_Group):
 def vector_group(envs: VectorEnv[Any, Any, Any], options: EnvConfig, env_id: str, frameskip: int = 1) -> VectorGroup:
     """The group of a vector environment, its specification read off it. Raises `UnsupportedSpace`."""
     observation, action = specs_of(envs.single_observation_space, envs.single_action_space, env_id)
-    mode = "next-step" if autoreset_mode(envs) is AutoresetMode.NEXT_STEP else "same-step"
-    spec = EnvSpec(observation, action, options.frameskip or frameskip, mode, env_id)
+    next_step = autoreset_mode(envs) is AutoresetMode.NEXT_STEP
+    autoreset: Literal["next-step", "same-step"] = "next-step" if next_step else "same-step"
+    spec = EnvSpec(observation, action, options.frameskip or frameskip, autoreset, env_id)
     return VectorGroup(envs, spec, reward_shape(options.reward_scale, options.reward_clip))
 
 

@@ -60,6 +60,14 @@ class RolloutWorker:
             self._request(group)
         return True
 
+    def resume(self, group: _Group, arrays: dict[str, np.ndarray], t: int) -> None:
+        """Put a group back to row t of a half-filled slot with these contents."""
+        self._acquire(group)
+        for name, array in arrays.items():
+            self.exchange.slab.arrays[name][group.slot] = array
+        group.t = t
+        self.exchange.cursor[group.number] = group.slot, t
+
     def ready(self) -> list[int]:
         """Which of this worker's groups (0, 1, ...) have their actions; clears the wake-up word."""
         bits = self.exchange.wake.take(self.index)

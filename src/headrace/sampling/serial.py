@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from headrace.config import Config
 from headrace.envs.contract import EnvSpec
@@ -42,6 +43,40 @@ class SerialSampler:
                 self._ready.extend((worker, g) for worker in self.workers for g in worker.ready())
             worker, g = self._ready.popleft()
             worker.step(g)
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Everything between two updates: environments, half-filled slots, core states, who waits for what. None where an
+        environment cannot give its state (`get_state` / `set_state`): then episodes begin anew after a resume."""
+        x = self._exchange
+        envs = [[group.envs.get_state() for group in worker.groups] for worker in self.workers]
+        if not self._started or any(state is None for states in envs for state in states):
+            return None
+        waiting = [x.inbox.get(timeout=0) for _ in range(x.inbox.qsize())]
+        for number in waiting:
+            x.inbox.put(number)
+        return {
+            "envs": envs,
+            "slots": [{name: a[slot].copy() for name, a in x.slab.arrays.items()} for slot in x.cursor[:, 0].tolist()],
+            "rows": x.cursor[:, 1].tolist(),
+            "cores": x.cores.copy(),
+            "waiting": waiting,
+            "ready": [[worker.index, g] for worker, g in self._ready],
+            "generator": self.actor.generator.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `get_state` gave."""
+        x = self._exchange
+        for worker, envs in zip(self.workers, state["envs"], strict=True):
+            for group, env_state in zip(worker.groups, envs, strict=True):
+                group.envs.set_state(env_state)
+                worker.resume(group, state["slots"][group.number], state["rows"][group.number])
+        x.cores[:] = state["cores"]
+        for number in state["waiting"]:
+            x.request(number)
+        self._ready.extend((self.workers[w], g) for w, g in state["ready"])
+        self.actor.generator.set_state(state["generator"])
+        self._started = True
 
     def close(self) -> None:
         """Close the environments."""

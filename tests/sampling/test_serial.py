@@ -1,0 +1,90 @@
+"""The serial placement repeats itself bit for bit, also across a stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace import config as configs
+from headrace.config import Config
+from headrace.runs import checkpoint
+from headrace.train import train
+
+WALK = str(Path(__file__).with_name("walk.py"))
+
+
+def run(folder: Path, total_steps: int, seed: int = 0, **settings: object) -> dict[str, Any]:
+    """Train serially; returns the whole state of the last checkpoint."""
+    config = configs.override(
+        Config(env="walk", imports=(WALK,), seed=seed),
+        **{
+            "run.folder": str(folder),
+            "run.dashboard": False,
+            "run.video": False,
+            "sampling.placement": "serial",
+            "sampling.num_workers": 2,
+            "sampling.envs_per_worker": 4,
+            "sampling.rollout": 8,
+            "learning.batch_size": 8 * 2 * 3,
+            "learning.num_minibatches": 3,
+            "learning.num_epochs": 2,
+            "learning.learning_rate": 1e-3,
+            "learning.lr_schedule": "linear",
+            "learning.total_steps": total_steps,
+            "learning.device": "cpu",
+            "learning.num_threads": 1,
+            "policy.mlp": (16,),
+            "policy.core": "gru",
+            "policy.core_size": 8,
+            "policy.normalize_observations": True,
+            "policy.normalize_returns": True,
+            **settings,
+        },
+    )
+    train(config)
+    found = checkpoint.load_newest(folder / "checkpoints")
+    assert found is not None
+    return found.unpack()
+
+
+def assert_same(a: Any, b: Any, path: str = "") -> None:
+    """Bit for bit, through the whole tree."""
+    assert type(a) is type(b), path
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), path
+        for key in a:
+            assert_same(a[key], b[key], f"{path}/{key}")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), path
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_same(x, y, f"{path}/{i}")
+    elif isinstance(a, torch.Tensor):
+        assert a.numpy().tobytes() == b.numpy().tobytes(), path
+    elif isinstance(a, np.ndarray):
+        assert a.tobytes() == b.tobytes(), path
+    else:
+        assert a == b or (a != a and b != b), path
+
+
+def test_same_seed_same_bits_other_seed_other_bits(tmp_path: Path) -> None:
+    one, two, other = run(tmp_path / "1", 1500), run(tmp_path / "2", 1500), run(tmp_path / "3", 1500, seed=1)
+    assert_same(one["model"], two["model"])
+    assert_same(one["optimizer"], two["optimizer"])
+    weights = "value_head.linear.weight"
+    assert not torch.equal(one["model"][weights], other["model"][weights])
+
+
+@pytest.mark.parametrize("returns", ["vtrace", "gae"])
+def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path, returns: str) -> None:
+    settings = {"learning.returns": returns, "learning.lr_schedule": "constant"}
+    straight = run(tmp_path / "straight", 2000, **settings)
+    run(tmp_path / "stopped", 700, **settings)
+    run(tmp_path / "stopped", 1300, **settings)
+    resumed = run(tmp_path / "stopped", 2000, **settings)
+    assert straight["progress"] == resumed["progress"]
+    assert straight["progress"]["updates"] > 40
+    assert_same(straight, resumed)
