@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 class NoCore(nn.Module):
@@ -58,29 +59,26 @@ class RecurrentCore(nn.Module):
         Returns:
             outputs [T, B, H] and the state [B, S] after row T-1.
         """
-        step = self._gru if self.kind == "gru" else self._lstm
         # The inputs' share of the gates needs no recurrence: one product for all rows.
-        inputs = nn.functional.linear(x, self.weight_ih, self.bias_ih)
-        state = state.to(inputs.dtype)
+        inputs = functional.linear(x, self.weight_ih, self.bias_ih)
+        step = self._gru if self.kind == "gru" else self._lstm
+        parts = state.to(inputs.dtype).split(self.out_features, dim=-1)
         outputs = []
         for gates, reset in zip(inputs.unbind(), first.unsqueeze(-1).unbind(), strict=True):
-            output, state = step(gates, state.masked_fill(reset, 0.0))
-            outputs.append(output)
-        return torch.stack(outputs), state
+            parts = step(gates, *[part.masked_fill(reset, 0.0) for part in parts])
+            outputs.append(parts[0])
+        return torch.stack(outputs), torch.cat(parts, dim=-1)
 
-    def _gru(self, inputs: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    def _gru(self, inputs: Tensor, h: Tensor) -> tuple[Tensor, ...]:
         r_i, z_i, n_i = inputs.chunk(3, -1)
-        r_h, z_h, n_h = nn.functional.linear(h, self.weight_hh, self.bias_hh).chunk(3, -1)
+        r_h, z_h, n_h = functional.linear(h, self.weight_hh, self.bias_hh).chunk(3, -1)
         n = torch.tanh(n_i + torch.sigmoid(r_i + r_h) * n_h)
-        h = n + torch.sigmoid(z_i + z_h) * (h - n)
-        return h, h
+        return (n + torch.sigmoid(z_i + z_h) * (h - n),)
 
-    def _lstm(self, inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        h, c = state.chunk(2, -1)
-        i, f, g, o = (inputs + nn.functional.linear(h, self.weight_hh, self.bias_hh)).chunk(4, -1)
+    def _lstm(self, inputs: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        i, f, g, o = (inputs + functional.linear(h, self.weight_hh, self.bias_hh)).chunk(4, -1)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        h = torch.sigmoid(o) * torch.tanh(c)
-        return h, torch.cat((h, c), -1)
+        return torch.sigmoid(o) * torch.tanh(c), c
 
 
 def make_core(kind: str, in_features: int, size: int) -> NoCore | RecurrentCore:
