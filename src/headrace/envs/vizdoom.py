@@ -127,7 +127,7 @@ class VizdoomEnv(gymnasium.Env):
         return self._observation if terminated else self._observe(), reward, terminated, truncated, {}
 
     def _observe(self) -> Any:
-        state = self.game.get_state()
+        state: Any = self.game.get_state()
         screen = state.screen_buffer
         self._screen = screen if screen.ndim == 3 else screen[..., None]
         image = resize(self._screen, self._size)
