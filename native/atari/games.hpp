@@ -3,13 +3,8 @@
 
 #include <cstdint>
 
-#ifndef HR_HD
-#if defined(__CUDACC__)
-#define HR_HD __host__ __device__
-#else
-#define HR_HD
-#endif
-#endif
+#include "platform.hpp"
+#include "rom.hpp"
 
 namespace headrace::atari {
 
@@ -20,6 +15,15 @@ enum class LivesReport : uint8_t { kRaw, kZeroWhenTerminal, kOneUntilTerminal, k
 struct StartingAction {
   uint8_t action;
   uint16_t frames;
+};
+
+// How a mode is chosen during a reset; see ModeSelection in environment.hpp.
+enum class ModeProcedure : uint8_t { kFixed, kSelect, kAdventure, kBerzerk, kDoubleDunk, kVideoCube };
+
+// `presses`: SELECT presses, each followed by one counted frame, that reach the mode from a system reset.
+struct ModeSetting {
+  int16_t mode;
+  int16_t presses;
 };
 
 struct GameFacts {
@@ -39,6 +43,8 @@ struct GameFacts {
   StartingAction starting_actions[3];
   uint8_t num_starting_actions;
   uint16_t mode_begin, num_modes;  // range in kModes
+  ModeProcedure mode_procedure;
+  uint8_t select_hold;  // frames that SELECT is held per press
   int16_t default_mode;
   uint8_t difficulties;  // bit d: difficulty d is listed
   LivesReport lives_report;

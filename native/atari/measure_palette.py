@@ -13,7 +13,7 @@ import ale_py
 import numpy as np
 from ale_py import roms
 
-NTSC = ("demon_attack", "yars_revenge", "pong", "riverraid", "enduro", "surround", "video_pinball", "breakout", "tennis")
+NTSC = ("demon_attack", "yars_revenge", "pong", "riverraid", "enduro", "surround", "breakout", "tennis")
 PAL = ("klax", "pacman", "king_kong", "adventure", "keystone_kapers", "laser_gates", "mr_do", "air_raid", "space_war")
 
 

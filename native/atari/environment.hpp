@@ -1,0 +1,214 @@
+// One game on one console with the start-up, resets, randomness and score keeping of the Arcade Learning Environment 0.12.
+// Host side: it owns the screens. What it calls for a frame is the core.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "game.hpp"
+#include "random_streams.hpp"
+
+namespace headrace::atari {
+
+struct EmulatorOptions {
+  int mode = -1;       // -1: the game's default mode
+  int difficulty = 0;  // bit 0 left switch, bit 1 right switch
+  float repeat_action_probability = 0.0f;
+  bool exact_noise = true;  // see ActionNoise
+};
+
+class Environment {
+ public:
+  Environment(std::shared_ptr<Game> game, const EmulatorOptions& options)
+      : game_(std::move(game)), options_(options), screens_(2 * game_->screen_bytes()) {
+    if (options_.mode < 0) options_.mode = game_->facts.default_mode;
+  }
+
+  // Loads the ROM: the console is switched on, its TV format is looked for, and the default mode is reset once.
+  // `seed` is that of the action noise.
+  void load(uint32_t seed) {
+    if (options_.repeat_action_probability > 0) noise_.emplace(seed, options_.exact_noise);
+    const EmulatorOptions chosen = options_;
+    options_.mode = game_->facts.default_mode;
+    options_.difficulty = 0;
+    start(Stage::kLoading);
+    options_ = chosen;
+    stage_ = Stage::kLoaded;
+  }
+
+  // Starts an episode.
+  void reset() {
+    start(stage_);
+    stage_ = Stage::kPlayed;
+  }
+
+  // One frame under `action` (0..17), or nothing if the game is over. Returns the reward.
+  // `strength`: share of a paddle's full turn. `draw`: whether the screen will be looked at.
+  int32_t act(int action, float strength, bool draw) {
+    action = repeated_or(action);
+    if (state_.keeper.terminal) return 0;
+    if (!(game_->facts.legal_actions >> action & 1)) action = kNoop;
+    counted_frame(action, strength, draw);
+    return state_.keeper.reward;
+  }
+
+  const Game& game() const { return *game_; }
+  const EmulatorOptions& options() const { return options_; }
+  const GameState& state() const { return state_; }
+  bool game_over() const { return state_.keeper.terminal; }
+  int32_t lives() const { return reported_lives(game_->facts.lives_report, state_.keeper); }
+  uint8_t* ram() { return state_.console.ram; }
+  // The screen that the last drawn frame went to: rows x 160 TIA colours.
+  const uint8_t* screen() { return front_buffer(state_.console, game_->cartridge, screens_.data()); }
+  // Whether the last frame left no row to what was drawn before.
+  bool covers_screen() const { return !state_.console.rows_missing; }
+  // For going back to a frame: a copy of `state` from before, and the screens as they are.
+  void rewind(const GameState& state) { state_ = state; }
+
+ private:
+  // The state after a reset depends on the system's random draws, the mode and, in some games, on the RAM before.
+  enum class Stage : uint8_t { kLoading, kLoaded, kPlayed };
+
+  int32_t repeated_or(int action) {
+    if (!noise_) return action;
+    noise_draws_ += 2;
+    if ((*noise_)() < static_cast<double>(options_.repeat_action_probability)) action = state_.last_action;
+    (*noise_)();  // player B
+    state_.last_action = static_cast<uint8_t>(action);
+    return action;
+  }
+
+  void emulate(const Input& input, bool draw) {
+    run_frame(state_.console, game_->cartridge, input, draw ? screens_.data() : nullptr);
+  }
+
+  void keep_score() {
+    atari::keep_score(game_->index, state_.console.ram, state_.console.superchip, options_.mode, state_.keeper);
+  }
+
+  void counted_frame(int action, float strength, bool draw) {
+    turn_paddle(game_->facts, action, strength, state_.paddles);
+    emulate(make_input(game_->facts, action, state_.paddles, options_.difficulty), draw);
+    keep_score();
+    ++state_.frame_number;
+    ++state_.episode_frame_number;
+  }
+
+  // `count` frames with some console switches held (bits of SWCHB).
+  void hold_switches(uint8_t held, int count, bool scored) {
+    Input input = make_input(game_->facts, kNoop, state_.paddles, options_.difficulty);
+    input.swchb &= static_cast<uint8_t>(~held);
+    for (int i = 0; i < count; ++i) {
+      emulate(input, true);
+      if (scored) keep_score();
+    }
+  }
+
+  void press_reset() { hold_switches(0x01, kResetFrames, true); }
+
+  void press_select(int hold) {
+    hold_switches(0x02, hold, false);
+    counted_frame(kNoop, 1.0f, true);
+  }
+
+  // A frame as a player would make it, action noise included.
+  void plain_frame(int action) { counted_frame(repeated_or(action), 1.0f, true); }
+
+  void start(Stage stage) {
+    const GameFacts& facts = game_->facts;
+    const bool superchip = has_superchip(game_->cartridge.mapper);
+    // What noise changes, or RAM left from before, cannot be looked up.
+    const bool noisy = noise_ && facts.mode_procedure != ModeProcedure::kFixed &&
+                       facts.mode_procedure != ModeProcedure::kSelect;
+    const bool known = !noisy && (stage != Stage::kPlayed || !(facts.ram_after_reset_varies || superchip));
+    uint32_t key = static_cast<uint32_t>(stage) << 22 | static_cast<uint32_t>(options_.mode) << 9 |
+                   static_cast<uint32_t>(options_.difficulty & 3) << 7;
+    if (stage == Stage::kLoading) {
+      if (known && restore(key, false)) return;
+      switch_on();
+    }
+    const ResetDraws draws = SystemStream::shared().reset(state_.system_draws, superchip);
+    if (stage != Stage::kLoading) key |= draws.timer;
+    if (known && stage != Stage::kLoading && restore(key, true)) return;
+    run_reset(draws);
+    if (known) game_->keep(key, {state_, screens_, noise_draws_});
+  }
+
+  // Takes the state after a reset from the snapshots, if it is there. `going_on`: the counts of a ROM that was loaded go on.
+  bool restore(uint32_t key, bool going_on) {
+    const auto snapshot = game_->find(key);
+    if (!snapshot) return false;
+    const GameState before = state_;
+    state_ = snapshot->state;
+    screens_ = snapshot->screens;
+    if (going_on) {
+      state_.frame_number = before.frame_number + state_.episode_frame_number;
+      state_.system_draws = before.system_draws;
+    }
+    for (int i = 0; i < snapshot->noise_draws && noise_; ++i) (*noise_)();
+    return true;
+  }
+
+  // Power-on and the search for the TV format, as they leave RIOT RAM behind.
+  void switch_on() {
+    SystemStream& system = SystemStream::shared();
+    const bool superchip = has_superchip(game_->cartridge.mapper);
+    state_ = {};
+    uint8_t ram[128];
+    system.fill(state_.system_draws, ram);
+    system.reset(state_.system_draws, false);  // the chips' own, when they are made
+    power_on(state_.console, game_->cartridge, ram);
+    system_reset(state_.console, game_->cartridge, system.reset(state_.system_draws, superchip), screens_.data());
+    const Input nothing = make_input(game_->facts, kNoop, {kPaddleCentre, kPaddleCentre}, 0);
+    for (int i = 0; i < kBootFrames; ++i) emulate(nothing, false);
+    system_reset(state_.console, game_->cartridge, system.reset(state_.system_draws, superchip), screens_.data());
+  }
+
+  void run_reset(const ResetDraws& draws) {
+    noise_draws_ = 0;
+    state_.episode_frame_number = 0;
+    state_.paddles = {kPaddleCentre, kPaddleCentre};
+    system_reset(state_.console, game_->cartridge, draws, screens_.data());
+    hold_switches(0, kBootFrames, false);
+    hold_switches(0x01, kResetFrames, false);
+    state_.last_action = kNoop;
+    reset_keeper(game_->index, state_.keeper);
+    select_mode();
+    press_reset();
+    for (int i = 0; i < game_->facts.num_starting_actions; ++i) {
+      const StartingAction starting = game_->facts.starting_actions[i];
+      for (int k = 0; k < starting.frames; ++k) starting_frame(starting.action);
+    }
+  }
+
+  void starting_frame(int action) {
+    if (action == kResetSwitch) return hold_switches(0x01, 1, true);
+    turn_paddle(game_->facts, action, 1.0f, state_.paddles);
+    emulate(make_input(game_->facts, action, state_.paddles, options_.difficulty), true);
+    keep_score();
+  }
+
+  void select_mode() {
+    const GameFacts& facts = game_->facts;
+    if (facts.mode_procedure == ModeProcedure::kFixed) return;
+    const int presses = game_->presses(options_.mode);
+    for (int i = 0; i < presses; ++i) press_select(facts.select_hold);
+    press_reset();
+  }
+
+  static constexpr int kBootFrames = 60;
+  static constexpr int kResetFrames = 4;
+
+  std::shared_ptr<Game> game_;
+  EmulatorOptions options_;
+  GameState state_{};
+  std::vector<uint8_t> screens_;
+  std::optional<ActionNoise> noise_;
+  int32_t noise_draws_ = 0;  // since the reset began
+  Stage stage_ = Stage::kLoading;
+};
+
+}  // namespace headrace::atari
