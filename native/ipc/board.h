@@ -8,13 +8,14 @@
 
 namespace headrace::ipc {
 
-// Two buffers; the writer fills the one that is not current, then makes it current. Each buffer has a sequence number,
-// odd while it is being written (a seqlock), so that a reader which was overtaken by two updates notices and copies again.
+// Update u (1, 2, ...) goes into buffer u % 2. The writer stores begun = u, fills the buffer, stores finished = u. A reader
+// copies the buffer of update u = finished; the copy is whole unless the writer has begun update u + 2 meanwhile, then it
+// copies again. An update that was begun and not finished, because the writer was killed, has touched only the buffer that
+// nobody reads; the next writer begins it anew.
 //
-// Contract. One writer at a time. read() never returns a mixture of two updates, and never waits for the writer: one
-// that is killed in the middle of an update leaves the current buffer untouched, and the next writer reuses the other.
-// read() returns the version that belongs to the bytes it copied. Versions need not grow: a learner that went back to a
-// checkpoint publishes an older one; readers compare for inequality.
+// Contract. One writer at a time. read() never returns a mixture of two updates, nor one that was not finished, and never
+// waits for the writer. It returns the version that belongs to the bytes it copied. Versions need not grow: a learner
+// that went back to a checkpoint publishes an older one; readers compare for inequality.
 class Board {
  public:
   static constexpr uint64_t kMagic = 0x316472616f4268ull;
@@ -30,41 +31,34 @@ class Board {
   bool initialised() const { return magic_.load() == kMagic; }
   uint64_t nbytes() const { return nbytes_; }
 
-  // Number of updates published, and the version of the newest (0 before the first).
-  uint64_t updates() const { return current_.load() / 2; }
+  // Number of updates finished.
+  uint64_t updates() const { return finished_.load(std::memory_order_acquire); }
+
+  // Version of the newest update; 0 before the first.
   uint64_t version() const {
     for (;;) {
-      const uint64_t current = current_.load();
-      const uint64_t version = buffers_[current & 1].version.load();
-      if (current_.load() == current) return version;
+      const uint64_t update = updates();
+      const uint64_t version = version_[update % 2].load(std::memory_order_relaxed);
+      if (whole(update)) return version;
     }
   }
 
   void publish(const std::byte* from, uint64_t version) {
-    const uint64_t current = current_.load();
-    const unsigned spare = ~current & 1;
-    Buffer& buffer = buffers_[spare];
-    // A writer that was killed here left the number odd; it changes in any case, and is odd.
-    buffer.sequence.store((buffer.sequence.load() + 1) | 1);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    buffer.version.store(version, std::memory_order_relaxed);
-    copy_words(data(spare), from);
-    std::atomic_thread_fence(std::memory_order_release);
-    buffer.sequence.store(buffer.sequence.load() + 1);
-    current_.store((current / 2 + 1) * 2 + spare);
+    const uint64_t update = updates() + 1;
+    begun_.store(update, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);  // who sees any of the stores below sees begun
+    version_[update % 2].store(version, std::memory_order_relaxed);
+    copy_bytes(data(update), from);
+    finished_.store(update);
     published_.notify();
   }
 
   uint64_t read(std::byte* to) {
     for (;;) {
-      const unsigned newest = current_.load() & 1;
-      const Buffer& buffer = buffers_[newest];
-      const uint64_t sequence = buffer.sequence.load(std::memory_order_acquire);
-      if (sequence & 1) continue;  // two updates began since `current` was read
-      const uint64_t version = buffer.version.load(std::memory_order_relaxed);
-      copy_words(to, data(newest));
-      std::atomic_thread_fence(std::memory_order_acquire);
-      if (buffer.sequence.load(std::memory_order_relaxed) == sequence) return version;
+      const uint64_t update = updates();
+      const uint64_t version = version_[update % 2].load(std::memory_order_relaxed);
+      copy_bytes(to, data(update));
+      if (whole(update)) return version;
     }
   }
 
@@ -74,16 +68,17 @@ class Board {
   }
 
  private:
-  struct alignas(64) Buffer {
-    std::atomic<uint64_t> sequence;
-    std::atomic<uint64_t> version;
-  };
+  // Whether what was loaded from the buffer of `update` belongs to it.
+  bool whole(uint64_t update) const {
+    std::atomic_thread_fence(std::memory_order_acquire);
+    return begun_.load(std::memory_order_relaxed) < update + 2;
+  }
 
-  std::byte* data(unsigned buffer) { return reinterpret_cast<std::byte*>(this + 1) + buffer * stride(nbytes_); }
+  std::byte* data(uint64_t update) { return reinterpret_cast<std::byte*>(this + 1) + update % 2 * stride(nbytes_); }
 
   // What a reader copies while the writer overtakes it is thrown away, but the race is real: the thread sanitizer is
   // shown atomic bytes.
-  void copy_words(std::byte* to, const std::byte* from) const {
+  void copy_bytes(std::byte* to, const std::byte* from) const {
 #ifdef __SANITIZE_THREAD__
     for (size_t i = 0; i < nbytes_; ++i) {
       std::byte byte;
@@ -97,9 +92,10 @@ class Board {
 
   alignas(64) std::atomic<uint64_t> magic_;
   uint64_t nbytes_;
-  alignas(64) std::atomic<uint64_t> current_;  // updates << 1 | buffer of the newest
+  alignas(64) std::atomic<uint64_t> begun_;
+  std::atomic<uint64_t> finished_;
   Signal published_;
-  Buffer buffers_[2];
+  std::atomic<uint64_t> version_[2];
 };
 
 }  // namespace headrace::ipc
