@@ -1,0 +1,136 @@
+"""Atari through ale-py: both protocols, life-loss episodes, and the single game against the vector environment."""
+
+from __future__ import annotations
+
+import ale_py
+import numpy as np
+import pytest
+from ale_py.vector_env import AtariVectorEnv
+from worlds import random_actions, rows_for
+
+from headrace.config import EnvConfig
+from headrace.envs import registry
+from headrace.envs.atari import AtariGame, ids, make_group, vector_options
+
+
+def options(**settings: object) -> EnvConfig:
+    return EnvConfig(atari_backend="ale", **settings)  # type: ignore[arg-type]
+
+
+def test_the_104_games() -> None:
+    assert len(ids()) == 104
+    assert "pong" in ids()
+    assert "joust" not in ids()
+
+
+def test_protocols() -> None:
+    dqn, v5 = vector_options(options(protocol="dqn")), vector_options(options(protocol="ale-v5"))
+    assert (dqn["repeat_action_probability"], dqn["noop_max"]) == (0.0, 30)
+    assert (v5["repeat_action_probability"], v5["noop_max"]) == (0.25, 0)
+    for both in (dqn, v5):
+        assert both["max_num_frames_per_episode"] == 108_000
+        assert (both["frameskip"], both["img_height"], both["img_width"], both["stack_num"]) == (4, 84, 84, 4)
+        assert not both["reward_clipping"]
+    assert registry.defaults("atari/pong")["envs.reward_clip"] == 1.0
+
+
+def test_a_whole_game_with_life_loss_episodes() -> None:
+    """Breakout by random play: five lives make five training episodes and one reported game of the raw, whole return."""
+    num_envs = 4
+    group = make_group("breakout", options(reward_clip=1.0), num_envs)
+    reference = AtariVectorEnv("breakout", num_envs, num_threads=1, reward_clipping=False)
+    now, after = rows_for(group.spec, num_envs)
+    group.reset(5, after)
+    pictures, infos = reference.reset(seed=5)
+    assert np.array_equal(after.obs["obs"], pictures)
+    rng = np.random.default_rng(0)
+    episodes, returns, lengths = np.zeros(num_envs, int), np.zeros(num_envs), np.zeros(num_envs, int)
+    games, was_over = 0, np.zeros(num_envs, bool)
+    for _ in range(1500):
+        actions, was_valid, lives = random_actions(group.spec, num_envs, rng), after.valid.copy(), infos["lives"].copy()
+        group.step(actions, now, after)
+        # the same emulators driven directly: NOOP in rows that are no transition
+        pictures, rewards, over, _, infos = reference.step(np.where(was_valid, actions[:, 0], 0))
+        assert np.array_equal(after.obs["obs"], pictures)
+        lost = (infos["lives"] < lives) & ~over & ~was_over & was_valid
+        assert np.array_equal(now.terminated, over | lost)
+        assert np.array_equal(after.first, ~was_valid)
+        assert np.array_equal(after.valid, ~now.terminated)
+        assert np.array_equal(now.reward, np.where(was_valid, np.clip(rewards, -1, 1), 0))
+        returns += rewards
+        lengths += ~was_over
+        episodes += now.terminated
+        for i in np.flatnonzero(over):
+            games += 1
+            assert episodes[i] == 5
+            assert (now.episode_return[i], now.episode_length[i]) == (returns[i], lengths[i])
+            episodes[i] = returns[i] = lengths[i] = 0
+        assert np.isnan(now.episode_return[~over]).all()
+        was_over = over
+        if games >= 6:
+            break
+    assert games >= 6
+    group.close()
+
+
+def test_evaluation_and_ale_v5_know_no_life_loss_episodes() -> None:
+    for settings, training in (({"protocol": "dqn"}, False), ({"protocol": "ale-v5"}, True)):
+        group = make_group("breakout", options(**settings), 2, training=training)
+        now, after = rows_for(group.spec, 2)
+        group.reset(0, after)
+        rng = np.random.default_rng(0)
+        games = 0
+        while games < 2:
+            group.step(random_actions(group.spec, 2, rng), now, after)
+            games += int(now.terminated.sum())
+            assert np.array_equal(now.terminated, ~np.isnan(now.episode_return))
+        group.close()
+
+
+@pytest.mark.parametrize(("game", "settings"), [("pong", {}), ("seaquest", {"resize": (96, 80)}), ("qbert", {"grayscale": False})])
+def test_a_single_game_shows_what_the_vector_environment_shows(game: str, settings: dict) -> None:
+    config = options(**settings)
+    single = AtariGame(game, config)
+    kwargs = vector_options(config) | {"noop_max": 1}  # a draw below 1: none
+    vector = AtariVectorEnv(game, 1, num_threads=1, **kwargs)
+    single._o["noop_max"] = 0
+    picture, _ = single.reset(seed=3)
+    pictures, _ = vector.reset(seed=3)
+    assert np.array_equal(picture, pictures[0])
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        action = int(rng.integers(single.action_space.n))
+        picture, reward, terminated, truncated, info = single.step(action)
+        pictures, rewards, terminations, truncations, infos = vector.step(np.array([action], np.int32))
+        assert (reward, terminated, truncated) == (rewards[0], terminations[0], truncations[0])
+        assert info["lives"] == infos["lives"][0]
+        if terminated or truncated:
+            break  # the last picture of a game reuses stale frames in ale-py
+        assert np.array_equal(picture, pictures[0])
+
+
+def test_step_limit_counts_steps() -> None:
+    group = make_group("pong", options(max_episode_steps=50), 1)
+    now, after = rows_for(group.spec, 1)
+    group.reset(0, after)
+    for step in range(1, 51):
+        group.step(np.zeros((1, 1), np.int32), now, after)
+        assert now.truncated[0] == (step == 50)
+    assert now.episode_length[0] == 50
+
+
+def test_rgb_and_render() -> None:
+    group = make_group("pong", options(grayscale=False, frame_stack=2, resize=(40, 44)), 1)
+    assert group.spec.observation["obs"].shape == (6, 40, 44)
+    env = registry.make_env("atari/pong", options(), render_mode="rgb_array")
+    env.reset(seed=0)
+    assert env.render().shape == (210, 160, 3)
+
+
+def test_ale_has_four_frames_a_step() -> None:
+    env = AtariGame("pong", options())
+    env.reset(seed=0)
+    before = env.ale.getEpisodeFrameNumber()
+    env.step(0)
+    assert env.ale.getEpisodeFrameNumber() == before + 4
+    assert ale_py.Action.NOOP == env._actions[0]

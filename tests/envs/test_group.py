@@ -1,0 +1,240 @@
+"""Groups: the row convention, statistics of whole games, and what happens to environments that misbehave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from worlds import BadEnv, CountingEnv, episode_length, local_group, random_actions, reward_of, rows_for
+
+from headrace.config import EnvConfig
+from headrace.envs.contract import MASK_KEY, EnvGroup, EnvironmentFault
+from headrace.envs.group import LIFE_LOST, vector_group
+
+SEED, E, STEPS = 20, 5, 60
+
+
+def counting_vector(mode: AutoresetMode, kind: Callable[..., VectorEnv] = SyncVectorEnv) -> EnvGroup:
+    return vector_group(kind([CountingEnv] * E, autoreset_mode=mode), EnvConfig(), "counting")
+
+
+GROUPS: dict[str, Callable[[], EnvGroup]] = {
+    "local": lambda: local_group([CountingEnv() for _ in range(E)]),
+    "next-step": lambda: counting_vector(AutoresetMode.NEXT_STEP),
+    "same-step": lambda: counting_vector(AutoresetMode.SAME_STEP),
+    "disabled": lambda: counting_vector(AutoresetMode.DISABLED),
+}
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_every_row_of_the_counting_world(kind: str) -> None:
+    """Follow each environment by its formulas; every number in every row has to be the expected one."""
+    group = GROUPS[kind]()
+    same_step = group.spec.autoreset == "same-step"
+    assert same_step == (kind in ("same-step", "disabled"))
+    now, after = rows_for(group.spec, E)
+    group.reset(SEED, after)
+    assert after.first.all()
+    assert after.valid.all()
+    here = [(SEED + i, 0, 0, -1) for i in range(E)]
+    assert after.obs["obs"].tolist() == [list(h) for h in here]
+    ended = [False] * E
+    returns = [0.0] * E
+    rng = np.random.default_rng(0)
+    seen = {"terminated": 0, "truncated": 0}
+    for _ in range(STEPS):
+        actions = random_actions(group.spec, E, rng)
+        now, after = rows_for(group.spec, E)
+        group.step(actions, now, after)
+        for i in range(E):
+            seed, episode, step, _ = here[i]
+            action = int(actions[i, 0])
+            if ended[i]:  # this row was no transition
+                here[i], ended[i] = (seed, episode + 1, 0, -1), False
+                assert (now.reward[i], now.terminated[i], now.truncated[i], now.episode_length[i]) == (0, False, False, 0)
+                assert np.isnan(now.episode_return[i])
+                assert (after.first[i], after.valid[i]) == (True, True)
+            else:
+                reward = reward_of(episode, step, action)
+                returns[i] += reward
+                last = step + 1 == episode_length(seed, episode)
+                even = (seed + episode) % 2 == 0
+                assert now.reward[i] == reward
+                assert (now.terminated[i], now.truncated[i]) == (last and even, last and not even)
+                here[i] = (seed, episode, step + 1, action)
+                assert after.first[i] == (last and same_step)
+                assert after.valid[i] == (not last or same_step)
+                if last:
+                    seen["terminated" if even else "truncated"] += 1
+                    assert (now.episode_return[i], now.episode_length[i]) == (returns[i], step + 1)
+                    returns[i] = 0
+                    if same_step:
+                        assert now.final_obs["obs"][i].tolist() == list(here[i])
+                        here[i] = (seed, episode + 1, 0, -1)
+                    else:
+                        ended[i] = True
+                else:
+                    assert np.isnan(now.episode_return[i])
+                    assert now.episode_length[i] == 0
+            assert after.obs["obs"][i].tolist() == list(here[i])
+    assert min(seen.values()) > 10
+    group.close()
+
+
+def test_same_step_with_processes_and_dictionaries() -> None:
+    """`final_obs` comes in another form for Dict observations; the values are the same."""
+
+    class InDict(gymnasium.ObservationWrapper):
+        observation_space = spaces.Dict({"a": spaces.Dict({"b": spaces.Box(-1, 1e6, (4,), np.float32)}), "c": spaces.Discrete(9)})
+
+        def observation(self, observation: np.ndarray) -> dict[str, Any]:
+            return {"a": {"b": observation}, "c": int(observation[2])}
+
+    for kind in (SyncVectorEnv, AsyncVectorEnv):
+        envs = kind([lambda: InDict(CountingEnv())] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+        group = vector_group(envs, EnvConfig(), "counting")
+        now, after = rows_for(group.spec, 3)
+        group.reset(SEED, after)
+        ends = 0
+        for _ in range(12):
+            group.step(np.zeros((3, 1), np.int32), now, after)
+            for i in np.flatnonzero(now.terminated | now.truncated):
+                ends += 1
+                seed, episode, step, _ = now.final_obs["a/b"][i]
+                assert step == episode_length(int(seed), int(episode))
+                assert now.final_obs["c"][i].argmax() == step
+                assert after.obs["a/b"][i].tolist() == [seed, episode + 1, 0, -1]
+        assert ends >= 6
+        group.close()
+
+
+def test_autoreset_mode_must_be_said() -> None:
+    envs = SyncVectorEnv([CountingEnv])
+    envs.metadata = {}
+    with pytest.raises(ValueError, match="autoreset_mode"):
+        vector_group(envs, EnvConfig(), "counting")
+
+
+def test_rewards_are_scaled_then_clipped_and_returns_are_raw() -> None:
+    group = local_group([CountingEnv()], EnvConfig(reward_scale=0.5, reward_clip=2.0))
+    now, after = rows_for(group.spec, 1)
+    group.reset(4, after)  # episode of 1 + 12 % 7 = 6 steps
+    rewards = []
+    for _ in range(6):
+        group.step(np.array([[3]], np.int32), now, after)
+        rewards.append(float(now.reward[0]))
+    assert rewards == [1.5, 2.0, 2.0, 2.0, 2.0, 2.0]
+    assert now.episode_return[0] == sum(8 * step + 3 for step in range(6))
+
+
+def test_lost_lives_end_episodes_but_not_games() -> None:
+    class Lives(CountingEnv):
+        """A life is lost at the end of every episode; the game is over with the third."""
+
+        def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            observation, reward, terminated, truncated, _ = super().step(action)
+            over = terminated or truncated
+            return observation, reward, over, False, {LIFE_LOST: over and self.episode % 3 != 2}
+
+    group = local_group([Lives()])
+    now, after = rows_for(group.spec, 1)
+    group.reset(0, after)
+    games, ends, total, steps = [], 0, 0.0, 0
+    for _ in range(60):
+        group.step(np.zeros((1, 1), np.int32), now, after)
+        total += float(now.reward[0])
+        steps += int(not after.first[0])
+        ends += int(now.terminated[0])
+        if not np.isnan(now.episode_return[0]):
+            games.append((now.episode_return[0], now.episode_length[0]))
+            assert games[-1] == (total, steps)
+            total, steps = 0.0, 0
+    assert len(games) == ends // 3 >= 3
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("nan observation", r"observation 'obs' is nan at index \[2\]"),
+        ("infinite observation", r"observation 'obs' is inf at index \[1\]"),
+        ("shape", r"observation 'obs' has shape \(3,\); its space declares \(4,\)"),
+        ("broadcastable shape", r"observation 'obs' has shape \(1,\)"),
+        ("dtype", "has dtype complex64; its space declares float32"),
+        ("nan reward", "the reward is nan"),
+        ("no reward", "the reward is nan"),
+        ("raises", "step failed: ZeroDivisionError: from inside the environment"),
+    ],
+)
+def test_faults_name_environment_seed_and_step(way: str, message: str) -> None:
+    group = local_group([CountingEnv(), CountingEnv(), BadEnv(way)], name="my/world")
+    now, after = rows_for(group.spec, 3)
+    group.reset(1, after)
+    actions = np.zeros((3, 1), np.int32)
+    for _ in range(2):
+        group.step(actions, now, after)
+    with pytest.raises(EnvironmentFault, match=rf"my/world, environment 2 \(seed 3\), game 1, step 3: .*{message}") as caught:
+        group.step(actions, now, after)
+    if way == "raises":
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_faults_of_reset_and_of_vector_environments() -> None:
+    class NoStart(CountingEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            raise OSError("no screen")
+
+    group = local_group([CountingEnv(), NoStart()])
+    with pytest.raises(EnvironmentFault, match=r"environment 1 \(seed 8\).*reset failed: OSError: no screen"):
+        group.reset(7, rows_for(group.spec, 2)[1])
+
+    vector = vector_group(SyncVectorEnv([CountingEnv, lambda: BadEnv("raises")]), EnvConfig(), "my/vector")
+    now, after = rows_for(vector.spec, 2)
+    vector.reset(7, after)
+    with pytest.raises(EnvironmentFault, match=r"my/vector, group of 2 environments \(seeds 7 to 8\).*ZeroDivisionError"):
+        for _ in range(3):
+            vector.step(np.zeros((2, 1), np.int32), now, after)
+
+
+def test_masks_that_allow_nothing() -> None:
+    class Masked(CountingEnv):
+        def __init__(self, forget: int) -> None:
+            super().__init__()
+            self.forget = forget
+            self.observation_space = spaces.Dict({"obs": self.observation_space, MASK_KEY: spaces.MultiBinary(5)})
+
+        def observation(self) -> Any:
+            over = self.count == episode_length(self.seed, self.episode)
+            mask = np.full(5, not over and self.count != self.forget, np.int8)
+            return {"obs": super().observation(), MASK_KEY: mask}
+
+    group = local_group([Masked(forget=-1)])
+    now, after = rows_for(group.spec, 1)
+    group.reset(3, after)
+    for _ in range(30):  # an empty mask on a last observation is nothing to choose by
+        group.step(np.zeros((1, 1), np.int32), now, after)
+        assert after.obs[MASK_KEY].all()
+    group = local_group([Masked(forget=2)])
+    group.reset(3, after)
+    with pytest.raises(EnvironmentFault, match="step 2: the action mask allows no choice in discrete part 0"):
+        for _ in range(3):
+            group.step(np.zeros((1, 1), np.int32), now, after)
+
+
+def test_close_reaches_every_environment() -> None:
+    closed = []
+
+    class Stubborn(CountingEnv):
+        def close(self) -> None:
+            closed.append(self)
+            if len(closed) == 1:
+                raise OSError("will not close")
+
+    group = local_group([Stubborn(), Stubborn()])
+    with pytest.raises(ExceptionGroup, match="closing environments failed"):
+        group.close()
+    assert len(closed) == 2
