@@ -58,7 +58,7 @@ def gae(
         gamma: discount per step.
         lambda_: 0 is one-step, 1 is n-step to the end of the trajectory.
         next_values: float32 [T, B] instead of `values[1:]`, for environments that reset in the same step: V of `final_obs`
-            where an episode ended.
+            where an episode ended, `values[1:]` elsewhere.
     """
     alive = (~(terminated | truncated)).to(values.dtype)
     valid = valid[: len(rewards)]

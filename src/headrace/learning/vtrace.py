@@ -53,7 +53,7 @@ def vtrace(
         pg_rho: truncation of the weight of the advantages; None leaves them unweighted, for a surrogate objective that holds the
             probability ratio itself (PPO).
         next_values: float32 [T, B] instead of `values[1:]`, for environments that reset in the same step: V of `final_obs`
-            where an episode ended.
+            where an episode ended, `values[1:]` elsewhere.
 
     Raises:
         ValueError: if rho < c.
