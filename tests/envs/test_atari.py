@@ -87,7 +87,9 @@ def test_evaluation_and_ale_v5_know_no_life_loss_episodes() -> None:
         group.close()
 
 
-@pytest.mark.parametrize(("game", "settings"), [("pong", {}), ("seaquest", {"resize": (96, 80)}), ("qbert", {"grayscale": False})])
+@pytest.mark.parametrize(
+    ("game", "settings"), [("pong", {}), ("seaquest", {"resize": (96, 80)}), ("qbert", {"grayscale": False})]
+)
 def test_a_single_game_shows_what_the_vector_environment_shows(game: str, settings: dict) -> None:
     config = options(**settings)
     single = AtariGame(game, config)
@@ -133,4 +135,4 @@ def test_ale_has_four_frames_a_step() -> None:
     before = env.ale.getEpisodeFrameNumber()
     env.step(0)
     assert env.ale.getEpisodeFrameNumber() == before + 4
-    assert ale_py.Action.NOOP == env._actions[0]
+    assert env._actions[0] == ale_py.Action.NOOP

@@ -1,0 +1,214 @@
+"""VizDoom: scenarios, actions, observations, limits, seeds, and that no engine outlives its process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import vizdoom
+from gymnasium import spaces
+from worlds import random_actions, rows_for
+
+from headrace.config import ConfigError, EnvConfig
+from headrace.envs import registry
+from headrace.envs.contract import Categorical
+from headrace.envs.vizdoom import SCALES, VizdoomEnv, ids
+from headrace.envs.vizdoom_actions import FULL_BUTTONS, combine, heads_for
+
+
+def test_scenarios() -> None:
+    assert {"basic", "health_gathering", "deadly_corridor", "deathmatch", "my_way_home", "freedoom2"} <= set(ids())
+    assert not {"multi", "multi_duel", "doom2"} & set(ids())
+
+
+def test_seven_heads_of_table_a4() -> None:
+    heads = heads_for(FULL_BUTTONS)
+    names = ["moving", "strafing", "attack", "sprint", "interact", "weapon", "aim"]
+    assert [(head.name, len(head.presses)) for head in heads] == list(zip(names, [3, 3, 2, 2, 2, 8, 21], strict=True))
+    assert combine(heads) == heads
+    aim = heads[-1].presses[:, FULL_BUTTONS.index("TURN_LEFT_RIGHT_DELTA")]
+    assert (aim[0], aim[10], aim[-1]) == (-12.5, 0, 12.5)
+    assert np.allclose(np.diff(aim), 1.25)
+    spec = registry.describe("vizdoom/basic", EnvConfig(kwargs={"buttons": "full"}))
+    assert spec.action.parts == tuple(Categorical(n) for n in (3, 3, 2, 2, 2, 8, 21))
+
+
+def test_few_buttons_make_one_choice() -> None:
+    (head,) = combine(heads_for(["MOVE_LEFT", "MOVE_RIGHT", "ATTACK"]))
+    assert sorted(head.presses.tolist()) == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1], [1, 0, 0], [1, 0, 1]]
+    heads = heads_for(["MOVE_LEFT", "STRAFE", "TURN_LEFT", "TURN_RIGHT", "TURN_LEFT_RIGHT_DELTA", "JUMP", "LOOK_UP_DOWN_DELTA"])
+    assert [head.name for head in heads] == ["strafing", "aim", "jump"]
+    with pytest.raises(ValueError, match="no action can be formed"):
+        heads_for(["STRAFE"])
+
+
+@pytest.mark.parametrize("scenario", ["basic", "deathmatch"])
+def test_a_short_run(scenario: str) -> None:
+    group = registry.make_group(f"vizdoom/{scenario}", EnvConfig(), 2)
+    assert group.spec.frameskip == 4
+    assert group.spec.observation["obs"].shape == (3, 72, 128)
+    now, after = rows_for(group.spec, 2)
+    group.reset(0, after)
+    assert after.obs["obs"].std() > 10
+    rng = np.random.default_rng(0)
+    pictures = []
+    for _ in range(40):
+        group.step(random_actions(group.spec, 2, rng), now, after)
+        pictures.append(after.obs["obs"].copy())
+        assert (after.obs["measurements"] >= 0).all()
+    assert np.std(pictures, axis=0).max() > 10
+    group.close()
+
+
+def test_truncation_keeps_the_true_last_picture_and_the_engine_limit() -> None:
+    """my_way_home ends after 2100 frames or at the goal; standing still never ends it earlier."""
+    env = VizdoomEnv("my_way_home", EnvConfig(frameskip=160))
+    env.reset(seed=1)
+    for step in range(1, 15):
+        _, reward, terminated, truncated, _ = env.step(0)
+        assert not terminated
+        assert truncated == (step == 14)  # 13 x 160 = 2080, then the 20 that are left
+        assert env.game.get_state() is not None
+    assert env.game.get_episode_time() - env._started == 2100
+    assert reward == pytest.approx(-0.0001 * 20)
+    env.close()
+
+
+def test_killing_the_monster_terminates() -> None:
+    env = VizdoomEnv("basic", EnvConfig())
+    ends = set()
+    for seed in range(6):
+        env.reset(seed=seed)
+        rng = np.random.default_rng(seed)
+        for _ in range(80):
+            _, _, terminated, truncated, _ = env.step(int(rng.integers(6)))
+            if terminated or truncated:
+                ends.add("terminated" if terminated else "truncated")
+                break
+    env.close()
+    assert "terminated" in ends
+
+
+def test_seeds_decide_everything() -> None:
+    def play(seed: int) -> np.ndarray:
+        env = VizdoomEnv("health_gathering_supreme", EnvConfig())
+        frames = [env.reset(seed=seed)[0]["obs"]]
+        frames += [env.step(i % 6)[0]["obs"] for i in range(20)]
+        frames.append(env.reset()[0]["obs"])
+        env.close()
+        return np.stack(frames)
+
+    first = play(3)
+    assert np.array_equal(first, play(3))
+    assert not np.array_equal(first, play(4))
+
+
+def test_measurements_are_scaled_variables() -> None:
+    env = VizdoomEnv("deathmatch", EnvConfig())
+    observation, _ = env.reset(seed=0)
+    names = [variable.name for variable in env.game.get_available_game_variables()]
+    raw = dict(zip(names, env.game.get_state().game_variables, strict=True))
+    scaled = dict(zip(names, observation["measurements"], strict=True))
+    assert raw["HEALTH"] == 100
+    assert scaled["HEALTH"] == pytest.approx(100 / SCALES["HEALTH"][0])
+    assert scaled["SELECTED_WEAPON"] == raw["SELECTED_WEAPON"]
+    assert scaled["SELECTED_WEAPON_AMMO"] == pytest.approx(min(raw["SELECTED_WEAPON_AMMO"] / 15, 5))
+    env.close()
+    plain = VizdoomEnv("deathmatch", EnvConfig(kwargs={"measurements": False}, grayscale=True, resize=(60, 80)))
+    assert plain.observation_space == spaces.Box(0, 255, (60, 80, 1), np.uint8)
+    assert plain.reset(seed=0)[0].shape == (60, 80, 1)
+    plain.close()
+
+
+def test_a_users_own_scenario(tmp_path: Path) -> None:
+    shutil.copy(Path(vizdoom.scenarios_path) / "basic.wad", tmp_path)
+    (tmp_path / "mine.cfg").write_text(
+        "doom_scenario_path = basic.wad\n"
+        "available_buttons = { ATTACK TURN_LEFT_RIGHT_DELTA }\navailable_game_variables = { HEALTH AMMO2 }\n"
+        "episode_timeout = 40\nepisode_start_time = 14\nliving_reward = 2\n"
+    )
+    name = f"vizdoom/{tmp_path}/mine.cfg"
+    group = registry.make_group(name, EnvConfig(kwargs={"living_reward": 3}), 1)
+    assert group.spec.action.parts == (Categorical(2), Categorical(21))
+    assert group.spec.observation["measurements"].shape == (2,)
+    now, after = rows_for(group.spec, 1)
+    group.reset(0, after)
+    for step in range(1, 11):
+        group.step(np.array([[0, 10]], np.int32), now, after)
+        assert now.truncated[0] == (step == 10)
+    assert now.episode_return[0] == 3 * 40
+    group.close()
+    with pytest.raises(registry.UnknownEnvironment):
+        registry.describe(f"vizdoom/{tmp_path}/other.cfg", EnvConfig())
+    with pytest.raises(ConfigError, match="JUMPP"):
+        registry.describe(name, EnvConfig(kwargs={"buttons": ["JUMPP"]}))
+
+
+def _engines(folder: Path) -> list[psutil.Process]:
+    return [p for p in psutil.process_iter(["cmdline"]) if any(str(folder) in part for part in p.info["cmdline"] or [])]
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /proc")
+@pytest.mark.parametrize("end", [signal.SIGKILL, None], ids=["killed", "by itself"])
+def test_nothing_outlives_the_process(end: signal.Signals | None, tmp_path: Path) -> None:
+    shared = set(os.listdir("/dev/shm"))
+    code = (
+        "import sys; from headrace.config import EnvConfig; from headrace.envs.vizdoom import VizdoomEnv\n"
+        "envs = [VizdoomEnv('basic', EnvConfig()) for _ in range(2)]\n"
+        "[env.reset(seed=0) for env in envs]; print('ready', flush=True); sys.stdin.read()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )
+    assert child.stdout is not None
+    assert child.stdin is not None
+    assert child.stdout.readline() == b"ready\n"
+    (folder,) = tmp_path.glob("headrace-vizdoom-*")
+    engines = [p for p in _engines(folder) if "+viz_instance_id" in p.cmdline()]
+    assert len(engines) == 2
+    mine = set(os.listdir("/dev/shm")) - shared
+    assert len([name for name in mine if name.startswith("ViZDoom")]) >= 6
+    child.stdin.close() if end is None else child.send_signal(end)
+    child.wait(10)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and (_engines(folder) or folder.exists()):
+        time.sleep(0.05)
+    assert not _engines(folder)
+    assert not [e for e in engines if e.is_running() and e.status() != psutil.STATUS_ZOMBIE]
+    assert not list(tmp_path.iterdir())
+    assert not {name for name in mine & set(os.listdir("/dev/shm")) if name.startswith("ViZDoom")}
+
+
+def test_ctrl_c_leaves_the_engine_to_its_owner(tmp_path: Path) -> None:
+    """Ctrl-C goes to the whole process group; the engine must be there for the worker's clean stop."""
+    code = (
+        "from headrace.config import EnvConfig; from headrace.envs.vizdoom import VizdoomEnv\n"
+        "import signal\n"
+        "env = VizdoomEnv('basic', EnvConfig()); env.reset(seed=0)\n"
+        "stop = []; signal.signal(signal.SIGINT, lambda *_: stop.append(1)); print('ready', flush=True)\n"
+        "steps = 0\n"
+        "while len(stop) == 0 or steps < 5:\n"
+        "    _, _, a, b, _ = env.step(0)\n"
+        "    steps += bool(stop)\n"
+        "    if a or b: env.reset()\n"
+        "env.close(); print('clean', flush=True)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=tmp_path, start_new_session=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    time.sleep(0.3)
+    os.killpg(child.pid, signal.SIGINT)
+    assert child.stdout.read() == b"clean\n"
+    assert child.wait(10) == 0
