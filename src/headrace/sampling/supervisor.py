@@ -8,13 +8,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -54,6 +57,18 @@ class Child:
     def name(self) -> str:
         """As in log lines."""
         return "learner" if self.role == "learner" else f"{self.role} worker {self.index}"
+
+
+@contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Children would run the user's script once more, for its definitions. Ours need none of them, so that training works from
+    a notebook, from standard input and from a script without `if __name__ == "__main__"`."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 class Supervisor:
@@ -98,7 +113,8 @@ class Supervisor:
         )
         now = perf_counter()
         self.exchange.clocks[role][index, -2] = 0
-        process.start()
+        with _without_main_module():
+            process.start()
         there.close()
         self.children.append(Child(role, index, process, here, now))
 

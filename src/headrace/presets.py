@@ -1,0 +1,58 @@
+"""Where a run's settings start: the base, the environment's defaults, the algorithm's preset; the user's flags come on top."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from headrace import config as configs
+from headrace.config import Config
+from headrace.envs.registry import check_id, defaults, import_files
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "appo": {},
+    "ppo": {"learning.returns": "gae"},
+    # IMPALA, table G.1; torch's RMSProp adds epsilon outside the square root, TensorFlow's inside, hence not the paper's 0.01
+    "impala": {
+        "learning.ppo_clip": None,
+        "learning.num_epochs": 1,
+        "learning.normalize_advantages": False,
+        "learning.optimizer": "rmsprop",
+        "learning.learning_rate": 6e-4,
+        "learning.optimizer_eps": 1e-3,
+        "learning.entropy_coef": 0.01,
+        "learning.max_grad_norm": 40.0,
+        "sampling.rollout": 20,
+    },
+    "a2c": {
+        "learning.ppo_clip": None,
+        "learning.num_epochs": 1,
+        "learning.num_minibatches": 1,
+        "learning.returns": "gae",
+        "learning.gae_lambda": 1.0,
+        "learning.normalize_advantages": False,
+        "learning.optimizer": "rmsprop",
+        "learning.learning_rate": 7e-4,
+        "learning.optimizer_eps": 1e-5,
+        "learning.entropy_coef": 0.01,
+        "learning.max_grad_norm": 0.5,
+    },
+}
+"""What an algorithm's name stands for, as dotted settings."""
+
+
+def make_config(env: str, algorithm: str | None = None, imports: Iterable[str] = (), **settings: Any) -> Config:
+    """The configuration that `headrace train --env ENV` starts from, with dotted `settings` replaced.
+
+    `algorithm` None: the environment's own choice. Raises `ConfigError` for unknown environments and settings.
+
+        make_config("gym/CartPole-v1", **{"learning.total_steps": 100_000})
+    """
+    imports = tuple(str(path) for path in imports)
+    import_files(imports)
+    check_id(env)
+    base = Config(env=env, imports=imports)
+    of_env = dict(defaults(env))
+    algorithm = algorithm or settings.get("learning.algorithm") or of_env.get("learning.algorithm", "appo")
+    preset = ALGORITHMS.get(algorithm, {})
+    return configs.override(base, **{**of_env, **preset, "learning.algorithm": algorithm, **settings})
