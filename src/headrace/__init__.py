@@ -1,1 +1,57 @@
-"""Reinforcement learning where experience is the bottleneck."""
+"""Reinforcement learning where experience is the bottleneck.
+
+    import headrace
+
+    result = headrace.train(headrace.make_config("gym/CartPole-v1"))
+    print(headrace.evaluate(result.folder, episodes=100))
+    policy = headrace.load_policy(result.folder)
+
+Everything is imported when first asked for: a process that only steps environments never pays for torch.
+"""
+
+import importlib
+import sys
+import types
+from typing import Any
+
+_API = {
+    "Config": ("headrace.config", "Config"),
+    "ConfigError": ("headrace.config", "ConfigError"),
+    "EvalResult": ("headrace.evaluation", "EvalResult"),
+    "TrainedPolicy": ("headrace.evaluation", "TrainedPolicy"),
+    "config": ("headrace.config", None),
+    "envs": ("headrace.envs", None),
+    "evaluate": ("headrace.evaluation", "evaluate"),
+    "load_policy": ("headrace.evaluation", "load_policy"),
+    "make_config": ("headrace.envs.registry", "make_config"),
+    "policies": ("headrace.policies", None),
+    "record": ("headrace.evaluation", "record"),
+}
+__all__ = ["train", *_API]
+
+
+class _Package(types.ModuleType):
+    """`headrace.train` is the function, also after something imported the module of that name."""
+
+    @property
+    def train(self) -> Any:
+        return importlib.import_module("headrace.train").train
+
+    @train.setter
+    def train(self, module: types.ModuleType) -> None:
+        """The import system wants to bind the module here; `sys.modules` has it, and the name stays the function's."""
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _API:
+        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+    module_name, attribute = _API[name]
+    module = importlib.import_module(module_name)
+    return getattr(module, attribute) if attribute else module
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

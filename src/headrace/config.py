@@ -25,6 +25,19 @@ class ConfigError(ValueError):
     """A configuration that cannot work; the message says why and what to change."""
 
 
+JsonObject = Annotated[
+    dict[str, Any],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="JSON",
+        instance_from_str=lambda words: json.loads(words[0]),
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda value: [json.dumps(value)],
+    ),
+]
+"""A dictionary, given on the command line as one JSON object."""
+
+
 @dataclass
 class EnvConfig:
     """The environment: which variant of it, and what is done to observations and rewards."""
@@ -48,8 +61,8 @@ class EnvConfig:
     """Rewards are multiplied by this before they are learned from. Reported returns are never scaled."""
     reward_clip: float | None = None
     """Rewards are clipped to [-x, x] after scaling. Reported returns are never clipped."""
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    """Further keyword arguments for the environment's constructor (JSON in the file)."""
+    kwargs: JsonObject = field(default_factory=dict)
+    """Further keyword arguments for the environment's constructor, as a JSON object."""
 
 
 @dataclass

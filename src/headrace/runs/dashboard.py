@@ -26,16 +26,17 @@ PHASES: dict[str, dict[str, str]] = {
     "rollout": {
         "step": "stepping",
         "forward": "forward",
+        "other": "other",
         "wait_actions": "waiting for actions",
         "wait_slots": "waiting for slots",
     },
-    "policy": {"gather": "gathering", "forward": "forward", "weights": "weights", "wait": "waiting"},
+    "policy": {"forward": "forward", "gather": "gathering", "scatter": "scattering", "weights": "weights", "wait": "waiting"},
     "learner": {"train": "computing", "publish": "publishing", "checkpoint": "checkpoint", "wait": "waiting for data"},
 }
 """Phases shown for each part, in order, by the last words of their `time/<part>/<phase>` keys."""
 
 _PARTS = {"rollout": "rollout workers", "policy": "policy workers", "learner": "learner"}
-_COLOURS = ("green", "cyan", "magenta", "yellow")
+_COLOURS = ("green", "cyan", "magenta", "blue", "yellow")
 
 
 class Dashboard:
@@ -67,7 +68,8 @@ class Dashboard:
 
     def message(self, text: str) -> None:
         """Show a message that stays (above the live screen)."""
-        self.console.print(text, soft_wrap=True, markup=False, highlight=False)
+        # Soft wrapping would be applied to the live screen too.
+        self.console.print(text, soft_wrap=self._live is None, markup=False, highlight=False)
 
     def close(self) -> None:
         """Leave the last screen standing and give the terminal back."""
@@ -107,7 +109,14 @@ class Dashboard:
         ]
         if self._value("sampling/faults") > 0:
             parts.append(f"faults {number(self._value('sampling/faults'))}")
-        return " | ".join([*parts, bottleneck.find(self.metrics).finding])
+        return " | ".join([*parts, self._bottleneck().finding])
+
+    def _bottleneck(self) -> bottleneck.Bottleneck:
+        if self.config.sampling.placement == "serial":  # nobody waits where everything is done in turn
+            learning = 1 - self._value("time/learner/wait")
+            finding = "" if math.isnan(learning) else f"Serial: {learning:.0%} of the time learning, the rest collecting."
+            return bottleneck.Bottleneck("unknown", finding, "")
+        return bottleneck.find(self.metrics)
 
     def _screen(self) -> RenderableType:
         total = self.config.learning.total_steps
@@ -120,9 +129,9 @@ class Dashboard:
         )
         columns = Table.grid(padding=(0, 4))
         columns.add_row(self._facts("Speed", self._speed()), self._facts("Returns", self._return_facts()),
-                        self._facts("Losses", self._losses()), self._facts("Policy lag (updates)", self._lag()))  # fmt: skip
-        found = bottleneck.find(self.metrics)
-        colour = "green" if found.part == "balanced" else "yellow"
+                        self._facts("Losses", self._losses()), self._facts("Policy lag", self._lag()))  # fmt: skip
+        found = self._bottleneck()
+        colour = "yellow" if found.advice else "white"
         body = Group(
             head,
             Text(),
@@ -151,14 +160,14 @@ class Dashboard:
         return [
             ("steps/s", number(self._value("charts/SPS_interval"))),
             ("frames/s", number(self._value("charts/FPS"))),
-            ("steps/s, whole run", number(self._value("charts/SPS"))),
+            ("overall", number(self._value("charts/SPS"))),
             ("faults", number(0 if math.isnan(faults) else faults)),
         ]
 
     def _return_facts(self) -> list[tuple[str, str]]:
         return [
             ("last 100", number(self._value("charts/episodic_return_100"))),
-            ("best 100", number(self._value("charts/episodic_return_best"))),
+            ("best 100", number(max(self._returns, default=math.nan))),
             ("length", number(self._value("charts/episodic_length"))),
             ("episodes", number(self._value("charts/episodes"))),
         ]
@@ -174,13 +183,14 @@ class Dashboard:
     def _times(self) -> Table:
         """One bar per part: its phases as coloured pieces, with their shares in words beside it."""
         table = Table.grid(padding=(0, 2))
+        width = 30 if self.console.width >= 100 else 16
         for part, phases in PHASES.items():
             shares = [(words, self.metrics.get(f"time/{part}/{phase}", 0.0)) for phase, words in phases.items()]
             if not any(share for _, share in shares):
                 continue
             bar, legend = Text(), Text()
-            for (words, share), colour in zip(shares, _COLOURS, strict=True):
-                bar.append("█" * round(share * 30), style="bright_black" if words.startswith("waiting") else colour)
+            for (words, share), colour in zip(shares, _COLOURS, strict=False):
+                bar.append("█" * round(share * width), style="bright_black" if words.startswith("waiting") else colour)
                 if share >= 0.005:
                     legend.append(f"{words} {share:.0%}  ", style="dim" if words.startswith("waiting") else colour)
             table.add_row(Text(_PARTS[part], style="bold"), bar, legend)

@@ -1,0 +1,123 @@
+"""The dashboard, drawn to text; and what becomes of it where there is no terminal."""
+
+import io
+import math
+import os
+import pty
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from rich.console import Console
+
+from headrace.config import Config, override
+from headrace.runs.dashboard import Dashboard, duration, number, sparkline
+
+METRICS = {
+    "global_step": 2_500_000, "charts/SPS": 900.0, "charts/SPS_interval": 1000.0, "charts/FPS": 4000.0,
+    "charts/episodic_return_100": 12.345, "charts/episodic_length": 1800.0, "charts/episodes": 321.0,
+    "losses/policy_loss": -0.0123, "losses/value_loss": 0.5, "lag/min": 0.0, "lag/mean": 2.5, "lag/max": 7.0, "lag/masked": 0.0,
+    "time/rollout/step": 0.9, "time/rollout/wait_actions": 0.1, "time/policy/forward": 0.3, "time/policy/wait": 0.7,
+    "time/learner/train": 0.4, "time/learner/wait": 0.6, "sampling/faults": 2.0,
+}  # fmt: skip
+
+
+def draw(metrics_list, width=130, **settings):
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=50, color_system=None)
+    with Dashboard(override(Config(), **settings), console) as dashboard:
+        for metrics in metrics_list:
+            dashboard.update(metrics)
+        console.file.seek(0)
+        console.file.truncate()
+        dashboard.message("a worker died")
+        dashboard.update(metrics_list[-1])
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
+
+
+def test_the_screen_shows_what_a_run_is_about():
+    screen = draw([{**METRICS, "charts/episodic_return_100": value} for value in (1.0, 20.0)] + [METRICS])
+    screen = re.sub(" +", " ", screen)
+    for words in (
+        "atari/pong", "appo", "25.0%", "2,500,000 of 10,000,000 steps", "left 2:05:00", "steps/s", "1,000", "frames/s", "4,000",
+        "12.3", "best 100 20", "length", "1,800", "policy loss -0.0123", "mean 2.5", "max 7", "faults 2",
+        "rollout workers", "stepping 90%", "waiting for actions 10%", "learner", "waiting for data 60%",
+        "The environments are the bottleneck", "a worker died", "▁█",
+    ):  # fmt: skip
+        assert words in screen, words
+
+
+def test_before_the_first_episode_and_the_first_timings():
+    screen = draw([{"global_step": 0}])
+    assert "0.0%" in screen
+    assert "nan" not in screen
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_no_line_is_wider_than_the_terminal(width):
+    assert max(map(len, draw([METRICS], width).splitlines())) <= width
+
+
+def test_without_a_terminal_one_line_per_interval():
+    console = Console(file=io.StringIO(), width=60)
+    with Dashboard(Config(), console) as dashboard:
+        dashboard.update(METRICS)
+        dashboard.message("[note] a message of two\nlines")
+        dashboard.update(METRICS)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 4
+    assert "step 2.50M/10.00M | 1,000 steps/s | 4,000 frames/s | left 2:05:00 | return 12.3 | lag 2.5 | faults 2" in lines[0]
+    assert lines[1] == "[note] a message of two"
+
+
+def test_serial_runs_have_no_bottleneck():
+    assert "Serial: 40% of the time learning" in draw([METRICS], **{"sampling.placement": "serial"})
+
+
+FAILING = """
+    from headrace.config import Config
+    from headrace.runs.dashboard import Dashboard
+    with Dashboard(Config()) as dashboard:
+        dashboard.update({"global_step": 1})
+        raise RuntimeError("the run failed")
+"""
+
+
+def test_a_real_terminal_is_left_in_order_when_a_run_fails():
+    parent, child = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(FAILING)], stdout=child, stderr=child, env=environment)
+    os.close(child)
+    output = b""
+    while chunk := _read(parent):
+        output += chunk
+    assert process.wait() == 1
+    text = output.decode()
+    assert "headrace" in text
+    assert "RuntimeError: the run failed" in text
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l"), "the cursor stays hidden"
+
+
+def _read(fd):
+    try:
+        return os.read(fd, 65536)
+    except OSError:  # EIO: the other side closed
+        return b""
+
+
+def test_numbers_for_people():
+    assert [number(v) for v in (0, 0.01234, 12.345, 1234.5, 2.5e6, -3.0, math.nan)] == [
+        "0",
+        "0.0123",
+        "12.3",
+        "1,234",
+        "2.50M",
+        "-3",
+        "-",
+    ]
+    assert [duration(v) for v in (5, 65.9, 3725, math.nan)] == ["0:05", "1:05", "1:02:05", "-"]
+    assert sparkline([], 10) == ""
+    assert sparkline([1, 1, 1], 10) == "▁▁▁"
+    assert sparkline(range(8), 10) == "▁▂▃▄▅▆▇█"
+    assert sparkline(range(800), 8) == "▁▂▃▄▅▆▇█"
