@@ -137,7 +137,8 @@ def test_without_valid_samples_everything_is_zero():
     nan, mask = torch.full(SHAPE, math.nan), torch.zeros(SHAPE, dtype=torch.bool)
     x = torch.zeros(SHAPE, requires_grad=True)
     policy = losses.policy_loss(x, nan, nan, mask, 0.1)
-    terms = [*policy, losses.value_loss(x, nan, mask, nan, 0.1), losses.entropy_loss(nan, mask), losses.symmetric_kl_loss(nan, mask)]
+    terms = [*policy, losses.value_loss(x, nan, mask, nan, 0.1)]
+    terms += [losses.entropy_loss(nan, mask), losses.symmetric_kl_loss(nan, mask)]
     terms += [losses.explained_variance(nan, nan, mask), losses.normalize_advantages(nan, mask).abs().max()]
     assert [term.item() for term in terms] == [0.0] * len(terms)
     (policy.loss + terms[5]).backward()

@@ -70,7 +70,7 @@ def naive_gae(batch, gamma, lambda_, next_values):
 
 
 def random_batch(seed, T, B, p_done=0.2, next_step=True):
-    """A batch as the slab holds it. `next_step`: the row after a done one is invalid. Invalid rows hold NaN rewards and ratios."""
+    """A batch as the slab holds it; invalid rows hold NaN. `next_step`: the row after a done one is invalid."""
     rng = np.random.default_rng(seed)
     terminated = rng.random((T, B)) < p_done
     truncated = rng.random((T, B)) < p_done
@@ -106,8 +106,8 @@ COMMON = ("rewards", "values", "terminated", "truncated", "valid")
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 4), st.sampled_from([0.0, 0.2, 0.6]), st.booleans(), st.booleans(),
-    st.sampled_from([1.0, 0.9, 0.0]), st.sampled_from([None, 1.0, RHO]),
+    st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 4), st.sampled_from([0.0, 0.2, 0.6]),
+    st.booleans(), st.booleans(), st.sampled_from([1.0, 0.9, 0.0]), st.sampled_from([None, 1.0, RHO]),
 )  # fmt: skip
 def test_vtrace_is_the_sum_of_the_paper(seed, T, B, p_done, next_step, own_next, lambda_, pg_rho):
     batch = random_batch(seed, T, B, p_done, next_step)
@@ -123,8 +123,8 @@ def test_vtrace_is_the_sum_of_the_paper(seed, T, B, p_done, next_step, own_next,
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 4), st.sampled_from([0.0, 0.2, 0.6]), st.booleans(), st.booleans(),
-    st.sampled_from([1.0, 0.95, 0.0]),
+    st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 4), st.sampled_from([0.0, 0.2, 0.6]),
+    st.booleans(), st.booleans(), st.sampled_from([1.0, 0.95, 0.0]),
 )  # fmt: skip
 def test_gae_is_the_sum_of_the_paper(seed, T, B, p_done, next_step, own_next, lambda_):
     batch = random_batch(seed, T, B, p_done, next_step)
