@@ -104,8 +104,11 @@ def test_arrays_keep_every_number(space: spaces.Space, value: Any, shape: tuple[
     space.seed(1)
     values = np.stack([space.sample() for _ in range(2)])
     one, both = np.zeros(shape, spec.dtype), np.zeros((2, *shape), spec.dtype)
-    leaf.put(one, values[0])
-    leaf.put(both, values)
+    leaf.put_value(one, values[0])
+    leaf.put_batch(both, values)
+    again = np.zeros_like(both)
+    leaf.put_one(again, 1, values[1])
+    assert np.array_equal(again[1], both[1])
     assert np.array_equal(one, both[0])
     assert sorted(both.ravel().tolist()) == pytest.approx(sorted(values.ravel().tolist()))
 
@@ -114,27 +117,27 @@ def test_channels_come_first() -> None:
     image = np.random.default_rng(0).integers(0, 256, (20, 30, 3)).astype(np.uint8)
     (leaf,) = flat.leaves(spaces.Box(0, 255, image.shape, np.uint8))
     row = np.zeros((3, 20, 30), np.uint8)
-    leaf.put(row, image)
+    leaf.put_value(row, image)
     assert np.array_equal(row, image.transpose(2, 0, 1))
-    leaf.put(row, image[:, ::-1])  # not contiguous
+    leaf.put_value(row, image[:, ::-1])  # not contiguous
     assert np.array_equal(row, image[:, ::-1].transpose(2, 0, 1))
     stack = np.stack([image, image + 1])
     (leaf,) = flat.leaves(spaces.Box(0, 255, stack.shape, np.uint8))
     row = np.zeros((6, 20, 30), np.uint8)
-    leaf.put(row, stack)
+    leaf.put_value(row, stack)
     assert np.array_equal(row[3:], (image + 1).transpose(2, 0, 1))
 
 
 def test_choices_become_one_hot() -> None:
     (leaf,) = flat.leaves(spaces.MultiDiscrete([2, 3], start=[1, -1]))
     row = np.full((2, 5), 9, np.float32)
-    leaf.put(row, np.array([[1, -1], [2, 1]]))
+    leaf.put_value(row, np.array([[1, -1], [2, 1]]))
     assert row.tolist() == [[1, 0, 1, 0, 0], [0, 1, 0, 0, 1]]
     with pytest.raises(flat.BadObservation, match="choices"):
-        leaf.put(row, np.array([[1, -1], [3, 1]]))
+        leaf.put_value(row, np.array([[1, -1], [3, 1]]))
     (leaf,) = flat.leaves(spaces.Discrete(3, start=5))
     one = np.zeros(3, np.float32)
-    leaf.put(one, 7)
+    leaf.put_value(one, 7)
     assert one.tolist() == [0, 0, 1]
 
 
@@ -143,12 +146,12 @@ def test_nested_names() -> None:
     assert list(flat.observation_spec(space)) == ["camera/left", "more/0"]
     left, more = flat.leaves(space)
     row = np.zeros(2, np.float32)
-    left.put(row, {"camera": {"left": np.array([0.5, 1.0])}, "more": (1,)})
+    left.put_one(row[None], 0, {"camera": {"left": np.array([0.5, 1.0])}, "more": (1,)})
     assert row.tolist() == [0.5, 1.0]
-    more.put(row, {"camera": {"left": np.zeros(2)}, "more": (1,)})
+    more.put_one(row[None], 0, {"camera": {"left": np.zeros(2)}, "more": (1,)})
     assert row.tolist() == [0.0, 1.0]
     with pytest.raises(flat.BadObservation, match="more/0"):
-        more.put(row, {"camera": {}})
+        more.put_one(row[None], 0, {"camera": {}})
 
 
 def test_unsupported_spaces_are_named() -> None:

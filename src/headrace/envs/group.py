@@ -138,7 +138,7 @@ class LocalGroup(_Group):
             try:
                 observation, _ = env.reset(seed=seed + i)
                 for leaf in self._leaves:
-                    leaf.put(out.obs[leaf.name][i], observation)
+                    leaf.put_one(out.obs[leaf.name], i, observation)
             except Exception as error:
                 raise self.fault(i, f"reset failed: {type(error).__name__}: {error}") from error
         self._check(out.obs, out.valid)
@@ -148,7 +148,7 @@ class LocalGroup(_Group):
         raw, terminated, truncated = self._raw, now.terminated, now.truncated
         starting = self._ended.tolist()
         life_lost: np.ndarray | None = None
-        rows = [(leaf, after.obs[leaf.name]) for leaf in self._leaves]
+        puts = [(leaf.put_one, after.obs[leaf.name]) for leaf in self._leaves]
         i = 0
         try:
             for i, (env, action) in enumerate(zip(self.envs, self._decode(actions), strict=True)):
@@ -161,8 +161,8 @@ class LocalGroup(_Group):
                         if life_lost is None:
                             life_lost = np.zeros(self.num_envs, bool)
                         life_lost[i] = True
-                for leaf, row in rows:
-                    leaf.put(row[i], observation)
+                for put_one, row in puts:
+                    put_one(row, i, observation)
         except Exception as error:
             raise self.fault(i, f"{'reset' if starting[i] else 'step'} failed: {type(error).__name__}: {error}") from error
         after.first[:] = self._ended
@@ -249,10 +249,10 @@ class VectorGroup(_Group):
         for leaf in self._leaves:
             row = rows[leaf.name]
             if where is None:
-                leaf.put(row, observations)
+                leaf.put_batch(row, observations)
             elif isinstance(observations, np.ndarray) and observations.dtype == object:
                 for i in np.flatnonzero(where):
-                    leaf.put(row[i], observations[i])
+                    leaf.put_one(row, int(i), observations[i])
             else:
                 value = leaf.find(observations)
                 for i in np.flatnonzero(where):

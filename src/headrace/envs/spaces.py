@@ -45,9 +45,9 @@ class BadObservation(ValueError):
 # -- observations -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class Leaf:
-    """One array of an observation: where it is found in the observation, and how it is written into a row of memory."""
+    """One array of an observation: where it is found in the observation, and how it is written into rows of memory."""
 
     name: str
     path: tuple[str | int, ...]
@@ -56,6 +56,11 @@ class Leaf:
     spec: ArraySpec
     write: Callable[[np.ndarray, np.ndarray], None]
     """write(destination [..., *spec.shape], value [..., *source.shape]); leading dimensions alike."""
+
+    def __post_init__(self) -> None:
+        self._shape = self.source.shape or ()
+        self._dtype = np.dtype(self.source.dtype)
+        self._unchanged = self.write is _write_reshaped and self._shape == self.spec.shape
 
     def find(self, observation: Any) -> Any:
         """This leaf's part of an observation. Raises `BadObservation` where it is missing."""
@@ -66,23 +71,31 @@ class Leaf:
             raise BadObservation(f"the observation has no entry {self.name!r}") from error
         return observation
 
-    def put(self, destination: np.ndarray, observation: Any) -> None:
-        """Write this leaf's part of `observation`; leading dimensions follow from `destination`. Raises `BadObservation`."""
-        self.put_value(destination, self.find(observation) if self.path else observation)
+    def put_one(self, rows: np.ndarray, index: int, observation: Any) -> None:
+        """Write this leaf's part of one environment's observation to ``rows[index]``. Raises `BadObservation`."""
+        value = self.find(observation) if self.path else observation
+        # once for each environment and step: what is right passes with three comparisons
+        if type(value) is np.ndarray and value.shape == self._shape and value.dtype == self._dtype and self._unchanged:
+            rows[index] = value
+        else:
+            self.put_value(rows[index], value)
+
+    def put_batch(self, rows: np.ndarray, observations: Any) -> None:
+        """Write this leaf's part of the batched observations of a vector environment. Raises `BadObservation`."""
+        self.put_value(rows, self.find(observations))
 
     def put_value(self, destination: np.ndarray, value: Any) -> None:
-        """Write a value of this leaf's own space, as `put` does."""
+        """Write a value of this leaf's own space, or a batch of them: as `destination` has leading dimensions."""
         if not isinstance(value, np.ndarray):
             try:
                 value = np.asarray(value)
             except ValueError as error:
                 raise BadObservation(f"observation {self.name!r} is no array: {error}") from error
-        shape = destination.shape[: destination.ndim - len(self.spec.shape)] + (self.source.shape or ())
+        shape = destination.shape[: destination.ndim - len(self.spec.shape)] + self._shape
         if value.shape != shape:
             raise BadObservation(f"observation {self.name!r} has shape {value.shape}; its space declares {shape}")
-        declared = np.dtype(self.source.dtype)
-        if value.dtype != declared and not np.can_cast(value.dtype, declared, "same_kind"):
-            raise BadObservation(f"observation {self.name!r} has dtype {value.dtype}; its space declares {declared}")
+        if value.dtype != self._dtype and not np.can_cast(value.dtype, self._dtype, "same_kind"):
+            raise BadObservation(f"observation {self.name!r} has dtype {value.dtype}; its space declares {self._dtype}")
         self.write(destination, value)
 
 
