@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from headrace.config import ConfigError, PolicyConfig
 from headrace.envs.contract import ArraySpec
 
-MakeNetwork = Callable[[dict[str, ArraySpec], PolicyConfig], nn.Module]
+if TYPE_CHECKING:  # a user's file registers its network in rollout workers too, which have no use for torch
+    from torch import nn
+
+    MakeNetwork = Callable[[dict[str, ArraySpec], PolicyConfig], nn.Module]
 
 _networks: dict[str, MakeNetwork] = {}
 
