@@ -14,17 +14,17 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Config
 from headrace.envs.contract import EnvSpec
 from headrace.sampling.exchange import Exchange
+from headrace.sampling.ipc import Segment
 
 if TYPE_CHECKING:
     from headrace.sampling.actor import Actor
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 LOOK_AROUND = 0.2
 """Seconds after which a waiting process looks whether the run has ended, and shows that it lives."""
 
@@ -41,22 +41,24 @@ class Start:
     exchange: Exchange
     report: Connection
     """To the supervisor: ("failed", traceback) or whatever the role reports."""
-    stacks: str
-    """File that gets the Python stacks of all threads when the process receives SIGUSR1."""
+    stacks: Segment
+    """Gets, as text, the Python stacks of all threads when the process receives SIGUSR1 or is ended by a fault of memory."""
 
 
 def run_child(main: Callable[[Start], None], start: Start) -> None:
     """Entry point of every child process: dies with its parent, leaves Ctrl-C to the parent, reports what it dies of."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    with Path(start.stacks).open("w") as stacks:
-        faulthandler.register(signal.SIGUSR1, stacks)
-        try:
-            main(start)
-        except Exception:
-            start.report.send(("failed", traceback.format_exc()))
-            sys.exit(1)
+        libc = ctypes.CDLL(None)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc.prctl(PR_SET_NAME, f"{start.role}-{start.index}".encode())  # what `top` and `ps` show
+    faulthandler.enable(start.stacks.fd)
+    faulthandler.register(signal.SIGUSR1, start.stacks.fd)
+    try:
+        main(start)
+    except Exception:
+        start.report.send(("failed", traceback.format_exc()))
+        sys.exit(1)
 
 
 def make_algorithm_and_model(config: Config, spec: EnvSpec) -> tuple[Any, Any]:

@@ -9,13 +9,11 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from time import monotonic, perf_counter, sleep
 from types import ModuleType
 from typing import Any, Literal
@@ -25,11 +23,14 @@ import numpy as np
 from headrace.config import Config
 from headrace.envs.contract import EnvSpec
 from headrace.sampling.exchange import LEARNER, Exchange
+from headrace.sampling.ipc import Segment
 from headrace.sampling.processes import Start, policy_main, rollout_main, run_child
 
 Role = Literal["rollout", "policy", "learner"]
 FIRST_SIGN = 300.0
 """Seconds a process may take to start before it counts as hung."""
+STACKS = 1 << 16
+"""Bytes for the Python stacks of one process."""
 FAREWELL = 20.0
 """Seconds the learner may take for its last checkpoint, and the others to end, before they are killed."""
 
@@ -46,6 +47,8 @@ class Child:
     index: int
     process: BaseProcess
     report: connection.Connection
+    stacks: Segment
+    """Where its Python stacks are written (see `Start`). Memory, not a file: nothing is left behind however the run ends."""
     started: float
     """perf_counter() at its start."""
     error: str = ""
@@ -89,7 +92,6 @@ class Supervisor:
         # A fork server: children start from a small clean process, not from a copy of this one with its threads and locks.
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["headrace.sampling.preload"])
-        self._stacks = tempfile.TemporaryDirectory(prefix="headrace-")
         self.children: list[Child] = []
         self._unclaimed: set[int] = set()
         self._last_sweep = 0.0
@@ -106,7 +108,7 @@ class Supervisor:
 
     def _spawn(self, role: Role, index: int) -> None:
         here, there = self._context.Pipe(duplex=False)
-        stacks = str(Path(self._stacks.name) / f"{role}-{index}")
+        stacks = Segment(STACKS)
         start = Start(role, index, self.restarts, self.config, self.spec, self.exchange, there, stacks)
         process = self._context.Process(
             target=run_child, args=(self._mains[role], start), name=f"headrace {role} {index}", daemon=True
@@ -116,7 +118,7 @@ class Supervisor:
         with _without_main_module():
             process.start()
         there.close()
-        self.children.append(Child(role, index, process, here, now))
+        self.children.append(Child(role, index, process, here, stacks, now))
 
     def messages(self, timeout: float) -> Iterator[tuple[str, Any]]:
         """What the learner reports within `timeout` seconds: ("metrics", ...), ("message", ...), ("done", ...).
@@ -161,10 +163,11 @@ class Supervisor:
         if self.exchange.stopped or child.done:
             return
         self.restarts += 1
+        story = child.error or self._text(child)
         if child.role == "learner" and child.error:  # an error repeats itself; a kill does not
             raise RunFailed(f"the learner failed:\n{child.error}")
         if self.restarts > self.config.sampling.max_restarts:
-            detail = f":\n{child.error}" if child.error else ""
+            detail = f":\n{story}" if story else ""
             raise RunFailed(
                 f"{child.name} ended ({why}), the failure number {self.restarts}; sampling.max_restarts is "
                 f"{self.config.sampling.max_restarts}{detail}"
@@ -176,8 +179,8 @@ class Supervisor:
         else:
             done = f"{self.exchange.slots.reclaim(LEARNER)} slots returned, samplers wait for the newest checkpoint"
         self.say(f"{child.name} ended ({why}): {done}; a new one starts (restart {self.restarts})")
-        if child.error:
-            self.say(child.error)
+        if story:
+            self.say(story)
         self._spawn(child.role, child.index)
 
     def _look_for_hung(self) -> None:
@@ -189,25 +192,24 @@ class Supervisor:
             limit = self.config.sampling.step_timeout if last else FIRST_SIGN
             if child.role == "learner" or silent < limit or self.exchange.control.load(1) == 0:
                 continue
-            self.say(
-                f"{child.name} hangs: no sign of life for {silent:.0f} s (sampling.step_timeout {limit:.0f} s)\n"
-                + self._stack_of(child)
-            )
+            self.say(f"{child.name} hangs: no sign of life for {silent:.0f} s (sampling.step_timeout {limit:.0f} s)")
+            self._ask_for_stack(child)
             child.process.kill()
             child.process.join()
             self._replace(child, "hung")
 
-    def _stack_of(self, child: Child) -> str:
-        """The Python stacks of the child's threads; the empty string from one that is stopped and cannot answer."""
-        if child.process.pid is None:
-            return ""
-        os.kill(child.process.pid, signal.SIGUSR1)
-        path = Path(self._stacks.name) / f"{child.role}-{child.index}"
-        for _ in range(10):
-            if path.exists() and (text := path.read_text()):
-                return text
-            sleep(0.05)
-        return ""
+    def _ask_for_stack(self, child: Child) -> None:
+        """Let the child write the Python stacks of its threads, which `_replace` shows; one that is stopped cannot answer."""
+        if child.process.pid is not None:
+            os.kill(child.process.pid, signal.SIGUSR1)
+            for _ in range(10):
+                if self._text(child):
+                    return
+                sleep(0.05)
+
+    @staticmethod
+    def _text(child: Child) -> str:
+        return bytes(child.stacks.buffer).partition(b"\0")[0].decode(errors="replace")
 
     def _resend_lost_tickets(self) -> None:
         """A learner killed between taking a ticket from the queue and the slot from the table leaves a slot nobody looks for."""
@@ -246,4 +248,3 @@ class Supervisor:
         for child in self.children:
             child.process.join()
         self.children.clear()
-        self._stacks.cleanup()
