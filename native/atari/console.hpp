@@ -7,9 +7,9 @@
 
 #include <cstdint>
 
-#include "cpu.hpp"
 #include "platform.hpp"
 #include "rom.hpp"
+#include "run_loop.hpp"
 #include "state.hpp"
 #include "system_random.hpp"
 
@@ -23,18 +23,22 @@ HR_HD inline Frame make_frame(const Cartridge& cart, const Input& input) {
   return {cart, input, nullptr, start, start + kLineClocks * cart.rows, (limit + 1) * kLineCycles};
 }
 
-// All times are shifted so that the line in which the new frame begins starts at 0.
-HR_HD inline void start_frame(Console& s, const Frame& frame) {
-  const int32_t began_at = s.cycle % kLineCycles, shift = s.cycle - began_at;
-  s.last_frame_lines = s.cycle / kLineCycles;
-  s.cycle = s.frame_began_at = began_at;
+// Counts all times from a moment `shift` cycles later.
+HR_HD inline void shift_times(Console& s, const Cartridge& cart, int32_t shift) {
+  s.cycle -= shift;
   s.timer_set_at -= static_cast<uint32_t>(shift);
   s.timer_first_read_at -= static_cast<uint32_t>(shift);
   s.dump_released_at = static_cast<int32_t>(static_cast<uint32_t>(s.dump_released_at) - static_cast<uint32_t>(shift));
-  s.hmove_clock = static_cast<int32_t>(static_cast<uint32_t>(s.hmove_clock) - static_cast<uint32_t>(3 * shift));
+  s.hmove_clock = static_cast<int32_t>(static_cast<uint32_t>(s.hmove_clock) - 3 * static_cast<uint32_t>(shift));
   if (s.vsync_end_clock != kNever) s.vsync_end_clock = s.vsync_end_clock < 3 * shift ? 0 : s.vsync_end_clock - 3 * shift;
-  if (frame.cart.mapper == Mapper::kDPC) s.dpc.clocked_at -= shift;
+  if (cart.mapper == Mapper::kDPC) s.dpc.clocked_at -= shift;
+}
 
+// The line in which the new frame begins starts at 0.
+HR_HD inline void start_frame(Console& s, const Frame& frame) {
+  s.last_frame_lines = s.cycle / kLineCycles;
+  shift_times(s, frame.cart, s.last_frame_lines * kLineCycles);
+  s.frame_began_at = s.cycle;
   s.parity ^= 1;
   s.grayed = false;
   s.drawn_to_clock = s.line_start_clock = frame.display_start;
@@ -53,24 +57,15 @@ HR_HD inline void gray_out(Console& s, const Frame& frame) {
     frame.pixels[i] = (frame.pixels[i] & 15) >> 1;
 }
 
-HR_HD inline uint16_t reset_vector(Console& s, const Cartridge& cart) {
-  const auto read = [&](uint16_t address) -> uint8_t {
-    switch (cart.mapper) {
-      case Mapper::kE0: return read_cartridge<Mapper::kE0>(s, cart, address, 0);
-      case Mapper::kFE: return read_cartridge<Mapper::kFE>(s, cart, address, 0);
-      case Mapper::kDPC: return read_cartridge<Mapper::kDPC>(s, cart, address, 0);
-      default: return read_cartridge<Mapper::kF8>(s, cart, address, 0);  // reads the selected bank, as all others do
-    }
-  };
-  const uint8_t low = read(0xFFFC);
-  return static_cast<uint16_t>(low | read(0xFFFD) << 8);
-}
-
-template <Mapper M>
-HR_HD inline void run(Console& s, const Frame& frame) {
-  Cpu<M> cpu(s, frame);
-  cpu.run();
-  cpu.store();
+// A program may take many calls to end a frame, all the while counting cycles: they are kept from overflowing.
+HR_HD inline void continue_frame(Console& s, const Frame& frame) {
+  constexpr int32_t far_past_the_display = 1 << 20, even_lines = 2 * kLineCycles;
+  if (s.cycle < 1 << 28) return;
+  const int32_t shift = (s.cycle - far_past_the_display) / even_lines * even_lines;
+  catch_up(s, frame);
+  shift_times(s, frame.cart, shift);
+  s.frame_began_at -= shift;
+  s.last_access_clock = 0;
 }
 
 }  // namespace detail
@@ -103,7 +98,8 @@ HR_HD inline void system_reset(Console& console, const Cartridge& cart, const Re
   console.stale = 0x3F;
   console.sp = 0xFF;
   console.nz = 1;
-  console.pc = detail::reset_vector(console, cart);
+  const uint8_t low = read_cartridge(console, cart, 0xFFFC, 0);
+  console.pc = static_cast<uint16_t>(low | read_cartridge(console, cart, 0xFFFD, 0) << 8);
   if (screens)
     for (int32_t i = 0; i < 2 * cart.rows * kScreenWidth; ++i) screens[i] = 0;
 }
@@ -118,19 +114,20 @@ HR_HD inline void system_reset(Console& console, const Cartridge& cart, const Re
 HR_HD inline void run_frame(Console& console, const Cartridge& cart, const Input& input, uint8_t* screens) {
   Frame frame = detail::make_frame(cart, input);
   if (console.frame_complete) detail::start_frame(console, frame);
+  else detail::continue_frame(console, frame);
   console.frame_complete = false;
   if (screens) frame.pixels = front_buffer(console, cart, screens);
   if (!console.jammed) {
     switch (cart.mapper) {
       case Mapper::k2K:
-      case Mapper::k4K: detail::run<Mapper::k4K>(console, frame); break;
-      case Mapper::kF8: detail::run<Mapper::kF8>(console, frame); break;
-      case Mapper::kF6: detail::run<Mapper::kF6>(console, frame); break;
-      case Mapper::kF8SC: detail::run<Mapper::kF8SC>(console, frame); break;
-      case Mapper::kF6SC: detail::run<Mapper::kF6SC>(console, frame); break;
-      case Mapper::kE0: detail::run<Mapper::kE0>(console, frame); break;
-      case Mapper::kFE: detail::run<Mapper::kFE>(console, frame); break;
-      case Mapper::kDPC: detail::run<Mapper::kDPC>(console, frame); break;
+      case Mapper::k4K: run_loop<Mapper::k4K>(console, frame); break;
+      case Mapper::kF8: run_loop<Mapper::kF8>(console, frame); break;
+      case Mapper::kF6: run_loop<Mapper::kF6>(console, frame); break;
+      case Mapper::kF8SC: run_loop<Mapper::kF8SC>(console, frame); break;
+      case Mapper::kF6SC: run_loop<Mapper::kF6SC>(console, frame); break;
+      case Mapper::kE0: run_loop<Mapper::kE0>(console, frame); break;
+      case Mapper::kFE: run_loop<Mapper::kFE>(console, frame); break;
+      case Mapper::kDPC: run_loop<Mapper::kDPC>(console, frame); break;
     }
   }
   catch_up(console, frame);

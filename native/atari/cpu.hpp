@@ -10,20 +10,16 @@
 
 namespace headrace::atari {
 
-inline constexpr int32_t kFrameInstructions = 25000;
-
-// The registers while a frame runs, in locals of the loop, and the bus.
-template <Mapper M>
+// The complete interpreter, one instruction at a time: the registers in locals, and the bus.
 struct Cpu {
   Console& s;
   const Frame& frame;
   uint32_t pc, a, x, y, sp, nz, carry, overflow, decimal, interrupt_disable;
-  int32_t cycle, budget;
+  int32_t cycle;
 
   HR_INLINE Cpu(Console& console, const Frame& f)
       : s(console), frame(f), pc(s.pc), a(s.a), x(s.x), y(s.y), sp(s.sp), nz(s.nz), carry(s.carry),
-        overflow(s.overflow), decimal(s.decimal), interrupt_disable(s.interrupt_disable), cycle(s.cycle),
-        budget(kFrameInstructions) {}
+        overflow(s.overflow), decimal(s.decimal), interrupt_disable(s.interrupt_disable), cycle(s.cycle) {}
 
   HR_INLINE void store() {
     s.pc = static_cast<uint16_t>(pc);
@@ -44,7 +40,7 @@ struct Cpu {
   // `bus`: the last byte that was on the data bus.
   HR_INLINE uint32_t read(uint32_t address, uint32_t bus) {
     const uint16_t at = static_cast<uint16_t>(address);
-    if (at & 0x1000) return read_cartridge<M>(s, frame.cart, at, cycle);
+    if (at & 0x1000) return read_cartridge(s, frame.cart, at, cycle);
     if (!(at & 0x80)) return read_tia(s, frame, at, static_cast<uint8_t>(bus), cycle);
     if (at & 0x200) return read_riot(s, frame.input, at, cycle);
     return s.ram[at & 0x7F];
@@ -53,7 +49,7 @@ struct Cpu {
   HR_INLINE void write(uint32_t address, uint32_t value, bool after_write = false) {
     const uint16_t at = static_cast<uint16_t>(address);
     const uint8_t byte = static_cast<uint8_t>(value);
-    if (at & 0x1000) return write_cartridge<M>(s, at, byte, cycle);
+    if (at & 0x1000) return write_cartridge(s, frame.cart, at, byte);
     if (!(at & 0x80)) return write_tia_register(at & 63, byte, after_write);
     if (at & 0x200) return write_riot(s, at, byte, cycle);
     s.ram[at & 0x7F] = byte;
@@ -61,7 +57,6 @@ struct Cpu {
 
   HR_INLINE void write_tia_register(int reg, uint8_t value, bool after_write) {
     write_tia(s, frame, reg, value, cycle);
-    if (s.frame_complete) budget = 0;
     // The processor halts until the line ends, but only once it reads: a write that follows a write does not wait.
     if (reg == 2 && !after_write) cycle += (kLineCycles - cycle % kLineCycles) % kLineCycles;
   }
@@ -92,38 +87,16 @@ struct Cpu {
     return read_tia(s, frame, static_cast<uint16_t>(address), static_cast<uint8_t>(bus), cycle);
   }
 
-  // An instruction's bytes, opcode lowest. Only the bytes that belong to it may be read where reading has effects.
+  // An instruction's bytes, opcode lowest. No others are read: reading can switch banks.
   HR_INLINE uint32_t fetch() {
-    const uint16_t at = static_cast<uint16_t>(pc);
-    if (HR_LIKELY(fetches_in_one_piece<M>(at))) {
-      const uint8_t* bytes = rom_at<M>(s, frame.cart, at);
-      uint32_t word;
-      __builtin_memcpy(&word, bytes, 4);
-      return word & 0xFFFFFF;
-    }
-    return fetch_bytewise();
-  }
-  HR_HD uint32_t fetch_bytewise() {
-    const uint32_t opcode = read(pc, 0);
-    uint32_t word = opcode;
-    const int length = instruction_length(opcode);
-    uint32_t bus = opcode;
+    uint32_t bus = read(pc, 0);
+    uint32_t word = bus;
+    const int length = instruction_length(word);
     for (int i = 1; i < length; ++i) {
       bus = read(pc + i, bus);
       word |= bus << (8 * i);
     }
     return word;
-  }
-  HR_INLINE static int instruction_length(uint32_t opcode) {
-    if (opcode == 0x20) return 3;
-    switch (opcode & 0x1F) {
-      case 0x00: return opcode & 0x80 ? 2 : 1;
-      case 0x08: case 0x0A: case 0x12: case 0x18: case 0x1A: return 1;
-      case 0x02: return opcode & 0x80 ? 2 : 1;
-      case 0x0C: case 0x0D: case 0x0E: case 0x0F: case 0x19: case 0x1B: case 0x1C: case 0x1D: case 0x1E: case 0x1F:
-        return 3;
-      default: return 2;
-    }
   }
 
   // --- arithmetic ---
@@ -248,7 +221,7 @@ struct Cpu {
     return read(address, high);
   }
 
-  HR_INLINE void run();
+  HR_INLINE void step();
 };
 
 }  // namespace headrace::atari

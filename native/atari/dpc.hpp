@@ -67,7 +67,7 @@ HR_HD inline uint8_t read_dpc(DpcState& dpc, const uint8_t* display_data, uint16
   return value;
 }
 
-HR_HD inline void write_dpc(DpcState& dpc, uint16_t offset, uint8_t value, int32_t) {
+HR_HD inline void write_dpc(DpcState& dpc, uint16_t offset, uint8_t value) {
   const int fetcher = offset & 7;
   switch (offset >> 3 & 7) {
     case 0:

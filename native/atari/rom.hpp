@@ -3,11 +3,12 @@
 
 #include <cstdint>
 
+#include "decode.hpp"
+#include "mapper.hpp"
 #include "platform.hpp"
 
 namespace headrace::atari {
 
-enum class Mapper : uint8_t { k2K, k4K, kF8, kF6, kF8SC, kF6SC, kE0, kFE, kDPC };
 enum class TvFormat : uint8_t { kNtsc, kPal };
 enum class LoadError : uint8_t { kNone, kEmpty, kUnknownSize };
 
@@ -25,19 +26,9 @@ struct Cartridge {
   int32_t rows = 210;             // visible rows, at most kMaxScreenRows
   uint32_t size = 0;              // bytes of rom in use
   // One image of up to 16 KiB; DPC keeps its 2 KiB of display data behind the 8 KiB of program.
-  // Zeros behind the image let an instruction be fetched as one 32-bit load.
-  uint8_t rom[kMaxRomBytes + 4] = {};
+  uint8_t rom[kMaxRomBytes] = {};
+  Decoded decoded[kMaxRomBytes] = {};  // of the instruction at each byte
 };
-
-constexpr bool has_superchip(Mapper mapper) { return mapper == Mapper::kF8SC || mapper == Mapper::kF6SC; }
-
-constexpr uint32_t bank_count(Mapper mapper) {
-  switch (mapper) {
-    case Mapper::kF8: case Mapper::kF8SC: case Mapper::kFE: case Mapper::kDPC: return 2;
-    case Mapper::kF6: case Mapper::kF6SC: return 4;
-    default: return 1;
-  }
-}
 
 namespace detail {
 
@@ -104,6 +95,7 @@ inline LoadError load_cartridge(Cartridge& cartridge, const uint8_t* bytes, uint
   }
   cartridge.size = dpc ? 10240 : cartridge.mapper == Mapper::k2K ? 4096 : size;
   for (uint32_t i = 0; i < cartridge.size; ++i) cartridge.rom[i] = bytes[size == 2048 ? i & 2047 : i];
+  decode_image(cartridge.decoded, cartridge.rom, static_cast<int32_t>(dpc ? 8192 : cartridge.size), cartridge.mapper);
   return LoadError::kNone;
 }
 

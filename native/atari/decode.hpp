@@ -1,0 +1,219 @@
+// Instructions decoded once per ROM for the fast loop (run_loop.hpp): a handler and its operand for every address.
+// What a handler does not cover, because it is rare or can touch a hot spot, decodes to kStep: the complete
+// interpreter (cpu.hpp) executes it.
+#pragma once
+
+#include <cstdint>
+
+#include "mapper.hpp"
+#include "platform.hpp"
+
+namespace headrace::atari {
+
+// clang-format off
+// Handlers by operation and kind of operand: Imm; Ram (zero page, RAM); Tia (zero page, TIA); ZpX; Rom (absolute);
+// RomX, RomY (absolute indexed); IndY (zero page pointer in RAM).
+#define HR_ALU_HANDLERS(X, kind) X(Ora##kind) X(And##kind) X(Eor##kind) X(Adc##kind) X(Lda##kind) X(Cmp##kind) X(Sbc##kind)
+#define HR_HANDLERS(X)                                                                                             \
+  X(Step)                                                                                                          \
+  HR_ALU_HANDLERS(X, Imm) HR_ALU_HANDLERS(X, Ram) HR_ALU_HANDLERS(X, ZpX) HR_ALU_HANDLERS(X, Rom)                  \
+  HR_ALU_HANDLERS(X, RomX) HR_ALU_HANDLERS(X, RomY) HR_ALU_HANDLERS(X, IndY)                                       \
+  X(LdxImm) X(LdxRam) X(LdxRom) X(LdxRomY) X(LdyImm) X(LdyRam) X(LdyZpX) X(LdyRom) X(LdyRomX)                      \
+  X(CpxImm) X(CpxRam) X(CpyImm) X(CpyRam) X(BitRam)                                                                \
+  X(LdaTia) X(LdxTia) X(LdyTia) X(BitTia) X(LdaTimer) X(LdxTimer) X(LdyTimer)                                      \
+  X(StaRam) X(StxRam) X(StyRam) X(StaTia) X(StxTia) X(StyTia) X(StaTiaAbs) X(StxTiaAbs) X(StyTiaAbs)               \
+  X(StaZpX) X(StyZpX) X(StxZpY) X(Wsync)                                                                           \
+  X(IncRam) X(DecRam) X(AslRam) X(LsrRam) X(RolRam) X(RorRam) X(IncZpX) X(DecZpX)                                  \
+  X(AslA) X(LsrA) X(RolA) X(RorA)                                                                                  \
+  X(Bpl) X(Bmi) X(Bvc) X(Bvs) X(Bcc) X(Bcs) X(Bne) X(Beq)                                                          \
+  X(Clc) X(Sec) X(Clv) X(Cld) X(Sed) X(Tax) X(Tay) X(Txa) X(Tya) X(Tsx) X(Txs) X(Inx) X(Dex) X(Iny) X(Dey) X(Nop)  \
+  X(Pha) X(Php) X(Pla) X(Plp) X(Jmp) X(Jsr) X(Rts)
+// clang-format on
+
+enum Handler : uint8_t {
+#define HR_ENUMERATOR(name) k##name,
+  HR_HANDLERS(HR_ENUMERATOR)
+#undef HR_ENUMERATOR
+      kHandlers
+};
+
+struct Decoded {
+  uint8_t handler;
+  // Branches: cycles when taken. Timer loads: the opcode of the branch that polls, 0 for none.
+  uint8_t extra;
+  uint16_t operand;  // branches: signed displacement
+};
+
+HR_INLINE int instruction_length(uint32_t opcode) {
+  if (opcode == 0x20) return 3;
+  switch (opcode & 0x1F) {
+    case 0x00: return opcode & 0x80 ? 2 : 1;
+    case 0x08: case 0x0A: case 0x12: case 0x18: case 0x1A: return 1;
+    case 0x02: return opcode & 0x80 ? 2 : 1;
+    case 0x0C: case 0x0D: case 0x0E: case 0x0F: case 0x19: case 0x1B: case 0x1C: case 0x1D: case 0x1E: case 0x1F:
+      return 3;
+    default: return 2;
+  }
+}
+
+namespace detail {
+
+// A load from `address` (absolute): ROM, the timer (INTIM and its mirrors), or anything else.
+inline uint8_t absolute_load(uint16_t address, uint8_t from_rom, uint8_t from_timer) {
+  if (address & 0x1000) return from_rom;
+  return (address & 0x1285) == 0x284 ? from_timer : uint8_t{kStep};
+}
+
+inline uint8_t zero_page(uint16_t operand, uint8_t ram, uint8_t tia) { return operand & 0x80 ? ram : tia; }
+
+// The handler of an instruction; `operand` is its one or two bytes.
+inline uint8_t handler_of(uint8_t opcode, uint16_t operand) {
+  const auto if_rom = [&](int handler) { return static_cast<uint8_t>(operand & 0x1000 ? handler : int{kStep}); };
+  if ((opcode & 3) == 1 && opcode >> 5 != 4) {  // ORA AND EOR ADC LDA CMP SBC
+    const int group = opcode >> 5, alu = group > 4 ? group - 1 : group;
+    switch (opcode >> 2 & 7) {
+      case 1: return zero_page(operand, kOraRam + alu, group == 5 ? kLdaTia : kStep);
+      case 2: return kOraImm + alu;
+      case 3: return absolute_load(operand, kOraRom + alu, group == 5 ? kLdaTimer : kStep);
+      case 4: return static_cast<uint8_t>(operand >= 0x80 && operand != 0xFF ? kOraIndY + alu : int{kStep});
+      case 5: return kOraZpX + alu;
+      case 6: return if_rom(kOraRomY + alu);
+      case 7: return if_rom(kOraRomX + alu);
+      default: return kStep;
+    }
+  }
+  // VSYNC can end a frame and WSYNC can wait: they are no ordinary registers.
+  const int reg = operand & 63;
+  const auto to_tia = [&](uint8_t handler) -> uint8_t { return reg == 0 || reg == 2 ? uint8_t{kStep} : handler; };
+  const auto to_zero_page = [&](uint8_t ram, uint8_t tia) {
+    return operand & 0x80 ? ram : operand == 2 ? uint8_t{kWsync} : to_tia(tia);
+  };
+  const auto to_absolute = [&](uint8_t tia) { return operand & 0x1080 ? uint8_t{kStep} : to_tia(tia); };
+  switch (opcode) {
+    case 0xA2: return kLdxImm;
+    case 0xA6: return zero_page(operand, kLdxRam, kLdxTia);
+    case 0xAE: return absolute_load(operand, kLdxRom, kLdxTimer);
+    case 0xBE: return if_rom(kLdxRomY);
+    case 0xA0: return kLdyImm;
+    case 0xA4: return zero_page(operand, kLdyRam, kLdyTia);
+    case 0xAC: return absolute_load(operand, kLdyRom, kLdyTimer);
+    case 0xB4: return kLdyZpX;
+    case 0xBC: return if_rom(kLdyRomX);
+    case 0xE0: return kCpxImm;
+    case 0xE4: return zero_page(operand, kCpxRam, kStep);
+    case 0xC0: return kCpyImm;
+    case 0xC4: return zero_page(operand, kCpyRam, kStep);
+    case 0x24: return zero_page(operand, kBitRam, kBitTia);
+    case 0x85: return to_zero_page(kStaRam, kStaTia);
+    case 0x86: return to_zero_page(kStxRam, kStxTia);
+    case 0x84: return to_zero_page(kStyRam, kStyTia);
+    case 0x8D: return to_absolute(kStaTiaAbs);
+    case 0x8E: return to_absolute(kStxTiaAbs);
+    case 0x8C: return to_absolute(kStyTiaAbs);
+    case 0x95: return kStaZpX;
+    case 0x94: return kStyZpX;
+    case 0x96: return kStxZpY;
+    case 0xE6: return zero_page(operand, kIncRam, kStep);
+    case 0xC6: return zero_page(operand, kDecRam, kStep);
+    case 0x06: return zero_page(operand, kAslRam, kStep);
+    case 0x46: return zero_page(operand, kLsrRam, kStep);
+    case 0x26: return zero_page(operand, kRolRam, kStep);
+    case 0x66: return zero_page(operand, kRorRam, kStep);
+    case 0xF6: return kIncZpX;
+    case 0xD6: return kDecZpX;
+    case 0x0A: return kAslA;
+    case 0x4A: return kLsrA;
+    case 0x2A: return kRolA;
+    case 0x6A: return kRorA;
+    case 0x10: return kBpl;
+    case 0x30: return kBmi;
+    case 0x50: return kBvc;
+    case 0x70: return kBvs;
+    case 0x90: return kBcc;
+    case 0xB0: return kBcs;
+    case 0xD0: return kBne;
+    case 0xF0: return kBeq;
+    case 0x18: return kClc;
+    case 0x38: return kSec;
+    case 0xB8: return kClv;
+    case 0xD8: return kCld;
+    case 0xF8: return kSed;
+    case 0xAA: return kTax;
+    case 0xA8: return kTay;
+    case 0x8A: return kTxa;
+    case 0x98: return kTya;
+    case 0xBA: return kTsx;
+    case 0x9A: return kTxs;
+    case 0xE8: return kInx;
+    case 0xCA: return kDex;
+    case 0xC8: return kIny;
+    case 0x88: return kDey;
+    case 0xEA: return kNop;
+    case 0x48: return kPha;
+    case 0x08: return kPhp;
+    case 0x68: return kPla;
+    case 0x28: return kPlp;
+    case 0x4C: return if_rom(kJmp);
+    case 0x20: return if_rom(kJsr);
+    case 0x60: return kRts;
+    default: return kStep;
+  }
+}
+
+inline bool is_branch(uint8_t opcode) { return (opcode & 0x1F) == 0x10; }
+
+}  // namespace detail
+
+// Addresses within 4K whose accesses have no side effect and show plain ROM: plain_from(mapper) <= offset < plain_to(mapper).
+constexpr uint32_t plain_from(Mapper mapper) {
+  return mapper == Mapper::kDPC ? 0x80 : has_superchip(mapper) ? 0x100 : 0;
+}
+constexpr uint32_t plain_to(Mapper mapper) {
+  switch (mapper) {
+    case Mapper::kE0: return 0xFE0;
+    case Mapper::kDPC: return 0xFC0;
+    case Mapper::kF6: case Mapper::kF6SC: return 0xFF6;
+    case Mapper::kF8: case Mapper::kF8SC: return 0xFF8;
+    default: return 0x1000;
+  }
+}
+
+// Decodes the instruction at `offset` of a window of `window` bytes (the unit of bank switching) beginning at `bytes`.
+// Instructions outside from <= offset < to are left to kStep, and so is what reaches or leads out of that range.
+inline Decoded decode(const uint8_t* bytes, int32_t window, int32_t offset, int32_t from, int32_t to) {
+  const uint8_t opcode = bytes[offset];
+  const int32_t next = offset + instruction_length(opcode);
+  Decoded decoded = {kStep, 0, 0};
+  if (offset < from || next >= to || next >= window) return decoded;
+  for (int32_t i = next - 1; i > offset; --i) decoded.operand = static_cast<uint16_t>(decoded.operand << 8 | bytes[i]);
+  decoded.handler = detail::handler_of(opcode, decoded.operand);
+  if (detail::is_branch(opcode)) {
+    const int32_t displacement = static_cast<int8_t>(decoded.operand), target = next + displacement;
+    if (target < from || target >= to) return {kStep, 0, 0};
+    decoded.operand = static_cast<uint16_t>(displacement);
+    decoded.extra = (next ^ target) & ~0xFF ? 2 : 1;
+  }
+  const bool timer = decoded.handler == kLdaTimer || decoded.handler == kLdxTimer || decoded.handler == kLdyTimer;
+  // A branch back to the load: BPL, BMI and BNE are waited through at once.
+  if (timer && next + 2 < to && next + 2 < window && bytes[next + 1] == 0xFB) {
+    const bool same_page = ((next + 2) & ~0xFF) == (offset & ~0xFF);
+    const uint8_t branch = bytes[next];
+    if (same_page && (branch == 0x10 || branch == 0x30 || branch == 0xD0)) decoded.extra = branch;
+  }
+  return decoded;
+}
+
+// Decodes an image of `size` bytes of program.
+inline void decode_image(Decoded* decoded, const uint8_t* image, int32_t size, Mapper mapper) {
+  const bool slices = mapper == Mapper::kE0;
+  const int32_t window = slices ? 1024 : 4096;
+  for (int32_t begin = 0; begin < size; begin += window) {
+    // E0 has its hot spots in the last slice, which alone is seen at the end of the 4K.
+    const int32_t from = slices ? 0 : plain_from(mapper);
+    const int32_t to = !slices ? plain_to(mapper) : begin + window == size ? plain_to(mapper) - 3 * window : window;
+    for (int32_t offset = 0; offset < window; ++offset)
+      decoded[begin + offset] = decode(image + begin, window, offset, from, to);
+  }
+}
+
+}  // namespace headrace::atari

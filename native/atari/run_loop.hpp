@@ -1,0 +1,457 @@
+// The fast loop: executes decoded instructions until the frame ends.
+//
+// Instructions and cycles are counted in one register. The loop watches the limit of instructions only where control
+// is transferred, well before it is due, and leaves the rest to the complete interpreter.
+#pragma once
+
+#include "cpu.hpp"
+#include "decode.hpp"
+#include "platform.hpp"
+
+namespace headrace::atari {
+
+inline constexpr int32_t kFrameInstructions = 25000;
+// No more than a window of ROM, 4096 instructions, can run without a transfer of control.
+inline constexpr int32_t kWatchedInstructions = kFrameInstructions - 5000;
+
+// A frame that is interrupted again and again goes on counting cycles; run_frame keeps them well below 2^30.
+inline constexpr int kCountShift = 30;
+inline constexpr uint64_t kCount = 1ull << kCountShift;  // one instruction
+
+// How the ROM is seen through a mapper.
+template <Mapper M>
+struct RomView {
+  static constexpr uint32_t kPlainFrom = plain_from(M), kPlainTo = plain_to(M);
+  static HR_INLINE bool plain(uint32_t address) {
+    return (address & 0x1000) && (address & 0xFFF) - kPlainFrom < kPlainTo - kPlainFrom;
+  }
+  // Offset in the image.
+  static HR_INLINE uint32_t offset(const Console& s, uint32_t address) {
+    if constexpr (M == Mapper::kE0) return static_cast<uint32_t>(s.slice[address >> 10 & 3]) << 10 | (address & 0x3FF);
+    else if constexpr (M == Mapper::kFE) return (address & 0x2000 ? 0 : 4096) + (address & 0xFFF);
+    else if constexpr (M == Mapper::k4K) return address & 0xFFF;
+    else return s.bank + (address & 0xFFF);
+  }
+};
+
+// Polling a timer: cycles to skip, so that the last of the reads that certainly go on polling is the next one.
+HR_INLINE uint64_t skip_polling(const Console& s, uint8_t branch, int32_t cycle) {
+  const TimerValue now = timer_value(s, cycle);
+  // The lowest value that goes on.
+  const int32_t lowest = branch == 0xD0 ? 1 : branch == 0x30 ? 128 : 0;
+  if (now.remaining < lowest || (branch == 0x10 && now.remaining > 127)) return 0;
+  const uint32_t last = ((static_cast<uint32_t>(s.timer) - lowest) << s.timer_shift) - 1;
+  constexpr uint32_t loop_cycles = 4 + 3;
+  const uint32_t iterations = (last - now.elapsed) / loop_cycles;
+  return iterations * (2 * kCount + loop_cycles);
+}
+
+#if defined(__GNUC__) && !defined(__CUDACC__)
+#define HR_COMPUTED_GOTO 1
+#endif
+
+#ifdef HR_COMPUTED_GOTO
+#define HR_CASE(name) name##_:
+#define HR_DISPATCH                                       \
+  {                                                       \
+    code = decoded[RomView<M>::offset(s, pc)];            \
+    goto* labels[code.handler];                           \
+  }
+#else
+#define HR_CASE(name) case k##name:
+#define HR_DISPATCH goto dispatch;
+#endif
+// The instruction is complete: its length and cycles.
+#define HR_NEXT(length, cycles) \
+  {                             \
+    pc += length;               \
+    clock += kCount + (cycles); \
+    HR_DISPATCH                 \
+  }
+
+#define HR_LOAD(reg, value) reg = nz = (value)
+#define HR_ORA(m) HR_LOAD(a, a | (m))
+#define HR_AND(m) HR_LOAD(a, a & (m))
+#define HR_EOR(m) HR_LOAD(a, a ^ (m))
+#define HR_LDA(m) HR_LOAD(a, m)
+#define HR_CMP(m) HR_COMPARE(a, m)
+#define HR_COMPARE(reg, m)     \
+  {                            \
+    const uint32_t with = m;   \
+    carry = reg >= with;       \
+    nz = (reg - with) & 0xFF;  \
+  }
+#define HR_ADC(m)                                            \
+  {                                                          \
+    const uint32_t with = m;                                 \
+    if (HR_UNLIKELY(decimal)) goto step;                     \
+    const uint32_t sum = a + with + carry;                   \
+    overflow = (~(a ^ with) & (a ^ sum)) >> 7 & 1;           \
+    carry = sum >> 8;                                        \
+    a = nz = sum & 0xFF;                                     \
+  }
+#define HR_SBC(m)                                            \
+  {                                                          \
+    const uint32_t with = m;                                 \
+    if (HR_UNLIKELY(decimal)) goto step;                     \
+    const uint32_t difference = a + (with ^ 0xFF) + carry;   \
+    overflow = ((a ^ with) & (a ^ difference)) >> 7 & 1;     \
+    carry = difference >> 8;                                 \
+    a = nz = difference & 0xFF;                              \
+  }
+#define HR_RAM(address) s.ram[(address) & 0x7F]
+#define HR_ROM(address) rom[RomView<M>::offset(s, address)]
+
+// clang-format off
+#define HR_IMM(name, use) HR_CASE(name) { use(HR_OPERAND); HR_NEXT(2, 2) }
+#define HR_FROM_RAM(name, use) HR_CASE(name) { use(HR_RAM(HR_OPERAND)); HR_NEXT(2, 3) }
+#define HR_INDEXED_RAM(name, index, use)                      \
+  HR_CASE(name) {                                             \
+    const uint32_t address = HR_OPERAND + index;                 \
+    if (HR_UNLIKELY(!(address & 0x80))) goto step;            \
+    use(HR_RAM(address));                                     \
+    HR_NEXT(2, 4)                                             \
+  }
+#define HR_FROM_ROM(name, use)                                \
+  HR_CASE(name) {                                             \
+    if (HR_UNLIKELY(!RomView<M>::plain(HR_OPERAND))) goto step;  \
+    use(HR_ROM(HR_OPERAND));                                     \
+    HR_NEXT(3, 4)                                             \
+  }
+#define HR_INDEXED_ROM(name, index, use)                      \
+  HR_CASE(name) {                                             \
+    const uint32_t address = HR_OPERAND + index;                 \
+    if (HR_UNLIKELY(!RomView<M>::plain(address))) goto step;  \
+    use(HR_ROM(address));                                     \
+    HR_NEXT(3, 4 + (((HR_OPERAND & 0xFF) + index) >> 8))         \
+  }
+#define HR_INDIRECT(name, use)                                                  \
+  HR_CASE(name) {                                                               \
+    const uint32_t low = HR_RAM(HR_OPERAND) + y;                                   \
+    const uint32_t address = (HR_RAM(HR_OPERAND + 1) << 8) + low;                  \
+    uint32_t m;                                                                 \
+    if (HR_LIKELY(RomView<M>::plain(address))) m = HR_ROM(address);             \
+    else if ((address & 0x1280) == 0x80) m = HR_RAM(address);                   \
+    else goto step;                                                             \
+    use(m);                                                                     \
+    HR_NEXT(2, 5 + (low >> 8))                                                  \
+  }
+#define HR_ALU_FORMS(name, use)                                                                            \
+  HR_IMM(name##Imm, use) HR_FROM_RAM(name##Ram, use) HR_INDEXED_RAM(name##ZpX, x, use)                     \
+  HR_FROM_ROM(name##Rom, use) HR_INDEXED_ROM(name##RomX, x, use) HR_INDEXED_ROM(name##RomY, y, use)        \
+  HR_INDIRECT(name##IndY, use)
+#define HR_LDX(m) HR_LOAD(x, m)
+#define HR_LDY(m) HR_LOAD(y, m)
+#define HR_CPX(m) HR_COMPARE(x, m)
+#define HR_CPY(m) HR_COMPARE(y, m)
+#define HR_BIT(m) { const uint32_t with = m; nz = ((a & with) != 0) | (with & 0x80) << 8; overflow = with >> 6 & 1; }
+
+#define HR_FROM_TIA(name, use)                                                          \
+  HR_CASE(name) {                                                                       \
+    use(read_tia(s, frame, code.operand, static_cast<uint8_t>(HR_OPERAND), HR_CYCLE + 3)); \
+    HR_NEXT(2, 3)                                                                       \
+  }
+#define HR_FROM_TIMER(name, reg)                                                        \
+  HR_CASE(name) {                                                                       \
+    if (code.extra) {                                                                   \
+      const uint64_t skipped = skip_polling(s, code.extra, HR_CYCLE + 4);               \
+      if (HR_LIKELY(clock + skipped < watched)) clock += skipped;                       \
+    }                                                                                   \
+    reg = nz = read_timer(s, HR_CYCLE + 4);                                             \
+    HR_NEXT(3, 4)                                                                       \
+  }
+#define HR_TO_RAM(name, reg) HR_CASE(name) { HR_RAM(HR_OPERAND) = static_cast<uint8_t>(reg); HR_NEXT(2, 3) }
+#define HR_TO_TIA(name, reg, length, cycles)                                            \
+  HR_CASE(name) {                                                                       \
+    value = reg;                                                                        \
+    pc += length;                                                                       \
+    clock += kCount + cycles;                                                           \
+    goto store_tia;                                                                     \
+  }
+#define HR_TO_INDEXED(name, reg, index)                                                 \
+  HR_CASE(name) {                                                                       \
+    const uint32_t address = (HR_OPERAND + index) & 0xFF;                                  \
+    if (HR_UNLIKELY(!(address & 0x80))) goto step;                                      \
+    HR_RAM(address) = static_cast<uint8_t>(reg);                                        \
+    HR_NEXT(2, 4)                                                                       \
+  }
+#define HR_MODIFY_RAM(name, address_expression, cycles, modify)                         \
+  HR_CASE(name) {                                                                       \
+    const uint32_t address = address_expression;                                        \
+    if (HR_UNLIKELY(!(address & 0x80))) goto step;                                      \
+    uint32_t m = HR_RAM(address);                                                       \
+    modify;                                                                             \
+    nz = m;                                                                             \
+    HR_RAM(address) = static_cast<uint8_t>(m);                                          \
+    HR_NEXT(2, cycles)                                                                  \
+  }
+#define HR_ASL(m) { carry = (m) >> 7; m = ((m) << 1) & 0xFF; }
+#define HR_LSR(m) { carry = (m) & 1; m = (m) >> 1; }
+#define HR_ROL(m) { const uint32_t in = carry; carry = (m) >> 7; m = ((m) << 1 | in) & 0xFF; }
+#define HR_ROR(m) { const uint32_t in = carry << 7; carry = (m) & 1; m = (m) >> 1 | in; }
+#define HR_BRANCH(name, condition)                                                      \
+  HR_CASE(name) {                                                                       \
+    if (condition) {                                                                    \
+      pc += static_cast<uint32_t>(static_cast<int32_t>(static_cast<int16_t>(code.operand))); \
+      clock += code.extra;                                                              \
+      if (HR_UNLIKELY(clock >= watched)) {                                              \
+        pc += 2;                                                                        \
+        clock += kCount + 2;                                                            \
+        goto step;                                                                      \
+      }                                                                                 \
+    }                                                                                   \
+    HR_NEXT(2, 2)                                                                       \
+  }
+#define HR_IMPLIED(name, cycles, body) HR_CASE(name) { body; HR_NEXT(1, cycles) }
+#define HR_OPERAND static_cast<uint32_t>(code.operand)
+#define HR_CYCLE static_cast<int32_t>(clock & (kCount - 1))
+// clang-format on
+
+#define HR_STORE_REGISTERS                     \
+  {                                            \
+    s.pc = static_cast<uint16_t>(pc);          \
+    s.a = static_cast<uint8_t>(a);             \
+    s.x = static_cast<uint8_t>(x);             \
+    s.y = static_cast<uint8_t>(y);             \
+    s.sp = static_cast<uint8_t>(sp);           \
+    s.nz = static_cast<uint16_t>(nz);          \
+    s.carry = static_cast<uint8_t>(carry);     \
+    s.overflow = static_cast<uint8_t>(overflow); \
+    s.decimal = static_cast<uint8_t>(decimal); \
+    s.cycle = HR_CYCLE;                        \
+  }
+
+// Executes at most a frame. The console's registers are in memory before and after.
+template <Mapper M>
+HR_NOINLINE void run_loop(Console& s, const Frame& frame) {
+#ifdef HR_COMPUTED_GOTO
+  static const void* const labels[] = {
+#define HR_LABEL(name) &&name##_,
+      HR_HANDLERS(HR_LABEL)
+#undef HR_LABEL
+  };
+#endif
+  constexpr uint64_t watched = static_cast<uint64_t>(kWatchedInstructions) << kCountShift;
+  const Decoded* const decoded = frame.cart.decoded;
+  const uint8_t* const rom = frame.cart.rom;
+  Decoded code;
+  uint32_t pc, a, x, y, sp, nz, carry, overflow, decimal, value;
+  uint64_t clock = static_cast<uint64_t>(s.cycle);
+
+  goto load_registers;
+
+step:
+  // One instruction by the complete interpreter, and more while code runs outside the ROM or near the limit.
+  HR_STORE_REGISTERS
+  do {
+    step_instruction(s, frame);
+    clock = (clock & ~(kCount - 1)) + kCount + static_cast<uint32_t>(s.cycle);
+    if (s.frame_complete || s.jammed || clock >= static_cast<uint64_t>(kFrameInstructions) << kCountShift) return;
+  } while (!(s.pc & 0x1000) || clock >= watched);
+load_registers:
+  pc = s.pc;
+  a = s.a;
+  x = s.x;
+  y = s.y;
+  sp = s.sp;
+  nz = s.nz;
+  carry = s.carry;
+  overflow = s.overflow;
+  decimal = s.decimal;
+  if (HR_UNLIKELY(!(pc & 0x1000))) goto step;
+  goto dispatch;
+
+store_tia:
+  write_tia(s, frame, HR_OPERAND & 63, static_cast<uint8_t>(value), HR_CYCLE);
+  if (HR_UNLIKELY(s.frame_complete)) {
+    HR_STORE_REGISTERS
+    return;
+  }
+  goto dispatch;
+
+transferred:
+  if (HR_UNLIKELY(clock >= watched)) goto step;
+
+dispatch:
+#ifdef HR_COMPUTED_GOTO
+  HR_DISPATCH
+#else
+  code = decoded[RomView<M>::offset(s, pc)];
+  switch (code.handler) {
+#endif
+  HR_CASE(Step) { goto step; }
+
+  HR_ALU_FORMS(Ora, HR_ORA)
+  HR_ALU_FORMS(And, HR_AND)
+  HR_ALU_FORMS(Eor, HR_EOR)
+  HR_ALU_FORMS(Adc, HR_ADC)
+  HR_ALU_FORMS(Lda, HR_LDA)
+  HR_ALU_FORMS(Cmp, HR_CMP)
+  HR_ALU_FORMS(Sbc, HR_SBC)
+  HR_IMM(LdxImm, HR_LDX)
+  HR_FROM_RAM(LdxRam, HR_LDX)
+  HR_FROM_ROM(LdxRom, HR_LDX)
+  HR_INDEXED_ROM(LdxRomY, y, HR_LDX)
+  HR_IMM(LdyImm, HR_LDY)
+  HR_FROM_RAM(LdyRam, HR_LDY)
+  HR_INDEXED_RAM(LdyZpX, x, HR_LDY)
+  HR_FROM_ROM(LdyRom, HR_LDY)
+  HR_INDEXED_ROM(LdyRomX, x, HR_LDY)
+  HR_IMM(CpxImm, HR_CPX)
+  HR_FROM_RAM(CpxRam, HR_CPX)
+  HR_IMM(CpyImm, HR_CPY)
+  HR_FROM_RAM(CpyRam, HR_CPY)
+  HR_FROM_RAM(BitRam, HR_BIT)
+  HR_FROM_TIA(LdaTia, HR_LDA)
+  HR_FROM_TIA(LdxTia, HR_LDX)
+  HR_FROM_TIA(LdyTia, HR_LDY)
+  HR_FROM_TIA(BitTia, HR_BIT)
+  HR_FROM_TIMER(LdaTimer, a)
+  HR_FROM_TIMER(LdxTimer, x)
+  HR_FROM_TIMER(LdyTimer, y)
+
+  HR_TO_RAM(StaRam, a)
+  HR_TO_RAM(StxRam, x)
+  HR_TO_RAM(StyRam, y)
+  HR_TO_TIA(StaTia, a, 2, 3)
+  HR_TO_TIA(StxTia, x, 2, 3)
+  HR_TO_TIA(StyTia, y, 2, 3)
+  HR_TO_TIA(StaTiaAbs, a, 3, 4)
+  HR_TO_TIA(StxTiaAbs, x, 3, 4)
+  HR_TO_TIA(StyTiaAbs, y, 3, 4)
+  HR_TO_INDEXED(StaZpX, a, x)
+  HR_TO_INDEXED(StyZpX, y, x)
+  HR_TO_INDEXED(StxZpY, x, y)
+  HR_CASE(Wsync) {
+    const int32_t cycle = HR_CYCLE + 3;
+    if (HR_UNLIKELY(cycle >= frame.limit_cycle)) goto step;
+    note_access(s, 3 * cycle);
+    HR_NEXT(2, 3 + (kLineCycles - cycle % kLineCycles) % kLineCycles)
+  }
+
+  HR_MODIFY_RAM(IncRam, HR_OPERAND, 5, m = (m + 1) & 0xFF)
+  HR_MODIFY_RAM(DecRam, HR_OPERAND, 5, m = (m - 1) & 0xFF)
+  HR_MODIFY_RAM(AslRam, HR_OPERAND, 5, HR_ASL(m))
+  HR_MODIFY_RAM(LsrRam, HR_OPERAND, 5, HR_LSR(m))
+  HR_MODIFY_RAM(RolRam, HR_OPERAND, 5, HR_ROL(m))
+  HR_MODIFY_RAM(RorRam, HR_OPERAND, 5, HR_ROR(m))
+  HR_MODIFY_RAM(IncZpX, HR_OPERAND + x, 6, m = (m + 1) & 0xFF)
+  HR_MODIFY_RAM(DecZpX, HR_OPERAND + x, 6, m = (m - 1) & 0xFF)
+  HR_IMPLIED(AslA, 2, HR_ASL(a) nz = a)
+  HR_IMPLIED(LsrA, 2, HR_LSR(a) nz = a)
+  HR_IMPLIED(RolA, 2, HR_ROL(a) nz = a)
+  HR_IMPLIED(RorA, 2, HR_ROR(a) nz = a)
+
+  HR_BRANCH(Bpl, !(nz & 0x8080))
+  HR_BRANCH(Bmi, nz & 0x8080)
+  HR_BRANCH(Bvc, !overflow)
+  HR_BRANCH(Bvs, overflow)
+  HR_BRANCH(Bcc, !carry)
+  HR_BRANCH(Bcs, carry)
+  HR_BRANCH(Bne, nz & 0xFF)
+  HR_BRANCH(Beq, !(nz & 0xFF))
+
+  HR_IMPLIED(Clc, 2, carry = 0)
+  HR_IMPLIED(Sec, 2, carry = 1)
+  HR_IMPLIED(Clv, 2, overflow = 0)
+  HR_IMPLIED(Cld, 2, decimal = 0)
+  HR_IMPLIED(Sed, 2, decimal = 1)
+  HR_IMPLIED(Tax, 2, x = nz = a)
+  HR_IMPLIED(Tay, 2, y = nz = a)
+  HR_IMPLIED(Txa, 2, a = nz = x)
+  HR_IMPLIED(Tya, 2, a = nz = y)
+  HR_IMPLIED(Tsx, 2, x = nz = sp)
+  HR_IMPLIED(Txs, 2, sp = x)
+  HR_IMPLIED(Inx, 2, x = nz = (x + 1) & 0xFF)
+  HR_IMPLIED(Dex, 2, x = nz = (x - 1) & 0xFF)
+  HR_IMPLIED(Iny, 2, y = nz = (y + 1) & 0xFF)
+  HR_IMPLIED(Dey, 2, y = nz = (y - 1) & 0xFF)
+  HR_IMPLIED(Nop, 2, )
+
+  // The stack is used here while it lies in RAM, $80..$FF.
+  HR_CASE(Pha) {
+    if (HR_UNLIKELY(sp < 0x80)) goto step;
+    HR_RAM(sp) = static_cast<uint8_t>(a);
+    --sp;
+    HR_NEXT(1, 3)
+  }
+  HR_CASE(Php) { goto step; }
+  HR_CASE(Pla) {
+    if (HR_UNLIKELY(sp < 0x7F || sp == 0xFF)) goto step;
+    ++sp;
+    a = nz = HR_RAM(sp);
+    HR_NEXT(1, 4)
+  }
+  HR_CASE(Plp) { goto step; }
+  HR_CASE(Jmp) {
+    pc = HR_OPERAND;
+    clock += kCount + 3;
+    goto transferred;
+  }
+  HR_CASE(Jsr) {
+    if (HR_UNLIKELY(sp < 0x81)) goto step;
+    HR_RAM(sp) = static_cast<uint8_t>((pc + 2) >> 8);
+    HR_RAM(sp - 1) = static_cast<uint8_t>(pc + 2);
+    sp -= 2;
+    pc = HR_OPERAND;
+    clock += kCount + 6;
+    goto transferred;
+  }
+  HR_CASE(Rts) {
+    if (HR_UNLIKELY(sp < 0x7F || sp > 0xFD)) goto step;
+    const uint32_t target = (HR_RAM(sp + 1) | HR_RAM(sp + 2) << 8) + 1;
+    if (HR_UNLIKELY(!(target & 0x1000) || target > 0xFFFF)) goto step;
+    sp += 2;
+    pc = target;
+    clock += kCount + 6;
+    goto transferred;
+  }
+#ifndef HR_COMPUTED_GOTO
+  }
+#endif
+}
+
+#undef HR_COMPUTED_GOTO
+#undef HR_CASE
+#undef HR_DISPATCH
+#undef HR_NEXT
+#undef HR_LOAD
+#undef HR_ORA
+#undef HR_AND
+#undef HR_EOR
+#undef HR_LDA
+#undef HR_CMP
+#undef HR_COMPARE
+#undef HR_ADC
+#undef HR_SBC
+#undef HR_RAM
+#undef HR_ROM
+#undef HR_IMM
+#undef HR_FROM_RAM
+#undef HR_INDEXED_RAM
+#undef HR_FROM_ROM
+#undef HR_INDEXED_ROM
+#undef HR_INDIRECT
+#undef HR_ALU_FORMS
+#undef HR_LDX
+#undef HR_LDY
+#undef HR_CPX
+#undef HR_CPY
+#undef HR_BIT
+#undef HR_FROM_TIA
+#undef HR_FROM_TIMER
+#undef HR_TO_RAM
+#undef HR_TO_TIA
+#undef HR_TO_INDEXED
+#undef HR_MODIFY_RAM
+#undef HR_ASL
+#undef HR_LSR
+#undef HR_ROL
+#undef HR_ROR
+#undef HR_BRANCH
+#undef HR_IMPLIED
+#undef HR_CYCLE
+#undef HR_STORE_REGISTERS
+#undef HR_OPERAND
+
+}  // namespace headrace::atari
