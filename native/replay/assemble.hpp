@@ -37,19 +37,22 @@ class Assembler {
   // intact[i] = 0 if sample i was overwritten before or while it was read; what was copied for it is then no sample.
   void transitions(std::size_t count, const std::uint64_t* keys, const Batch& batch, std::uint8_t* intact,
                    int threads) const {
-    parallel(count, threads, [&](std::size_t i) { intact[i] = transition(i, keys[i], batch); });
+    parallel(count, keys, threads, [&](std::size_t i) { intact[i] = transition(i, keys[i], batch); });
   }
 
   void windows(std::size_t count, const std::uint64_t* keys, const Windows& windows, std::uint8_t* intact,
                int threads) const {
-    parallel(count, threads, [&](std::size_t i) { intact[i] = window(i, keys[i], windows); });
+    parallel(count, keys, threads, [&](std::size_t i) { intact[i] = window(i, keys[i], windows); });
   }
 
  private:
   template <typename Function>
-  static void parallel(std::size_t count, int threads, const Function& one) {
+  void parallel(std::size_t count, const std::uint64_t* keys, int threads, const Function& one) const {
     auto part = [&](std::size_t first, std::size_t last) {
-      for (std::size_t i = first; i < last; ++i) one(i);
+      for (std::size_t i = first; i < last; ++i) {
+        if (i + kAhead < last) prefetch(keys[i + kAhead]);
+        one(i);
+      }
 #if defined(__SSE2__)
       _mm_sfence();  // streaming stores are ordered with nothing else
 #endif
@@ -59,6 +62,15 @@ class Assembler {
     for (std::size_t first = share; first < count; first += share)
       helpers.emplace_back(part, first, std::min(first + share, count));
     part(0, std::min(share, count));
+  }
+
+  // Samples lie all over the memory: small rows would wait for one cache miss after the other.
+  static constexpr std::size_t kAhead = 12;
+  void prefetch(std::uint64_t key) const {
+    std::uint64_t lane = Sampler::lane_of(key), time = Sampler::time_of(key);
+    __builtin_prefetch(&m_.row(lane, time));
+    for (std::size_t f = 0; f < m_.config().field_count; ++f)
+      if (!m_.config().fields[f].codec) __builtin_prefetch(m_.raw(f, lane, time));
   }
 
   bool intact(std::uint64_t lane, std::uint64_t oldest) const {

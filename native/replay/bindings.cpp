@@ -17,6 +17,7 @@ namespace headrace::replay {
 namespace {
 
 using Array = nb::ndarray<nb::c_contig, nb::device::cpu>;
+using ConstArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Arrays = std::vector<std::optional<Array>>;
@@ -49,7 +50,7 @@ class Replay {
     return writer_.open(lane);
   }
 
-  std::uint64_t append(std::uint64_t lane, const std::vector<Array>& fields, const Vector<const float>& reward,
+  std::uint64_t append(std::uint64_t lane, const std::vector<ConstArray>& fields, const Vector<const float>& reward,
                        const Vector<const float>& discount, const Vector<const std::uint8_t>& flags) {
     check_lane(lane);
     std::size_t count = reward.shape(0);
@@ -265,6 +266,7 @@ NB_MODULE(replay, m) {
   m.doc() = "Prioritized replay in shared memory. headrace.experience.replay is its public face.";
   m.attr("TIME_BITS") = kTimeBits;
   m.attr("LAST") = static_cast<int>(kLast);
+  m.attr("FIRST") = static_cast<int>(kFirst);
   m.attr("FINAL") = static_cast<int>(kFinal);
   m.attr("FLAG_BITS") = static_cast<int>(kFlagBits);
   m.attr("MAX_FIELDS") = kMaxFields;

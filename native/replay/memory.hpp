@@ -58,15 +58,16 @@ struct Config {
 
 enum RowFlag : std::uint32_t {
   kLast = 1,   // the episode ended with this row's action
-  kFinal = 2,  // the observation after the last action of an episode: no action was taken on it
-  kFlagBits = 2,
+  kFinal = 2,  // an observation on which no action was taken, such as the one after the last action of an episode
+  kFirst = 4,  // stacks do not reach before this row
+  kFlagBits = 3,
 };
 
 struct Row {  // what the writer says of one step, beside its fields
   float reward = 0;
   float discount = 0;   // what the next value is multiplied with: gamma, 0 after termination
   float priority = -1;  // initial priority; negative: no transition starts here
-  std::uint32_t age_flags = 0;  // steps since the episode's first observation << kFlagBits | RowFlag
+  std::uint32_t age_flags = 0;  // rows since the last kFirst << kFlagBits | RowFlag
 
   std::uint32_t age() const { return age_flags >> kFlagBits; }
 };
@@ -77,7 +78,6 @@ struct alignas(128) Lane {  // written by the lane's writer only
   Counter low{0};       // rows before this may be overwritten at any moment
   Counter blocks{0};    // compressed blocks published
   std::uint32_t next_age = 0;
-  std::uint32_t ended = 0;  // the last row had kLast
   std::uint64_t ring_end[kMaxFields] = {};  // position after the newest block in each field's byte ring, ever growing
 };
 

@@ -20,7 +20,6 @@ class Writer {
     for (std::uint64_t t = first; t < head; ++t) memory_.row(index, t).priority = -1.0f;
     lane.ready.store(head, std::memory_order_release);
     lane.next_age = 0;
-    lane.ended = 0;
     return head;
   }
 
@@ -80,9 +79,8 @@ class Writer {
   }
 
   static void put(Lane& lane, Row& row, float reward, float discount, std::uint32_t flags) {
-    if (lane.ended && !(flags & kFinal)) lane.next_age = 0;
+    if (flags & kFirst) lane.next_age = 0;
     row = {reward, discount, -1.0f, lane.next_age << kFlagBits | flags};
-    lane.ended = flags & (kLast | kFinal) ? 1 : 0;
     ++lane.next_age;
   }
 

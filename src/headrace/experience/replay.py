@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace._native import replay as native
+import headrace._native.replay as native
 from headrace.sampling.ipc import Segment
 
 ROW_BYTES = 16 + 8 + 4 + 8 * 8 / 7
@@ -164,6 +164,7 @@ class LaneWriter:
     def __init__(self, replay: Replay, lane: int) -> None:
         self._replay, self._native, self.lane = replay, replay.native, lane
         self._native.open(lane)
+        self._ended = True
 
     def append(
         self,
@@ -172,6 +173,7 @@ class LaneWriter:
         discount: npt.ArrayLike,
         last: npt.ArrayLike,
         final: npt.ArrayLike | None = None,
+        first: npt.ArrayLike | None = None,
     ) -> int:
         """Add T rows; returns the time of the first.
 
@@ -180,12 +182,17 @@ class LaneWriter:
             reward: float32 [T], produced by the row's action.
             discount: float32 [T]: gamma, or 0 if the action terminated the episode.
             last: bool [T], the episode ended with this action.
-            final: bool [T], the row is an episode's last observation, on which no action was taken. It must follow a
-                `last` row that was truncated (discount not 0), for it is bootstrapped from.
+            final: bool [T], no action was taken on the row's observation. An episode's last observation is such a row; it
+                must follow a `last` row that was truncated (discount not 0), for it is bootstrapped from.
+            first: bool [T], stacks do not reach before this row. None: so at the first row of every episode.
         """
-        flags = np.asarray(last, bool).astype(np.uint8) * np.uint8(native.LAST)
-        if final is not None:
-            flags += np.asarray(final, bool).astype(np.uint8) * np.uint8(native.FINAL)
+        last = np.asarray(last, bool)
+        final = np.zeros(len(last), bool) if final is None else np.asarray(final, bool)
+        if first is None:
+            ended = last | final  # before the row: a final row still belongs to the episode that ended
+            first = np.concatenate(([self._ended], ended[:-1])) & ~final if len(last) else ended
+            self._ended = bool(ended[-1]) if len(last) else self._ended
+        flags = last * np.uint8(native.LAST) + final * np.uint8(native.FINAL) + np.asarray(first, bool) * np.uint8(native.FIRST)
         columns = []
         for f in self._replay.fields:
             column = np.ascontiguousarray(fields[f.name], dtype=f.dtype)

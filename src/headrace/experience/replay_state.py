@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+import headrace._native.replay as native
 from headrace.experience.replay import Replay
 
 _STATE = "replay.json"
@@ -81,12 +82,10 @@ def _save_lane(replay: Replay, lane: int, path: Path) -> int:
 
 
 def _restore_lane(replay: Replay, lane: int, first: int, path: Path) -> None:
-    from headrace._native import replay as native
-
     data = load_file(path)
     flags, ready = data["flags"], int(data["ready"][0])
     replay.native.restore_lane(lane, first, int(flags[0] >> native.FLAG_BITS) if len(flags) else 0)
-    mask = np.uint32((1 << native.FLAG_BITS) - 1)
+    mask = np.uint32((1 << native.FLAG_BITS) - 1)  # of the flags; the rest is the age, which follows from them
     for start in range(0, len(flags), 1024):
         part = slice(start, start + 1024)
         replay.native.append(lane, [data[f"field.{f.name}"][part] for f in replay.fields], data["reward"][part],

@@ -1,0 +1,150 @@
+"""One replay library per process, driven by `benchmarks/replay.py` over standard input and output (JSON lines).
+
+    python benchmarks/replay_contenders.py headrace|cpprb|torchrl
+
+The interpreter decides which library there is: each has its own virtual environment.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+ALPHA, BETA, BATCH = 0.6, 0.4, 512
+
+
+class Headrace:
+    def __init__(self) -> None:
+        import headrace.experience.replay as module
+
+        self.module = module
+
+    def vectors(self, size: int, priorities: np.ndarray) -> None:
+        m, lanes = self.module, 16
+        self.replay = m.Replay(m.ReplayConfig(lanes=lanes, capacity=size, minimum=1, n_step=1),
+                               [m.Field("obs", (4,), "float32", stack=1)])
+        for lane, part in enumerate(np.split(priorities, lanes)):
+            writer, rows = self.replay.writer(lane), len(part)
+            writer.append({"obs": np.zeros((rows, 4), np.float32)}, np.zeros(rows), np.zeros(rows), np.ones(rows))
+            writer.ready(part)
+        self.batch = self.replay.empty_batch(BATCH)
+
+    def frames(self, frames: np.ndarray, episode: int) -> None:
+        m, count = self.module, len(frames)
+        self.replay = m.Replay(m.ReplayConfig(lanes=1, capacity=count, slack=1.0, minimum=1),
+                               [m.Field("obs", (84, 84), "uint8", stack=4), m.Field("act", (), "int64")])
+        writer = self.replay.writer(0)
+        ends = np.arange(1, count + 1) % episode == 0
+        for start in range(0, count, 500):
+            part = slice(start, start + 500)
+            writer.append({"obs": frames[part], "act": np.zeros(500)}, np.ones(500), np.where(ends[part], 0.0, 0.99), ends[part])
+        writer.ready(np.random.default_rng(0).random(count).astype(np.float32))
+        self.batch = self.replay.empty_batch(BATCH)
+
+    def sample(self) -> None:
+        self.replay.sample(BATCH, self.batch)
+
+    def sample_keys(self) -> None:
+        self.replay.sample_keys(BATCH)
+
+    def sample_two_threads(self) -> None:
+        self.replay.sample(BATCH, self.batch, threads=2)
+
+    def update(self, priorities: np.ndarray) -> None:
+        self.replay.update(self.batch.keys, priorities)
+
+
+class Cpprb:
+    def vectors(self, size: int, priorities: np.ndarray) -> None:
+        import cpprb
+
+        self.replay = cpprb.PrioritizedReplayBuffer(size, {"obs": {"shape": 4, "dtype": np.float32}}, alpha=ALPHA)
+        self.replay.add(obs=np.zeros((size, 4), np.float32), priorities=priorities)
+
+    def frames(self, frames: np.ndarray, episode: int) -> None:
+        import cpprb
+
+        columns = {"obs": {"shape": (84, 84, 4), "dtype": np.uint8}, "act": {"dtype": np.int64}, "rew": {}, "done": {}}
+        self.replay = cpprb.PrioritizedReplayBuffer(len(frames), columns, next_of="obs", stack_compress="obs", alpha=ALPHA)
+        rng = np.random.default_rng(0)
+        for start in range(0, len(frames), episode):
+            part = frames[start:start + episode]
+            padded = np.concatenate([part[:1]] * 3 + [part, part[-1:]])
+            stacks = np.lib.stride_tricks.sliding_window_view(padded, 4, 0)
+            for i in range(0, len(part), 100):
+                n = min(100, len(part) - i)
+                self.replay.add(obs=np.ascontiguousarray(stacks[i:i + n]), next_obs=np.ascontiguousarray(stacks[i + 1:i + 1 + n]),
+                                act=np.zeros(n), rew=np.ones(n), done=np.zeros(n), priorities=rng.random(n))
+            self.replay.on_episode_end()
+
+    def sample(self) -> None:
+        self.drawn = self.replay.sample(BATCH, BETA)
+
+    def update(self, priorities: np.ndarray) -> None:
+        self.replay.update_priorities(self.drawn["indexes"], priorities)
+
+
+class Torchrl:
+    """Only the assembly of batches, with uniform sampling: where the compiled part of torchrl does not load (it needs the
+    very torch it was built with) there is no prioritized sampling."""
+
+    def __init__(self) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+
+    def frames(self, frames: np.ndarray, episode: int) -> None:
+        import torch
+        from tensordict import TensorDict
+        from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+        self.replay = TensorDictReplayBuffer(storage=LazyTensorStorage(len(frames)), batch_size=BATCH)
+        for start in range(0, len(frames), episode):
+            part = frames[start:start + episode]
+            padded = np.concatenate([part[:1]] * 3 + [part, part[-1:]])
+            stacks = torch.from_numpy(np.moveaxis(np.lib.stride_tricks.sliding_window_view(padded, 4, 0), -1, 1).copy())
+            n = len(part)
+            columns = {"obs": stacks[:n], "next_obs": stacks[1:], "act": torch.zeros(n), "rew": torch.ones(n)}
+            self.replay.extend(TensorDict(columns, [n]))
+
+    def sample(self) -> None:
+        self.drawn = self.replay.sample()
+
+
+def measure(library: Any, action: str, count: int) -> list[float]:
+    """Seconds of each of `count` calls. Before an update there is a sample that is not counted."""
+    rng, seconds = np.random.default_rng(1), []
+    for _ in range(count):
+        if action == "update":
+            library.sample()
+            priorities = rng.random(BATCH).astype(np.float32)
+            start = time.perf_counter()
+            library.update(priorities)
+        else:
+            call = getattr(library, action)
+            start = time.perf_counter()
+            call()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def main() -> None:
+    library: Any = {"headrace": Headrace, "cpprb": Cpprb, "torchrl": Torchrl}[sys.argv[1]]()
+    for line in sys.stdin:
+        order = json.loads(line)
+        reply: Any = None
+        if order["do"] == "vectors":
+            library.vectors(order["size"], np.random.default_rng(0).random(order["size"]).astype(np.float32) + 0.01)
+        elif order["do"] == "frames":
+            library.frames(np.load(order["path"], mmap_mode="r"), order["episode"])
+        else:
+            reply = measure(library, order["do"], order["count"])
+        print(json.dumps({"reply": reply}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
