@@ -23,7 +23,7 @@ _API = {
     "envs": ("headrace.envs", None),
     "evaluate": ("headrace.evaluation", "evaluate"),
     "load_policy": ("headrace.evaluation", "load_policy"),
-    "make_config": ("headrace.envs.registry", "make_config"),
+    "make_config": ("headrace.presets", "make_config"),
     "policies": ("headrace.policies", None),
     "record": ("headrace.evaluation", "record"),
 }

@@ -1,7 +1,8 @@
 """The command line: headrace train | eval | watch | envs.
 
-Settings come, weakest first, from `config.py`, from the environment's own defaults, from the run found in the folder, and
-from the flags. A person sees one message and exit code 2 for what a person can put right; a run that failed ends with 1.
+Settings come, weakest first, from `config.py`, from the environment's defaults and the algorithm's preset, from the run found
+in the folder, and from the flags. A person sees one message and exit code 2 for what a person can put right; a run that
+failed ends with 1.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def train(arguments: list[str]) -> int:
     """`headrace train`: exit code 0 when the run ended as it should, 130 when it was interrupted."""
     config = parse_config(arguments)
     configs.validate(config)
-    from headrace.train import train as run
+    print(f"{config.env}, {config.learning.algorithm}, run folder {config.run_folder}", flush=True)
+    from headrace.train import train as run  # seconds, for torch
 
     result = run(config)
     print(
@@ -90,19 +92,19 @@ def parse_config(arguments: Sequence[str]) -> Config:
 
     Raises `ConfigError`, and `SystemExit` for flags that are wrong in themselves and for --help.
     """
-    from headrace.envs.registry import import_files, make_config
+    from headrace.presets import make_config
 
     arguments = [_full_name(argument) for argument in arguments]
-    # The environment decides the defaults of the other flags, and an imported file may define the environment.
+    # These decide the defaults of the other flags, and an imported file may define the environment.
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--env", default=Config.env)
+    first.add_argument("--learning.algorithm", dest="algorithm")
     first.add_argument("--import", dest="imports", nargs="*", default=[])
     try:
         known, _ = first.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
-    import_files(known.imports)
-    config = _parse(arguments, make_config(known.env))
+    config = _parse(arguments, make_config(known.env, known.algorithm, known.imports))
     saved = config.run_folder / "config.json"
     if saved.exists():
         before = configs.load(saved)

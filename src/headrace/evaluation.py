@@ -65,7 +65,7 @@ class TrainedPolicy:
         """
         rows = {leaf.name: np.zeros((1, *leaf.spec.shape), leaf.spec.dtype) for leaf in self._leaves}
         for leaf in self._leaves:
-            leaf.put(rows[leaf.name][0], observation)
+            leaf.put_one(rows[leaf.name], 0, observation)
         actions, self._core = self.act_rows(rows, self._core, self._first, deterministic=deterministic)
         self._first = np.zeros(1, bool)
         return self._decode(actions)[0]
@@ -297,6 +297,8 @@ def record(
     returns: list[float] = []
     steps = 0
     try:
+        if "rgb_array" not in env.metadata.get("render_modes", ()):
+            raise ConfigError(f"{policy.config.env} cannot be recorded: rgb_array is none of its render modes")
         with VideoWriter(path, fps=float(env.metadata.get("render_fps") or 30)) as video:
             for episode in range(episodes):
                 observation, _ = env.reset(seed=seed + episode)
@@ -304,20 +306,13 @@ def record(
                 returns.append(0.0)
                 over = False
                 while not over and (max_steps is None or steps < max_steps):
-                    video.add(_picture(env, policy.config.env))
+                    video.add(np.asarray(env.render()))
                     action = policy.act(observation, deterministic=deterministic)
                     observation, reward, terminated, truncated, _ = env.step(action)
                     returns[-1] += float(reward)
                     over = terminated or truncated
                     steps += 1
-                video.add(_picture(env, policy.config.env))
+                video.add(np.asarray(env.render()))
     finally:
         env.close()
     return returns
-
-
-def _picture(env: gymnasium.Env[Any, Any], name: str) -> np.ndarray:
-    picture = env.render()
-    if not isinstance(picture, np.ndarray):
-        raise ConfigError(f"{name} cannot be recorded: its render() gives {type(picture).__name__}, not an image")
-    return picture

@@ -29,7 +29,7 @@ from typing import Any, Protocol, cast
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from headrace.config import Config, ConfigError, EnvConfig, override
+from headrace.config import ConfigError, EnvConfig
 from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec
 from headrace.envs.group import LocalGroup, reward_shape, vector_group
 from headrace.envs.spaces import specs_of
@@ -282,11 +282,3 @@ def defaults(env_id: str) -> dict[str, Any]:
         return dict(_registered[env_id].defaults)
     prefix, _, name = env_id.partition("/")
     return _family(prefix).defaults(name)
-
-
-def make_config(env_id: str, **settings: Any) -> Config:
-    """The configuration for an environment: its own defaults, then dotted `settings`, e.g. ``**{"learning.gamma": 0.9}``.
-
-    Raises what `check_id` raises, and `ConfigError` for settings that do not exist.
-    """
-    return override(Config(env=env_id), **{**defaults(env_id), **settings})

@@ -1,0 +1,222 @@
+"""The command line as a person uses it: real processes, real runs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+
+from headrace import cli
+from headrace.config import ConfigError
+from headrace.runs.metrics import read_jsonl, undescribed
+
+SMALL = [
+    "--env", "gym/CartPole-v1", "--placement", "serial", "--batch-size", "512", "--no-video", "--log-interval", "0.2",
+    "--num-threads", "1", "--no-dashboard",
+]  # fmt: skip
+
+
+@pytest.fixture
+def headrace(capsys):
+    """Call the command line in this process (a new one needs seconds for its imports alone)."""
+
+    def call(*arguments, code=0):
+        assert cli.main([str(argument) for argument in arguments]) == code
+        return capsys.readouterr()
+
+    return call
+
+
+# -- one run, from the first step to the video -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    command = [sys.executable, "-m", "headrace.cli", "train", *SMALL, "--total-steps", "4000", "--run.folder", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def test_a_run_leaves_what_it_promises(run):
+    folder, output = run
+    assert "total_steps at step" in output
+    assert f"headrace eval {folder}" in output
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"config.json", "system.json", "log.txt", "metrics.jsonl", "tensorboard", "checkpoints"}
+    lines = read_jsonl(folder / "metrics.jsonl")
+    assert lines[-1]["global_step"] >= 4000
+    assert undescribed({key: value for line in lines for key, value in line.items() if key != "time"}) == []
+
+
+def test_the_same_command_goes_on_and_says_what_changed(run, headrace):
+    folder, _ = run
+    again = headrace("train", *SMALL, "--run.folder", folder, "--learning.total_steps", 6000)
+    assert "learning.total_steps: 4000 -> 6000" in again.out
+    assert "Going on from" in again.out
+    steps = [line["global_step"] for line in read_jsonl(folder / "metrics.jsonl")]
+    assert steps == sorted(set(steps))
+    assert 6000 <= steps[-1] < 7000
+    assert json.loads((folder / "config.json").read_text())["learning"]["total_steps"] == 6000
+    refused = headrace("train", *SMALL, "--run.folder", folder, "--core", "gru", code=2)
+    assert "policy.core: none -> gru" in refused.err
+    refused = headrace("train", *SMALL, "--run.folder", folder, "--fresh", code=2)
+    assert "already holds a run" in refused.err
+
+
+def test_eval_prints_one_line_or_json(run, headrace):
+    folder, _ = run
+    line = headrace("eval", folder, "--episodes", 3).out
+    assert line.startswith("gym/CartPole-v1: mean return ")
+    assert "over 3 episodes" in line
+    data = json.loads(headrace("eval", folder, "--episodes", 5, "--num-envs", 2, "--json", "--deterministic").out)
+    assert len(data["returns"]) == 5
+    assert data["returns"] == data["lengths"], "CartPole pays 1 per step"
+    assert data["mean"] == pytest.approx(np.mean(data["returns"]))
+    assert data["ci95"][0] <= data["mean"] <= data["ci95"][1]
+
+
+def test_watch_writes_a_video_that_plays(run, headrace, tmp_path):
+    imageio = pytest.importorskip("imageio.v2")
+    folder, _ = run
+    said = headrace("watch", folder, "--video", tmp_path / "out.mp4", "--max-steps", 20).out
+    assert "out.mp4: step" in said
+    frames = [frame for frame in imageio.get_reader(tmp_path / "out.mp4")]  # noqa: C416 - its length is infinite
+    assert len(frames) in range(10, 22)
+    assert frames[0].shape == (400, 600, 3)
+
+
+# -- interruption ------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_no_process(tmp_path):
+    command = [sys.executable, "-m", "headrace.cli", "train", *SMALL[:2], "--run.folder", str(tmp_path), "--no-video",
+               "--batch-size", "512", "--num-workers", "1", "--log-interval", "0.2"]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while "step " not in process.stdout.readline():
+        assert process.poll() is None, process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 1
+    deadline = time.monotonic() + 5
+    while _session(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert _session(process.pid) == []
+
+
+def _session(leader):
+    """Processes of the session that `leader` began."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.getsid(int(pid)) == leader:
+                found.append(int(pid))
+        except ProcessLookupError:
+            continue
+    return found
+
+
+# -- what people get wrong ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "--env", "gym/CartPol-v1"], "nearest: gym/CartPole-v1"),
+        (["train", *SMALL, "--batch-size", "1000"], "Nearest: 768 or 1024"),
+        (["train", *SMALL, "--import", "nowhere.py"], "nowhere.py: there is no such file"),
+        (["train", *SMALL, "--learning.gama", "1"], "--learning.gamma"),
+        (["train", *SMALL, "--learning.gamma", "high"], "--learning.gamma"),
+        (["eval", "nowhere"], "nowhere is no run folder"),
+        (["eval", "nowhere", "--episodes", "0"], "at least 1"),
+        (["walk"], "there is no verb 'walk'"),
+        ([], ""),
+    ],
+)
+def test_one_message_and_exit_code_2(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = cli.main(arguments)
+    except SystemExit as stop:  # from the flags' parser
+        code = stop.code
+    errors = capsys.readouterr().err
+    assert code == 2
+    assert words in errors
+    assert "Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_use_is_refused(headrace, tmp_path):
+    from headrace.runs.folder import RunFolder
+
+    with RunFolder(tmp_path):
+        said = headrace("train", *SMALL, "--run.folder", tmp_path, code=2).err
+    assert f"in use by process {os.getpid()}" in said
+    assert "Traceback" not in said
+
+
+# -- flags -------------------------------------------------------------------------------------------------------------
+
+
+def test_settings_come_from_defaults_then_environment_then_flags():
+    config = cli.parse_config(["--env", "gym/CartPole-v1"])
+    assert config.learning.learning_rate == 1e-3
+    config = cli.parse_config(["--env=gym/CartPole-v1", "--learning.learning_rate", "0.5", "--policy.mlp", "8", "9"])
+    assert (config.learning.learning_rate, config.policy.mlp) == (0.5, (8, 9))
+    assert cli.parse_config(["--env", "gym/CartPole-v1", "--algorithm", "impala"]).learning.optimizer == "rmsprop"
+
+
+def test_dashes_underscores_and_short_names():
+    for flag in ("--sampling.num-workers", "--sampling.num_workers", "--num-workers", "--num_workers"):
+        assert cli.parse_config(["--env", "gym/CartPole-v1", flag, "7"]).sampling.num_workers == 7
+        assert cli.parse_config(["--env", "gym/CartPole-v1", f"{flag}=7"]).sampling.num_workers == 7
+    assert cli.parse_config(["--env", "gym/CartPole-v1", "--no-video"]).run.video is False
+    kwargs = cli.parse_config(["--env", "gym/CartPole-v1", "--envs.kwargs", '{"a": [1, null]}']).envs.kwargs
+    assert kwargs == {"a": [1, None]}
+
+
+def test_explicit_flags_beat_the_saved_run_and_the_rest_is_kept(tmp_path):
+    from headrace import config as configs
+
+    saved = cli.parse_config(["--env", "gym/CartPole-v1", "--gamma", "0.9", "--entropy-coef", "0.5", "--fresh"])
+    configs.save(saved, tmp_path / "config.json")
+    config = cli.parse_config(["--env", "gym/CartPole-v1", "--run.folder", str(tmp_path), "--gamma", "0.8"])
+    assert (config.learning.gamma, config.learning.entropy_coef, config.run.fresh) == (0.8, 0.5, False)
+
+
+USERS_FILE = """
+    import gymnasium, headrace
+    @headrace.envs.register("my/pole", defaults={"learning.gamma": 0.5})
+    def pole(options, *, render_mode=None):
+        return gymnasium.make("CartPole-v1", render_mode=render_mode)
+"""
+
+
+def test_a_users_file_registers_environments(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(textwrap.dedent(USERS_FILE))
+    monkeypatch.chdir(tmp_path)
+    config = cli.parse_config(["--import", "mine.py", "--env", "my/pole"])
+    assert config.learning.gamma == 0.5
+    assert config.imports == (str(tmp_path / "mine.py"),), "absolute: the run may be evaluated from elsewhere"
+    assert cli.main(["envs", "pole", "--import", "mine.py"]) == 0
+    assert "my/pole\n" in capsys.readouterr().out
+
+
+def test_envs_lists_by_part_of_the_name_or_pattern(capsys):
+    assert cli.main(["envs", "cartpole-v"]) == 0
+    assert capsys.readouterr().out.split() == ["gym/CartPole-v1"]
+    assert cli.main(["envs", "gym/*pole*"]) == 0
+    assert "gym/CartPole-v1" in capsys.readouterr().out.split()
+    assert cli.main(["envs", "no-such-thing"]) == 1
+
+
+def test_fault_of_configuration_is_an_exception_for_programs():
+    with pytest.raises(ConfigError):
+        cli.parse_config(["--env", "nothing/there"])
