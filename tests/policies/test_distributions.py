@@ -224,6 +224,20 @@ def test_the_entropy_gradient_is_finite_with_masks():
     assert (distribution.entropy() == 0).all()
 
 
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_acting_in_inference_mode_first_does_not_spoil_learning(spec):
+    unseen = ActionSpec((*spec.parts, Categorical(5)))
+    with torch.inference_mode():
+        distribution = ActionDistribution(unseen, params_for(unseen, 3))
+        actions = distribution.sample()
+        distribution.log_prob(actions)
+        distribution.entropy()
+    params = params_for(unseen, 3).requires_grad_()
+    distribution = ActionDistribution(unseen, params)
+    (distribution.log_prob(actions.clone()) + distribution.entropy()).sum().backward()
+    assert torch.isfinite(params.grad).all()
+
+
 def test_wrong_width_is_refused():
     with pytest.raises(ValueError, match="6"):
         ActionDistribution(SPECS["one"], torch.zeros(2, 5))

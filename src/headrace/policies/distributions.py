@@ -60,6 +60,7 @@ class _Layout:
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)  # whoever asks first, the tensors may be used in a graph later
 def _layout(spec: ActionSpec, device: torch.device) -> _Layout:
     choices: list[int] = []
     discrete: list[int] = []
@@ -276,6 +277,7 @@ class ActionDistribution:
 
 
 @lru_cache(maxsize=8)
+@torch.inference_mode(False)
 def _quadrature(device: torch.device) -> tuple[Tensor, Tensor]:
     """Nodes and weights [16] for expectations under a standard normal."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(16)
