@@ -136,8 +136,8 @@ class LearningConfig:
     """The algorithm and its optimizer. Defaults: Sample Factory's Table A.5 (APPO)."""
 
     algorithm: str = "appo"
-    """`appo`: PPO clipping + V-trace; `ppo`: PPO clipping + GAE; `impala`: V-trace policy gradient; `a2c`: n-step policy gradient;
-    `apex-dqn`, `apex-dpg`: prioritized replay; or one registered by `--import`."""
+    """`appo`: PPO clipping + V-trace; `ppo`: PPO clipping + GAE; `impala`: V-trace policy gradient; `a2c`: n-step policy
+    gradient; `apex-dqn`, `apex-dpg`: prioritized replay; or one registered by `--import`."""
     total_steps: int = 10_000_000
     """The run ends after this many steps of experience."""
     batch_size: int = 2048

@@ -22,7 +22,6 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "learning.optimizer_eps": 1e-3,
         "learning.entropy_coef": 0.01,
         "learning.max_grad_norm": 40.0,
-        "sampling.rollout": 20,
     },
     "a2c": {
         "learning.ppo_clip": None,

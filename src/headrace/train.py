@@ -10,34 +10,38 @@ being filled, queues for the learner and is prefetched, the learner moves on. Th
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections import deque
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
+from types import TracebackType
 from typing import Any
 
-import numpy as np
 import torch
 
 from headrace import config as configs
-from headrace.config import Config
-from headrace.envs.contract import EnvSpec
+from headrace.config import Config, ConfigError
+from headrace.envs.contract import EnvironmentFault, EnvSpec
 from headrace.envs.registry import describe, import_files
+from headrace.evaluation import record
+from headrace.evaluator import Evaluator
 from headrace.experience.trajectories import TrajectoryBatches
 from headrace.learning.learner import Learner, Progress
-from headrace.runs import checkpoint
 from headrace.runs.folder import RunFolder
+from headrace.runs.plots import learning_curve
 from headrace.runs.report import Reporter
 from headrace.sampling.exchange import LEARNER_PHASES, PHASES, Clock, Exchange
 from headrace.sampling.processes import Start, make_algorithm_and_model
 from headrace.sampling.serial import SerialSampler
 from headrace.sampling.supervisor import Supervisor
 from headrace.sampling.weights import FlatWeights, weights_nbytes
+from headrace.state import EPISODE_WINDOW, TrainingLog, TrainingState
 
-EPISODE_WINDOW = 100
-"""Episodes in `charts/episodic_return_100`, which `run.goal` is compared with."""
+VIDEO_STEPS = 3000
+"""Longest video made when training ends, in steps."""
 
 
 @dataclass
@@ -67,68 +71,111 @@ def train(config: Config) -> TrainResult:
             reporter.say(change)
         algorithm, model = make_algorithm_and_model(config, spec)
         exchange = Exchange(config, spec, model.core_width, weights_nbytes(model), algorithm.extra_fields(spec))
-        if config.sampling.placement == "serial":
-            return _train_serial(config, spec, exchange, folder, reporter)
-        return _train_processes(config, spec, exchange, folder, reporter)
+        with Listener(config, exchange, reporter) as listener:
+            run = _train_serial if config.sampling.placement == "serial" else _train_processes
+            run(config, spec, exchange, listener)
+        _keepsakes(config, reporter)
+    return TrainResult(str(folder.path), listener.reason, reporter.global_step, listener.mean_return)
 
 
-def _train_processes(config: Config, spec: EnvSpec, exchange: Exchange, folder: RunFolder, reporter: Reporter) -> TrainResult:
-    """Supervise the processes until the learner is done; Ctrl-C ends the run with a checkpoint."""
-    supervisor = Supervisor(config, spec, exchange, learner_main, reporter.say)
-    result = {"reason": "interrupted"}
+class Listener:
+    """Hears what the learner reports, wherever that runs, and passes it to those whom it concerns."""
 
-    def handle(kind: str, content: Any) -> bool:
+    def __init__(self, config: Config, exchange: Exchange, reporter: Reporter):
+        self.exchange, self.reporter = exchange, reporter
+        self.restarts = 0
+        self.done = False
+        self.reason = "interrupted"
+        self.mean_return = math.nan
+        self._evaluator = Evaluator(config)
+
+    def hear(self, kind: str, content: Any) -> None:
+        """One report of the learner."""
         if kind == "done":
-            result.update(content)
+            self.done, self.reason, self.mean_return = True, content["reason"], content["mean_return"]
+            self.reporter.global_step = content["global_step"]
+        elif kind == "saved":
+            self._evaluator.saved(content)
         else:
-            reporter.receive(kind, content, supervisor.phase_times(), supervisor.restarts)
-        return kind == "done"
+            clocks = {role: clock.copy() for role, clock in self.exchange.clocks.items()}
+            self.reporter.receive(kind, content, clocks, self.restarts)
+        self.tick()
 
-    try:
-        supervisor.start()
-        done = False
-        while not done:
-            for kind, content in supervisor.messages(timeout=0.5):
-                done |= handle(kind, content)
-            reporter.tick()
-    except KeyboardInterrupt:
-        reporter.say("Stopping: one more checkpoint (Ctrl-C again: without)")
-    except BaseException:
-        supervisor.kill()
-        raise
-    try:
-        for kind, content in supervisor.stop():
-            handle(kind, content)
-    finally:
-        supervisor.kill()
-    return _result(folder, reporter, result)
+    def tick(self, wait: bool = False) -> None:
+        """Pass on the result of an evaluation that has ended; `wait` for one that is running."""
+        if (report := self._evaluator.poll(wait)) is not None:
+            self.reporter.receive(*report, {}, self.restarts)
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None and self.reason != "interrupted":
+            self.tick(wait=True)
+        self._evaluator.close()
 
 
-def _train_serial(config: Config, spec: EnvSpec, exchange: Exchange, folder: RunFolder, reporter: Reporter) -> TrainResult:
+def _train_processes(config: Config, spec: EnvSpec, exchange: Exchange, listener: Listener) -> None:
+    """Supervise the processes until the learner is done; Ctrl-C (or SIGTERM) ends the run with a checkpoint."""
+    supervisor = Supervisor(config, spec, exchange, learner_main, listener.reporter.say)
+    with _signals(signal.default_int_handler):
+        try:
+            supervisor.start()
+            while not listener.done:
+                for kind, content in supervisor.messages(timeout=0.5):
+                    listener.restarts = supervisor.restarts
+                    listener.hear(kind, content)
+                listener.tick()
+        except KeyboardInterrupt:
+            listener.reporter.say("Stopping: one more checkpoint (Ctrl-C again: without)")
+        except BaseException:
+            supervisor.kill()
+            raise
+        try:
+            for kind, content in supervisor.stop():
+                listener.hear(kind, content)
+        finally:
+            supervisor.kill()
+
+
+def _train_serial(config: Config, spec: EnvSpec, exchange: Exchange, listener: Listener) -> None:
     """Everything in this process, one after the other: the same seed gives the same weights."""
     torch.set_num_threads(config.learning.num_threads or torch.get_num_threads())
     sampler = SerialSampler(config, spec, exchange)
-    result = {"reason": "interrupted"}
+    # Ctrl-C takes effect between two updates, where everything stands still and can be saved.
+    with _signals(lambda number, frame: exchange.control.store(0, 1)):
+        try:
+            learn(config, spec, exchange, listener.hear, sampler)
+        finally:
+            sampler.close()
 
-    def report(kind: str, content: Any) -> None:
-        if kind == "done":
-            result.update(content)
-        else:
-            reporter.receive(kind, content, {role: clock.copy() for role, clock in exchange.clocks.items()}, 0)
-        reporter.tick()
 
+@contextmanager
+def _signals(handler: Callable[[int, Any], Any]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM go to `handler`; only Python's main thread may ask for that, in others they stay as they are."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = [(number, signal.signal(number, handler)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
-        learn(config, spec, exchange, report, sampler)
+        yield
     finally:
-        sampler.close()
-    return _result(folder, reporter, result)
+        for number, old in before:
+            signal.signal(number, old)
 
 
-def _result(folder: RunFolder, reporter: Reporter, result: dict[str, Any]) -> TrainResult:
-    return TrainResult(
-        str(folder.path), result["reason"], result.get("global_step", reporter.global_step),
-        result.get("mean_return", math.nan),
-    )  # fmt: skip
+def _keepsakes(config: Config, reporter: Reporter) -> None:
+    """The learning curve and a video of the agent, where the extras for them are installed."""
+    if not config.run.video:
+        return
+    try:
+        learning_curve([config.run_folder], config.run_folder / "curve.png", title=config.env, goal=config.run.goal)
+        returns = record(config.run_folder, config.run_folder / "video.mp4", max_steps=VIDEO_STEPS)
+        reporter.say(
+            f"{config.run_folder}: curve.png, video.mp4 (return {', '.join(f'{r:.1f}' for r in returns) or 'unfinished'})"
+        )
+    except (ConfigError, EnvironmentFault) as error:  # training is over and saved; only the picture is missing
+        reporter.say(f"No curve or video: {error}")
 
 
 def learner_main(start: Start) -> None:
@@ -158,7 +205,7 @@ def learn(
     exchange.control.store(1, 1)  # samplers may start
     batches = TrajectoryBatches(exchange, config.slots_per_batch, config.device, prefetch=sampler is None)
     clock = Clock(exchange.clocks["learner"][0], LEARNER_PHASES, perf_counter())
-    started = last_log = last_save = perf_counter()
+    started = last_log = perf_counter()
     reason = "total_steps" if learner.progress.global_step >= config.learning.total_steps else None
     while reason is None:
         if sampler is not None:
@@ -175,14 +222,14 @@ def learn(
         weights.publish(exchange.board, learner.progress.updates)
         clock.spent("publish", now := perf_counter())
 
-        reason = _reason_to_stop(config, learner.progress, log, now - started)
+        reason = "interrupted" if exchange.stopped else _reason_to_stop(config, learner.progress, log, now - started)
         if reason or now - last_log >= config.run.log_interval:
             report("metrics", log.metrics(learner))
             last_log = now
-        if now - last_save >= config.run.checkpoint_interval:
+        if state.due(now):
             report("message", state.save(must=False))
-            last_save = perf_counter()
-            clock.spent("checkpoint", last_save)
+            report("saved", learner.progress.global_step)
+            clock.spent("checkpoint", perf_counter())
     report("message", state.save(must=True))
     report("done", {"reason": reason, "global_step": learner.progress.global_step, "mean_return": log.mean_return})
 
@@ -195,101 +242,3 @@ def _reason_to_stop(config: Config, progress: Progress, log: TrainingLog, second
     if config.run.max_minutes is not None and seconds >= 60 * config.run.max_minutes:
         return "max_minutes"
     return None
-
-
-class TrainingLog:
-    """Statistics of the learner between two reports, and the last episodes."""
-
-    def __init__(self) -> None:
-        self.returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
-        self._sums: list[dict[str, torch.Tensor]] = []
-        self._ended: list[tuple[float, int]] = []
-
-    @property
-    def mean_return(self) -> float:
-        """Mean return of the last `EPISODE_WINDOW` episodes, NaN before the first."""
-        return float(np.mean(self.returns)) if self.returns else math.nan
-
-    def add(self, statistics: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]) -> None:
-        """One update: its statistics and the episodes that ended in its batch."""
-        self._sums.append(statistics)
-        returns, lengths = batch["episode_return"], batch["episode_length"]
-        ended = ~returns.isnan()
-        for r, n in zip(returns[ended].tolist(), lengths[ended].tolist(), strict=True):
-            self.returns.append(r)
-            self._ended.append((r, n))
-
-    def metrics(self, learner: Learner) -> dict[str, float]:
-        """Everything since the last call, by metric name; starts a new interval."""
-        p = learner.progress
-        result = {
-            "global_step": float(p.global_step),
-            "charts/updates": float(p.updates),
-            "charts/episodes": float(p.episodes),
-            "charts/learning_rate": learner.learning_rate,
-            "lag/masked": float(p.stale_steps),
-        }
-        for key in self._sums[0] if self._sums else ():
-            values = torch.stack([s[key] for s in self._sums])
-            result[key] = float(values.min() if key == "lag/min" else values.max() if key == "lag/max" else values.mean())
-        if self._ended:
-            result["charts/episodic_return"] = float(np.mean([r for r, _ in self._ended]))
-            result["charts/episodic_length"] = float(np.mean([n for _, n in self._ended]))
-        if self.returns:
-            result["charts/episodic_return_100"] = self.mean_return
-        self._sums, self._ended = [], []
-        return result
-
-
-class TrainingState:
-    """Everything a run needs to go on as if it had never stopped, to and from its newest checkpoint."""
-
-    def __init__(self, config: Config, learner: Learner, log: TrainingLog, sampler: SerialSampler | None):
-        self._config, self._learner, self._log, self._sampler = config, learner, log, sampler
-        self._folder = config.run_folder / "checkpoints"
-        self._milestone = 0
-
-    def load(self) -> list[str]:
-        """Take the newest good checkpoint, if there is one; returns what the user should know."""
-        found = checkpoint.load_newest(self._folder)
-        if found is None:
-            return []
-        state, learner = found.unpack(), self._learner
-        learner.model.load_state_dict(state["model"])
-        checkpoint.load_optimizer(learner.optimizer, state["optimizer"])
-        learner.progress = Progress(**state["progress"])
-        learner.generator.set_state(state["generator"])
-        self._log.returns.extend(state["returns"])
-        if self._sampler is not None and state.get("sampler") is not None:
-            self._sampler.set_state(state["sampler"])
-        return [*found.damaged, f"Going on from {found.path.name}: step {learner.progress.global_step:,}"]
-
-    def save(self, must: bool) -> str:
-        """Write a checkpoint; returns a line for the log. A failure (a full disk) is an error only if it `must` be written."""
-        learner, run = self._learner, self._config.run
-        step = learner.progress.global_step
-        milestone = run.milestone_steps is not None and step // run.milestone_steps > self._milestone
-        tensors, state = checkpoint.pack(
-            {
-                "model": learner.model.state_dict(),
-                "optimizer": learner.optimizer.state_dict(),
-                "progress": dataclasses.asdict(learner.progress),
-                "generator": learner.generator.get_state(),
-                "returns": list(self._log.returns),
-                # Only where everything stands still between two updates can the half-filled trajectories be saved too.
-                "sampler": None if self._sampler is None else self._sampler.get_state(),
-            }
-        )
-        full = len(self._log.returns) == EPISODE_WINDOW
-        score = self._log.mean_return if full else None
-        try:
-            path = checkpoint.save(
-                self._folder, step, tensors, state, keep=run.keep_checkpoints, score=score, milestone=milestone
-            )
-        except checkpoint.CheckpointError as error:
-            if must:
-                raise
-            return f"{error} Training goes on; the next try is in {run.checkpoint_interval:.0f} s."
-        if milestone and run.milestone_steps:
-            self._milestone = step // run.milestone_steps
-        return f"Checkpoint {path.name}"

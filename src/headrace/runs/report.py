@@ -32,13 +32,11 @@ class Reporter:
         self._folder.log(text)
         self._dashboard.message(text)
 
-    def tick(self) -> None:
-        """Keep the dashboard alive between metrics."""
-
     def receive(self, kind: str, content: Any, times: dict[str, np.ndarray], restarts: int) -> None:
         """Take one report.
 
-        ("start", global step that the run goes on from), ("message", text) or ("metrics", {name: value}).
+        ("start", global step that the run goes on from), ("message", text), ("metrics", {name: value}) or
+        ("eval", {name: value}) of an earlier step.
         `times`: the clocks of all workers, [workers, phases + 2].
         """
         if kind == "start":
@@ -48,6 +46,10 @@ class Reporter:
             self.say(content)
             return
         metrics: dict[str, float] = dict(content)
+        if kind == "eval":
+            self._writer.write(metrics)
+            self.say(f"Evaluation at step {metrics['global_step']:,.0f}: mean return {metrics['eval/episodic_return']:.2f}")
+            return
         metrics |= self._rates(metrics["global_step"]) | self._shares(times)
         metrics["sampling/faults"] = float(restarts)
         self.global_step = int(metrics["global_step"])

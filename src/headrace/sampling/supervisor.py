@@ -63,7 +63,7 @@ class Child:
 
 
 @contextmanager
-def _without_main_module() -> Iterator[None]:
+def without_main_module() -> Iterator[None]:
     """Children would run the user's script once more, for its definitions. Ours need none of them, so that training works from
     a notebook, from standard input and from a script without `if __name__ == "__main__"`."""
     main = sys.modules["__main__"]
@@ -115,7 +115,7 @@ class Supervisor:
         )
         now = perf_counter()
         self.exchange.clocks[role][index, -2] = 0
-        with _without_main_module():
+        with without_main_module():
             process.start()
         there.close()
         self.children.append(Child(role, index, process, here, stacks, now))
