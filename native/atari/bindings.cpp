@@ -1,15 +1,20 @@
 // Python module headrace._native.atari.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
-#include <nanobind/stl/shared_ptr.h>
 
+#include <cstring>
+#include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "environment.hpp"
-#include "observation.hpp"
+#include "vector.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -71,7 +76,7 @@ class Emulator {
 
   int act(int action, float strength, bool draw) {
     if (action < 0 || action >= kNumActions) throw nb::value_error("an action is 0..17");
-    return environment_.act(action, strength, draw);
+    return environment_.play(environment_.repeated_or(action), strength, draw);
   }
 
   nb::ndarray<nb::numpy, uint8_t> ram() { return copy(environment_.ram(), {128}); }
@@ -99,6 +104,63 @@ class Emulator {
 
   Environment environment_;
 };
+
+// The observations of a vector written into an array of the caller: row rows[env] of it, or row env.
+using Out = std::optional<nb::ndarray<uint8_t, nb::device::cpu>>;
+using Rows = std::optional<nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>>;
+
+std::vector<uint8_t*> targets_of(const Vector& vector, const Out& out, const Rows& rows) {
+  std::vector<uint8_t*> targets;
+  if (!out) return targets;
+  if (out->ndim() < 2) throw nb::value_error("out has one row per environment");
+  size_t bytes = 1;
+  for (size_t axis = out->ndim(); axis-- > 1; bytes *= out->shape(axis))
+    if (out->shape(axis) > 1 && out->stride(axis) != static_cast<int64_t>(bytes))
+      throw nb::value_error("each row of out must be contiguous");
+  if (bytes != vector.observation_bytes())
+    throw nb::value_error(("a row of out has " + std::to_string(bytes) + " bytes, an observation has " +
+                           std::to_string(vector.observation_bytes())).c_str());
+  if (rows && rows->shape(0) != static_cast<size_t>(vector.num_envs()))
+    throw nb::value_error("rows has one entry per environment");
+  for (int env = 0; env < vector.num_envs(); ++env) {
+    const int64_t row = rows ? rows->data()[env] : env;
+    if (row < 0 || row >= static_cast<int64_t>(out->shape(0))) throw nb::value_error("a row lies outside out");
+    targets.push_back(out->data() + row * out->stride(0));
+  }
+  return targets;
+}
+
+template <class T, class Stored>
+nb::object array(const std::shared_ptr<Batch>& batch, std::vector<Stored>& data, const std::vector<size_t>& shape) {
+  nb::capsule owner(new std::shared_ptr<Batch>(batch), [](void* p) noexcept { delete static_cast<std::shared_ptr<Batch>*>(p); });
+  return nb::ndarray<nb::numpy, T>(data.data(), shape.size(), shape.data(), owner).cast();
+}
+
+// (observations, rewards, terminated, truncated, env_id, lives, frame_number, episode_frame_number, final_obs or None)
+nb::tuple recv(Vector& vector) {
+  std::shared_ptr<Batch> batch;
+  {
+    nb::gil_scoped_release release;
+    batch = vector.recv();
+  }
+  const size_t size = batch->rewards.size();
+  const std::vector<size_t> flat{size}, observations{size, vector.observation_bytes()};
+  return nb::make_tuple(array<uint8_t>(batch, batch->observations, observations),
+                        array<int32_t>(batch, batch->rewards, flat), array<bool>(batch, batch->terminated, flat),
+                        array<bool>(batch, batch->truncated, flat), array<int32_t>(batch, batch->env_ids, flat),
+                        array<int32_t>(batch, batch->lives, flat), array<int32_t>(batch, batch->frame_numbers, flat),
+                        array<int32_t>(batch, batch->episode_frame_numbers, flat),
+                        batch->any_final ? array<uint8_t>(batch, batch->finals, observations) : nb::none());
+}
+
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void send(Vector& vector, const Ints& actions, const Floats& strengths, const Out& out, const Rows& rows) {
+  if (actions.shape(0) != static_cast<size_t>(vector.batch_size()) || strengths.shape(0) != actions.shape(0))
+    throw nb::value_error("send needs one action for each environment that was received");
+  vector.send(actions.data(), strengths.data(), targets_of(vector, out, rows));
+}
 
 }  // namespace
 }  // namespace headrace::atari
@@ -128,4 +190,57 @@ NB_MODULE(atari, m) {
       .def_prop_ro("frame_number", [](const Emulator& e) { return e.environment().state().frame_number; })
       .def_prop_ro("episode_frame_number",
                    [](const Emulator& e) { return e.environment().state().episode_frame_number; });
+
+  nb::enum_<ObservationType>(m, "ObservationType")
+      .value("GRAY", ObservationType::kGray)
+      .value("RGB", ObservationType::kRgb)
+      .value("RAM", ObservationType::kRam);
+
+  nb::class_<StepOptions>(m, "StepOptions", "How steps and observations are made of frames.")
+      .def(nb::init<>())
+      .def_prop_rw("mode", [](const StepOptions& o) { return o.emulator.mode; },
+                   [](StepOptions& o, int mode) { o.emulator.mode = mode; })
+      .def_prop_rw("difficulty", [](const StepOptions& o) { return o.emulator.difficulty; },
+                   [](StepOptions& o, int difficulty) { o.emulator.difficulty = difficulty; })
+      .def_prop_rw("repeat_action_probability", [](const StepOptions& o) { return o.emulator.repeat_action_probability; },
+                   [](StepOptions& o, float p) { o.emulator.repeat_action_probability = p; })
+      .def_prop_rw("exact_noise", [](const StepOptions& o) { return o.emulator.exact_noise; },
+                   [](StepOptions& o, bool exact) { o.emulator.exact_noise = exact; })
+      .def_rw("observation", &StepOptions::observation)
+      .def_rw("height", &StepOptions::height)
+      .def_rw("width", &StepOptions::width)
+      .def_rw("stack", &StepOptions::stack)
+      .def_rw("frameskip", &StepOptions::frameskip)
+      .def_rw("maxpool", &StepOptions::maxpool)
+      .def_rw("noop_max", &StepOptions::noop_max)
+      .def_rw("fire_reset", &StepOptions::fire_reset)
+      .def_rw("episodic_life", &StepOptions::episodic_life)
+      .def_rw("life_loss_info", &StepOptions::life_loss_info)
+      .def_rw("clip_rewards", &StepOptions::clip_rewards)
+      .def_rw("same_step_autoreset", &StepOptions::same_step_autoreset)
+      .def_rw("full_action_space", &StepOptions::full_action_space)
+      .def_rw("max_frames", &StepOptions::max_frames);
+
+  nb::class_<Vector>(m, "Vector", "Environments stepped by a pool of threads.")
+      .def(nb::init<const std::vector<std::shared_ptr<Game>>&, const StepOptions&, const std::vector<uint32_t>&, int,
+                    int, int>(),
+           "games"_a, "options"_a, "seeds"_a, "batch_size"_a, "num_threads"_a, "first_cpu"_a,
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("send", &send, "actions"_a, "strengths"_a, "out"_a.none() = nb::none(), "rows"_a.none() = nb::none())
+      .def("send_reset",
+           [](Vector& vector, const std::vector<int>& envs, const std::vector<int64_t>& seeds, const Out& out,
+              const Rows& rows) { vector.send_reset(envs, seeds, targets_of(vector, out, rows)); },
+           "envs"_a, "seeds"_a, "out"_a.none() = nb::none(), "rows"_a.none() = nb::none())
+      .def("recv", &recv)
+      .def("save",
+           [](Vector& vector, int env) {
+             const std::vector<uint8_t> state = vector.save(env);
+             return nb::bytes(state.data(), state.size());
+           },
+           "env"_a)
+      .def("load",
+           [](Vector& vector, int env, nb::bytes state) {
+             vector.load(env, {static_cast<const uint8_t*>(state.data()), state.size()});
+           },
+           "env"_a, "state"_a);
 }

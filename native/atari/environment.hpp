@@ -45,10 +45,19 @@ class Environment {
     stage_ = Stage::kPlayed;
   }
 
-  // One frame under `action` (0..17), or nothing if the game is over. Returns the reward.
+  // What the console will be told instead of `action` (0..17): now and then the action of the frame before.
+  int repeated_or(int action) {
+    if (!noise_) return action;
+    noise_draws_ += 2;
+    if ((*noise_)() < static_cast<double>(options_.repeat_action_probability)) action = state_.last_action;
+    (*noise_)();  // player B
+    state_.last_action = static_cast<uint8_t>(action);
+    return action;
+  }
+
+  // One frame under `action`, or nothing if the game is over. Returns the reward.
   // `strength`: share of a paddle's full turn. `draw`: whether the screen will be looked at.
-  int32_t act(int action, float strength, bool draw) {
-    action = repeated_or(action);
+  int32_t play(int action, float strength, bool draw) {
     if (state_.keeper.terminal) return 0;
     if (!(game_->facts.legal_actions >> action & 1)) action = kNoop;
     counted_frame(action, strength, draw);
@@ -63,23 +72,28 @@ class Environment {
   uint8_t* ram() { return state_.console.ram; }
   // The screen that the last drawn frame went to: rows x 160 TIA colours.
   const uint8_t* screen() { return front_buffer(state_.console, game_->cartridge, screens_.data()); }
-  // Whether the last frame left no row to what was drawn before.
-  bool covers_screen() const { return !state_.console.rows_missing; }
-  // For going back to a frame: a copy of `state` from before, and the screens as they are.
-  void rewind(const GameState& state) { state_ = state; }
+  // The screen of the frame before, if that frame was complete.
+  const uint8_t* previous_screen() {
+    return screens_.data() + (state_.console.parity ? 0 : game_->screen_bytes());
+  }
+  // Goes back to a state of this game; only the last action, which action noise is to repeat, stays.
+  void rewind(const GameState& state) {
+    const uint8_t last_action = state_.last_action;
+    state_ = state;
+    state_.last_action = last_action;
+  }
+
+  template <class Archive>
+  void archive(Archive& archive) {
+    archive(state_);
+    archive(stage_);
+    archive.bytes(screens_.data(), screens_.size());
+    if (noise_) noise_->archive(archive);
+  }
 
  private:
   // The state after a reset depends on the system's random draws, the mode and, in some games, on the RAM before.
   enum class Stage : uint8_t { kLoading, kLoaded, kPlayed };
-
-  int32_t repeated_or(int action) {
-    if (!noise_) return action;
-    noise_draws_ += 2;
-    if ((*noise_)() < static_cast<double>(options_.repeat_action_probability)) action = state_.last_action;
-    (*noise_)();  // player B
-    state_.last_action = static_cast<uint8_t>(action);
-    return action;
-  }
 
   void emulate(const Input& input, bool draw) {
     run_frame(state_.console, game_->cartridge, input, draw ? screens_.data() : nullptr);

@@ -57,7 +57,12 @@ class ActionNoise {
 
   double operator()() { return (twister_ ? (*twister_)() : mix(key_ + ++counter_ * kStep)) * 0x1p-32; }
 
-  bool exact() const { return twister_ != nullptr; }
+  template <class Archive>
+  void archive(Archive& archive) {
+    archive(key_);
+    archive(counter_);
+    if (twister_) archive(*twister_);
+  }
 
  private:
   static constexpr uint64_t kStep = 0x9E3779B97F4A7C15u;

@@ -30,8 +30,8 @@ struct AreaAxis {
     for (int d = 0; d < out; ++d) {
       const double begin = d * scale;
       const double width = std::min(scale, in - begin);
-      const int whole_begin = static_cast<int>(std::ceil(begin));
-      const int whole_end = std::max(whole_begin, std::min(static_cast<int>(std::floor(begin + scale)), in));
+      const int whole_end = std::min(static_cast<int>(std::floor(begin + scale)), in - 1);
+      const int whole_begin = std::min(static_cast<int>(std::ceil(begin)), whole_end);
       first[d] = whole_begin;
       // A sliver of less than a thousandth of a pixel does not count.
       if (whole_begin - begin > 1e-3) {
@@ -40,7 +40,7 @@ struct AreaAxis {
       }
       for (int s = whole_begin; s < whole_end; ++s) cells[d].push_back(1.0 / width);
       const double rest = begin + scale - whole_end;
-      if (rest > 1e-3 && whole_end < in) cells[d].push_back(std::min(std::min(rest, 1.0), width) / width);
+      if (rest > 1e-3) cells[d].push_back(std::min(std::min(rest, 1.0), width) / width);
       taps = std::max(taps, static_cast<int>(cells[d].size()));
     }
     weights.assign(static_cast<size_t>(taps) * out, 0.0f);
@@ -67,8 +67,9 @@ class AreaResize {
     prepare_shuffles();
   }
 
-  Scratch scratch() const {
-    return {std::vector<float>(static_cast<size_t>(y_.in) * stride_), std::vector<const float*>(y_.in)};
+  // Enough for images of any height up to `rows`.
+  Scratch scratch(int rows) const {
+    return {std::vector<float>(static_cast<size_t>(rows) * stride_), std::vector<const float*>(rows)};
   }
 
   // Readable bytes needed behind the last pixel of a line given to `line`.
@@ -140,6 +141,13 @@ class AreaResize {
   void average_blocks(Line&& line, uint8_t* out) const {
     const int across = x_.in / x_.out;
     const int down = y_.in / y_.out;
+    if (across == 1 && down == 1) {
+      for (int y = 0; y < y_.out; ++y, out += x_.out) {
+        const uint8_t* pixels = line(y);
+        std::memcpy(out, pixels != nullptr ? pixels : out - x_.out, x_.out);
+      }
+      return;
+    }
     const float scale = 1.0f / static_cast<float>(across * down);
     const uint8_t* pixels = nullptr;
     for (int d = 0; d < y_.out; ++d) {
