@@ -53,7 +53,11 @@ class Evaluator:
             child.join()
         if not report.poll() and child.is_alive():
             return None
-        result = report.recv() if report.poll() else ("message", f"the evaluation ended with exit code {child.exitcode}")
+        try:
+            result = report.recv()
+        except EOFError:  # it died before it could report
+            child.join()
+            result = ("message", f"the evaluation ended with exit code {child.exitcode}")
         child.join()
         report.close()
         self._child = None

@@ -1,0 +1,57 @@
+"""The documentation is current, and its examples run."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from headrace import cli
+
+ROOT = Path(__file__).parents[1]
+QUICK_START = (ROOT / "docs" / "quick-start.md").read_text()
+CHEAP = ["--learning.total-steps", "1500", "--placement", "serial", "--batch-size", "512", "--no-video"]
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", QUICK_START, re.MULTILINE | re.DOTALL)
+
+
+def test_generated_pages_are_current():
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    assert generate.outdated() == [], "run python docs/generate.py"
+    page = generate.configuration()
+    for flag in ("--learning.learning-rate", "--envs.kwargs", "--import", "--run.keep-checkpoints"):
+        assert f"| `{flag}` |" in page
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in [ROOT / name for name in ("README.md", "docs/quick-start.md", "docs/configuration.md", "docs/metrics.md")]:
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_quick_start_commands_run_in_order(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("imageio_ffmpeg")
+    monkeypatch.chdir(tmp_path)
+    commands = [line for block in blocks("sh") for line in block.splitlines()]
+    assert len(commands) >= 6
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        assert program == "headrace"
+        if arguments[0] == "train":
+            arguments += CHEAP
+        assert cli.main(arguments) == 0, command
+    assert "entropy_coef" in capsys.readouterr().out
+    assert (tmp_path / "cartpole.mp4").stat().st_size > 1000
+
+
+def test_quick_start_python_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks("python")
+    exec(compile(code.replace("20_000", "1500"), "quick-start.md", "exec"), {})
+    assert "mean return" in capsys.readouterr().out
