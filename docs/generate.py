@@ -36,13 +36,14 @@ run folder; `headrace train --env ENV --help` shows the defaults for one environ
 METRICS_HEAD = """# Metrics
 
 Each interval (`--run.log-interval` seconds) adds one line to `metrics.jsonl` in the run folder and the same scalars to
-TensorBoard (`tensorboard --logdir runs`) and, with `--run.track`, to Weights & Biases. The x axis is always `global_step`. A key whose value
-is not known in an interval (no episode has ended) is left out of it. Means are over the updates of the interval; `lag/min` and
-`lag/max` are its extremes. Shares of time (`time/<part>/<phase>`) are of all processes of that part together and add up to 1 for
-each part. Keys under `env/` are the environment's own.
+TensorBoard (`tensorboard --logdir runs`) and, with `--run.track`, to Weights & Biases. The x axis is always `global_step`. A key
+whose value is not known in an interval (no episode has ended) is left out of it. Means are over the updates of the interval;
+`lag/min` and `lag/max` are its extremes. Shares of time (`time/<part>/<phase>`) are of all processes of that part together and
+add up to 1 for each part. Keys under `env/` are the environment's own.
 
 A run that goes on from a checkpoint repeats the steps after it: their first lines are removed from `metrics.jsonl` and hidden in
-TensorBoard. An evaluation (`eval/...`) has a line of its own, at the step of the policy that was evaluated. Every line also holds `time`, the seconds since 1970 at which it was written.
+TensorBoard. An evaluation (`eval/...`) has a line of its own, at the step of the policy that was evaluated. Every line also holds
+`time`, the seconds since 1970 at which it was written.
 """
 
 

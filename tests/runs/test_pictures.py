@@ -1,0 +1,81 @@
+"""Curves and videos, and what is said where their packages are missing."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from headrace.config import Config, ConfigError
+from headrace.runs.metrics import MetricsWriter
+from headrace.runs.plots import curve, learning_curve
+from headrace.runs.video import VideoWriter
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "a-run"
+    folder.mkdir()
+    with MetricsWriter(folder, Config()) as writer:
+        writer.write({"global_step": 0, "charts/SPS": 1.0})
+        for step in range(100, 600, 100):
+            writer.write({"global_step": step, "charts/episodic_return_100": step / 50})
+    return folder
+
+
+def test_a_curve_has_the_steps_where_the_key_was_logged(run):
+    assert curve(run, "charts/episodic_return_100") == ([100, 200, 300, 400, 500], [2.0, 4.0, 6.0, 8.0, 10.0])
+    assert curve(run, "charts/SPS") == ([0], [1.0])
+
+
+def test_learning_curve_draws_a_line_where_the_values_are(run, tmp_path):
+    image = pytest.importorskip("matplotlib.image")
+    learning_curve([run], tmp_path / "curve.png", title="test", goal=8.0)
+    picture = image.imread(tmp_path / "curve.png")[..., :3]
+    assert picture.shape == (480, 840, 3)
+    below_legend = picture[150:]
+    rows, columns = np.nonzero(np.abs(below_legend - [0.122, 0.467, 0.706]).max(-1) < 0.02)  # the first line's blue
+    assert len(rows) > 50
+    assert np.corrcoef(columns, rows)[0, 1] < -0.99, "a rising line: higher columns, smaller row numbers"
+
+
+def test_nothing_to_draw_is_said(run, tmp_path):
+    with pytest.raises(ConfigError, match="logged no losses/nothing"):
+        learning_curve([run], tmp_path / "curve.png", key="losses/nothing")
+
+
+def test_a_video_holds_its_frames_also_of_odd_size(tmp_path):
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    with VideoWriter(tmp_path / "deep" / "v.mp4", fps=10) as video:
+        for i in range(12):
+            video.add(np.full((33, 47, 3), 20 * i, np.uint8))
+    frames = imageio_ffmpeg.read_frames(str(tmp_path / "deep" / "v.mp4"))
+    facts = next(frames)
+    assert (facts["fps"], facts["source_size"], facts["codec"]) == (10, (48, 34), "h264")
+    means = [np.frombuffer(frame, np.uint8).reshape(34, 48, 3)[:32, :46].mean() for frame in frames]
+    assert np.allclose(means, np.arange(12) * 20, atol=4)
+
+
+def test_a_video_that_fails_leaves_no_file(tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+
+    def fail():
+        with VideoWriter(tmp_path / "v.mp4") as video:
+            video.add(np.zeros((16, 16, 3), np.uint8))
+            video.add(np.zeros((16, 18, 3), np.uint8))
+
+    with pytest.raises(ValueError, match=r"must be uint8 \(16, 16, 3\), not uint8 \(16, 18, 3\)"):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "use"),
+    [
+        ("imageio_ffmpeg", "video", lambda run: VideoWriter(run / "v.mp4")),
+        ("matplotlib.figure", "plots", lambda run: learning_curve([run], run / "c.png")),
+    ],
+)
+def test_a_missing_extra_is_named_with_the_command(run, monkeypatch, package, extra, use):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=rf'pip install "headrace\[{extra}\]"'):
+        use(run)
