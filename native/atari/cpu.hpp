@@ -10,6 +10,12 @@
 
 namespace headrace::atari {
 
+HR_INLINE uint32_t processor_flags(uint32_t nz, uint32_t carry, uint32_t overflow, uint32_t decimal,
+                                   uint32_t interrupt_disable) {
+  return ((nz & 0x8080) != 0) << 7 | overflow << 6 | 0x30 | decimal << 3 | interrupt_disable << 2 |
+         ((nz & 0xFF) == 0) << 1 | carry;
+}
+
 // The complete interpreter, one instruction at a time: the registers in locals, and the bus.
 struct Cpu {
   Console& s;
@@ -175,10 +181,7 @@ struct Cpu {
     if (carry) a = (a + 0x60) & 0xFF;
   }
 
-  HR_INLINE uint32_t flags() const {
-    return ((nz & 0x8080) != 0) << 7 | overflow << 6 | 0x30 | decimal << 3 | interrupt_disable << 2 |
-           ((nz & 0xFF) == 0) << 1 | carry;
-  }
+  HR_INLINE uint32_t flags() const { return processor_flags(nz, carry, overflow, decimal, interrupt_disable); }
   HR_INLINE void set_flags(uint32_t p) {
     nz = (p & 0x80) << 8 | !(p & 2);
     overflow = p >> 6 & 1;

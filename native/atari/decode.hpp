@@ -11,23 +11,24 @@
 namespace headrace::atari {
 
 // clang-format off
-// Handlers by operation and kind of operand: Imm; Ram (zero page, RAM); Tia (zero page, TIA); ZpX; Rom (absolute);
-// RomX, RomY (absolute indexed); IndY (zero page pointer in RAM).
+// Handlers by operation and kind of operand: Imm; Ram, Tia (zero page); ZpX, ZpY (zero page indexed);
+// Abs, AbsX, AbsY (absolute, in ROM or RAM); IndY (through a zero page pointer in RAM).
 #define HR_ALU_HANDLERS(X, kind) X(Ora##kind) X(And##kind) X(Eor##kind) X(Adc##kind) X(Lda##kind) X(Cmp##kind) X(Sbc##kind)
 #define HR_HANDLERS(X)                                                                                             \
   X(Step)                                                                                                          \
-  HR_ALU_HANDLERS(X, Imm) HR_ALU_HANDLERS(X, Ram) HR_ALU_HANDLERS(X, ZpX) HR_ALU_HANDLERS(X, Rom)                  \
-  HR_ALU_HANDLERS(X, RomX) HR_ALU_HANDLERS(X, RomY) HR_ALU_HANDLERS(X, IndY)                                       \
-  X(LdxImm) X(LdxRam) X(LdxRom) X(LdxRomY) X(LdyImm) X(LdyRam) X(LdyZpX) X(LdyRom) X(LdyRomX)                      \
+  HR_ALU_HANDLERS(X, Imm) HR_ALU_HANDLERS(X, Ram) HR_ALU_HANDLERS(X, ZpX) HR_ALU_HANDLERS(X, Abs)                  \
+  HR_ALU_HANDLERS(X, AbsX) HR_ALU_HANDLERS(X, AbsY) HR_ALU_HANDLERS(X, IndY)                                       \
+  X(LdxImm) X(LdxRam) X(LdxAbs) X(LdxAbsY) X(LdyImm) X(LdyRam) X(LdyZpX) X(LdyAbs) X(LdyAbsX)                      \
   X(CpxImm) X(CpxRam) X(CpyImm) X(CpyRam) X(BitRam)                                                                \
-  X(LdaTia) X(LdxTia) X(LdyTia) X(BitTia) X(LdaTimer) X(LdxTimer) X(LdyTimer)                                      \
+  X(LdaTia) X(LdxTia) X(LdyTia) X(BitTia) X(LdaRiot) X(BitRiot) X(LdaTimer) X(LdxTimer) X(LdyTimer)                \
   X(StaRam) X(StxRam) X(StyRam) X(StaTia) X(StxTia) X(StyTia) X(StaTiaAbs) X(StxTiaAbs) X(StyTiaAbs)               \
-  X(StaZpX) X(StyZpX) X(StxZpY) X(Wsync)                                                                           \
+  X(StaColor) X(StxColor) X(StyColor) X(StaGrp) X(StxGrp) X(StyGrp)                                                \
+  X(StaZpX) X(StyZpX) X(StxZpY) X(StaAbsX) X(StaAbsY) X(StaIndY) X(Wsync)                                          \
   X(IncRam) X(DecRam) X(AslRam) X(LsrRam) X(RolRam) X(RorRam) X(IncZpX) X(DecZpX)                                  \
   X(AslA) X(LsrA) X(RolA) X(RorA)                                                                                  \
   X(Bpl) X(Bmi) X(Bvc) X(Bvs) X(Bcc) X(Bcs) X(Bne) X(Beq)                                                          \
   X(Clc) X(Sec) X(Clv) X(Cld) X(Sed) X(Tax) X(Tay) X(Txa) X(Tya) X(Tsx) X(Txs) X(Inx) X(Dex) X(Iny) X(Dey) X(Nop)  \
-  X(Pha) X(Php) X(Pla) X(Plp) X(Jmp) X(Jsr) X(Rts)
+  X(Pha) X(Php) X(Pla) X(Plp) X(Jmp) X(JmpInd) X(Jsr) X(Rts)
 // clang-format on
 
 enum Handler : uint8_t {
@@ -37,12 +38,14 @@ enum Handler : uint8_t {
       kHandlers
 };
 
-struct Decoded {
-  uint8_t handler;
-  // Branches: cycles when taken. Timer loads: the opcode of the branch that polls, 0 for none.
-  uint8_t extra;
-  uint16_t operand;  // branches: signed displacement
-};
+// Bits 0..7 the handler, 16..31 its operand: a byte, an absolute address, the index of a byte in RAM, a TIA register,
+// or a signed displacement. Bits 8..15: of branches, the cycles when taken; of timer loads, the opcode of the branch
+// that polls, or 0.
+using Decoded = uint32_t;
+
+HR_INLINE constexpr Decoded make_decoded(uint8_t handler, uint8_t extra, uint16_t operand) {
+  return handler | static_cast<uint32_t>(extra) << 8 | static_cast<uint32_t>(operand) << 16;
+}
 
 HR_INLINE int instruction_length(uint32_t opcode) {
   if (opcode == 0x20) return 3;
@@ -58,58 +61,65 @@ HR_INLINE int instruction_length(uint32_t opcode) {
 
 namespace detail {
 
-// A load from `address` (absolute): ROM, the timer (INTIM and its mirrors), or anything else.
-inline uint8_t absolute_load(uint16_t address, uint8_t from_rom, uint8_t from_timer) {
-  if (address & 0x1000) return from_rom;
-  return (address & 0x1285) == 0x284 ? from_timer : uint8_t{kStep};
+// A load from an absolute address: TIA, timer (INTIM and its mirrors), another port, or memory.
+inline uint8_t absolute_load(uint16_t address, uint8_t memory, uint8_t timer, uint8_t riot) {
+  if (address & 0x1000) return memory;
+  if (!(address & 0x80)) return kStep;
+  if (!(address & 0x200)) return memory;
+  return (address & 5) == 4 ? timer : riot;
 }
 
 inline uint8_t zero_page(uint16_t operand, uint8_t ram, uint8_t tia) { return operand & 0x80 ? ram : tia; }
 
 // The handler of an instruction; `operand` is its one or two bytes.
 inline uint8_t handler_of(uint8_t opcode, uint16_t operand) {
-  const auto if_rom = [&](int handler) { return static_cast<uint8_t>(operand & 0x1000 ? handler : int{kStep}); };
   if ((opcode & 3) == 1 && opcode >> 5 != 4) {  // ORA AND EOR ADC LDA CMP SBC
     const int group = opcode >> 5, alu = group > 4 ? group - 1 : group;
     switch (opcode >> 2 & 7) {
       case 1: return zero_page(operand, kOraRam + alu, group == 5 ? kLdaTia : kStep);
       case 2: return kOraImm + alu;
-      case 3: return absolute_load(operand, kOraRom + alu, group == 5 ? kLdaTimer : kStep);
+      case 3: return absolute_load(operand, kOraAbs + alu, group == 5 ? kLdaTimer : kStep, group == 5 ? kLdaRiot : kStep);
       case 4: return static_cast<uint8_t>(operand >= 0x80 && operand != 0xFF ? kOraIndY + alu : int{kStep});
       case 5: return kOraZpX + alu;
-      case 6: return if_rom(kOraRomY + alu);
-      case 7: return if_rom(kOraRomX + alu);
+      case 6: return static_cast<uint8_t>(kOraAbsY + alu);
+      case 7: return static_cast<uint8_t>(kOraAbsX + alu);
       default: return kStep;
     }
   }
   // VSYNC can end a frame and WSYNC can wait: they are no ordinary registers.
   const int reg = operand & 63;
   const auto to_tia = [&](uint8_t handler) -> uint8_t { return reg == 0 || reg == 2 ? uint8_t{kStep} : handler; };
-  const auto to_zero_page = [&](uint8_t ram, uint8_t tia) {
-    return operand & 0x80 ? ram : operand == 2 ? uint8_t{kWsync} : to_tia(tia);
+  const auto to_zero_page = [&](uint8_t ram, uint8_t tia, uint8_t color, uint8_t grp) {
+    if (operand & 0x80) return ram;
+    return operand == 2 ? uint8_t{kWsync} : reg >= 6 && reg <= 9 ? color : reg == 0x1B || reg == 0x1C ? grp : to_tia(tia);
   };
   const auto to_absolute = [&](uint8_t tia) { return operand & 0x1080 ? uint8_t{kStep} : to_tia(tia); };
   switch (opcode) {
     case 0xA2: return kLdxImm;
     case 0xA6: return zero_page(operand, kLdxRam, kLdxTia);
-    case 0xAE: return absolute_load(operand, kLdxRom, kLdxTimer);
-    case 0xBE: return if_rom(kLdxRomY);
+    case 0xAE: return absolute_load(operand, kLdxAbs, kLdxTimer, kStep);
+    case 0xBE: return kLdxAbsY;
     case 0xA0: return kLdyImm;
     case 0xA4: return zero_page(operand, kLdyRam, kLdyTia);
-    case 0xAC: return absolute_load(operand, kLdyRom, kLdyTimer);
+    case 0xAC: return absolute_load(operand, kLdyAbs, kLdyTimer, kStep);
     case 0xB4: return kLdyZpX;
-    case 0xBC: return if_rom(kLdyRomX);
+    case 0xBC: return kLdyAbsX;
     case 0xE0: return kCpxImm;
     case 0xE4: return zero_page(operand, kCpxRam, kStep);
     case 0xC0: return kCpyImm;
     case 0xC4: return zero_page(operand, kCpyRam, kStep);
     case 0x24: return zero_page(operand, kBitRam, kBitTia);
-    case 0x85: return to_zero_page(kStaRam, kStaTia);
-    case 0x86: return to_zero_page(kStxRam, kStxTia);
-    case 0x84: return to_zero_page(kStyRam, kStyTia);
+    case 0x2C: return absolute_load(operand, kStep, kBitRiot, kBitRiot);
+    case 0x85: return to_zero_page(kStaRam, kStaTia, kStaColor, kStaGrp);
+    case 0x86: return to_zero_page(kStxRam, kStxTia, kStxColor, kStxGrp);
+    case 0x84: return to_zero_page(kStyRam, kStyTia, kStyColor, kStyGrp);
     case 0x8D: return to_absolute(kStaTiaAbs);
     case 0x8E: return to_absolute(kStxTiaAbs);
     case 0x8C: return to_absolute(kStyTiaAbs);
+    case 0x6C: return kJmpInd;
+    case 0x9D: return kStaAbsX;
+    case 0x99: return kStaAbsY;
+    case 0x91: return static_cast<uint8_t>(operand >= 0x80 && operand != 0xFF ? kStaIndY : kStep);
     case 0x95: return kStaZpX;
     case 0x94: return kStyZpX;
     case 0x96: return kStxZpY;
@@ -153,8 +163,8 @@ inline uint8_t handler_of(uint8_t opcode, uint16_t operand) {
     case 0x08: return kPhp;
     case 0x68: return kPla;
     case 0x28: return kPlp;
-    case 0x4C: return if_rom(kJmp);
-    case 0x20: return if_rom(kJsr);
+    case 0x4C: return operand & 0x1000 ? kJmp : kStep;
+    case 0x20: return operand & 0x1000 ? kJsr : kStep;
     case 0x60: return kRts;
     default: return kStep;
   }
@@ -178,29 +188,44 @@ constexpr uint32_t plain_to(Mapper mapper) {
   }
 }
 
+// The operand as the handler wants it.
+inline uint16_t operand_of(uint8_t handler, uint16_t operand) {
+  switch (handler) {
+    case kOraRam: case kAndRam: case kEorRam: case kAdcRam: case kLdaRam: case kCmpRam: case kSbcRam:
+    case kOraIndY: case kAndIndY: case kEorIndY: case kAdcIndY: case kLdaIndY: case kCmpIndY: case kSbcIndY:
+    case kStaIndY: case kLdxRam: case kLdyRam: case kCpxRam: case kCpyRam: case kBitRam: case kStaRam: case kStxRam:
+    case kStyRam: case kIncRam: case kDecRam: case kAslRam: case kLsrRam: case kRolRam: case kRorRam:
+      return operand & 0x7F;
+    case kStaTia: case kStxTia: case kStyTia: case kStaTiaAbs: case kStxTiaAbs: case kStyTiaAbs:
+    case kStaColor: case kStxColor: case kStyColor: case kStaGrp: case kStxGrp: case kStyGrp:
+      return operand & 0x3F;
+    default: return operand;
+  }
+}
+
 // Decodes the instruction at `offset` of a window of `window` bytes (the unit of bank switching) beginning at `bytes`.
 // Instructions outside from <= offset < to are left to kStep, and so is what reaches or leads out of that range.
 inline Decoded decode(const uint8_t* bytes, int32_t window, int32_t offset, int32_t from, int32_t to) {
   const uint8_t opcode = bytes[offset];
   const int32_t next = offset + instruction_length(opcode);
-  Decoded decoded = {kStep, 0, 0};
-  if (offset < from || next >= to || next >= window) return decoded;
-  for (int32_t i = next - 1; i > offset; --i) decoded.operand = static_cast<uint16_t>(decoded.operand << 8 | bytes[i]);
-  decoded.handler = detail::handler_of(opcode, decoded.operand);
+  if (offset < from || next >= to || next >= window) return make_decoded(kStep, 0, 0);
+  uint16_t operand = 0;
+  for (int32_t i = next - 1; i > offset; --i) operand = static_cast<uint16_t>(operand << 8 | bytes[i]);
+  const uint8_t handler = detail::handler_of(opcode, operand);
   if (detail::is_branch(opcode)) {
-    const int32_t displacement = static_cast<int8_t>(decoded.operand), target = next + displacement;
-    if (target < from || target >= to) return {kStep, 0, 0};
-    decoded.operand = static_cast<uint16_t>(displacement);
-    decoded.extra = (next ^ target) & ~0xFF ? 2 : 1;
+    const int32_t displacement = static_cast<int8_t>(operand), target = next + displacement;
+    if (target < from || target >= to || target >= window) return make_decoded(kStep, 0, 0);
+    return make_decoded(handler, (next ^ target) & ~0xFF ? 2 : 1, static_cast<uint16_t>(displacement));
   }
-  const bool timer = decoded.handler == kLdaTimer || decoded.handler == kLdxTimer || decoded.handler == kLdyTimer;
+  uint8_t extra = 0;
+  const bool timer = handler == kLdaTimer || handler == kLdxTimer || handler == kLdyTimer;
   // A branch back to the load: BPL, BMI and BNE are waited through at once.
   if (timer && next + 2 < to && next + 2 < window && bytes[next + 1] == 0xFB) {
     const bool same_page = ((next + 2) & ~0xFF) == (offset & ~0xFF);
     const uint8_t branch = bytes[next];
-    if (same_page && (branch == 0x10 || branch == 0x30 || branch == 0xD0)) decoded.extra = branch;
+    if (same_page && (branch == 0x10 || branch == 0x30 || branch == 0xD0)) extra = branch;
   }
-  return decoded;
+  return make_decoded(handler, extra, operand_of(handler, operand));
 }
 
 // Decodes an image of `size` bytes of program.

@@ -27,3 +27,9 @@
 #define HR_LIKELY(x) (x)
 #define HR_UNLIKELY(x) (x)
 #endif
+
+#if defined(__GNUC__) && !defined(__CUDACC__)
+#define HR_COLD_LABEL __attribute__((cold));
+#else
+#define HR_COLD_LABEL
+#endif

@@ -32,7 +32,11 @@ struct RomView {
     else if constexpr (M == Mapper::k4K) return address & 0xFFF;
     else return s.bank + (address & 0xFFF);
   }
+  // Within a window of this size, successive addresses are successive bytes of the image.
+  static constexpr uint32_t kWindow = M == Mapper::kE0 ? 1024 : 4096;
 };
+
+HR_INLINE bool is_ram(uint32_t address) { return (address & 0x1280) == 0x80; }
 
 // Polling a timer: cycles to skip, so that the last of the reads that certainly go on polling is the next one.
 HR_INLINE uint64_t skip_polling(const Console& s, uint8_t branch, int32_t cycle) {
@@ -52,10 +56,10 @@ HR_INLINE uint64_t skip_polling(const Console& s, uint8_t branch, int32_t cycle)
 
 #ifdef HR_COMPUTED_GOTO
 #define HR_CASE(name) name##_:
-#define HR_DISPATCH                                       \
-  {                                                       \
-    code = decoded[RomView<M>::offset(s, pc)];            \
-    goto* labels[code.handler];                           \
+#define HR_DISPATCH             \
+  {                             \
+    code = *ip;                 \
+    goto* labels[code & 0xFF];  \
   }
 #else
 #define HR_CASE(name) case k##name:
@@ -64,7 +68,7 @@ HR_INLINE uint64_t skip_polling(const Console& s, uint8_t branch, int32_t cycle)
 // The instruction is complete: its length and cycles.
 #define HR_NEXT(length, cycles) \
   {                             \
-    pc += length;               \
+    ip += length;               \
     clock += kCount + (cycles); \
     HR_DISPATCH                 \
   }
@@ -99,7 +103,7 @@ HR_INLINE uint64_t skip_polling(const Console& s, uint8_t branch, int32_t cycle)
     carry = difference >> 8;                                 \
     a = nz = difference & 0xFF;                              \
   }
-#define HR_RAM(address) s.ram[(address) & 0x7F]
+#define HR_RAM(index) s.ram[index]
 #define HR_ROM(address) rom[RomView<M>::offset(s, address)]
 
 // clang-format off
@@ -107,38 +111,41 @@ HR_INLINE uint64_t skip_polling(const Console& s, uint8_t branch, int32_t cycle)
 #define HR_FROM_RAM(name, use) HR_CASE(name) { use(HR_RAM(HR_OPERAND)); HR_NEXT(2, 3) }
 #define HR_INDEXED_RAM(name, index, use)                      \
   HR_CASE(name) {                                             \
-    const uint32_t address = HR_OPERAND + index;                 \
+    const uint32_t address = HR_OPERAND + index;              \
     if (HR_UNLIKELY(!(address & 0x80))) goto step;            \
-    use(HR_RAM(address));                                     \
+    use(HR_RAM(address & 0x7F));                              \
     HR_NEXT(2, 4)                                             \
   }
-#define HR_FROM_ROM(name, use)                                \
+// A byte of ROM or RAM into m.
+#define HR_MEMORY(address)                                              \
+  uint32_t m;                                                           \
+  if (HR_LIKELY(RomView<M>::plain(address))) m = HR_ROM(address);       \
+  else if (is_ram(address)) m = HR_RAM((address) & 0x7F);               \
+  else goto step;
+#define HR_FROM_MEMORY(name, use)                             \
   HR_CASE(name) {                                             \
-    if (HR_UNLIKELY(!RomView<M>::plain(HR_OPERAND))) goto step;  \
-    use(HR_ROM(HR_OPERAND));                                     \
+    HR_MEMORY(HR_OPERAND)                                     \
+    use(m);                                                   \
     HR_NEXT(3, 4)                                             \
   }
-#define HR_INDEXED_ROM(name, index, use)                      \
+#define HR_INDEXED_MEMORY(name, index, use)                   \
   HR_CASE(name) {                                             \
-    const uint32_t address = HR_OPERAND + index;                 \
-    if (HR_UNLIKELY(!RomView<M>::plain(address))) goto step;  \
-    use(HR_ROM(address));                                     \
-    HR_NEXT(3, 4 + (((HR_OPERAND & 0xFF) + index) >> 8))         \
+    const uint32_t address = HR_OPERAND + index;              \
+    HR_MEMORY(address)                                        \
+    use(m);                                                   \
+    HR_NEXT(3, 4 + (((HR_OPERAND & 0xFF) + index) >> 8))      \
   }
 #define HR_INDIRECT(name, use)                                                  \
   HR_CASE(name) {                                                               \
-    const uint32_t low = HR_RAM(HR_OPERAND) + y;                                   \
-    const uint32_t address = (HR_RAM(HR_OPERAND + 1) << 8) + low;                  \
-    uint32_t m;                                                                 \
-    if (HR_LIKELY(RomView<M>::plain(address))) m = HR_ROM(address);             \
-    else if ((address & 0x1280) == 0x80) m = HR_RAM(address);                   \
-    else goto step;                                                             \
+    const uint32_t low = HR_RAM(HR_OPERAND) + y;                                \
+    const uint32_t address = (HR_RAM(HR_OPERAND + 1) << 8) + low;               \
+    HR_MEMORY(address)                                                          \
     use(m);                                                                     \
     HR_NEXT(2, 5 + (low >> 8))                                                  \
   }
 #define HR_ALU_FORMS(name, use)                                                                            \
   HR_IMM(name##Imm, use) HR_FROM_RAM(name##Ram, use) HR_INDEXED_RAM(name##ZpX, x, use)                     \
-  HR_FROM_ROM(name##Rom, use) HR_INDEXED_ROM(name##RomX, x, use) HR_INDEXED_ROM(name##RomY, y, use)        \
+  HR_FROM_MEMORY(name##Abs, use) HR_INDEXED_MEMORY(name##AbsX, x, use) HR_INDEXED_MEMORY(name##AbsY, y, use)  \
   HR_INDIRECT(name##IndY, use)
 #define HR_LDX(m) HR_LOAD(x, m)
 #define HR_LDY(m) HR_LOAD(y, m)
@@ -148,42 +155,95 @@ HR_INLINE uint64_t skip_polling(const Console& s, uint8_t branch, int32_t cycle)
 
 #define HR_FROM_TIA(name, use)                                                          \
   HR_CASE(name) {                                                                       \
-    use(read_tia(s, frame, code.operand, static_cast<uint8_t>(HR_OPERAND), HR_CYCLE + 3)); \
+    use(read_tia(s, frame, static_cast<uint16_t>(HR_OPERAND), static_cast<uint8_t>(HR_OPERAND), HR_CYCLE + 3)); \
     HR_NEXT(2, 3)                                                                       \
+  }
+#define HR_FROM_RIOT(name, use)                                                         \
+  HR_CASE(name) {                                                                       \
+    use(read_riot(s, frame.input, static_cast<uint16_t>(HR_OPERAND), HR_CYCLE + 4));    \
+    HR_NEXT(3, 4)                                                                       \
   }
 #define HR_FROM_TIMER(name, reg)                                                        \
   HR_CASE(name) {                                                                       \
-    if (code.extra) {                                                                   \
-      const uint64_t skipped = skip_polling(s, code.extra, HR_CYCLE + 4);               \
+    if (HR_EXTRA) {                                                                     \
+      const uint64_t skipped = skip_polling(s, HR_EXTRA, HR_CYCLE + 4);                 \
       if (HR_LIKELY(clock + skipped < watched)) clock += skipped;                       \
     }                                                                                   \
     reg = nz = read_timer(s, HR_CYCLE + 4);                                             \
     HR_NEXT(3, 4)                                                                       \
   }
 #define HR_TO_RAM(name, reg) HR_CASE(name) { HR_RAM(HR_OPERAND) = static_cast<uint8_t>(reg); HR_NEXT(2, 3) }
-#define HR_TO_TIA(name, reg, length, cycles)                                            \
+#define HR_TO_TIA(name, source, length, cycles)                                         \
   HR_CASE(name) {                                                                       \
-    value = reg;                                                                        \
-    pc += length;                                                                       \
+    value = source;                                                                     \
+    reg = HR_OPERAND;                                                                   \
+    ip += length;                                                                       \
     clock += kCount + cycles;                                                           \
     goto store_tia;                                                                     \
   }
-#define HR_TO_INDEXED(name, reg, index)                                                 \
+// The registers written most, where nothing but the register changes.
+#define HR_TO_COLOR(name, source)                                                       \
   HR_CASE(name) {                                                                       \
-    const uint32_t address = (HR_OPERAND + index) & 0xFF;                                  \
-    if (HR_UNLIKELY(!(address & 0x80))) goto step;                                      \
-    HR_RAM(address) = static_cast<uint8_t>(reg);                                        \
-    HR_NEXT(2, 4)                                                                       \
+    value = source;                                                                     \
+    reg = HR_OPERAND;                                                                   \
+    ip += 2;                                                                            \
+    clock += kCount + 3;                                                                \
+    if (frame.pixels || HR_UNLIKELY(HR_CYCLE >= frame.limit_cycle)) goto store_tia;     \
+    note_access(s, 3 * HR_CYCLE);                                                       \
+    s.color[reg - 6] = static_cast<uint8_t>((value & 0xFE) | s.color_loss);             \
+    HR_DISPATCH                                                                         \
   }
-#define HR_MODIFY_RAM(name, address_expression, cycles, modify)                         \
+#define HR_TO_GRP(name, source)                                                         \
+  HR_CASE(name) {                                                                       \
+    value = source;                                                                     \
+    reg = HR_OPERAND;                                                                   \
+    ip += 2;                                                                            \
+    clock += kCount + 3;                                                                \
+    if (!grp_write_changes_nothing(s, reg - 0x1B, value) || HR_UNLIKELY(HR_CYCLE >= frame.limit_cycle)) goto store_tia; \
+    note_access(s, 3 * HR_CYCLE + 1);                                                   \
+    HR_DISPATCH                                                                         \
+  }
+#define HR_STORE_FORMS(name, source)                                                    \
+  HR_TO_RAM(name##Ram, source) HR_TO_TIA(name##Tia, source, 2, 3) HR_TO_TIA(name##TiaAbs, source, 3, 4) \
+  HR_TO_COLOR(name##Color, source) HR_TO_GRP(name##Grp, source)
+#define HR_TO_INDEXED(name, source, index)                                              \
+  HR_CASE(name) {                                                                       \
+    const uint32_t address = (HR_OPERAND + index) & 0xFF;                               \
+    if (HR_LIKELY(address & 0x80)) {                                                    \
+      HR_RAM(address & 0x7F) = static_cast<uint8_t>(source);                            \
+      HR_NEXT(2, 4)                                                                     \
+    }                                                                                   \
+    reg = address & 63;                                                                 \
+    if (is_special_register(reg)) goto step;                                            \
+    value = source;                                                                     \
+    ip += 2;                                                                            \
+    clock += kCount + 4;                                                                \
+    goto store_tia;                                                                     \
+  }
+#define HR_TO_MEMORY(name, source, address_expression, length, cycles)                  \
   HR_CASE(name) {                                                                       \
     const uint32_t address = address_expression;                                        \
-    if (HR_UNLIKELY(!(address & 0x80))) goto step;                                      \
-    uint32_t m = HR_RAM(address);                                                       \
+    if (HR_UNLIKELY(!is_ram(address))) goto step;                                       \
+    HR_RAM(address & 0x7F) = static_cast<uint8_t>(source);                              \
+    HR_NEXT(length, cycles)                                                             \
+  }
+#define HR_MODIFY_RAM(name, modify)                                                     \
+  HR_CASE(name) {                                                                       \
+    uint32_t m = HR_RAM(HR_OPERAND);                                                    \
     modify;                                                                             \
     nz = m;                                                                             \
-    HR_RAM(address) = static_cast<uint8_t>(m);                                          \
-    HR_NEXT(2, cycles)                                                                  \
+    HR_RAM(HR_OPERAND) = static_cast<uint8_t>(m);                                       \
+    HR_NEXT(2, 5)                                                                       \
+  }
+#define HR_MODIFY_INDEXED(name, modify)                                                 \
+  HR_CASE(name) {                                                                       \
+    const uint32_t address = HR_OPERAND + x;                                            \
+    if (HR_UNLIKELY(!(address & 0x80))) goto step;                                      \
+    uint32_t m = HR_RAM(address & 0x7F);                                                \
+    modify;                                                                             \
+    nz = m;                                                                             \
+    HR_RAM(address & 0x7F) = static_cast<uint8_t>(m);                                   \
+    HR_NEXT(2, 6)                                                                       \
   }
 #define HR_ASL(m) { carry = (m) >> 7; m = ((m) << 1) & 0xFF; }
 #define HR_LSR(m) { carry = (m) & 1; m = (m) >> 1; }
@@ -192,24 +252,30 @@ HR_INLINE uint64_t skip_polling(const Console& s, uint8_t branch, int32_t cycle)
 #define HR_BRANCH(name, condition)                                                      \
   HR_CASE(name) {                                                                       \
     if (condition) {                                                                    \
-      pc += static_cast<uint32_t>(static_cast<int32_t>(static_cast<int16_t>(code.operand))); \
-      clock += code.extra;                                                              \
-      if (HR_UNLIKELY(clock >= watched)) {                                              \
-        pc += 2;                                                                        \
-        clock += kCount + 2;                                                            \
-        goto step;                                                                      \
-      }                                                                                 \
+      ip += 2 + (static_cast<int32_t>(code) >> 16);                                     \
+      clock += kCount + 2 + HR_EXTRA;                                                   \
+      if (HR_UNLIKELY(clock >= watched)) goto step;                                     \
+      HR_DISPATCH                                                                       \
     }                                                                                   \
     HR_NEXT(2, 2)                                                                       \
   }
 #define HR_IMPLIED(name, cycles, body) HR_CASE(name) { body; HR_NEXT(1, cycles) }
-#define HR_OPERAND static_cast<uint32_t>(code.operand)
+#define HR_OPERAND (code >> 16)
+#define HR_EXTRA (code >> 8 & 0xFF)
+#define HR_PC (high + static_cast<uint32_t>(ip - window))
+#define HR_GO_TO(address)                                                               \
+  {                                                                                     \
+    const uint32_t target_address = address;                                            \
+    high = target_address & (0x10000 - RomView<M>::kWindow);                            \
+    window = decoded + RomView<M>::offset(s, high);                                     \
+    ip = window + (target_address & (RomView<M>::kWindow - 1));                         \
+  }
 #define HR_CYCLE static_cast<int32_t>(clock & (kCount - 1))
 // clang-format on
 
 #define HR_STORE_REGISTERS                     \
   {                                            \
-    s.pc = static_cast<uint16_t>(pc);          \
+    s.pc = static_cast<uint16_t>(HR_PC);       \
     s.a = static_cast<uint8_t>(a);             \
     s.x = static_cast<uint8_t>(x);             \
     s.y = static_cast<uint8_t>(y);             \
@@ -234,22 +300,25 @@ HR_NOINLINE void run_loop(Console& s, const Frame& frame) {
   constexpr uint64_t watched = static_cast<uint64_t>(kWatchedInstructions) << kCountShift;
   const Decoded* const decoded = frame.cart.decoded;
   const uint8_t* const rom = frame.cart.rom;
+  const Decoded *ip, *window;  // the next instruction; the one at address `high`
   Decoded code;
-  uint32_t pc, a, x, y, sp, nz, carry, overflow, decimal, value;
+  uint32_t high, reg, a, x, y, sp, nz, carry, overflow, decimal, value;
   uint64_t clock = static_cast<uint64_t>(s.cycle);
 
   goto load_registers;
 
-step:
+step: HR_COLD_LABEL
   // One instruction by the complete interpreter, and more while code runs outside the ROM or near the limit.
   HR_STORE_REGISTERS
+step_stored:
   do {
     step_instruction(s, frame);
     clock = (clock & ~(kCount - 1)) + kCount + static_cast<uint32_t>(s.cycle);
     if (s.frame_complete || s.jammed || clock >= static_cast<uint64_t>(kFrameInstructions) << kCountShift) return;
   } while (!(s.pc & 0x1000) || clock >= watched);
 load_registers:
-  pc = s.pc;
+  if (HR_UNLIKELY(!(s.pc & 0x1000))) goto step_stored;
+  HR_GO_TO(s.pc)
   a = s.a;
   x = s.x;
   y = s.y;
@@ -258,11 +327,22 @@ load_registers:
   carry = s.carry;
   overflow = s.overflow;
   decimal = s.decimal;
-  if (HR_UNLIKELY(!(pc & 0x1000))) goto step;
   goto dispatch;
 
+push:
+  if (HR_LIKELY(sp & 0x80)) {
+    HR_RAM(sp & 0x7F) = static_cast<uint8_t>(value);
+    sp = (sp - 1) & 0xFF;
+    HR_NEXT(1, 3)
+  }
+  reg = sp & 63;
+  if (is_special_register(reg)) goto step;
+  sp = (sp - 1) & 0xFF;
+  ++ip;
+  clock += kCount + 3;
+
 store_tia:
-  write_tia(s, frame, HR_OPERAND & 63, static_cast<uint8_t>(value), HR_CYCLE);
+  write_tia(s, frame, static_cast<int>(reg), static_cast<uint8_t>(value), HR_CYCLE);
   if (HR_UNLIKELY(s.frame_complete)) {
     HR_STORE_REGISTERS
     return;
@@ -276,8 +356,8 @@ dispatch:
 #ifdef HR_COMPUTED_GOTO
   HR_DISPATCH
 #else
-  code = decoded[RomView<M>::offset(s, pc)];
-  switch (code.handler) {
+  code = *ip;
+  switch (code & 0xFF) {
 #endif
   HR_CASE(Step) { goto step; }
 
@@ -290,13 +370,13 @@ dispatch:
   HR_ALU_FORMS(Sbc, HR_SBC)
   HR_IMM(LdxImm, HR_LDX)
   HR_FROM_RAM(LdxRam, HR_LDX)
-  HR_FROM_ROM(LdxRom, HR_LDX)
-  HR_INDEXED_ROM(LdxRomY, y, HR_LDX)
+  HR_FROM_MEMORY(LdxAbs, HR_LDX)
+  HR_INDEXED_MEMORY(LdxAbsY, y, HR_LDX)
   HR_IMM(LdyImm, HR_LDY)
   HR_FROM_RAM(LdyRam, HR_LDY)
   HR_INDEXED_RAM(LdyZpX, x, HR_LDY)
-  HR_FROM_ROM(LdyRom, HR_LDY)
-  HR_INDEXED_ROM(LdyRomX, x, HR_LDY)
+  HR_FROM_MEMORY(LdyAbs, HR_LDY)
+  HR_INDEXED_MEMORY(LdyAbsX, x, HR_LDY)
   HR_IMM(CpxImm, HR_CPX)
   HR_FROM_RAM(CpxRam, HR_CPX)
   HR_IMM(CpyImm, HR_CPY)
@@ -306,22 +386,21 @@ dispatch:
   HR_FROM_TIA(LdxTia, HR_LDX)
   HR_FROM_TIA(LdyTia, HR_LDY)
   HR_FROM_TIA(BitTia, HR_BIT)
+  HR_FROM_RIOT(LdaRiot, HR_LDA)
+  HR_FROM_RIOT(BitRiot, HR_BIT)
   HR_FROM_TIMER(LdaTimer, a)
   HR_FROM_TIMER(LdxTimer, x)
   HR_FROM_TIMER(LdyTimer, y)
 
-  HR_TO_RAM(StaRam, a)
-  HR_TO_RAM(StxRam, x)
-  HR_TO_RAM(StyRam, y)
-  HR_TO_TIA(StaTia, a, 2, 3)
-  HR_TO_TIA(StxTia, x, 2, 3)
-  HR_TO_TIA(StyTia, y, 2, 3)
-  HR_TO_TIA(StaTiaAbs, a, 3, 4)
-  HR_TO_TIA(StxTiaAbs, x, 3, 4)
-  HR_TO_TIA(StyTiaAbs, y, 3, 4)
+  HR_STORE_FORMS(Sta, a)
+  HR_STORE_FORMS(Stx, x)
+  HR_STORE_FORMS(Sty, y)
   HR_TO_INDEXED(StaZpX, a, x)
   HR_TO_INDEXED(StyZpX, y, x)
   HR_TO_INDEXED(StxZpY, x, y)
+  HR_TO_MEMORY(StaAbsX, a, HR_OPERAND + x, 3, 5)
+  HR_TO_MEMORY(StaAbsY, a, HR_OPERAND + y, 3, 5)
+  HR_TO_MEMORY(StaIndY, a, HR_RAM(HR_OPERAND) + (HR_RAM(HR_OPERAND + 1) << 8) + y, 2, 6)
   HR_CASE(Wsync) {
     const int32_t cycle = HR_CYCLE + 3;
     if (HR_UNLIKELY(cycle >= frame.limit_cycle)) goto step;
@@ -329,14 +408,14 @@ dispatch:
     HR_NEXT(2, 3 + (kLineCycles - cycle % kLineCycles) % kLineCycles)
   }
 
-  HR_MODIFY_RAM(IncRam, HR_OPERAND, 5, m = (m + 1) & 0xFF)
-  HR_MODIFY_RAM(DecRam, HR_OPERAND, 5, m = (m - 1) & 0xFF)
-  HR_MODIFY_RAM(AslRam, HR_OPERAND, 5, HR_ASL(m))
-  HR_MODIFY_RAM(LsrRam, HR_OPERAND, 5, HR_LSR(m))
-  HR_MODIFY_RAM(RolRam, HR_OPERAND, 5, HR_ROL(m))
-  HR_MODIFY_RAM(RorRam, HR_OPERAND, 5, HR_ROR(m))
-  HR_MODIFY_RAM(IncZpX, HR_OPERAND + x, 6, m = (m + 1) & 0xFF)
-  HR_MODIFY_RAM(DecZpX, HR_OPERAND + x, 6, m = (m - 1) & 0xFF)
+  HR_MODIFY_RAM(IncRam, m = (m + 1) & 0xFF)
+  HR_MODIFY_RAM(DecRam, m = (m - 1) & 0xFF)
+  HR_MODIFY_RAM(AslRam, HR_ASL(m))
+  HR_MODIFY_RAM(LsrRam, HR_LSR(m))
+  HR_MODIFY_RAM(RolRam, HR_ROL(m))
+  HR_MODIFY_RAM(RorRam, HR_ROR(m))
+  HR_MODIFY_INDEXED(IncZpX, m = (m + 1) & 0xFF)
+  HR_MODIFY_INDEXED(DecZpX, m = (m - 1) & 0xFF)
   HR_IMPLIED(AslA, 2, HR_ASL(a) nz = a)
   HR_IMPLIED(LsrA, 2, HR_LSR(a) nz = a)
   HR_IMPLIED(RolA, 2, HR_ROL(a) nz = a)
@@ -368,41 +447,67 @@ dispatch:
   HR_IMPLIED(Dey, 2, y = nz = (y - 1) & 0xFF)
   HR_IMPLIED(Nop, 2, )
 
-  // The stack is used here while it lies in RAM, $80..$FF.
-  HR_CASE(Pha) {
-    if (HR_UNLIKELY(sp < 0x80)) goto step;
-    HR_RAM(sp) = static_cast<uint8_t>(a);
-    --sp;
-    HR_NEXT(1, 3)
+  // The stack may lie in the TIA, as a way to write registers.
+  HR_CASE(Php) {
+    value = processor_flags(nz, carry, overflow, decimal, s.interrupt_disable);
+    goto push;
   }
-  HR_CASE(Php) { goto step; }
+  HR_CASE(Pha) {
+    value = a;
+    goto push;
+  }
   HR_CASE(Pla) {
-    if (HR_UNLIKELY(sp < 0x7F || sp == 0xFF)) goto step;
-    ++sp;
-    a = nz = HR_RAM(sp);
+    const uint32_t before = sp;
+    sp = (sp + 1) & 0xFF;
+    if (HR_LIKELY(sp & 0x80)) a = HR_RAM(sp & 0x7F);
+    else a = read_tia(s, frame, static_cast<uint16_t>(sp), before & 0x80 ? HR_RAM(before & 0x7F) : 0, HR_CYCLE + 4);
+    nz = a;
     HR_NEXT(1, 4)
   }
-  HR_CASE(Plp) { goto step; }
+  HR_CASE(Plp) {
+    if (HR_UNLIKELY(sp < 0x7F || sp == 0xFF)) goto step;
+    ++sp;
+    const uint32_t p = HR_RAM(sp & 0x7F);
+    nz = (p & 0x80) << 8 | !(p & 2);
+    overflow = p >> 6 & 1;
+    decimal = p >> 3 & 1;
+    s.interrupt_disable = p >> 2 & 1;
+    carry = p & 1;
+    HR_NEXT(1, 4)
+  }
   HR_CASE(Jmp) {
-    pc = HR_OPERAND;
+    HR_GO_TO(HR_OPERAND)
     clock += kCount + 3;
+    goto transferred;
+  }
+  HR_CASE(JmpInd) {
+    // The pointer's high byte is taken from the same page.
+    const uint32_t pointer = HR_OPERAND, pointer_high = (pointer & 0xFF00) | ((pointer + 1) & 0xFF);
+    uint32_t target;
+    if (is_ram(pointer) && is_ram(pointer_high)) target = HR_RAM(pointer & 0x7F) | HR_RAM(pointer_high & 0x7F) << 8;
+    else if (RomView<M>::plain(pointer) && RomView<M>::plain(pointer_high)) target = HR_ROM(pointer) | HR_ROM(pointer_high) << 8;
+    else goto step;
+    if (HR_UNLIKELY(!(target & 0x1000))) goto step;
+    HR_GO_TO(target)
+    clock += kCount + 5;
     goto transferred;
   }
   HR_CASE(Jsr) {
     if (HR_UNLIKELY(sp < 0x81)) goto step;
-    HR_RAM(sp) = static_cast<uint8_t>((pc + 2) >> 8);
-    HR_RAM(sp - 1) = static_cast<uint8_t>(pc + 2);
+    const uint32_t return_address = HR_PC + 2;
+    HR_RAM(sp & 0x7F) = static_cast<uint8_t>(return_address >> 8);
+    HR_RAM((sp - 1) & 0x7F) = static_cast<uint8_t>(return_address);
     sp -= 2;
-    pc = HR_OPERAND;
+    HR_GO_TO(HR_OPERAND)
     clock += kCount + 6;
     goto transferred;
   }
   HR_CASE(Rts) {
     if (HR_UNLIKELY(sp < 0x7F || sp > 0xFD)) goto step;
-    const uint32_t target = (HR_RAM(sp + 1) | HR_RAM(sp + 2) << 8) + 1;
+    const uint32_t target = (HR_RAM((sp + 1) & 0x7F) | HR_RAM((sp + 2) & 0x7F) << 8) + 1;
     if (HR_UNLIKELY(!(target & 0x1000) || target > 0xFFFF)) goto step;
     sp += 2;
-    pc = target;
+    HR_GO_TO(target)
     clock += kCount + 6;
     goto transferred;
   }

@@ -88,6 +88,15 @@ HR_INLINE void write_grp(Console& s, const Frame& frame, int player, uint8_t val
                                         (other_same ? 0 : 1 << (other ? kP1 : kP0)) | (ball_same ? 0 : 1 << kBall)));
 }
 
+// Whether writing GRPx leaves all registers as they are.
+HR_INLINE bool grp_write_changes_nothing(Console& s, uint32_t player, uint32_t value) {
+  const uint32_t other = player ^ 1;
+  return s.grp[player] == value && s.grp_old[other] == s.grp[other] && (player == 0 || s.enabl_old == s.enabl);
+}
+
+// VSYNC can end the frame and WSYNC can wait.
+HR_INLINE bool is_special_register(uint32_t reg) { return reg == 0 || reg == 2; }
+
 HR_INLINE void write_vsync(Console& s, uint8_t value, int32_t clock) {
   s.vsync = value;
   if (value & 2) {
