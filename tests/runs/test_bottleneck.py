@@ -1,8 +1,13 @@
 """The bottleneck is named rightly when one is planted."""
 
+import subprocess
+import sys
+import textwrap
+
 import pytest
 
 from headrace.runs.bottleneck import find
+from headrace.runs.metrics import read_jsonl
 
 
 def shares(rollout, policy, learner):
@@ -34,3 +39,53 @@ def test_planted(metrics, part, words):
     found = find(metrics)
     assert found.part == part
     assert words in str(found)
+
+
+WORLD = """
+    import os, time
+    import gymnasium
+    import numpy as np
+    from headrace.envs import register
+    from headrace.policies import register_network
+
+    class World(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return np.zeros(4, np.float32), {}
+
+        def step(self, action):
+            time.sleep(float(os.environ.get("ENVIRONMENTS", 0)))
+            return np.zeros(4, np.float32), 1.0, False, False, {}
+
+    @register("planted/world")
+    def world(options, *, render_mode=None):
+        return World()
+
+    @register_network("planted")
+    def network(observation, config):
+        import torch
+
+        class Net(torch.nn.Linear):
+            def forward(self, obs):
+                time.sleep(float(os.environ.get("LEARNER" if torch.is_grad_enabled() else "POLICY", 0)))
+                return super().forward(obs["obs"])
+
+        return Net(4, 8)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("part", "seconds"), [("ENVIRONMENTS", 0.005), ("POLICY", 0.05), ("LEARNER", 0.5)])
+def test_planted_in_a_real_run(part, seconds, tmp_path, monkeypatch):
+    """Pauses that use no processor, so that the machine's own load does not decide."""
+    (tmp_path / "world.py").write_text(textwrap.dedent(WORLD))
+    monkeypatch.setenv(part, str(seconds))
+    command = [sys.executable, "-m", "headrace.cli", "train", "--import", tmp_path / "world.py", "--env", "planted/world",
+               "--policy.encoder", "planted", "--run.folder", tmp_path / "run", "--no-video", "--batch-size", "512",
+               "--num-workers", "1", "--log-interval", "2", "--max-minutes", "0.15"]  # fmt: skip
+    subprocess.run(list(map(str, command)), check=True, timeout=120, capture_output=True)
+    last = [line for line in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "time/learner/wait" in line][-1]
+    assert find(last).part == part.lower(), last
