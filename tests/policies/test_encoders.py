@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -134,6 +137,11 @@ def test_a_user_registers_a_network_with_one_function():
     register_network("pooled")(pooled)  # importing the same file twice is no conflict
     with pytest.raises(ValueError, match="pooled"):
         register_network("pooled")(lambda observation, config: nn.Identity())
+
+
+def test_registering_does_not_load_torch():
+    program = "import sys; from headrace.policies import register_network; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.usefixtures("_own_registry")

@@ -1,22 +1,26 @@
 """What acts: encoders, recurrent cores, heads and action distributions, put together by `make_policy`.
 
-Names are imported when first asked for: `register_network` alone needs no torch.
+Names are looked up when they are first used: a user's file that registers an environment and a network is imported by rollout
+workers too, and those never load torch.
 """
 
-import importlib
-from typing import Any
+from __future__ import annotations
 
-_MODULES = {
-    "ActionDistribution": "distributions",
-    "Policy": "policy",
-    "PolicyOutput": "policy",
-    "make_policy": "policy",
-    "register_network": "registry",
-}
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from headrace.policies.registry import register_network
+
+if TYPE_CHECKING:
+    from headrace.policies.distributions import ActionDistribution
+    from headrace.policies.policy import Policy, PolicyOutput, make_policy
+
 __all__ = ["ActionDistribution", "Policy", "PolicyOutput", "make_policy", "register_network"]
+
+_HOMES = {"ActionDistribution": "distributions", "Policy": "policy", "PolicyOutput": "policy", "make_policy": "policy"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -54,13 +54,7 @@ class ConvEncoder(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], layers: tuple[tuple[int, int, int], ...], hidden: int, activation: str):
         super().__init__()
-        channels = shape[0]
-        modules: list[nn.Module] = []
-        for i, (out, kernel, stride) in enumerate(layers):
-            convolution = (PixelConv2d if i == 0 else nn.Conv2d)(channels, out, kernel, stride)
-            modules += [orthogonal_(convolution), ACTIVATIONS[activation]()]
-            channels = out
-        self.convolutions = nn.Sequential(*modules)
+        self.convolutions = _convolutions(shape[0], layers, activation)
         self.linear = orthogonal_(nn.Linear(_flat_width(self.convolutions, shape), hidden))
         self.activation = ACTIVATIONS[activation]()
         self.out_features = hidden
@@ -68,6 +62,29 @@ class ConvEncoder(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """uint8 [N, C, H, W] -> [N, hidden]."""
         return self.activation(self.linear(self.convolutions(image).flatten(1)))
+
+
+class Convolutions(nn.Module):
+    """Convolutions `(channels, kernel, stride)` with an activation after each, flattened: heads follow that have layers of their
+    own."""
+
+    def __init__(self, shape: tuple[int, ...], layers: tuple[tuple[int, int, int], ...], activation: str):
+        super().__init__()
+        self.convolutions = _convolutions(shape[0], layers, activation)
+        self.out_features = _flat_width(self.convolutions, shape)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """uint8 [N, C, H, W] -> [N, F]."""
+        return self.convolutions(image).flatten(1)
+
+
+def _convolutions(channels: int, layers: tuple[tuple[int, int, int], ...], activation: str) -> nn.Sequential:
+    modules: list[nn.Module] = []
+    for i, (out, kernel, stride) in enumerate(layers):
+        convolution = (PixelConv2d if i == 0 else nn.Conv2d)(channels, out, kernel, stride)
+        modules += [orthogonal_(convolution), ACTIVATIONS[activation]()]
+        channels = out
+    return nn.Sequential(*modules)
 
 
 class ResidualBlock(nn.Module):
@@ -174,6 +191,12 @@ def _network(
 def nature_cnn(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
     """The Nature CNN (32@8s4, 64@4s2, 64@3s1, FC `hidden`) for images, an MLP for vectors."""
     return _network(observation, config, lambda s: ConvEncoder(s, NATURE_LAYERS, config.hidden, config.activation))
+
+
+@register_network("nature-conv")
+def nature_conv(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
+    """The Nature CNN without its linear layer, for dueling heads, whose streams each have one of their own."""
+    return _network(observation, config, lambda s: Convolutions(s, NATURE_LAYERS, config.activation))
 
 
 @register_network("vizdoom-simple")
