@@ -1,8 +1,8 @@
 """Your own environment and your own network, in one file:
 
-    headrace train --import examples/my_env.py --env my/catch --policy.encoder my-net
+    headrace train --import examples/my_env.py --env my/catch --run.goal 0.9
 
-Catch: a ball falls down a board of 10 x 10 fields; the paddle at the bottom has to be under it. +1 if it is, -1 if not.
+Catch: a ball falls down a board of 7 x 7 fields; the paddle at the bottom has to be under it. +1 if it is, -1 if not.
 """
 
 import gymnasium
@@ -11,9 +11,9 @@ import numpy as np
 from headrace.envs import register
 from headrace.policies import register_network
 
-ROWS = COLUMNS = 10
-PIXELS = 4
-"""Pixels per field and side: the picture has 40 x 40."""
+ROWS = COLUMNS = 7
+PIXELS = 3
+"""Pixels per field and side: the picture has 21 x 21."""
 
 
 class Catch(gymnasium.Env):
@@ -47,7 +47,19 @@ class Catch(gymnasium.Env):
         return self.picture().repeat(3, axis=2)
 
 
-@register("my/catch", defaults={"learning.learning_rate": 1e-3, "learning.entropy_coef": 0.01})
+# settings that learn it out of the box: the same names as on the command line, which can override them
+DEFAULTS = {
+    "policy.encoder": "my-net",
+    "sampling.rollout": 16,
+    "learning.batch_size": 512,
+    "learning.num_epochs": 2,
+    "learning.learning_rate": 2e-3,
+    "learning.entropy_coef": 0.01,
+    "learning.num_threads": 1,  # of a small network, threads spend their time waiting for each other
+}
+
+
+@register("my/catch", defaults=DEFAULTS)
 def catch(options, *, render_mode=None):
     """One environment. `options.kwargs` has what the user gave as --envs.kwargs."""
     return Catch(render_mode, **options.kwargs)
@@ -55,7 +67,7 @@ def catch(options, *, render_mode=None):
 
 @register_network("my-net")
 def network(observation, config):
-    """From uint8 images [N, 1, 40, 40] to features [N, out_features]. Imported here, torch stays out of the rollout workers."""
+    """From uint8 images [N, 1, 21, 21] to features [N, out_features]. Imported here, torch stays out of the rollout workers."""
     from torch import nn
 
     class Net(nn.Module):

@@ -102,6 +102,7 @@ def defaults(name: str) -> dict[str, Any]:
         "policy.normalize_observations": True,
         "policy.normalize_returns": True,
         "sampling.rollout": 64,
+        "learning.num_threads": 1,  # small networks: threads would wait for each other
         "learning.returns": "gae",
         "learning.learning_rate": 3e-4,
         "learning.num_epochs": 4,

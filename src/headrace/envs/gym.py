@@ -57,11 +57,12 @@ def _register_atari() -> None:
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """Small networks, since observations are vectors; MuJoCo after the published settings of Sample Factory's."""
+    """Small networks, since observations are vectors, and one thread for them, since several would wait for each other."""
     registered = gymnasium.registry.get(name)
     entry = str(registered.entry_point) if registered else ""
     if entry.startswith(_MUJOCO) or re.match("(BipedalWalker|LunarLander|Pendulum|MountainCarContinuous)", name):
         return {
+            "learning.num_threads": 1,
             "policy.mlp": [64, 64],
             "policy.activation": "tanh",
             "policy.normalize_observations": True,
@@ -75,10 +76,23 @@ def defaults(name: str) -> dict[str, Any]:
             "learning.returns": "gae",
             "sampling.rollout": 64,
         }
+    # Short horizons and many passes over small batches: CartPole in some 130,000 steps.
     return {
+        "learning.num_threads": 1,
         "policy.mlp": [64, 64],
         "policy.activation": "tanh",
+        "sampling.num_workers": 1,
+        "sampling.envs_per_worker": 16,
+        "learning.total_steps": 500_000,
+        "learning.batch_size": 512,
+        "learning.num_minibatches": 4,
+        "learning.num_epochs": 8,
         "learning.learning_rate": 1e-3,
-        "learning.entropy_coef": 0.01,
+        "learning.returns": "gae",
+        "learning.gamma": 0.98,
+        "learning.gae_lambda": 0.9,
+        "learning.ppo_clip": 0.2,
+        "learning.entropy_coef": 0.0,
         "learning.max_grad_norm": 0.5,
+        "learning.num_threads": 1,
     }
