@@ -78,7 +78,6 @@ def defaults(name: str) -> dict[str, Any]:
         }
     # Short horizons and many passes over small batches: CartPole in some 130,000 steps.
     return {
-        "learning.num_threads": 1,
         "policy.mlp": [64, 64],
         "policy.activation": "tanh",
         "sampling.num_workers": 1,
