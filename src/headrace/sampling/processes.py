@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import fcntl
+import multiprocessing
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Config
@@ -24,7 +26,7 @@ from headrace.sampling.ipc import Segment
 if TYPE_CHECKING:
     from headrace.sampling.actor import Actor
 
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+PR_SET_NAME = 15
 LOOK_AROUND = 0.2
 """Seconds after which a waiting process looks whether the run has ended, and shows that it lives."""
 
@@ -39,7 +41,7 @@ class Start:
     config: Config
     spec: EnvSpec
     exchange: Exchange
-    report: Connection
+    report: connection.Connection
     """To the supervisor: ("failed", traceback) or whatever the role reports."""
     stacks: Segment
     """Gets, as text, the Python stacks of all threads when the process receives SIGUSR1 or is ended by a fault of memory."""
@@ -48,10 +50,8 @@ class Start:
 def run_child(main: Callable[[Start], None], start: Start) -> None:
     """Entry point of every child process: dies with its parent, leaves Ctrl-C to the parent, reports what it dies of."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        libc.prctl(PR_SET_NAME, f"{start.role}-{start.index}".encode())  # what `top` and `ps` show
+    _die_with_parent()
+    ctypes.CDLL(None).prctl(PR_SET_NAME, f"{start.role}-{start.index}".encode())  # what `top` and `ps` show
     faulthandler.enable(start.stacks.fd)
     faulthandler.register(signal.SIGUSR1, start.stacks.fd)
     try:
@@ -59,6 +59,23 @@ def run_child(main: Callable[[Start], None], start: Start) -> None:
     except Exception:
         start.report.send(("failed", traceback.format_exc()))
         sys.exit(1)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when the parent ends in whatever way, also while it is stuck in an emulator.
+
+    PR_SET_PDEATHSIG would watch the fork server, which in turn lives as long as any child does. The parent holds one end of a
+    pipe; when that is closed a signal is raised.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    fd = parent.sentinel
+    fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    if connection.wait([fd], 0):  # it ended before the line above
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def make_algorithm_and_model(config: Config, spec: EnvSpec) -> tuple[Any, Any]:
