@@ -92,9 +92,11 @@ def test_decoded_box_actions_stay_within_bounds() -> None:
         (spaces.Box(0, 255, (3, 20, 30), np.uint8), None, (3, 20, 30)),
         (spaces.Box(0, 255, (4, 20, 30, 3), np.uint8), None, (12, 20, 30)),
         (spaces.Box(0, 255, (4, 3, 20, 30), np.uint8), None, (12, 20, 30)),
-        (spaces.Box(0, 255, (7, 7, 3), np.uint8), None, (147,)),
-        (spaces.Box(-1, 1, (2, 3), np.float64), None, (6,)),
+        (spaces.Box(0, 255, (7, 7, 3), np.uint8), None, (7, 7, 3)),
+        (spaces.Box(-1, 1, (2, 3), np.float64), None, (2, 3)),
+        (spaces.Box(-1, 1, (), np.float32), None, (1,)),
         (spaces.MultiBinary(5), None, (5,)),
+        (spaces.MultiBinary((2, 2)), None, (2, 2)),
     ],
 )
 def test_arrays_keep_every_number(space: spaces.Space, value: Any, shape: tuple[int, ...]) -> None:

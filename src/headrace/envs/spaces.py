@@ -1,12 +1,12 @@
 """Gymnasium spaces as flat arrays, and back.
 
-Observations become named arrays with two shapes only: uint8 images [C, H, W] and float32 vectors [N].
+Observations become named arrays of two kinds: uint8 images [C, H, W], and float32 numbers of any shape.
 
     Box uint8, 3-D                 image; H x W x C and C x H x W are told apart by the smaller end being C
     Box uint8, 4-D                 stack of images [K, ...]: one image of K * C channels
-    Box, anything else             float32, flattened
+    Box, anything else             float32 of the same shape
     Discrete, MultiDiscrete        one-hot float32
-    MultiBinary                    float32
+    MultiBinary                    float32 of the same shape
     Dict, Tuple                    one level of names; nested ones are joined: "camera/left"
 
 A plain space has the one name "obs". The entry `MASK_KEY` of a Dict is the action mask and stays uint8.
@@ -31,7 +31,7 @@ PLAIN_KEY = "obs"
 """Name of the only array of an observation space that is no dictionary."""
 
 SMALLEST_IMAGE = 16
-"""uint8 arrays with fewer rows or columns than this are vectors: no convolutional encoder fits them."""
+"""uint8 arrays with fewer rows or columns than this are numbers like others: no usual convolutional encoder fits them."""
 
 
 class UnsupportedSpace(ConfigError):
@@ -130,21 +130,21 @@ def _leaf(space: spaces.Space[Any], name: str, path: tuple[str | int, ...]) -> L
     if isinstance(space, spaces.Box):
         return Leaf(name, path, space, *_box(space))
     if isinstance(space, spaces.Discrete):
-        spec = _vector(int(space.n), 0, 1)
+        spec = _one_hot_spec(int(space.n))
         return Leaf(name, path, space, spec, _one_hot(np.array([space.n]), np.array([space.start])))
     if isinstance(space, spaces.MultiDiscrete):
         nvec = space.nvec.ravel()
-        return Leaf(name, path, space, _vector(int(nvec.sum()), 0, 1), _one_hot(nvec, space.start.ravel()))
+        return Leaf(name, path, space, _one_hot_spec(int(nvec.sum())), _one_hot(nvec, space.start.ravel()))
     if isinstance(space, spaces.MultiBinary):
-        return Leaf(name, path, space, _vector(int(np.prod(space.shape)), 0, 1), _write_reshaped)
+        return Leaf(name, path, space, ArraySpec(space.shape, np.dtype(np.float32), 0, 1), _write_reshaped)
     raise UnsupportedSpace(
         f"observation {name!r} is a {type(space).__name__} space; Box, Discrete, MultiDiscrete, MultiBinary and Dict or Tuple "
         "of these have an array form. Wrap the environment in a gymnasium.ObservationWrapper that turns it into one of them"
     )
 
 
-def _vector(width: int, low: float = -np.inf, high: float = np.inf) -> ArraySpec:
-    return ArraySpec((width,), np.dtype(np.float32), low, high)
+def _one_hot_spec(width: int) -> ArraySpec:
+    return ArraySpec((width,), np.dtype(np.float32), 0, 1)
 
 
 def _box(space: spaces.Box) -> tuple[ArraySpec, Callable[[np.ndarray, np.ndarray], None]]:
@@ -156,7 +156,7 @@ def _box(space: spaces.Box) -> tuple[ArraySpec, Callable[[np.ndarray, np.ndarray
         write = _write_channels_last(len(shape)) if channels_last else _write_reshaped
         return ArraySpec((stack * channels, height, width), np.dtype(np.uint8), 0, 255), write
     low, high = (float(np.min(space.low)), float(np.max(space.high))) if space.is_bounded("both") else (-np.inf, np.inf)
-    return _vector(int(np.prod(shape)), low, high), _write_reshaped
+    return ArraySpec(shape or (1,), np.dtype(np.float32), low, high), _write_reshaped
 
 
 def _write_reshaped(destination: np.ndarray, value: np.ndarray) -> None:

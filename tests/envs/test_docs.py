@@ -1,0 +1,33 @@
+"""The Python in docs/extending.md runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from worlds import rows_for
+
+from headrace.config import EnvConfig
+from headrace.envs import registry
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+
+
+def test_the_examples_run() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    assert len(blocks) >= 3
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in blocks:
+        exec(compile(block, str(PAGE), "exec"), names)
+
+    group = registry.make_group("my/guess", EnvConfig(kwargs={"questions": 4}), 2)
+    now, after = rows_for(group.spec, 2)
+    group.reset(0, after)
+    for _ in range(4):
+        right = after.obs["shown"].argmax(axis=1)[:, None].astype(np.int32)
+        group.step(right, now, after)
+    assert now.terminated.all()
+    assert (now.episode_return == 4).all()
+    assert registry.describe("my/many", EnvConfig()).autoreset == "same-step"
