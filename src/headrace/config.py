@@ -132,6 +132,68 @@ class SamplingConfig:
 
 
 @dataclass
+class ReplaySettings:
+    """Prioritized replay: `apex-dqn` and `apex-dpg`. Defaults: Ape-X DQN (Horgan et al. 2018)."""
+
+    capacity: int = 2_000_000
+    """Soft capacity in transitions."""
+    slack: float = 1.1
+    """Memory for this many times the capacity; proportional eviction keeps old transitions longer and wants more."""
+    minimum: int = 50_000
+    """Transitions that must be there before learning starts, and again after the replay was lost."""
+    n_step: int = 3
+    """Steps of a return."""
+    alpha: float = 0.6
+    """Priority exponent; 0 is uniform replay."""
+    beta: float = 0.4
+    """Exponent of the importance weights."""
+    evict_alpha: float | None = None
+    """None: first in, first out. A number: evict proportionally to priority^evict_alpha (Ape-X DPG: -0.4)."""
+    evict_period: int = 100
+    """Updates between two evictions of what exceeds the capacity."""
+    samples_per_insert: float | None = None
+    """Hold the learner and the samplers to this many samples per inserted transition. None: each runs as fast as it can;
+    serial placement then makes one update per trajectory."""
+    codec: Literal["none", "lz4", "zstd"] = "none"
+    """Compression of images in the replay."""
+    prefetch: int = 16
+    """Batches sampled ahead."""
+    threads: int = 1
+    """Threads that copy and decode one batch."""
+
+
+@dataclass
+class QConfig:
+    """Q-learning: exploration, target network, and the parts of Rainbow."""
+
+    epsilon: float = 0.4
+    """Environment i of N explores with probability epsilon^(1 + epsilon_alpha i / (N - 1))."""
+    epsilon_alpha: float = 7.0
+    """See `epsilon`."""
+    target_period: int = 2500
+    """Updates between two copies to the target network."""
+    double: bool = True
+    """The online network chooses the action whose target value is bootstrapped from."""
+    dueling: bool = True
+    """Two streams, for the value and for advantages."""
+    noisy: bool = False
+    """Noisy layers in the heads; with `epsilon` 0 they are the only exploration."""
+    atoms: int = 1
+    """Above 1: the return's distribution on so many atoms (C51: 51)."""
+    support: tuple[float, float] = (-10.0, 10.0)
+    """First and last atom."""
+    noise: float = 0.3
+    """Ape-X DPG: standard deviation of the Gaussian noise on actions, in units of half their range."""
+    actor_layers: tuple[int, ...] = (300, 200)
+    """Ape-X DPG: widths of the actor's layers."""
+    critic_layers: tuple[int, ...] = (400, 300)
+    """Ape-X DPG: widths of the critic's layers; the action joins after the first."""
+
+
+REPLAY_ALGORITHMS = ("apex-dqn", "apex-dpg")
+
+
+@dataclass
 class LearningConfig:
     """The algorithm and its optimizer. Defaults: Sample Factory's Table A.5 (APPO)."""
 
@@ -141,7 +203,7 @@ class LearningConfig:
     total_steps: int = 10_000_000
     """The run ends after this many steps of experience."""
     batch_size: int = 2048
-    """Steps per batch; a multiple of rollout x environments per group."""
+    """Steps per batch; a multiple of rollout x environments per group. With replay: transitions per update."""
     num_minibatches: int = 1
     """Minibatches per batch (cut between trajectories)."""
     num_epochs: int = 1
@@ -182,6 +244,8 @@ class LearningConfig:
     """Adam's or RMSProp's epsilon."""
     rmsprop_alpha: float = 0.99
     """RMSProp's decay rate."""
+    rmsprop_centered: bool = False
+    """RMSProp divides by the gradients' standard deviation instead of their root mean square."""
     max_grad_norm: float | None = 4.0
     """Gradients are scaled down to this norm. None: off."""
     precision: Literal["float32", "bf16"] = "float32"
@@ -244,6 +308,8 @@ class Config:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     learning: LearningConfig = field(default_factory=LearningConfig)
+    replay: ReplaySettings = field(default_factory=ReplaySettings)
+    q: QConfig = field(default_factory=QConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     # -- derived numbers, used everywhere instead of being computed again ----------------------------------------------
@@ -259,8 +325,20 @@ class Config:
         return self.sampling.num_workers * self.sampling.num_groups
 
     @property
+    def num_envs(self) -> int:
+        """Environments of the whole run."""
+        return self.total_groups * self.envs_per_group
+
+    @property
+    def uses_replay(self) -> bool:
+        """Whether experience goes through the replay instead of being consumed once."""
+        return self.learning.algorithm in REPLAY_ALGORITHMS
+
+    @property
     def slots_per_batch(self) -> int:
-        """Slots (trajectories of whole groups) that make one batch."""
+        """Slots (trajectories of whole groups) that make one batch; with replay, that are taken in at once."""
+        if self.uses_replay:
+            return 1
         return self.learning.batch_size // (self.sampling.rollout * self.envs_per_group)
 
     @property
@@ -309,7 +387,9 @@ def validate(config: Config) -> None:
     if s.num_groups > 32:
         raise ConfigError(f"sampling.num_groups is {s.num_groups}; at most 32 (one bit each in the worker's wake-up word)")
     unit = s.rollout * config.envs_per_group
-    if r.batch_size % unit:
+    if config.uses_replay:
+        _validate_replay(config)
+    elif r.batch_size % unit:
         low, high = r.batch_size // unit * unit, -(-r.batch_size // unit) * unit
         near = f"{low} or {high}" if low else str(high)
         raise ConfigError(
@@ -317,7 +397,7 @@ def validate(config: Config) -> None:
             f"({s.rollout} x {config.envs_per_group} = {unit}): batches are made of whole slots. Nearest: {near}"
         )
     trajectories = r.batch_size // s.rollout
-    if trajectories % r.num_minibatches:
+    if trajectories % r.num_minibatches and not config.uses_replay:
         raise ConfigError(
             f"learning.num_minibatches ({r.num_minibatches}) must divide the {trajectories} trajectories of a batch "
             f"(batch_size {r.batch_size} / rollout {s.rollout})"
@@ -332,6 +412,20 @@ def validate(config: Config) -> None:
         raise ConfigError(f"learning.gamma is {r.gamma}; it must be in [0, 1]")
     if r.vtrace_rho < r.vtrace_c:
         raise ConfigError(f"learning.vtrace_rho ({r.vtrace_rho}) must not be below vtrace_c ({r.vtrace_c}) (IMPALA, section 4.1)")
+
+
+def _validate_replay(config: Config) -> None:
+    r, q = config.replay, config.q
+    if r.minimum > r.capacity:
+        raise ConfigError(f"replay.minimum ({r.minimum:,}) is above replay.capacity ({r.capacity:,}): learning would never start")
+    if r.prefetch < 1 or r.threads < 1 or r.evict_period < 1 or q.target_period < 1:
+        raise ConfigError("replay.prefetch, replay.threads, replay.evict_period and q.target_period must be at least 1")
+    if not 0 <= q.epsilon <= 1:
+        raise ConfigError(f"q.epsilon is {q.epsilon}; it must be in [0, 1]")
+    if q.atoms > 1 and not q.support[0] < q.support[1]:
+        raise ConfigError(f"q.support is {q.support}; the first atom must be below the last")
+    if config.learning.num_epochs > 1 or config.learning.num_minibatches > 1:
+        raise ConfigError("replay makes one update per batch: learning.num_epochs and learning.num_minibatches must be 1")
 
 
 # -- configuration as JSON --------------------------------------------------------------------------------------------

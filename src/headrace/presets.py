@@ -36,6 +36,37 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "learning.entropy_coef": 0.01,
         "learning.max_grad_norm": 0.5,
     },
+    # Ape-X, appendices C and D. Actors look for new weights every 400 frames = 100 steps.
+    "apex-dqn": {
+        "policy.encoder": "nature-conv",
+        "sampling.rollout": 50,
+        "sampling.weights_period": 100,
+        "learning.batch_size": 512,
+        "learning.optimizer": "rmsprop",
+        "learning.learning_rate": 0.00025 / 4,
+        "learning.optimizer_eps": 1.5e-7,
+        "learning.rmsprop_alpha": 0.95,
+        "learning.rmsprop_centered": True,
+        "learning.max_grad_norm": 40.0,
+        "learning.num_epochs": 1,
+        "learning.num_minibatches": 1,
+    },
+    "apex-dpg": {
+        "policy.normalize_observations": False,
+        "policy.normalize_returns": False,
+        "sampling.rollout": 50,
+        "sampling.weights_period": 100,
+        "learning.batch_size": 256,
+        "learning.optimizer": "adam",
+        "learning.learning_rate": 1e-4,
+        "learning.max_grad_norm": 40.0,
+        "learning.num_epochs": 1,
+        "learning.num_minibatches": 1,
+        "replay.capacity": 1_000_000,
+        "replay.slack": 2.0,
+        "replay.evict_alpha": -0.4,
+        "q.target_period": 100,
+    },
 }
 """What an algorithm's name stands for, as dotted settings."""
 

@@ -81,6 +81,7 @@ class TrainingState:
         checkpoint.load_optimizer(learner.optimizer, state["optimizer"])
         learner.progress = Progress(**state["progress"])
         learner.generator.set_state(state["generator"])
+        learner.load_extra_state(state["learner"])
         self._log.returns.extend(state["returns"])
         self._saved_step, self._saved_updates = learner.progress.global_step, learner.progress.updates
         if self._sampler is not None and state.get("sampler") is not None:
@@ -112,6 +113,7 @@ class TrainingState:
                 "optimizer": learner.optimizer.state_dict(),
                 "progress": dataclasses.asdict(learner.progress),
                 "generator": learner.generator.get_state(),
+                "learner": learner.extra_state(),
                 "returns": list(self._log.returns),
                 # Only where everything stands still between two updates can the half-filled trajectories be saved too.
                 "sampler": None if self._sampler is None else self._sampler.get_state(),

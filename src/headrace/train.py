@@ -28,8 +28,11 @@ from headrace.envs.contract import EnvironmentFault, EnvSpec
 from headrace.envs.registry import describe, import_files
 from headrace.evaluation import record
 from headrace.evaluator import Evaluator
+from headrace.experience.feeder import make_replay
+from headrace.experience.replayed import ReplayBatches
 from headrace.experience.trajectories import TrajectoryBatches
 from headrace.learning.learner import Learner, Progress
+from headrace.learning.replay_learner import ReplayLearner
 from headrace.runs.folder import RunFolder
 from headrace.runs.plots import learning_curve
 from headrace.runs.report import Reporter
@@ -71,6 +74,8 @@ def train(config: Config) -> TrainResult:
             reporter.say(change)
         algorithm, model = make_algorithm_and_model(config, spec)
         exchange = Exchange(config, spec, model.core_width, weights_nbytes(model), algorithm.extra_fields(spec))
+        if config.uses_replay:
+            exchange.replay = make_replay(config, spec)
         with Listener(config, exchange, reporter) as listener:
             run = _train_serial if config.sampling.placement == "serial" else _train_processes
             run(config, spec, exchange, listener)
@@ -193,7 +198,7 @@ def learn(
 ) -> None:
     """The training loop. `sampler` steps the environments until a batch is there; None: other processes do."""
     algorithm, model = make_algorithm_and_model(config, spec)
-    learner = Learner(model, algorithm, config)
+    learner = (ReplayLearner if config.uses_replay else Learner)(model, algorithm, config)
     log = TrainingLog()
     state = TrainingState(config, learner, log, sampler)
     for message in state.load():
@@ -203,13 +208,11 @@ def learn(
     weights = FlatWeights(learner.model)
     weights.publish(exchange.board, learner.progress.updates)
     exchange.control.store(1, 1)  # samplers may start
-    batches = TrajectoryBatches(exchange, config.slots_per_batch, config.device, prefetch=sampler is None)
+    batches = _experience(config, exchange, sampler)
     clock = Clock(exchange.clocks["learner"][0], LEARNER_PHASES, perf_counter())
     started = last_log = perf_counter()
     reason = "total_steps" if learner.progress.global_step >= config.learning.total_steps else None
     while reason is None:
-        if sampler is not None:
-            sampler.collect(config.slots_per_batch)
         batch = batches.get()
         clock.spent("wait", perf_counter())
         if batch is None:
@@ -224,7 +227,7 @@ def learn(
 
         reason = "interrupted" if exchange.stopped else _reason_to_stop(config, learner.progress, log, now - started)
         if reason or now - last_log >= config.run.log_interval:
-            report("metrics", log.metrics(learner))
+            report("metrics", log.metrics(learner) | batches.metrics())
             last_log = now
         if state.due(now):
             report("message", state.save(must=False))
@@ -232,6 +235,14 @@ def learn(
             clock.spent("checkpoint", perf_counter())
     report("message", state.save(must=True))
     report("done", {"reason": reason, "global_step": learner.progress.global_step, "mean_return": log.mean_return})
+
+
+def _experience(config: Config, exchange: Exchange, sampler: SerialSampler | None) -> TrajectoryBatches | ReplayBatches:
+    """Where batches come from; with a serial sampler, from stepping the environments when a batch is asked for."""
+    collect = None if sampler is None else sampler.collect
+    if exchange.replay is None:
+        return TrajectoryBatches(exchange, config.slots_per_batch, config.device, collect)
+    return ReplayBatches(config, exchange, exchange.replay, collect)
 
 
 def _reason_to_stop(config: Config, progress: Progress, log: TrainingLog, seconds: float) -> str | None:

@@ -22,21 +22,21 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 import headrace._native.replay as native
 from headrace.sampling.ipc import Segment
 
-ROW_BYTES = 16 + 8 + 4 + 8 * 8 / 7
-"""Bytes of a row beside its fields: reward, discount and flags; arrival number; priority; sum tree."""
+if TYPE_CHECKING:  # processes that only add to the replay do not need torch
+    import torch
 
 
 @dataclass(frozen=True)
@@ -240,6 +240,8 @@ class Replay:
     def empty_batch(self, size: int, pin: bool = False) -> ReplayBatch:
         """Memory for a batch of `size` samples, to be given to `sample` again and again."""
 
+        import torch
+
         def empty(f: Field) -> torch.Tensor:
             return torch.empty((size, *f.sample_shape), dtype=_torch_dtype(f.dtype), pin_memory=pin)
 
@@ -306,6 +308,10 @@ class Replay:
         """Counters, after taking in what writers have published."""
         return ReplayStats(**self.native.statistics())
 
+    def held_bytes(self) -> int:
+        """Memory that the kernel has given to the replay; it grows as lanes fill for the first time."""
+        return os.fstat(self.segment.fd).st_blocks * 512
+
     def may_sample(self, size: int) -> bool:
         """Is the minimum there, and does the samples-per-insert limit allow `size` more samples?"""
         stats, ratio = self.stats(), self.config.samples_per_insert
@@ -349,6 +355,8 @@ class SequenceBatch:
 
 
 def _torch_dtype(dtype: str) -> torch.dtype:
+    import torch
+
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +29,8 @@ class TrajectoryBatches:
     older than it had to be; without it (serial) nothing is done before it is asked for.
     """
 
-    def __init__(self, exchange: Exchange, slots_per_batch: int, device: str, prefetch: bool):
+    def __init__(self, exchange: Exchange, slots_per_batch: int, device: str, collect: Callable[[int], None] | None):
+        prefetch, self._collect = collect is None, collect
         self._exchange, self._slots_per_batch, self._device = exchange, slots_per_batch, device
         slab = exchange.slab
         B = slots_per_batch * slab.E
@@ -60,7 +61,8 @@ class TrajectoryBatches:
 
     def get(self) -> Batch | None:
         """The next batch; waits for it. None at the end of the run."""
-        if self._thread is None:
+        if self._collect is not None:
+            self._collect(self._slots_per_batch)
             return self._to_device(self._buffers[0]) if self._fill(self._buffers[0]) else None
         self._filled.acquire()
         if self._failure is not None:
@@ -75,6 +77,10 @@ class TrajectoryBatches:
         """The learner has finished with the batch it got last: its memory may be filled again."""
         if self._thread is not None:
             self._free.release()
+
+    def metrics(self) -> dict[str, float]:
+        """What there is to say about the experience itself: nothing."""
+        return {}
 
     def _run(self) -> None:
         i = 0

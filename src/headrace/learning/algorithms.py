@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from headrace.config import Config, ConfigError, LearningConfig
+from headrace.config import REPLAY_ALGORITHMS, Config, ConfigError, LearningConfig
 from headrace.envs.contract import ArraySpec, EnvSpec
 
 
@@ -58,7 +58,15 @@ def make_algorithm(config: Config) -> Algorithm:
     name = config.learning.algorithm
     if name in ("appo", "ppo", "impala", "a2c"):
         return PolicyGradient()
+    if name == "apex-dqn":
+        from headrace.learning.apex_dqn import ApexDQN
+
+        return ApexDQN(config)
+    if name == "apex-dpg":
+        from headrace.learning.apex_dpg import ApexDPG
+
+        return ApexDPG(config)
     if name in _FACTORIES:
         return _FACTORIES[name](config)
-    known = ", ".join(["appo", "ppo", "impala", "a2c", *_FACTORIES])
+    known = ", ".join(["appo", "ppo", "impala", "a2c", *REPLAY_ALGORITHMS, *_FACTORIES])
     raise ConfigError(f"learning.algorithm {name!r} is unknown; there are: {known}")

@@ -51,6 +51,13 @@ class Learner:
         left = max(0.0, 1.0 - self.progress.global_step / c.total_steps) if c.lr_schedule == "linear" else 1.0
         return c.learning_rate * left
 
+    def extra_state(self) -> dict[str, Any]:
+        """What a checkpoint holds beside model, optimizer and counters."""
+        return {}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        """Go on from `extra_state`."""
+
     def learn(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """One batch, `num_epochs` x `num_minibatches` optimizer steps. Returns means of the losses' statistics.
 
@@ -110,4 +117,6 @@ def _make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     parameters: Any = model.parameters()
     if c.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=c.learning_rate, betas=c.adam_betas, eps=c.optimizer_eps, foreach=True)
-    return torch.optim.RMSprop(parameters, lr=c.learning_rate, alpha=c.rmsprop_alpha, eps=c.optimizer_eps, foreach=True)
+    return torch.optim.RMSprop(
+        parameters, lr=c.learning_rate, alpha=c.rmsprop_alpha, eps=c.optimizer_eps, centered=c.rmsprop_centered, foreach=True
+    )

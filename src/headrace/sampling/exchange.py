@@ -18,6 +18,7 @@ One step of one group, with double buffering the other groups of the worker are 
 from __future__ import annotations
 
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,6 +26,9 @@ from headrace.config import Config
 from headrace.envs.contract import ArraySpec, EnvSpec
 from headrace.sampling.ipc import Board, Queue, Segment, Slots, Words
 from headrace.sampling.slab import Slab, trajectory_fields
+
+if TYPE_CHECKING:
+    from headrace.experience.replay import Replay
 
 IDLE, WAITING, READY, TAKEN = 0, 1, 2, 16
 """Values of a group's request word; TAKEN + p: policy worker p is computing the action."""
@@ -52,6 +56,7 @@ class Exchange:
         self.inbox = Queue(_power_of_two(4 * self.G))  # group numbers for policy workers
         self.full = Queue(_power_of_two(4 * config.num_slots))  # tickets of finished slots for the learner
         self.board = Board(weights_nbytes)
+        self.replay: Replay | None = None  # where experience goes through a replay; it outlives the learner process
         self.control = Words(2)  # word 0: 1 = stop; word 1: 1 = the learner is ready, samplers may start
         workers = s.num_workers + s.num_policy_workers + 1
         core_bytes = max(1, self.G * self.E * core_width) * 4

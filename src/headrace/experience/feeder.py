@@ -1,0 +1,184 @@
+"""From trajectories to the replay: finished slots of the slab become rows of the environments' lanes."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from headrace.config import Config, ConfigError
+from headrace.envs.contract import EnvSpec
+from headrace.experience.nstep import NStepPriorities
+from headrace.experience.replay import Field, LaneWriter, Replay, ReplayConfig
+from headrace.sampling.exchange import LEARNER, Exchange
+from headrace.sampling.ipc import Closed
+
+OBSERVATION = "obs/"
+
+
+def frame_stack(config: Config) -> int:
+    """How many successive frames an image observation of this environment holds."""
+    return config.envs.frame_stack or (4 if config.env.startswith("atari/") else 1)
+
+
+def make_replay(config: Config, spec: EnvSpec) -> Replay:
+    """The replay of a run: one lane per environment, images one frame per row.
+
+    Raises `ConfigError` where images are no stack of `frame_stack` frames, `MemoryError` where there is not the memory.
+    """
+    r, stack = config.replay, frame_stack(config)
+    per_slot = (r.samples_per_insert or 0) * config.sampling.rollout * config.envs_per_group
+    fields = []
+    for name, array in spec.observation.items():
+        depth, shape = 1, array.shape
+        if array.is_image and stack > 1:
+            if shape[0] % stack:
+                raise ConfigError(f"{config.env}: {name!r} has {shape[0]} channels, which is no stack of {stack} frames")
+            depth, shape = stack, (shape[0] // stack, *shape[1:])
+        compressed = array.is_image and r.codec != "none"
+        fields.append(Field(OBSERVATION + name, shape, array.dtype.name, depth, compressed))
+    fields.append(Field("action", (spec.action.width,), spec.action.dtype.name))
+    fields.append(Field("version", (), "int32"))
+    return Replay(
+        ReplayConfig(
+            lanes=config.num_envs, capacity=r.capacity, slack=r.slack, n_step=r.n_step, alpha=r.alpha, beta=r.beta,
+            minimum=r.minimum, evict_alpha=r.evict_alpha, samples_per_insert=r.samples_per_insert,
+            ratio_band=2 * max(config.learning.batch_size, per_slot),
+            codec=r.codec, seed=config.seed,
+        ),
+        fields,
+    )  # fmt: skip
+
+
+class Arrivals:
+    """What came in: steps and finished games, until somebody takes note."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.returns: list[float] = []
+        self.lengths: list[int] = []
+
+
+class ReplayFeeder:
+    """Takes finished slots and writes them to the replay. One per run at a time, in the learner's process: the copy is small
+    (one frame of a stack), and slots come back at once, so samplers wait for nobody.
+
+    A transition's first priority comes from the action values that acting computed (`q` and `value` in the slab).
+    """
+
+    def __init__(self, exchange: Exchange, replay: Replay, gamma: float):
+        self._exchange, self._replay, self._gamma = exchange, replay, gamma
+        self._lanes = [_Lane(replay, lane) for lane in range(replay.config.lanes)]
+        self._arrivals, self._lock = Arrivals(), threading.Lock()
+
+    def feed(self, timeout: float | None) -> bool | None:
+        """Take one slot; True if there was one, False if not within `timeout` seconds, None at the end of the run."""
+        x = self._exchange
+        try:
+            ticket = x.full.get(timeout=timeout)
+        except Closed:
+            return None
+        if ticket is None:
+            return False
+        # A ticket of a worker that died meanwhile is refused: its slot was freed and may be somebody else's.
+        if not x.slots.transfer(ticket, LEARNER):
+            return False
+        slot = x.slots.slot_of(ticket)
+        self._take({name: array[slot] for name, array in x.slab.arrays.items()})
+        x.slots.release(slot, LEARNER)
+        return True
+
+    def _take(self, slot: dict[str, np.ndarray]) -> None:
+        T = len(slot["reward"])
+        for e, lane in enumerate(slot["lane"][0].tolist()):
+            columns = {name: array[:T, e] for name, array in slot.items() if name != "core"}
+            self._lanes[lane].add(columns, self._gamma)
+        ended = ~np.isnan(slot["episode_return"])
+        with self._lock:
+            self._arrivals.steps += int(slot["valid"][:T].sum())
+            self._arrivals.returns += slot["episode_return"][ended].tolist()
+            self._arrivals.lengths += slot["episode_length"][ended].tolist()
+
+    def take_arrivals(self) -> Arrivals:
+        """What came in since the last call; from any thread."""
+        with self._lock:
+            taken, self._arrivals = self._arrivals, Arrivals()
+        return taken
+
+
+class _Lane:
+    """One environment's rows on their way into its lane."""
+
+    def __init__(self, replay: Replay, lane: int):
+        self._replay, self._number = replay, lane
+        self._priorities = NStepPriorities(replay.config.n_step)
+        self._stacked = {f.name: f.stack for f in replay.fields if f.stack > 1}
+        self._writer: LaneWriter | None = None
+        self._ended = True
+        """The row before was the last of its episode."""
+        self._before: dict[str, np.ndarray] = {}
+        """The stacked observations of the row before."""
+
+    def add(self, slab: dict[str, np.ndarray], gamma: float) -> None:
+        """T rows of the slab, [T, ...] each."""
+        first = slab["first"]
+        if self._writer is None or (first[0] and not self._ended):  # nobody before us, or somebody who died
+            self._writer = self._replay.writer(self._number)
+            self._priorities.clear()
+            self._before = {}
+        rows = {f.name: slab[f.name][:, -f.shape[0] :] if f.stack > 1 else slab[f.name] for f in self._replay.fields}
+        rows |= {name: slab[name] for name in ("reward", "q", "value")}
+        rows["discount"] = np.where(slab["terminated"], 0.0, gamma).astype(np.float32)
+        rows["final"] = ~slab["valid"]
+        rows["last"] = (slab["terminated"] | slab["truncated"]) & slab["valid"]
+        rows["start"], fillers = self._starts(slab)
+        self._ended = bool(rows["final"][-1] or (rows["last"][-1] and slab["terminated"][-1]))
+        if any(name.startswith("final_obs/") for name in slab):
+            self._ended, fillers = bool(rows["last"][-1]), fillers + self._final_rows(slab, rows)
+        # From behind, so that earlier positions stay what they are; of equal positions the first in the list comes last.
+        for t, row in sorted(fillers, key=lambda filler: -filler[0]):
+            rows = {name: np.insert(column, t, row[name], axis=0) for name, column in rows.items()}
+        self._writer.append(rows, rows["reward"], rows["discount"], rows["last"], rows["final"], rows["start"])
+        names = ("reward", "discount", "last", "final", "q", "value")
+        self._writer.ready(self._priorities.push(*(rows[name] for name in names)))
+
+    def _starts(self, slab: dict[str, np.ndarray]) -> tuple[np.ndarray, list[tuple[int, dict[str, np.ndarray]]]]:
+        """Where stacks begin anew, and rows to insert so that they come out as acting saw them.
+
+        A stack may go on across the end of an episode (after a lost life), begin with copies of its first frame, or begin with
+        frames of its own, such as zeros: these become rows without an action.
+        """
+        starts, fillers = slab["first"].copy(), []
+        starts[0] |= not self._before and bool(self._stacked)
+        for t in np.flatnonzero(starts).tolist():
+            before = {n: slab[n][t - 1] for n in self._stacked} if t else self._before
+            frames = {n: slab[n][t].reshape(s, -1, *slab[n].shape[2:]) for n, s in self._stacked.items()}
+            if before and all(np.array_equal(slab[n][t][: -len(f[0])], before[n][len(f[0]) :]) for n, f in frames.items()):
+                starts[t] = False
+            elif any((f[:-1] != f[-1]).any() for f in frames.values()):
+                for age in reversed(range(max(self._stacked.values()) - 1)):
+                    fillers.append((t, self._filler(slab, t, age == 0, {n: f[min(age, len(f) - 1)] for n, f in frames.items()})))
+                starts[t] = False
+        self._before = {n: slab[n][-1].copy() for n in self._stacked}
+        return starts, fillers
+
+    def _filler(
+        self, slab: dict[str, np.ndarray], t: int, start: bool, observation: dict[str, np.ndarray], value: float = 0.0
+    ) -> dict[str, np.ndarray]:
+        """A row of no action: `observation` by field name, everything else of row t."""
+        row = {f.name: observation.get(f.name, slab[f.name][t]) for f in self._replay.fields}
+        numbers = {"reward": 0, "q": 0, "value": value, "discount": 0, "final": True, "last": False, "start": start}
+        return row | {name: np.asarray(number) for name, number in numbers.items()}
+
+    def _final_rows(self, slab: dict[str, np.ndarray], rows: dict[str, np.ndarray]) -> list[tuple[int, dict[str, np.ndarray]]]:
+        """Same-step environments have an episode's true last observation aside: it gets a row of its own. Acting never saw it,
+        so for the first priority its value is taken to be that of the observation before."""
+        result = []
+        for t in np.flatnonzero(rows["last"]).tolist():
+            observation = {}
+            for f in self._replay.fields:
+                if f.stack:
+                    array = slab["final_" + f.name][t]
+                    observation[f.name] = array[-f.shape[0] :] if f.stack > 1 else array
+            result.append((t + 1, self._filler(slab, t, False, observation, float(slab["value"][t]))))
+        return result

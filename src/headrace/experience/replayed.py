@@ -1,0 +1,142 @@
+"""Batches from the replay for the learner, and priorities back to it."""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.config import Config
+from headrace.experience.feeder import OBSERVATION, Arrivals, ReplayFeeder
+from headrace.experience.replay import Replay, ReplayBatch
+from headrace.experience.trajectories import Batch
+from headrace.sampling.exchange import Exchange
+
+
+class ReplayBatches:
+    """Feeds the replay with what the samplers finished and draws batches from it.
+
+    With `collect` None two threads work ahead: one takes finished slots in, one samples up to `replay.prefetch` batches (both
+    let the interpreter go while they copy and decode). Else nothing is done before it is asked for: `collect(n)` steps the
+    environments until n slots are finished.
+    """
+
+    def __init__(self, config: Config, exchange: Exchange, replay: Replay, collect: Callable[[int], None] | None):
+        self._settings, self._size, self._device = config.replay, config.learning.batch_size, config.device
+        self._exchange, self._replay, self._collect = exchange, replay, collect
+        self._feeder = ReplayFeeder(exchange, replay, config.learning.gamma)
+        self._updates = 0
+        self._before = (perf_counter(), replay.stats())
+        self._failure: BaseException | None = None
+        count = config.replay.prefetch + 1 if collect is None else 1
+        self._free: queue.SimpleQueue[ReplayBatch] = queue.SimpleQueue()
+        self._filled: queue.SimpleQueue[ReplayBatch | None] = queue.SimpleQueue()
+        for _ in range(count):
+            self._free.put(replay.empty_batch(self._size, pin=self._device != "cpu"))
+        self._current: ReplayBatch | None = None
+        self._fields: dict[str, Tensor] = {}
+        self._workers = []
+        if collect is None:
+            for target in (self._feed, self._draw):
+                self._workers.append(threading.Thread(target=self._guard, args=(target,), name=target.__name__, daemon=True))
+                self._workers[-1].start()
+
+    def get(self) -> Batch | None:
+        """The next batch (see `ReplayLearner.learn`); waits for the minimum and for the samples-per-insert limit. None at the end
+        of the run."""
+        self._current = self._draw_now() if self._collect is not None else self._filled.get()
+        if self._failure is not None:
+            raise self._failure
+        if self._current is None:
+            return None
+        b = self._current
+        named = {"next/" + n.removeprefix(OBSERVATION): x for n, x in b.next.items()} | b.first
+        named |= {"reward": b.reward, "discount": b.discount, "weights": b.weights}
+        if self._device != "cpu":
+            named = {name: x.to(self._device, non_blocking=True) for name, x in named.items()}
+        self._fields = named | _arrivals(self._feeder.take_arrivals())
+        return Batch(self._fields)
+
+    def done(self) -> None:
+        """The learner has finished with the batch: its new priorities go to the replay, its memory may be filled again."""
+        assert self._current is not None
+        self._replay.update(self._current.keys, self._fields["priority"].float().cpu().numpy())
+        self._updates += 1
+        if self._updates % self._settings.evict_period == 0:
+            self._replay.evict()
+        self._free.put(self._current)
+
+    def metrics(self) -> dict[str, float]:
+        """The replay's own numbers since the last call."""
+        now, stats, before = perf_counter(), self._replay.stats(), self._before
+        seconds, self._before = max(1e-9, now - before[0]), (now, stats)
+        inserts, samples = stats.inserts - before[1].inserts, stats.samples - before[1].samples
+        return {
+            "replay/size": float(stats.size),
+            "replay/inserts_per_second": inserts / seconds,
+            "replay/samples_per_second": samples / seconds,
+            "replay/ratio": samples / inserts if inserts else math.nan,
+            "replay/late_priorities": float(stats.late),
+            "replay/overwritten": float(stats.overwritten),
+            "replay/evicted": float(stats.evicted),
+            "replay/bytes_per_transition": self._replay.held_bytes() / stats.size if stats.size else math.nan,
+        }
+
+    def _draw_now(self) -> ReplayBatch | None:
+        assert self._collect is not None
+        while True:
+            # One update per trajectory, unless a samples-per-insert limit says how many.
+            if self._replay.config.samples_per_insert is None or not self._replay.may_sample(self._size):
+                self._collect(1)
+                while self._feeder.feed(timeout=0):
+                    pass
+            if self._exchange.stopped:
+                return None
+            if self._replay.may_sample(self._size):
+                batch = self._free.get()
+                if self._fill(batch):
+                    return batch
+                self._free.put(batch)
+
+    # -- the threads ---------------------------------------------------------------------------------------------------------
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as failure:  # handed to the learner, which raises it
+            self._failure = failure
+        self._filled.put(None)
+
+    def _feed(self) -> None:
+        while True:
+            # The limit holds samplers back by not freeing their slots.
+            if not self._replay.may_insert() and not self._exchange.stopped:
+                self._exchange.control.wait_nonzero(0, 0.002)
+                continue
+            if self._feeder.feed(timeout=0.2) is None:
+                return
+
+    def _draw(self) -> None:
+        while not self._exchange.stopped:
+            batch = self._free.get()
+            while not self._exchange.stopped:
+                if self._replay.wait(self._size, timeout=0.2) and self._fill(batch):
+                    self._filled.put(batch)
+                    break
+
+    def _fill(self, batch: ReplayBatch) -> bool:
+        return self._replay.sample(self._size, batch, threads=self._settings.threads) is not None
+
+
+def _arrivals(came: Arrivals) -> dict[str, Tensor]:
+    return {
+        "new_steps": torch.tensor(came.steps),
+        "episode_return": torch.from_numpy(np.array(came.returns, np.float32)),
+        "episode_length": torch.from_numpy(np.array(came.lengths, np.int32)),
+    }

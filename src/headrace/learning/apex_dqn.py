@@ -1,0 +1,108 @@
+"""Ape-X DQN: double Q-learning with dueling networks on n-step transitions from prioritized replay (Horgan et al. 2018).
+
+With atoms it is distributional, with noisy layers and one environment per epsilon of 0 it is Rainbow (Hessel et al. 2018).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headrace.config import Config, LearningConfig
+from headrace.envs.contract import ArraySpec, EnvSpec
+from headrace.learning import q_learning
+from headrace.policies.q_network import QNetwork
+
+
+class ApexDQN:
+    """An `Algorithm` on transitions: a batch holds `obs/*`, `next/*` [B, ...], `action` [B, 1], `reward` (n-step), `discount`
+    and `weights` [B]. `loss` adds `priority` [B]."""
+
+    def __init__(self, config: Config):
+        self._config, self._num_envs = config.q, config.total_groups * config.envs_per_group
+        self.target: nn.Module | None = None
+        """The target network; made by the learner's first update or by `load_state_dict`."""
+
+    def make_model(self, spec: EnvSpec, config: Config) -> QNetwork:
+        """A fresh network."""
+        model = QNetwork(spec, config.policy, config.q)
+        model.trunk.precision = config.learning.precision
+        return model
+
+    def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
+        """What initial priorities need, and which environment a row is of."""
+        return {"q": ArraySpec((), np.dtype(np.float32)), "lane": ArraySpec((), np.dtype(np.int32))}
+
+    def act(
+        self, model: nn.Module, obs: dict[str, Tensor], core: Tensor, first: Tensor, envs: Tensor, generator: torch.Generator
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Epsilon-greedy with each environment's own epsilon; `q` is the taken action's value and `value` the best one's."""
+        out = cast(QNetwork, model).act(obs, core, first)
+        epsilon = q_learning.epsilon_ladder(envs, self._num_envs, self._config.epsilon, self._config.epsilon_alpha)
+        action = out.distribution.explore(epsilon, generator)
+        best = out.q.gather(-1, q_learning.greedy(out.q, out.allowed).unsqueeze(-1)).squeeze(-1)
+        taken = out.q.gather(-1, action.long()).squeeze(-1)
+        return {"action": action, "q": taken, "value": best, "lane": envs.int()}, out.core
+
+    def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
+        """The targets: double Q-learning; distributional ones are projected onto the atoms."""
+        online, target = cast(QNetwork, model), cast(QNetwork, self._target(model))
+        after = _named(batch, "next/")
+        there = target(after)
+        chooser = online(after) if self._config.double else there
+        if there.logits is None:
+            values = q_learning.bootstrap_values(chooser.q, there.q, chooser.allowed)
+            batch["target"] = batch["reward"] + batch["discount"] * values
+            return
+        best = q_learning.greedy(chooser.q, chooser.allowed)
+        probabilities = there.logits.softmax(-1)[torch.arange(len(best), device=best.device), best]
+        batch["target"] = q_learning.project(online.support, probabilities, batch["reward"], batch["discount"])
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
+        """0.5 (target - q)^2, weighted; cross-entropy where distributional."""
+        out, target, weights = cast(QNetwork, model)(_named(batch, "obs/")), batch["target"], batch["weights"]
+        index = batch["action"].long()
+        taken = out.q.gather(-1, index).squeeze(-1)
+        if out.logits is None:
+            error = target - taken
+            each, batch["priority"] = 0.5 * error**2, error.detach().abs()
+        else:
+            log_p = out.logits.log_softmax(-1)[torch.arange(len(index), device=index.device), index.squeeze(-1)]
+            each = -(target * log_p).sum(-1)
+            batch["priority"] = each.detach()
+        loss = (weights * each).mean()
+        return loss, {
+            "losses/loss": loss,
+            "losses/td_error": batch["priority"].mean(),
+            "losses/q_mean": taken.mean(),
+            "losses/q_max": out.q.max(),
+            "losses/target_mean": (target if out.logits is None else (target * cast(QNetwork, model).support).sum(-1)).mean(),
+        }
+
+    # -- the target network ------------------------------------------------------------------------------------------------
+
+    def _target(self, model: nn.Module) -> nn.Module:
+        if self.target is None:
+            self.target = copy.deepcopy(model).requires_grad_(False)
+        return self.target
+
+    def after_update(self, model: nn.Module, updates: int) -> None:
+        """Copy the model into the target network every `target_period` updates."""
+        if updates % self._config.target_period == 0:
+            self._target(model).load_state_dict(model.state_dict())
+
+    def state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """For checkpoints."""
+        return {"target": self._target(model).state_dict()}
+
+    def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self._target(model).load_state_dict(state["target"])
+
+
+def _named(batch: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name[len(prefix) :]: x for name, x in batch.items() if name.startswith(prefix)}

@@ -1,0 +1,82 @@
+"""The mathematics of Q-learning from replay. Imports nothing of ours.
+
+Sources: double Q-learning, van Hasselt et al. 2016; distributional, Bellemare et al. 2017; Ape-X, Horgan et al. 2018;
+value rescaling and mixed priorities, Kapturowski et al. 2019 (R2D2).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def bootstrap_values(online: Tensor, target: Tensor, allowed: Tensor | None = None) -> Tensor:
+    """Double Q-learning: the target network's value of the online network's best action.
+
+    Args:
+        online, target: action values, float32 [..., A].
+        allowed: bool [..., A], None if every action is.
+
+    Returns: float32 [...].
+    """
+    best = greedy(online, allowed)
+    return target.gather(-1, best.unsqueeze(-1)).squeeze(-1)
+
+
+def greedy(q: Tensor, allowed: Tensor | None = None) -> Tensor:
+    """The best allowed action, int64 [...], of values [..., A]."""
+    return (q if allowed is None else q.masked_fill(~allowed, -torch.inf)).argmax(-1)
+
+
+def project(support: Tensor, probabilities: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
+    """The distribution of reward + discount z on the fixed atoms (algorithm 1 of Bellemare et al.).
+
+    Args:
+        support: the atoms z, evenly spaced and growing, float32 [M].
+        probabilities: float32 [B, M].
+        reward, discount: float32 [B].
+
+    Returns: float32 [B, M], rows sum to 1.
+    """
+    low, high, count = support[0], support[-1], len(support)
+    moved = (reward[:, None] + discount[:, None] * support).clamp(low, high)
+    position = ((moved - low) / (high - low) * (count - 1)).clamp(0, count - 1)
+    below = position.floor().long().clamp(max=count - 2)
+    upper = position - below
+    result = torch.zeros_like(probabilities)
+    result.scatter_add_(1, below, probabilities * (1 - upper))
+    return result.scatter_add_(1, below + 1, probabilities * upper)
+
+
+def rescale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
+    """h(x) = sign(x)(sqrt(|x| + 1) - 1) + epsilon x, which makes large returns small (Pohlen et al. 2018)."""
+    return x.sign() * ((x.abs() + 1).sqrt() - 1) + epsilon * x
+
+
+def unscale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
+    """The inverse of `rescale`."""
+    root = (1 + 4 * epsilon * (x.abs() + 1 + epsilon)).sqrt()
+    return x.sign() * (((root - 1) / (2 * epsilon)) ** 2 - 1)
+
+
+def mixed_priorities(errors: Tensor, mask: Tensor, eta: float = 0.9) -> Tensor:
+    """Priority of a sequence: eta max |error| + (1 - eta) mean |error| over its rows (R2D2).
+
+    Args:
+        errors: float32 [T, B]. mask: bool [T, B], False for rows that are no transitions.
+
+    Returns: float32 [B], 0 for sequences without a transition.
+    """
+    size = errors.abs() * mask
+    return eta * size.max(0).values + (1 - eta) * size.sum(0) / mask.sum(0).clamp(min=1)
+
+
+def epsilon_ladder(envs: Tensor, num_envs: int, base: float, alpha: float) -> Tensor:
+    """Ape-X's exploration: environment i of N acts at random with probability base^(1 + alpha i / (N - 1)), for life.
+
+    Args:
+        envs: int64 [B], the environments' numbers.
+
+    Returns: float32 [B].
+    """
+    return base ** (1 + alpha * envs.float() / max(1, num_envs - 1))

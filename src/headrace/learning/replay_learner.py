@@ -1,0 +1,61 @@
+"""The learner of off-policy algorithms: batches of replayed transitions, one optimizer step each."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from headrace.learning.algorithms import Algorithm
+from headrace.learning.learner import Learner
+
+
+class ReplayAlgorithm(Algorithm, Protocol):
+    """What an algorithm on replay has beyond the others: a memory of its own, such as target networks."""
+
+    def after_update(self, model: nn.Module, updates: int) -> None:
+        """Called after every optimizer step with the number of updates so far."""
+        ...
+
+    def state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """Everything it remembers, for checkpoints."""
+        ...
+
+    def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        ...
+
+
+class ReplayLearner(Learner):
+    """Model, target networks, optimizer and counters. `global_step` counts the steps that entered the replay."""
+
+    algorithm: ReplayAlgorithm
+
+    def learn(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """One batch of transitions, one optimizer step. Adds `priority` [B] to the batch; returns the loss's statistics.
+
+        `batch`: what the algorithm wants (see `ApexDQN`), `version` int32 [B] of the weights that chose the actions, and of the
+        experience that arrived since the last batch: `new_steps` (int64, scalar), `episode_return`, `episode_length` [k].
+
+        Raises `FloatingPointError`, see `Learner.learn`.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate
+        with torch.no_grad():
+            self.algorithm.prepare(self.model, batch, self.config.learning)
+        statistics = self._step(batch)
+        self.progress.updates += 1
+        self.algorithm.after_update(self.model, self.progress.updates)
+        self.progress.global_step += int(batch["new_steps"])
+        self.progress.episodes += len(batch["episode_return"])
+        lag = (self.progress.updates - 1 - batch["version"]).float()
+        return statistics | {"lag/mean": lag.mean(), "lag/min": lag.min(), "lag/max": lag.max()}
+
+    def extra_state(self) -> dict[str, Any]:
+        """The algorithm's memory."""
+        return self.algorithm.state_dict(self.model)
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        """Go on from `extra_state`."""
+        self.algorithm.load_state_dict(self.model, state)

@@ -1,0 +1,165 @@
+"""Action values: a trunk and a dueling head, optionally distributional and with noisy layers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headrace.config import ConfigError, PolicyConfig, QConfig
+from headrace.envs.contract import MASK_KEY, Categorical, EnvSpec
+from headrace.policies.encoders import ACTIVATIONS, orthogonal_
+from headrace.policies.policy import Trunk
+
+EVALUATION_EPSILON = 0.00164
+"""Share of random actions when a trained network is asked for a sample (the evaluation actor of Horgan et al. 2018)."""
+
+
+class NoisyLinear(nn.Module):
+    """A linear layer whose weights are disturbed by factorised Gaussian noise of learned size (Fortunato et al. 2018).
+
+    The noise is drawn anew in every forward pass, in training mode and when acting alike; `quiet` leaves it out.
+    """
+
+    def __init__(self, in_features: int, out_features: int, sigma: float = 0.5):
+        super().__init__()
+        bound = 1 / math.sqrt(in_features)
+        self.weight = nn.Parameter(torch.empty(out_features, in_features).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(out_features).uniform_(-bound, bound))
+        self.weight_sigma = nn.Parameter(torch.full((out_features, in_features), sigma * bound))
+        self.bias_sigma = nn.Parameter(torch.full((out_features,), sigma * bound))
+        self.quiet = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, in] -> [N, out]."""
+        if self.quiet:
+            return F.linear(x, self.weight, self.bias)
+        rows, columns = (_signed_root(torch.randn(n, device=x.device)) for n in self.weight.shape)
+        weight = self.weight + self.weight_sigma * rows[:, None] * columns
+        return F.linear(x, weight, self.bias + self.bias_sigma * rows)
+
+
+def _signed_root(x: Tensor) -> Tensor:
+    return x.sign() * x.abs().sqrt()
+
+
+@dataclass
+class QOutput:
+    """Values of all actions, batch dimensions [N] (`act`) or [T, B] (`unroll`)."""
+
+    q: Tensor
+    """float32 [..., A]."""
+    logits: Tensor | None
+    """float32 [..., A, M] of the return's distribution; None unless distributional."""
+    core: Tensor
+    """float32 [N, S] or [B, S]: core state after the (last) row."""
+    allowed: Tensor | None
+    """bool [..., A]; None if every action is."""
+
+    @property
+    def distribution(self) -> GreedyActions:
+        """How a trained network acts."""
+        return GreedyActions(self.q, self.allowed)
+
+
+@dataclass
+class GreedyActions:
+    """Acts on values [N, A]; stands where policies have an action distribution."""
+
+    q: Tensor
+    allowed: Tensor | None
+
+    def mode(self) -> Tensor:
+        """The best actions, int32 [N, 1]."""
+        q = self.q if self.allowed is None else self.q.masked_fill(~self.allowed, -torch.inf)
+        return q.argmax(-1, keepdim=True).int()
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """The best actions except for a share of `EVALUATION_EPSILON`, int32 [N, 1]."""
+        return self.explore(torch.full(self.q.shape[:-1], EVALUATION_EPSILON, device=self.q.device), generator)
+
+    def explore(self, epsilon: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Random allowed actions with probability `epsilon` (float32 [N]), else the best ones; int32 [N, 1]."""
+        weights = torch.ones_like(self.q) if self.allowed is None else self.allowed.float()
+        random = torch.multinomial(weights, 1, generator=generator).int()
+        chance = torch.rand(epsilon.shape, device=epsilon.device, generator=generator)
+        return torch.where((chance < epsilon).unsqueeze(-1), random, self.mode())
+
+
+class DuelingHead(nn.Module):
+    """V and advantages from two streams, Q = V + A - mean A (Wang et al. 2016); one stream without dueling.
+
+    With `atoms` above 1 all of them are logits over the support.
+    """
+
+    def __init__(self, in_features: int, hidden: int, actions: int, config: QConfig, activation: str):
+        super().__init__()
+        linear = NoisyLinear if config.noisy else nn.Linear
+        self.actions, self.atoms, self.dueling = actions, config.atoms, config.dueling
+
+        def stream(out: int) -> nn.Sequential:
+            layers = nn.Sequential(linear(in_features, hidden), ACTIVATIONS[activation](), linear(hidden, out))
+            for layer, gain in ((layers[0], math.sqrt(2)), (layers[2], 0.01)):
+                if isinstance(layer, nn.Linear):
+                    orthogonal_(layer, gain)
+            return layers
+
+        self.advantage = stream(actions * config.atoms)
+        self.value = stream(config.atoms) if config.dueling else None
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[..., F] -> float32 [..., A, M]."""
+        a = self.advantage(features).float().unflatten(-1, (self.actions, self.atoms))
+        if self.value is None:
+            return a
+        return self.value(features).float().unsqueeze(-2) + a - a.mean(-2, keepdim=True)
+
+
+class QNetwork(nn.Module):
+    """Q(s, .) for one discrete action.
+
+    Raises `ConfigError` for other action spaces and for what the trunk refuses.
+    """
+
+    support: Tensor
+
+    def __init__(self, spec: EnvSpec, config: PolicyConfig, q: QConfig):
+        super().__init__()
+        parts = spec.action.parts
+        if len(parts) != 1 or not isinstance(parts[0], Categorical):
+            raise ConfigError(f"{spec.name}: Q-learning needs one discrete action; this action space is {parts}")
+        self.spec, self.actions = spec, parts[0].n
+        self.trunk = Trunk(spec, config)
+        self.head = DuelingHead(self.trunk.out_features, config.hidden, self.actions, q, config.activation)
+        self.register_buffer("support", torch.linspace(*q.support, q.atoms) if q.atoms > 1 else torch.zeros(1), persistent=False)
+
+    @property
+    def core_width(self) -> int:
+        """S: width of the core state; 0 without a core."""
+        return self.trunk.core_width
+
+    def act(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> QOutput:
+        """One step: `obs` {name: [N, ...]}, `core` [N, S], `first` bool [N]."""
+        features, core = self.trunk({name: x.unsqueeze(0) for name, x in obs.items()}, core, first.unsqueeze(0))
+        return self._output(features.squeeze(0), obs, core)
+
+    def unroll(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> QOutput:
+        """T rows: `obs` {name: [T, B, ...]}, `core` [B, S], `first` bool [T, B]."""
+        features, core = self.trunk(obs, core, first)
+        return self._output(features, obs, core)
+
+    def forward(self, obs: dict[str, Tensor]) -> QOutput:
+        """B unrelated observations {name: [B, ...]}, without a core."""
+        B = len(next(iter(obs.values())))
+        device = self.support.device
+        return self.act(obs, torch.zeros(B, self.core_width, device=device), torch.zeros(B, dtype=torch.bool, device=device))
+
+    def _output(self, features: Tensor, obs: dict[str, Tensor], core: Tensor) -> QOutput:
+        out = self.head(features)
+        allowed = obs[MASK_KEY].bool() if MASK_KEY in obs else None
+        if self.head.atoms == 1:
+            return QOutput(out.squeeze(-1), None, core, allowed)
+        return QOutput((out.softmax(-1) * self.support).sum(-1), out, core, allowed)
