@@ -38,6 +38,15 @@ class Actor:
         self._updates = 0
         self.version = 0
         self.clock = Clock(np.zeros(len(POLICY_PHASES) + 2) if clock is None else clock, POLICY_PHASES, perf_counter())
+        self._to = _Staging(device)
+        self._from = _Staging(device)
+        slab = exchange.slab
+        # One row of one slot is one block of memory, so a batch is n blocks picked by one number each.
+        self._inputs = {
+            name: slab.arrays[name].reshape(slab.num_slots * (slab.T + 1), slab.E, *field.shape)
+            for name, field in slab.fields.items()
+            if name == "first" or name.startswith("obs/")
+        }
 
     def refresh(self) -> None:
         """Take the newest weights from the board if there are newer ones than ours."""
@@ -53,25 +62,55 @@ class Actor:
         x, arrays = self.exchange, self.exchange.slab.arrays
         E, n = x.E, len(groups)
         slots, rows = x.cursor[groups].T
-        obs = {name[4:]: self._batch(a[slots, rows]) for name, a in arrays.items() if name.startswith("obs/")}
-        first = self._batch(arrays["first"][slots, rows])
-        core = self._batch(x.cores[groups])
-        envs = self._batch(groups[:, None].astype(np.int64) * E + np.arange(E))
+        blocks = slots * (x.T + 1) + rows
+        batch = {name: self._to.take(name, array, blocks) for name, array in self._inputs.items()}
+        first = batch.pop("first")
+        obs = {name.removeprefix("obs/"): tensor for name, tensor in batch.items()}
+        core = self._to.take("core", x.cores, groups)
+        envs = self._to.take("envs", np.arange(x.G * E).reshape(x.G, E), groups)
         self.clock.spent("gather", perf_counter())
         fields, core_after = self._act(self.model, obs, core, first, envs, self.generator)
-        out = {name: value.to("cpu").numpy().reshape(n, E, *value.shape[1:]) for name, value in fields.items()}
+        out = self._from.fetch({**fields, "core": core_after})
         self.clock.spent("forward", perf_counter())
+        cores = out.pop("core").reshape(n, E, -1)
         for name, value in out.items():
-            arrays[name][slots, rows] = value
+            arrays[name][slots, rows] = value.reshape(n, E, *value.shape[1:])
         arrays["version"][slots, rows] = self.version
         if x.cores.shape[-1]:
             start = rows == 0  # the slot's core state is the one before its first row
             arrays["core"][slots[start]] = x.cores[groups[start]]
-            x.cores[groups] = core_after.to("cpu").numpy().reshape(n, E, -1)
+            x.cores[groups] = cores
         self.clock.count(n * E)
         self.clock.spent("scatter", perf_counter())
 
-    def _batch(self, array: np.ndarray) -> Tensor:
-        """[n, E, ...] on the host to [n E, ...] on the device."""
-        tensor = torch.from_numpy(array).flatten(0, 1)
-        return tensor if self.device == "cpu" else tensor.to(self.device, non_blocking=True)
+
+class _Staging:
+    """Memory of our own between the slab and the device, allocated once: page-locked for CUDA, so that copies are asynchronous,
+    and never given back to the system, which would make every batch pay for its pages again."""
+
+    def __init__(self, device: str):
+        self._device = device
+        self._memory: dict[str, Tensor] = {}
+
+    def _rows(self, name: str, n: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        memory = self._memory.get(name)
+        if memory is None or len(memory) < n:
+            memory = torch.empty((n, *shape), dtype=dtype, pin_memory=self._device != "cpu")
+            self._memory[name] = memory
+        return memory[:n]
+
+    def take(self, name: str, array: np.ndarray, index: np.ndarray) -> Tensor:
+        """`array[index]` with its first two axes joined, on the device: [k, E, ...] and [n] give [n E, ...]."""
+        rows = self._rows(name, len(index), array.shape[1:], torch.from_numpy(array[:0]).dtype)
+        np.take(array, index, axis=0, out=rows.numpy(), mode="clip")  # the other modes copy once more
+        return rows.flatten(0, 1).to(self._device, non_blocking=True)
+
+    def fetch(self, tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+        """The tensors as arrays on the host; waits for the device once."""
+        if self._device == "cpu":
+            return {name: tensor.numpy() for name, tensor in tensors.items()}
+        host = {name: self._rows(name, len(t), t.shape[1:], t.dtype) for name, t in tensors.items()}
+        for name, tensor in tensors.items():
+            host[name].copy_(tensor, non_blocking=True)
+        torch.cuda.current_stream(self._device).synchronize()
+        return {name: tensor.numpy() for name, tensor in host.items()}
