@@ -34,11 +34,18 @@ HR_HD inline void shift_times(Console& s, const Cartridge& cart, int32_t shift) 
   if (cart.mapper == Mapper::kDPC) s.dpc.clocked_at -= shift;
 }
 
+HR_HD inline int32_t drawn_to(const Console& s, const Frame& frame) {
+  return s.drawn_to_clock < frame.display_stop ? s.drawn_to_clock : frame.display_stop;
+}
+
 // The line in which the new frame begins starts at 0.
 HR_HD inline void start_frame(Console& s, const Frame& frame) {
   s.last_frame_lines = s.cycle / kLineCycles;
   shift_times(s, frame.cart, s.last_frame_lines * kLineCycles);
   s.frame_began_at = s.cycle;
+  // A blanking that no line has used up is left for the first line of this frame.
+  const bool blank_is_left = drawn_to(s, frame) < s.hmove_blank_clock;
+  s.hmove_blank_clock = blank_is_left ? frame.display_start + kBlankClocks + kHmoveBlankPixels : 0;
   s.parity ^= 1;
   s.grayed = false;
   s.drawn_to_clock = s.line_start_clock = frame.display_start;
@@ -94,7 +101,6 @@ HR_HD inline void system_reset(Console& console, const Cartridge& cart, const Re
   reset_cartridge(console, cart, draws.superchip);
   console.frame_complete = true;
   console.vsync_end_clock = kNever;
-  console.solid = 0;
   console.stale = 0x3F;
   console.sp = 0xFF;
   console.nz = 1;
@@ -131,7 +137,7 @@ HR_HD inline void run_frame(Console& console, const Cartridge& cart, const Input
     }
   }
   catch_up(console, frame);
-  console.rows_missing = console.drawn_to_clock != kNever;
+  console.rows_missing = console.drawn_to_clock < frame.display_stop;
   if (!console.frame_complete) detail::gray_out(console, frame);
 }
 

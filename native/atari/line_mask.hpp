@@ -4,6 +4,10 @@
 #include "platform.hpp"
 #include "state.hpp"
 
+#if defined(__AVX__) && !defined(__CUDACC__)
+#include <immintrin.h>
+#endif
+
 namespace headrace::atari {
 
 HR_INLINE uint32_t reverse_byte(uint32_t byte) {
@@ -50,7 +54,7 @@ HR_INLINE uint32_t wrap_pixel(uint32_t x) { return x >= 160 ? x - 160 : x; }
 HR_INLINE uint32_t later_copies(uint8_t nusiz) { return 0x06043210u >> (4 * (nusiz & 7)) & 7; }
 
 HR_INLINE LineMask copies_mask(uint64_t pattern, uint32_t position, uint32_t later, bool first_hidden) {
-  LineMask mask = {{0, 0, 0}};
+  LineMask mask = {{0, 0, 0, 0}};
   if (!first_hidden) add_pattern(mask, pattern, position);
   for (uint32_t i = 0; later >> i; ++i)
     if (later >> i & 1) add_pattern(mask, pattern, wrap_pixel(position + (16u << i)));
@@ -93,7 +97,7 @@ HR_INLINE LineMask playfield_mask(const Console& s) {
     right = (reverse_byte(left & 0xFF) << 12) | (reverse_byte(left >> 8 & 0xFF) << 4) | (reverse_byte(left >> 16) >> 4);
   }
   const uint64_t line = left | right << 20;  // 40 blocks of 4 pixels
-  return {{widen_16_by_4(line & 0xFFFF), widen_16_by_4(line >> 16 & 0xFFFF), widen_16_by_4(line >> 32)}};
+  return {{widen_16_by_4(line & 0xFFFF), widen_16_by_4(line >> 16 & 0xFFFF), widen_16_by_4(line >> 32), 0}};
 }
 
 // Brings the masks of the objects of `set` up to date.
@@ -109,9 +113,24 @@ HR_INLINE void refresh_masks(Console& s, uint8_t set) {
   if (todo & 1 << kPlayfield) s.mask[kPlayfield] = playfield_mask(s);
 }
 
+HR_INLINE bool intersect(const LineMask& a, const LineMask& b) {
+#if defined(__AVX__) && !defined(__CUDACC__)
+  return !_mm256_testz_si256(_mm256_load_si256(reinterpret_cast<const __m256i*>(&a)),
+                             _mm256_load_si256(reinterpret_cast<const __m256i*>(&b)));
+#else
+  return ((a.word[0] & b.word[0]) | (a.word[1] & b.word[1]) | (a.word[2] & b.word[2])) != 0;
+#endif
+}
+
+HR_INLINE LineMask intersection(const LineMask& a, const LineMask& b) {
+  LineMask both;
+  for (int i = 0; i < 4; ++i) both.word[i] = a.word[i] & b.word[i];
+  return both;
+}
+
 // Bits n of pixels from <= n < to.
 HR_INLINE LineMask range_mask(int32_t from, int32_t to) {
-  LineMask mask;
+  LineMask mask = {{0, 0, 0, 0}};
   for (int i = 0; i < 3; ++i) {
     const int32_t low = from - 64 * i, high = to - 64 * i;
     const uint64_t from_low = low <= 0 ? ~0ull : low >= 64 ? 0 : ~0ull << low;

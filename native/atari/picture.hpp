@@ -6,6 +6,7 @@
 #pragma once
 
 #include "line_mask.hpp"
+#include "paint.hpp"
 #include "platform.hpp"
 #include "rom.hpp"
 #include "state.hpp"
@@ -15,6 +16,7 @@ namespace headrace::atari {
 inline constexpr int32_t kLineClocks = 228;
 inline constexpr int32_t kBlankClocks = 68;
 inline constexpr int32_t kLineCycles = 76;
+inline constexpr int32_t kHmoveBlankPixels = 8;
 inline constexpr int32_t kNtscLineLimit = 290;
 inline constexpr int32_t kPalLineLimit = 342;
 
@@ -57,11 +59,6 @@ HR_INLINE uint16_t possible_pairs(uint8_t set) {
   return table.of[set];
 }
 
-HR_INLINE bool intersects(const LineMask& a, const LineMask& b, const LineMask& range) {
-  return ((a.word[0] & b.word[0] & range.word[0]) | (a.word[1] & b.word[1] & range.word[1]) |
-          (a.word[2] & b.word[2] & range.word[2])) != 0;
-}
-
 HR_INLINE int lowest_bit(uint32_t x) {
 #ifdef __CUDA_ARCH__
   return __ffs(x) - 1;
@@ -72,15 +69,17 @@ HR_INLINE int lowest_bit(uint32_t x) {
 
 // Latches the collisions of pixels from <= x < to.
 HR_INLINE void collide(Console& s, int32_t from, int32_t to) {
-  uint32_t pairs = possible_pairs(s.solid) & ~s.collisions;
-  if (!pairs || (from >= s.tested_from && to <= s.tested_to)) return;
+  if (from >= s.tested_from && to <= s.tested_to) return;
   refresh_masks(s, s.solid);
-  const LineMask range = range_mask(from, to);
-  for (; pairs; pairs &= pairs - 1) {
-    const int bit = lowest_bit(pairs);
-    const Pair pair = collision_pair(bit);
-    if (intersects(s.mask[pair.first], s.mask[pair.second], range)) s.collisions |= static_cast<uint16_t>(1 << bit);
+  const bool whole_line = from == 0 && to == kScreenWidth;
+  const LineMask range = whole_line ? LineMask{{~0ull, ~0ull, ~0ull, 0}} : range_mask(from, to);
+  uint32_t latched = 0;
+  for (uint32_t pairs = s.pending; pairs; pairs &= pairs - 1) {
+    const Pair pair = collision_pair(lowest_bit(pairs));
+    if (intersect(intersection(s.mask[pair.first], range), s.mask[pair.second])) latched |= pairs & -pairs;
   }
+  s.collisions |= static_cast<uint16_t>(latched);
+  s.pending &= static_cast<uint16_t>(~latched);
   if (from <= s.tested_to && to >= s.tested_from && s.tested_to != 0) {
     if (from < s.tested_from) s.tested_from = static_cast<uint8_t>(from);
     if (to > s.tested_to) s.tested_to = static_cast<uint8_t>(to);
@@ -90,79 +89,11 @@ HR_INLINE void collide(Console& s, int32_t from, int32_t to) {
   }
 }
 
-// The colours of the four layers of a line; the masks are disjoint, what is in none is background.
-struct Layers {
-  LineMask p0, p1, playfield;
-};
+// --- changes of shape: the picture must have caught up before ---
 
-HR_INLINE Layers layers_of(Console& s) {
-  refresh_masks(s, s.solid);
-  Layers layers;
-  for (int i = 0; i < 3; ++i) {
-    const auto word = [&](Object object) { return s.solid >> object & 1 ? s.mask[object].word[i] : 0; };
-    const uint64_t p0 = word(kP0) | word(kM0), p1 = word(kP1) | word(kM1);
-    const uint64_t playfield = word(kPlayfield), ball = word(kBall);
-    if (s.ctrlpf & 4) {  // the playfield comes first
-      layers.playfield.word[i] = playfield | ball;
-      layers.p0.word[i] = p0 & ~(playfield | ball);
-      layers.p1.word[i] = p1 & ~(playfield | ball | p0);
-    } else {
-      // Score mode: the left half of the playfield belongs to player 0, the right half to player 1.
-      const uint64_t left = i == 0 ? ~0ull : i == 1 ? 0xFFFF : 0;
-      const uint64_t of_p0 = s.ctrlpf & 2 ? playfield & left : 0;
-      const uint64_t of_p1 = s.ctrlpf & 2 ? playfield & ~left : 0;
-      layers.p0.word[i] = p0 | of_p0;
-      layers.p1.word[i] = (p1 | of_p1) & ~layers.p0.word[i];
-      layers.playfield.word[i] = (playfield | ball) & ~(layers.p0.word[i] | layers.p1.word[i]);
-    }
-  }
-  return layers;
-}
-
-// 8 bits to 8 bytes of 0x00 or 0xFF, lowest bit first in memory (little endian).
-HR_INLINE uint64_t bits_to_bytes(uint32_t bits) {
-  const uint64_t spread = (bits & 0xFF) * 0x0101010101010101ull & 0x8040201008040201ull;
-  return (((spread + 0x7F7F7F7F7F7F7F7Full) | spread) >> 7 & 0x0101010101010101ull) * 0xFF;
-}
-
-HR_HD inline void paint(Console& s, uint8_t* row, int32_t from, int32_t to) {
-  if (s.vblank & 2) {
-    for (int32_t x = from; x < to; ++x) row[x] = 0;
-    return;
-  }
-  const Layers layers = layers_of(s);
-  const uint64_t each = 0x0101010101010101ull;
-  const uint64_t p0 = s.color[0] * each, p1 = s.color[1] * each, playfield = s.color[2] * each,
-                 background = s.color[3] * each;
-  for (int32_t x = from & ~7; x < to; x += 8) {
-    const int32_t word = x >> 6, shift = x & 63;
-    const uint64_t in_p0 = bits_to_bytes(static_cast<uint32_t>(layers.p0.word[word] >> shift));
-    const uint64_t in_p1 = bits_to_bytes(static_cast<uint32_t>(layers.p1.word[word] >> shift));
-    const uint64_t in_playfield = bits_to_bytes(static_cast<uint32_t>(layers.playfield.word[word] >> shift));
-    const uint64_t pixels = (in_p0 & p0) | (in_p1 & p1) | (in_playfield & playfield) |
-                            (~(in_p0 | in_p1 | in_playfield) & background);
-    if (x >= from && x + 8 <= to) {
-      __builtin_memcpy(row + x, &pixels, 8);
-    } else {
-      for (int32_t i = x < from ? from - x : 0; i < 8 && x + i < to; ++i)
-        row[x + i] = static_cast<uint8_t>(pixels >> (8 * i));
-    }
-  }
-}
-
-// Clocks from <= h < to of the current line, which is on display.
-HR_INLINE void pass_clocks(Console& s, const Frame& frame, int32_t from, int32_t to) {
-  if (to <= kBlankClocks) return;
-  const int32_t first = from < kBlankClocks ? 0 : from - kBlankClocks, last = to - kBlankClocks;
-  if (first >= last) return;
-  if (!(s.vblank & 2)) collide(s, first, last);
-  if (frame.pixels) {
-    uint8_t* row = frame.pixels + (s.line_start_clock - frame.display_start) / kLineClocks * kScreenWidth;
-    paint(s, row, first, last);
-    if (s.hmove_blank)
-      for (int32_t x = first; x < 8; ++x) row[x] = 0;
-  }
-  if (s.hmove_blank && first < 8 && last >= 8) s.hmove_blank = false;
+HR_INLINE void set_solid(Console& s, uint8_t solid) {
+  s.solid = solid;
+  s.pending = possible_pairs(solid) & static_cast<uint16_t>(~s.collisions);
 }
 
 HR_INLINE void shape_changed(Console& s, uint8_t objects) {
@@ -170,40 +101,76 @@ HR_INLINE void shape_changed(Console& s, uint8_t objects) {
   s.tested_from = s.tested_to = 0;
 }
 
-HR_INLINE void update_solid(Console& s) {
-  s.solid = static_cast<uint8_t>((shown_grp(s, 0) != 0) << kP0 | (shown_grp(s, 1) != 0) << kP1 |
-                                 (s.enam[0] && !s.resmp[0] && !s.star_hidden) << kM0 |
-                                 (s.enam[1] && !s.resmp[1]) << kM1 | (shown_enabl(s) != 0) << kBall |
-                                 (s.playfield != 0) << kPlayfield);
+HR_INLINE void object_changed(Console& s, Object object, bool solid) {
+  const uint8_t bit = static_cast<uint8_t>(1 << object);
+  shape_changed(s, bit);
+  if (((s.solid & bit) != 0) != solid) set_solid(s, s.solid ^ bit);
 }
 
-HR_INLINE bool changes_at_line_end(const Console& s) {
-  return s.first_copy_hidden[0] || s.first_copy_hidden[1] || s.stars || s.playfield_reflected != (s.ctrlpf & 1);
+HR_INLINE void player_changed(Console& s, int player) {
+  object_changed(s, player ? kP1 : kP0, shown_grp(s, player) != 0);
 }
+HR_INLINE void missile_changed(Console& s, int player) {
+  object_changed(s, player ? kM1 : kM0, s.enam[player] && !s.resmp[player] && !(player == 0 && s.star_hidden));
+}
+HR_INLINE void ball_changed(Console& s) { object_changed(s, kBall, shown_enabl(s) != 0); }
+
+HR_INLINE void note_changes_at_line_end(Console& s) {
+  s.changes_at_line_end =
+      s.first_copy_hidden[0] || s.first_copy_hidden[1] || s.stars || s.playfield_reflected != (s.ctrlpf & 1);
+}
+
+// --- the beam ---
 
 // The fault of the missile 0 counter that draws the star field of Cosmic Ark.
-HR_INLINE void move_star(Console& s) {
+HR_HD inline void move_star(Console& s) {
   constexpr uint32_t steps = 17u << 24 | 0u << 16 | 33u << 8 | 18u;
   s.star_counter = (s.star_counter + 1) & 3;
   const int32_t x = s.position[kM0] - static_cast<int32_t>(steps >> (8 * s.star_counter) & 0xFF);
   s.position[kM0] = static_cast<uint8_t>(x < 0 ? x + 160 : x);
   s.star_width = s.star_counter == 1;
   s.star_hidden = s.star_counter == 2;
-  update_solid(s);
+  missile_changed(s, 0);
 }
 
 HR_INLINE void end_line(Console& s) {
-  if (!changes_at_line_end(s)) return;
-  s.playfield_reflected = s.ctrlpf & 1;
-  s.first_copy_hidden[0] = s.first_copy_hidden[1] = false;
+  if (!s.changes_at_line_end) return;
+  if (s.playfield_reflected != (s.ctrlpf & 1)) {
+    s.playfield_reflected = s.ctrlpf & 1;
+    shape_changed(s, 1 << kPlayfield);
+  }
+  if (s.first_copy_hidden[0] || s.first_copy_hidden[1]) {
+    s.first_copy_hidden[0] = s.first_copy_hidden[1] = false;
+    shape_changed(s, 1 << kP0 | 1 << kP1);
+  }
   if (s.stars) move_star(s);
-  shape_changed(s, 1 << kP0 | 1 << kP1 | 1 << kM0 | 1 << kPlayfield);
+  note_changes_at_line_end(s);
+}
+
+// Clocks from <= h < to of the line that starts at line_start_clock, which is on display.
+HR_INLINE void pass_clocks(Console& s, const Frame& frame, int32_t from, int32_t to) {
+  if (to <= kBlankClocks) return;
+  const int32_t first = from < kBlankClocks ? 0 : from - kBlankClocks, last = to - kBlankClocks;
+  if (first >= last) return;
+  if (s.pending && !(s.vblank & 2)) collide(s, first, last);
+  if (!frame.pixels) return;
+  uint8_t* row = frame.pixels + (s.line_start_clock - frame.display_start) / kLineClocks * kScreenWidth;
+  paint(s, row, first, last);
+  if (s.hmove_blank_clock > s.line_start_clock)
+    for (int32_t x = first; x < kHmoveBlankPixels; ++x) row[x] = 0;
+}
+
+// Whether the beam may go on without any effect but on pixels.
+HR_INLINE bool is_quiet(const Console& s) {
+  return !s.changes_at_line_end && (!s.pending || (s.vblank & 2) || (s.tested_from == 0 && s.tested_to == kScreenWidth));
 }
 
 // Advances the picture to the last access of the TIA. A line ends only when the beam goes beyond its last clock.
 HR_NOINLINE void advance_picture(Console& s, const Frame& frame) {
   const int32_t clock = s.last_access_clock < frame.display_stop ? s.last_access_clock : frame.display_stop;
+  while (s.drawn_to_clock > s.line_start_clock + kLineClocks) s.line_start_clock += kLineClocks;
   while (s.drawn_to_clock < clock) {
+    if (!frame.pixels && is_quiet(s)) break;
     const int32_t line_end = s.line_start_clock + kLineClocks;
     const int32_t to = clock < line_end ? clock : line_end;
     pass_clocks(s, frame, s.drawn_to_clock - s.line_start_clock, to - s.line_start_clock);
@@ -213,11 +180,13 @@ HR_NOINLINE void advance_picture(Console& s, const Frame& frame) {
       s.line_start_clock = line_end;
     }
   }
-  if (clock == frame.display_stop) s.drawn_to_clock = kNever;
+  s.drawn_to_clock = s.last_access_clock;
 }
 
 HR_INLINE void catch_up(Console& s, const Frame& frame) {
-  if (s.last_access_clock > s.drawn_to_clock) advance_picture(s, frame);
+  if (s.last_access_clock <= s.drawn_to_clock) return;
+  if (!frame.pixels && is_quiet(s)) s.drawn_to_clock = s.last_access_clock;
+  else advance_picture(s, frame);
 }
 
 }  // namespace headrace::atari

@@ -8,9 +8,9 @@ namespace headrace::atari {
 // Objects of the TIA in the order of their bits in a set of objects.
 enum Object : uint8_t { kP0, kM0, kP1, kM1, kBall, kPlayfield, kObjects };
 
-// 160 pixels of a line, bit x of the little-endian 192-bit number is pixel x.
-struct LineMask {
-  uint64_t word[3];
+// 160 pixels of a line: pixel x is bit x & 63 of word x / 64. The last word pads to the width of a vector register.
+struct alignas(32) LineMask {
+  uint64_t word[4];
 };
 
 // The controls, as the pins of the console see them during one frame.
@@ -70,8 +70,8 @@ struct Console {
   uint8_t parity;           // which of the two frame buffers is drawn into
   uint8_t color_loss;       // 1 while PAL colour loss sets bit 0 of all colours
   int32_t vsync_end_clock;  // from here on clearing VSYNC ends the frame
-  // How far the picture has been advanced (colour clocks), or kDisplayDone.
-  int32_t drawn_to_clock, line_start_clock;
+  int32_t drawn_to_clock;   // how far the picture has been advanced
+  int32_t line_start_clock;  // start of a line on display, at most the one of drawn_to_clock
   int32_t last_access_clock;  // of the TIA: the picture must be advanced to here before the frame ends
   int32_t hmove_clock;
   int32_t dump_released_at;
@@ -81,17 +81,20 @@ struct Console {
   uint8_t nusiz[2], color[4];  // P0, P1, playfield, background
   uint8_t grp[2], grp_old[2], enam[2], resmp[2], vdelp[2], refp[2];
   uint8_t enabl, enabl_old, vdelbl;
-  uint8_t position[5], motion[5];  // by Object
+  uint8_t position[5], motion[8];  // by Object; motion is padded so that it can be compared with 0 at once
   uint32_t playfield;              // 20 bits, bit 0 leftmost
   uint8_t playfield_reflected;     // the latched reflection bit
   bool first_copy_hidden[2];
-  bool hmove_blank, stars, star_hidden;
+  bool stars, star_hidden;
   uint8_t star_counter, star_width;
-  uint16_t collisions;  // register CXn is bits 2n+1 and 2n
+  int32_t hmove_blank_clock;  // the first 8 pixels of lines before this clock are blanked by a HMOVE
+  uint16_t collisions;        // register CXn is bits 2n+1 and 2n
 
   // TIA: derived from the registers above
-  uint8_t solid;         // set of objects with at least one pixel
-  uint8_t stale;         // set of objects whose mask is out of date
+  uint16_t pending;        // collisions that are not latched and whose objects both have pixels
+  uint8_t solid;           // set of objects with at least one pixel
+  uint8_t stale;           // set of objects whose mask is out of date
+  bool changes_at_line_end;
   uint8_t tested_from, tested_to;  // pixels whose collisions are latched already for the present masks
   LineMask mask[kObjects];
 };
