@@ -22,16 +22,22 @@ def shares(rollout, policy, learner):
     ("metrics", "part", "words"),
     [
         (shares((0.97, 0.02, 0.01), (0.2, 0.8), (0.3, 0.7)), "environments", "num-workers"),
-        (shares((0.3, 0.69, 0.01), (0.95, 0.05), (0.4, 0.6)), "policy", "rollout workers wait for actions 69%"),
-        (shares((0.3, 0.1, 0.6), (0.2, 0.8), (0.98, 0.02)), "learner", "free slots 60%"),
+        (
+            shares((0.3, 0.69, 0.01), (0.95, 0.05), (0.4, 0.6)),
+            "policy",
+            "(time spent waiting: policy 5%, learner 60%, rollout workers 70%)",
+        ),
+        (shares((0.3, 0.1, 0.6), (0.2, 0.8), (0.98, 0.02)), "learner", "learner 2%, rollout workers 70%, policy 80%"),
         (shares((0.2, 0.8, 0.0), (0.3, 0.7), (0.1, 0.9)), "handover", "envs-per-worker"),
-        (shares((0.95, 0.05, 0.0), (0.95, 0.05), (0.99, 0.01)), "balanced", "hardware"),
+        (shares((0.95, 0.05, 0.0), (0.95, 0.05), (0.99, 0.01)), "processor", "every part is busy"),
         ({"time/rollout/step": 0.2, "time/rollout/forward": 0.75, "time/learner/wait": 0.5}, "policy", "compute actions 75%"),
         (
             {"time/rollout/step": 0.8, "time/rollout/forward": 0.15, "time/learner/wait": 0.5},
             "environments",
-            "waits for data 50%",
+            "rollout workers 0%, learner 50%",
         ),
+        ({**shares((0.2, 0.8, 0.0), (0.3, 0.7), (0.1, 0.9)), "system/cpu": 0.97}, "processor", "97% in use"),
+        ({**shares((0.97, 0.02, 0.01), (0.2, 0.8), (0.3, 0.7)), "system/cpu": 0.97}, "environments", "num-workers"),
         ({"charts/SPS": 1.0}, "unknown", "No timings"),
     ],
 )

@@ -9,21 +9,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Part = Literal["environments", "policy", "learner", "handover", "balanced", "unknown"]
+Part = Literal["environments", "policy", "learner", "processor", "handover", "unknown"]
 
 IDLE = 0.4
 """If even the busiest part waits this much of its time, the work is too little at a time, not too much."""
 BUSY = 0.1
 """Parts that wait less than this are busy all the time."""
+SATURATED = 0.9
+"""A processor in use more than this is full: parts that wait then wait for each other's turn on it."""
 
+_WHO: dict[Part, str] = {"learner": "learner", "policy": "policy", "environments": "rollout workers"}
 _ADVICE: dict[Part, str] = {
     "learner": "A larger learning.batch-size, fewer learning.num-epochs, learning.precision bf16, a smaller network or an "
     "accelerator.",
     "policy": "More environments per request (sampling.envs-per-worker), more sampling.num-policy-workers, learning.precision "
     "bf16, a smaller network or an accelerator.",
     "environments": "More sampling.num-workers (up to one per core) or more environments per worker.",
+    "processor": "More or faster cores, an accelerator for the network, or less work per step (a smaller network, fewer epochs).",
     "handover": "More sampling.envs-per-worker or sampling.num-groups; a smaller sampling.patience.",
-    "balanced": "More speed needs more or faster hardware, or less work per step.",
 }
 
 
@@ -40,7 +43,7 @@ class Bottleneck:
 
 
 def find(metrics: dict[str, float]) -> Bottleneck:
-    """The bottleneck from the keys `time/<part>/<phase>` of `metrics`: shares (0 to 1) of each part's time.
+    """The bottleneck from the keys `time/<part>/<phase>` (shares, 0 to 1, of each part's time) and `system/cpu` of `metrics`.
 
     Parts that do not report (the policy, in the inline placement) are left out; other keys are ignored.
     """
@@ -62,16 +65,15 @@ def find(metrics: dict[str, float]) -> Bottleneck:
     part = min(waiting, key=lambda name: waiting[name])
     least = waiting[part]
     if max(waiting.values()) < BUSY:
-        return Bottleneck("balanced", "Nothing waits: every part is busy all the time.", _ADVICE["balanced"])
+        return Bottleneck("processor", "Nothing waits: every part is busy all the time.", _ADVICE["processor"])
+    if least > IDLE and metrics.get("system/cpu", 0.0) > SATURATED:
+        finding = f"The processor is the bottleneck ({metrics['system/cpu']:.0%} in use): the parts take turns on its cores."
+        return Bottleneck("processor", finding, _ADVICE["processor"])
     if least > IDLE:
         finding = f"Everyone waits (the busiest part {least:.0%} of its time): too little work is under way at once."
         return Bottleneck("handover", finding, _ADVICE["handover"])
-    symptom = {
-        "learner": f"rollout workers wait for free slots {share('rollout', 'wait_slots'):.0%} of their time",
-        "environments": f"the learner waits for data {share('learner', 'wait'):.0%} of its time",
-        "policy": f"rollout workers wait for actions {share('rollout', 'wait_actions'):.0%} of their time"
-        if "time/policy/wait" in metrics
-        else f"rollout workers compute actions {share('rollout', 'forward'):.0%} of their time",
-    }
+    others = ", ".join(f"{_WHO[name]} {waiting[name]:.0%}" for name in sorted(waiting, key=lambda name: waiting[name]))
     subject = "The environments are" if part == "environments" else f"The {part} is"
-    return Bottleneck(part, f"{subject} the bottleneck ({1 - least:.0%} busy): {symptom[part]}.", _ADVICE[part])
+    if part == "policy" and "time/policy/wait" not in metrics:
+        others += f"; rollout workers compute actions {share('rollout', 'forward'):.0%} of their time"
+    return Bottleneck(part, f"{subject} the bottleneck (time spent waiting: {others}).", _ADVICE[part])

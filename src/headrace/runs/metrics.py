@@ -59,6 +59,7 @@ KEYS: dict[str, str] = {
     "time/learner/publish": "Learner: share of time handing new weights to those who act.",
     "time/learner/checkpoint": "Learner: share of time writing checkpoints.",
     "sampling/faults": "Failures survived so far: workers that died, hung or raised, and were replaced.",
+    "system/cpu": "Share of all cores' time in use, by any program.",
     "eval/episodic_return": "Mean return of an evaluation (`run.eval_episodes` whole games).",
     "eval/episodic_length": "Mean length of the episodes of an evaluation (steps).",
 }

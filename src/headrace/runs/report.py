@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import psutil
 
 from headrace.config import Config
 from headrace.envs.contract import EnvSpec
@@ -52,6 +53,7 @@ class Reporter:
             return
         metrics |= self._rates(metrics["global_step"]) | self._shares(times)
         metrics["sampling/faults"] = float(restarts)
+        metrics["system/cpu"] = psutil.cpu_percent() / 100  # since the call before
         self.global_step = int(metrics["global_step"])
         self._writer.write(metrics)
         self._dashboard.update(metrics)
