@@ -208,10 +208,9 @@ def vizdoom_simple(observation: dict[str, ArraySpec], config: PolicyConfig) -> n
 @register_network("vizdoom-full")
 def vizdoom_full(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
     """The convolutions of `vizdoom-simple`, and a 128-128 MLP over the game variables whatever `policy.mlp` says."""
-    image: Callable[[tuple[int, ...]], nn.Module] = lambda s: ConvEncoder(  # noqa: E731
-        s, VIZDOOM_LAYERS, config.hidden, config.activation
+    return _network(
+        observation, config, lambda s: ConvEncoder(s, VIZDOOM_LAYERS, config.hidden, config.activation), MEASUREMENT_LAYERS
     )
-    return _network(observation, config, image, MEASUREMENT_LAYERS)
 
 
 @register_network("impala-resnet")
