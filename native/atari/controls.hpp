@@ -29,11 +29,16 @@ struct Paddles {
 };
 
 inline constexpr int32_t kPaddleMin = 27450;
-inline constexpr int32_t kPaddleCentre = 408823;
 inline constexpr int32_t kPaddleTurn = 23000;  // change in one frame at full strength
 
 HR_HD inline bool uses_paddles(const GameFacts& game) {
   return game.left == Controller::kPaddles || game.right == Controller::kPaddles;
+}
+
+// Where both paddles stand when an episode begins.
+HR_HD inline Paddles centred(const GameFacts& game) {
+  const int32_t middle = (kPaddleMin + game.paddle_max) / 2;
+  return {middle, middle};
 }
 
 // One frame of turning. `strength` is the share of the full turn, 1 for a plain action.

@@ -175,16 +175,19 @@ class Environment {
     system.fill(state_.system_draws, ram);
     system.reset(state_.system_draws, false);  // the chips' own, when they are made
     power_on(state_.console, game_->cartridge, ram);
-    system_reset(state_.console, game_->cartridge, system.reset(state_.system_draws, superchip), screens_.data());
-    const Input nothing = make_input(game_->facts, kNoop, {kPaddleCentre, kPaddleCentre}, 0);
-    for (int i = 0; i < kBootFrames; ++i) emulate(nothing, false);
+    // Until the TV format is known the frames have the limit of NTSC.
+    Cartridge ntsc = game_->cartridge;
+    ntsc.tv = TvFormat::kNtsc;
+    system_reset(state_.console, ntsc, system.reset(state_.system_draws, superchip));
+    const Input nothing = make_input(game_->facts, kNoop, centred(game_->facts), 0);
+    for (int i = 0; i < kBootFrames; ++i) run_frame(state_.console, ntsc, nothing, nullptr);
     system_reset(state_.console, game_->cartridge, system.reset(state_.system_draws, superchip), screens_.data());
   }
 
   void run_reset(const ResetDraws& draws) {
     noise_draws_ = 0;
     state_.episode_frame_number = 0;
-    state_.paddles = {kPaddleCentre, kPaddleCentre};
+    state_.paddles = centred(game_->facts);
     system_reset(state_.console, game_->cartridge, draws, screens_.data());
     hold_switches(0, kBootFrames, false);
     hold_switches(0x01, kResetFrames, false);
@@ -210,7 +213,7 @@ class Environment {
     if (facts.mode_procedure == ModeProcedure::kFixed) return;
     const int presses = game_->presses(options_.mode);
     for (int i = 0; i < presses; ++i) press_select(facts.select_hold);
-    press_reset();
+    for (int i = 0; i < facts.mode_resets; ++i) press_reset();
   }
 
   static constexpr int kBootFrames = 60;

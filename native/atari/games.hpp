@@ -45,6 +45,7 @@ struct GameFacts {
   uint16_t mode_begin, num_modes;  // range in kModes
   ModeProcedure mode_procedure;
   uint8_t select_hold;  // frames that SELECT is held per press
+  uint8_t mode_resets;  // presses of RESET after the mode was selected
   int16_t default_mode;
   uint8_t difficulties;  // bit d: difficulty d is listed
   LivesReport lives_report;
