@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import ale_py
 import numpy as np
 import pytest
@@ -34,10 +36,11 @@ def test_protocols() -> None:
     assert registry.defaults("atari/pong")["envs.reward_clip"] == 1.0
 
 
-def test_a_whole_game_with_life_loss_episodes() -> None:
+@pytest.mark.parametrize("backend", ["ale", "native"])
+def test_a_whole_game_with_life_loss_episodes(backend: Literal["ale", "native"]) -> None:
     """Breakout by random play: five lives make five training episodes and one reported game of the raw, whole return."""
     num_envs = 4
-    group = make_group("breakout", options(reward_clip=1.0), num_envs)
+    group = make_group("breakout", EnvConfig(atari_backend=backend, reward_clip=1.0), num_envs)
     reference = AtariVectorEnv("breakout", num_envs, num_threads=1, reward_clipping=False)
     now, after = rows_for(group.spec, num_envs)
     group.reset(5, after)

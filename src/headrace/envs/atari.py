@@ -81,14 +81,16 @@ def make_vector(name: str, options: EnvConfig, num_envs: int) -> VectorEnv:
     return AtariVectorEnv(name, num_envs, **kwargs)
 
 
-class LifeLossEpisodes(VectorWrapper):
-    """End an episode (`terminated`, info "life_lost") where a life is lost and others are left; the game goes on.
+class TrainingEpisodes(VectorWrapper):
+    """Where `life_loss`, end an episode (`terminated`, info "life_lost") when a life is lost and others are left.
 
-    The next call is the reset of that episode, as in NEXT_STEP autoreset: its action is ignored and one NOOP step is made.
+    The game goes on: the next call is the reset of the new episode, as in NEXT_STEP autoreset; its action is ignored and one NOOP
+    step is made.
     """
 
-    def __init__(self, env: VectorEnv) -> None:
+    def __init__(self, env: VectorEnv, life_loss: bool) -> None:
         super().__init__(env)
+        self._life_loss = life_loss
         self._lives = np.zeros(env.num_envs, np.int32)
         self._lost = np.zeros(env.num_envs, bool)
 
@@ -97,10 +99,19 @@ class LifeLossEpisodes(VectorWrapper):
         self._lives, self._lost = infos["lives"].copy(), np.zeros(self.num_envs, bool)
         return observations, infos
 
-    def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, actions: np.ndarray, out: np.ndarray | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Like `VectorEnv.step`; the native vector writes its observations to `out`."""
         if self._lost.any():
             actions = np.where(self._lost, 0, actions)  # NOOP is the first action of every game
-        observations, rewards, terminated, truncated, infos = self.env.step(actions)
+        if out is None:
+            stepped = self.env.step(actions)
+        else:
+            native = cast(Any, self.env)
+            native.send(actions, out)
+            stepped = native.recv()
+        observations, rewards, terminated, truncated, infos = stepped
+        if not self._life_loss:
+            return stepped
         lives = infos["lives"]
         # a life lost during the NOOP step belongs to the episode that has not begun yet
         self._lost = (lives < self._lives) & (lives > 0) & ~terminated & ~truncated & ~self._lost
@@ -110,10 +121,10 @@ class LifeLossEpisodes(VectorWrapper):
 
 def make_group(name: str, options: EnvConfig, num_envs: int, *, training: bool = True) -> EnvGroup:
     """A group of emulators; with `training`, the `dqn` protocol ends episodes at lost lives."""
-    vector = make_vector(name, options, num_envs)
-    if training and options.protocol == "dqn":
-        vector = LifeLossEpisodes(vector)
-    return vector_group(vector, options, f"atari/{name}", FRAMESKIP)
+    vector = TrainingEpisodes(make_vector(name, options, num_envs), life_loss=training and options.protocol == "dqn")
+    # colour planes come last in the emulators' pictures and first in ours
+    in_place = options.atari_backend == "native" and options.grayscale is not False
+    return vector_group(vector, options, f"atari/{name}", FRAMESKIP, in_place)
 
 
 class AtariGame(gymnasium.Env):

@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from headrace.config import EnvConfig
 from headrace.envs.contract import MASK_KEY, Categorical, EnvironmentFault, EnvSpec, ObsRow, StepRow
-from headrace.envs.spaces import Leaf, batch_decoder, decoder, leaves, specs_of
+from headrace.envs.spaces import PLAIN_KEY, Leaf, batch_decoder, decoder, leaves, specs_of
 
 RewardShape = Callable[[np.ndarray], np.ndarray]
 _STATISTICS = ("_ended", "_returns", "_lengths", "_games")
@@ -193,10 +193,12 @@ class VectorGroup(_Group):
     give same-step rows: `spec.autoreset` is "same-step" and the true last observation goes to `StepRow.final_obs`.
     """
 
-    def __init__(self, envs: VectorEnv[Any, Any, Any], spec: EnvSpec, shape_reward: RewardShape) -> None:
+    def __init__(self, envs: VectorEnv[Any, Any, Any], spec: EnvSpec, shape_reward: RewardShape, in_place: bool = False) -> None:
+        """`in_place`: the environment's `step` takes ``out``, memory for its (plain) observations."""
         super().__init__(spec, envs.num_envs, leaves(envs.single_observation_space), shape_reward)
         self.envs = envs
         self.mode = autoreset_mode(envs)
+        self._in_place = in_place
         self._decode = batch_decoder(envs.single_action_space)
         self._in_game = np.ones(self.num_envs, bool)
         """False where the coming step only resets."""
@@ -215,7 +217,9 @@ class VectorGroup(_Group):
     def step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
         """See `EnvGroup.step`."""
         try:
-            observations, self._raw[:], now.terminated[:], now.truncated[:], infos = self.envs.step(self._decode(actions))
+            out = {"out": after.obs[PLAIN_KEY]} if self._in_place else {}
+            stepped = self.envs.step(self._decode(actions), **out)
+            observations, self._raw[:], now.terminated[:], now.truncated[:], infos = stepped
             next_step = self.mode is AutoresetMode.NEXT_STEP
             if not next_step:
                 observations = self._write_final(now, observations, infos)
@@ -248,6 +252,8 @@ class VectorGroup(_Group):
         """Write batched observations, or only those of some environments, which may also come as an array of objects."""
         for leaf in self._leaves:
             row = rows[leaf.name]
+            if observations is row:
+                continue  # written in place
             if where is None:
                 leaf.put_batch(row, observations)
             elif isinstance(observations, np.ndarray) and observations.dtype == object:
@@ -270,13 +276,15 @@ class VectorGroup(_Group):
         self.envs.close()
 
 
-def vector_group(envs: VectorEnv[Any, Any, Any], options: EnvConfig, env_id: str, frameskip: int = 1) -> VectorGroup:
+def vector_group(
+    envs: VectorEnv[Any, Any, Any], options: EnvConfig, env_id: str, frameskip: int = 1, in_place: bool = False
+) -> VectorGroup:
     """The group of a vector environment, its specification read off it. Raises `UnsupportedSpace`."""
     observation, action = specs_of(envs.single_observation_space, envs.single_action_space, env_id)
     next_step = autoreset_mode(envs) is AutoresetMode.NEXT_STEP
     autoreset: Literal["next-step", "same-step"] = "next-step" if next_step else "same-step"
     spec = EnvSpec(observation, action, options.frameskip or frameskip, autoreset, env_id)
-    return VectorGroup(envs, spec, reward_shape(options.reward_scale, options.reward_clip))
+    return VectorGroup(envs, spec, reward_shape(options.reward_scale, options.reward_clip), in_place)
 
 
 def autoreset_mode(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:

@@ -19,8 +19,8 @@ import difflib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -223,14 +223,21 @@ def make_env(env_id: str, options: EnvConfig, *, render_mode: str | None = None)
     """
     check_id(env_id)
     prefix, _, name = env_id.partition("/")
-    try:
+    with _making(env_id):
         if env_id in _registered:
             factory = _registered[env_id].factory
             if factory is None:
                 raise ConfigError(f"{env_id} is registered as a vector environment; there is no single environment to make")
             return preprocess(factory(options, render_mode=render_mode), options)
         return _family(prefix).make(name, options, render_mode=render_mode)
-    except ConfigError:
+
+
+@contextmanager
+def _making(env_id: str) -> Iterator[None]:
+    """Name the environment in whatever its constructor raises."""
+    try:
+        yield
+    except (ConfigError, EnvironmentFault):
         raise
     except Exception as error:
         raise EnvironmentFault(f"{env_id} cannot be made: {type(error).__name__}: {error}") from error
@@ -244,10 +251,11 @@ def make_group(env_id: str, options: EnvConfig, num_envs: int, *, training: bool
     check_id(env_id)
     prefix, _, name = env_id.partition("/")
     registered = _registered.get(env_id)
-    if registered is not None and registered.vector_factory is not None:
-        return vector_group(registered.vector_factory(options, num_envs), options, env_id)
-    if registered is None and hasattr(_family(prefix), "make_group"):
-        return _family(prefix).make_group(name, options, num_envs, training=training)
+    with _making(env_id):
+        if registered is not None and registered.vector_factory is not None:
+            return vector_group(registered.vector_factory(options, num_envs), options, env_id)
+        if registered is None and hasattr(_family(prefix), "make_group"):
+            return _family(prefix).make_group(name, options, num_envs, training=training)
     with ExitStack() as opened:
         envs: list[Env] = []
         for _ in range(num_envs):
