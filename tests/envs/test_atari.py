@@ -90,6 +90,38 @@ def test_evaluation_and_ale_v5_know_no_life_loss_episodes() -> None:
         group.close()
 
 
+def test_a_saved_group_goes_on_where_it_was() -> None:
+    """Across lost lives and ends of games, in a group of its own."""
+    num_envs = 3
+    config = EnvConfig(atari_backend="native", protocol="dqn", reward_clip=1.0)
+    first, second = make_group("breakout", config, num_envs), make_group("breakout", config, num_envs)
+    now, after = rows_for(first.spec, num_envs)
+    first.reset(5, after)
+    second.reset(77, after)
+    rng = np.random.default_rng(0)
+    played = [random_actions(first.spec, num_envs, rng) for _ in range(600)]
+    for actions in played[:123]:
+        first.step(actions, now, after)
+    state = first.get_state()
+    assert state is not None
+    second.set_state(state)
+    ends = 0
+    for actions in played[123:]:
+        first.step(actions, now, after)
+        other_now, other_after = rows_for(first.spec, num_envs)
+        second.step(actions, other_now, other_after)
+        assert np.array_equal(after.obs["obs"], other_after.obs["obs"])
+        for name in ("reward", "terminated", "truncated", "episode_return", "episode_length"):
+            assert np.array_equal(getattr(now, name), getattr(other_now, name), equal_nan=name == "episode_return"), name
+        assert np.array_equal(after.first, other_after.first)
+        assert np.array_equal(after.valid, other_after.valid)
+        ends += np.isfinite(now.episode_return).sum()
+    assert ends >= 3
+    ale = make_group("breakout", options(), 1)
+    ale.reset(0, rows_for(ale.spec, 1)[1])
+    assert ale.get_state() is None
+
+
 @pytest.mark.parametrize(
     ("game", "settings"), [("pong", {}), ("seaquest", {"resize": (96, 80)}), ("qbert", {"grayscale": False})]
 )

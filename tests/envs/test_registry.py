@@ -141,7 +141,7 @@ def test_constructors_that_fail_are_named(registered: list[str]) -> None:
 
     with pytest.raises(EnvironmentFault, match="my/broken cannot be made: OSError: no display"):
         registry.describe("my/broken", EnvConfig())
-    with pytest.raises(EnvironmentFault, match="atari/pong cannot be made: TypeError: .*no_such_option"):
+    with pytest.raises(EnvironmentFault, match=r"atari/pong cannot be made: TypeError: .*no_such_option"):
         registry.describe("atari/pong", EnvConfig(kwargs={"no_such_option": 1}))
 
 

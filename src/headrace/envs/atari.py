@@ -118,6 +118,20 @@ class TrainingEpisodes(VectorWrapper):
         self._lives = lives.copy()
         return observations, rewards, terminated | self._lost, truncated, infos | {LIFE_LOST: self._lost}
 
+    def get_state(self) -> dict[str, Any] | None:
+        """Lives, and every console as bytes; None from ale-py's vector environment, which cannot be saved."""
+        native = cast(Any, self.env)
+        if not hasattr(native, "save_state"):
+            return None
+        consoles = [np.frombuffer(native.save_state(i), np.uint8) for i in range(self.num_envs)]
+        return {"lives": self._lives.copy(), "lost": self._lost.copy(), "consoles": consoles}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `get_state` gave. Raises `ValueError` for states of another game or other options."""
+        self._lives, self._lost = state["lives"].copy(), state["lost"].copy()
+        for i, console in enumerate(state["consoles"]):
+            cast(Any, self.env).load_state(i, console.tobytes())
+
 
 def make_group(name: str, options: EnvConfig, num_envs: int, *, training: bool = True) -> EnvGroup:
     """A group of emulators; with `training`, the `dqn` protocol ends episodes at lost lives."""

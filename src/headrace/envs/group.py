@@ -271,6 +271,17 @@ class VectorGroup(_Group):
             f"steps {(self._lengths + 1).tolist()}: {doing} failed: {type(error).__name__}: {error}"
         )
 
+    def get_state(self) -> dict[str, Any] | None:
+        """Asks the vector environment's own `get_state()`, which may give None."""
+        state = self.envs.get_state() if hasattr(self.envs, "get_state") else None
+        return None if state is None else self._statistics() | {"in_game": self._in_game.copy(), "envs": state}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """See `EnvGroup.set_state`."""
+        super().set_state(state)
+        self._in_game[:] = state["in_game"]
+        cast(Any, self.envs).set_state(state["envs"])
+
     def close(self) -> None:
         """Close the vector environment."""
         self.envs.close()
