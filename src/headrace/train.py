@@ -33,6 +33,7 @@ from headrace.experience.replayed import ReplayBatches
 from headrace.experience.trajectories import TrajectoryBatches
 from headrace.learning.learner import Learner, Progress
 from headrace.learning.replay_learner import ReplayLearner
+from headrace.policies.memory import keep_freed_memory
 from headrace.runs.folder import RunFolder
 from headrace.runs.plots import learning_curve
 from headrace.runs.report import Reporter
@@ -186,6 +187,7 @@ def _keepsakes(config: Config, reporter: Reporter) -> None:
 def learner_main(start: Start) -> None:
     """What the learner process runs."""
     torch.set_num_threads(start.config.learning.num_threads or torch.get_num_threads())
+    keep_freed_memory()
     learn(start.config, start.spec, start.exchange, lambda kind, content: start.report.send((kind, content)), None)
 
 
