@@ -64,10 +64,11 @@ class ReplayFeeder:
     (one frame of a stack), and slots come back at once, so samplers wait for nobody.
 
     A transition's first priority comes from the action values that acting computed (`q` and `value` in the slab).
+    Games are reported from lane `judged_from` on: where environments explore differently, those that explore least.
     """
 
-    def __init__(self, exchange: Exchange, replay: Replay, gamma: float):
-        self._exchange, self._replay, self._gamma = exchange, replay, gamma
+    def __init__(self, exchange: Exchange, replay: Replay, gamma: float, judged_from: int = 0):
+        self._exchange, self._gamma, self._judged_from = exchange, gamma, judged_from
         self._lanes = [_Lane(replay, lane) for lane in range(replay.config.lanes)]
         self._arrivals, self._lock = Arrivals(), threading.Lock()
 
@@ -93,7 +94,7 @@ class ReplayFeeder:
         for e, lane in enumerate(slot["lane"][0].tolist()):
             columns = {name: array[:T, e] for name, array in slot.items() if name != "core"}
             self._lanes[lane].add(columns, self._gamma)
-        ended = ~np.isnan(slot["episode_return"])
+        ended = ~np.isnan(slot["episode_return"]) & (slot["lane"] >= self._judged_from)
         with self._lock:
             self._arrivals.steps += int(slot["valid"][:T].sum())
             self._arrivals.returns += slot["episode_return"][ended].tolist()

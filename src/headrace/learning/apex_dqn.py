@@ -12,20 +12,46 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headrace.config import Config, LearningConfig
+from headrace.config import Config, LearningConfig, QConfig
 from headrace.envs.contract import ArraySpec, EnvSpec
 from headrace.learning import q_learning
 from headrace.policies.q_network import QNetwork
 
 
-class ApexDQN:
+class TargetNetwork:
+    """The slow copy of the model that values are bootstrapped from; a part of the algorithms on replay."""
+
+    def __init__(self, config: QConfig):
+        self._config = config
+        self._target: nn.Module | None = None
+
+    def target_of(self, model: nn.Module) -> nn.Module:
+        """The target network; a copy of `model` at first."""
+        if self._target is None:
+            self._target = copy.deepcopy(model).requires_grad_(False)
+        return self._target
+
+    def after_update(self, model: nn.Module, updates: int) -> None:
+        """Copy the model into the target network every `target_period` updates."""
+        if updates % self._config.target_period == 0:
+            self.target_of(model).load_state_dict(model.state_dict())
+
+    def state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """For checkpoints."""
+        return {"target": self.target_of(model).state_dict()}
+
+    def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self.target_of(model).load_state_dict(state["target"])
+
+
+class ApexDQN(TargetNetwork):
     """An `Algorithm` on transitions: a batch holds `obs/*`, `next/*` [B, ...], `action` [B, 1], `reward` (n-step), `discount`
     and `weights` [B]. `loss` adds `priority` [B]."""
 
     def __init__(self, config: Config):
-        self._config, self._num_envs = config.q, config.total_groups * config.envs_per_group
-        self.target: nn.Module | None = None
-        """The target network; made by the learner's first update or by `load_state_dict`."""
+        super().__init__(config.q)
+        self._num_envs = config.num_envs
 
     def make_model(self, spec: EnvSpec, config: Config) -> QNetwork:
         """A fresh network."""
@@ -50,8 +76,8 @@ class ApexDQN:
 
     def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
         """The targets: double Q-learning; distributional ones are projected onto the atoms."""
-        online, target = cast(QNetwork, model), cast(QNetwork, self._target(model))
-        after = _named(batch, "next/")
+        online, target = cast(QNetwork, model), cast(QNetwork, self.target_of(model))
+        after = named(batch, "next/")
         there = target(after)
         chooser = online(after) if self._config.double else there
         if there.logits is None:
@@ -64,7 +90,7 @@ class ApexDQN:
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
         """0.5 (target - q)^2, weighted; cross-entropy where distributional."""
-        out, target, weights = cast(QNetwork, model)(_named(batch, "obs/")), batch["target"], batch["weights"]
+        out, target, weights = cast(QNetwork, model)(named(batch, "obs/")), batch["target"], batch["weights"]
         index = batch["action"].long()
         taken = out.q.gather(-1, index).squeeze(-1)
         if out.logits is None:
@@ -83,26 +109,7 @@ class ApexDQN:
             "losses/target_mean": (target if out.logits is None else (target * cast(QNetwork, model).support).sum(-1)).mean(),
         }
 
-    # -- the target network ------------------------------------------------------------------------------------------------
 
-    def _target(self, model: nn.Module) -> nn.Module:
-        if self.target is None:
-            self.target = copy.deepcopy(model).requires_grad_(False)
-        return self.target
-
-    def after_update(self, model: nn.Module, updates: int) -> None:
-        """Copy the model into the target network every `target_period` updates."""
-        if updates % self._config.target_period == 0:
-            self._target(model).load_state_dict(model.state_dict())
-
-    def state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """For checkpoints."""
-        return {"target": self._target(model).state_dict()}
-
-    def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
-        self._target(model).load_state_dict(state["target"])
-
-
-def _named(batch: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def named(batch: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The entries of a batch whose names begin with `prefix`, without it."""
     return {name[len(prefix) :]: x for name, x in batch.items() if name.startswith(prefix)}

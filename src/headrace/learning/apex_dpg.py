@@ -1,0 +1,67 @@
+"""Ape-X DPG: deterministic policy gradients on n-step transitions from prioritized replay (Horgan et al. 2018, appendix D)."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headrace.config import Config, LearningConfig
+from headrace.envs.contract import ArraySpec, EnvSpec
+from headrace.learning.apex_dqn import TargetNetwork, named
+from headrace.policies.actor_critic import ActorCritic
+
+
+class ApexDPG(TargetNetwork):
+    """An `Algorithm` on transitions, see `ApexDQN`; `action` is float32 [B, A]."""
+
+    def __init__(self, config: Config):
+        super().__init__(config.q)
+
+    def make_model(self, spec: EnvSpec, config: Config) -> ActorCritic:
+        """Fresh networks."""
+        return ActorCritic(spec, config.q)
+
+    def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
+        """What initial priorities need, and which environment a row is of."""
+        return {"q": ArraySpec((), np.dtype(np.float32)), "lane": ArraySpec((), np.dtype(np.int32))}
+
+    def act(
+        self, model: nn.Module, obs: dict[str, Tensor], core: Tensor, first: Tensor, envs: Tensor, generator: torch.Generator
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The actor's action with Gaussian noise; `q` is its value and `value` that of the action without noise."""
+        net = cast(ActorCritic, model)
+        x = net.observation(obs)
+        best = net.policy(x)
+        scale = self._config.noise * (net.high - net.low) / 2
+        noise = torch.randn(best.shape, generator=generator, device=best.device)
+        action = torch.clamp(best + scale * noise, net.low, net.high)
+        return {"action": action, "q": net.q(x, action), "value": net.q(x, best), "lane": envs.int()}, core
+
+    def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
+        """The critic's targets, from the target networks."""
+        target = cast(ActorCritic, self.target_of(model))
+        after = target.observation(named(batch, "next/"))
+        batch["target"] = batch["reward"] + batch["discount"] * target.q(after, target.policy(after))
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
+        """The critic's 0.5 (target - q)^2, weighted, and the actor's ascent along dq/da, which is clipped element by element to
+        [-1, 1]. (The paper says that the actor's gradient is so clipped; that it is dq/da follows Acme's D4PG.)"""
+        net = cast(ActorCritic, model)
+        x = net.observation(named(batch, "obs/"))
+        error = batch["target"] - net.q(x, batch["action"])
+        critic = (batch["weights"] * 0.5 * error**2).mean()
+        action = net.policy(x)
+        probe = action.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(net.q(x, probe).sum(), probe)
+        actor = -(slope.clamp(-1, 1) * action).sum(-1).mean()
+        batch["priority"] = error.detach().abs()
+        return critic + actor, {
+            "losses/loss": critic + actor,
+            "losses/critic_loss": critic,
+            "losses/td_error": batch["priority"].mean(),
+            "losses/action_gradient": slope.abs().mean(),
+            "losses/target_mean": batch["target"].mean(),
+        }
