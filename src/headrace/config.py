@@ -464,8 +464,11 @@ def save(config: Config, path: os.PathLike[str] | str) -> None:
 
 
 def load(path: os.PathLike[str] | str) -> Config:
-    """Read a configuration written by `save`."""
-    return from_dict(json.loads(Path(path).read_text()))
+    """Read a configuration written by `save`. Raises `ConfigError` if it is none."""
+    try:
+        return from_dict(json.loads(Path(path).read_text()))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is no configuration: {error}") from error
 
 
 def override(config: Config, **settings: Any) -> Config:

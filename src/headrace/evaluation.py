@@ -7,6 +7,7 @@ import json
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -124,6 +125,8 @@ def load_policy(run: os.PathLike[str] | str, *, which: Which = "newest", device:
     config.learning.device = device
     import_files(config.imports)
     found = _checkpoint(run, which)
+    for damage in found.damaged:
+        warnings.warn(f"{damage}; using {found.path.name}", stacklevel=2)
     spec = describe(config.env, config.envs)
     model = make_algorithm(config).make_model(spec, config)
     try:

@@ -139,7 +139,7 @@ FILES = ["tensors.safetensors", "state.json", "manifest"]
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_flipped_bit_anywhere_falls_back_and_says_so(tmp_path, file, caplog):
+def test_a_flipped_bit_anywhere_falls_back_and_says_so(tmp_path, file):
     save(tmp_path, 1, *pack(a_tree(1)))
     path = save(tmp_path, 2, *pack(a_tree(2))) / file
     good = path.read_bytes()
@@ -152,7 +152,6 @@ def test_a_flipped_bit_anywhere_falls_back_and_says_so(tmp_path, file, caplog):
         assert found.step == 1, position
         assert file in found.damaged[0]
         assert same(found.unpack(), a_tree(1))
-    assert "damaged" in caplog.text
     path.write_bytes(good)
     assert load_newest(tmp_path).step == 2
 

@@ -26,7 +26,7 @@ def test_every_sink_gets_every_step(tmp_path):
     assert "charts/episodic_return" not in lines[0]
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("charts/SPS")] == [100, 200, 300, 400, 500]
-    table = events.Tensors("hyperparameters/text_summary")[0].tensor_proto.string_val[0].decode()
+    table = events.Tensors("hyperparameters")[0].tensor_proto.string_val[0].decode()
     assert "|learning.gamma|0.99|" in table
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import re
 import shutil
@@ -35,8 +34,6 @@ FORMAT = 1
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest"
-
-log = logging.getLogger(__name__)
 
 
 class CheckpointError(RuntimeError):
@@ -148,8 +145,8 @@ def _prune(folder: Path, keep: int) -> None:
     for _, path in entries:
         try:
             manifests[path] = _manifest(path)
-        except CheckpointError as error:
-            log.warning("%s", error)
+        except CheckpointError:  # `load_newest` says so; here it only has no marks that would keep it
+            continue
     scored = [path for _, path in entries if manifests.get(path, {}).get("score") is not None]
     best = max(reversed(scored), key=lambda path: manifests[path]["score"], default=None)
     for _, path in entries[:-keep]:
@@ -180,7 +177,7 @@ def load(path: os.PathLike[str] | str) -> Checkpoint:
 def load_newest(folder: os.PathLike[str] | str) -> Checkpoint | None:
     """The newest checkpoint in `folder` that is whole; None if there are none at all.
 
-    Damaged ones are passed over, logged as warnings and listed in `Checkpoint.damaged`. Raises `CheckpointError` if there are
+    Damaged ones are passed over and listed in `Checkpoint.damaged`, for the caller to say. Raises `CheckpointError` if there are
     checkpoints but every one is damaged: a run must not silently start again from nothing.
     """
     damaged: list[str] = []
@@ -188,7 +185,6 @@ def load_newest(folder: os.PathLike[str] | str) -> Checkpoint | None:
         try:
             found = load(path)
         except CheckpointError as error:
-            log.warning("%s; trying the one before", error)
             damaged.append(str(error))
             continue
         return Checkpoint(found.path, found.step, found.score, found.tensors, found.state, tuple(damaged))

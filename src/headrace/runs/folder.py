@@ -26,6 +26,7 @@ from typing import Any
 
 from headrace import config as config_module
 from headrace.config import Config, ConfigError
+from headrace.runs.files import AppendFile, write_whole
 
 
 class FolderInUse(RuntimeError):
@@ -56,7 +57,7 @@ class RunFolder:
         self.path = Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.path / "run.lock")
-        self._log = open(self.log_path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - lives as long as the folder
+        self._log = AppendFile(self.log_path)
 
     @classmethod
     def open(cls, config: Config) -> tuple[RunFolder, list[str]]:
@@ -74,7 +75,7 @@ class RunFolder:
                         f"{folder.path} already holds a run, and run.fresh is set: choose another run.folder or run.name"
                     )
                 changes = compare(config_module.load(folder.config_path), config, folder.path)
-            config_module.save(config, folder.config_path)
+            write_whole(folder.config_path, json.dumps(config_module.to_dict(config), indent=2) + "\n")
             folder._write_system()
         except BaseException:
             folder.close()
@@ -111,15 +112,15 @@ class RunFolder:
     # -- what is written -------------------------------------------------------------------------------------------
 
     def log(self, text: str) -> None:
-        """Append `text` to log.txt, each line with the local time."""
+        """Append `text` to log.txt, each line with the local time; on a full disk it is kept until there is room."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         for line in text.splitlines():
-            self._log.write(f"{stamp}  {line}\n")
+            self._log.append(f"{stamp}  {line}\n".encode())
 
     def _write_system(self) -> None:
         path = self.path / "system.json"
         history = json.loads(path.read_text()) if path.exists() else []
-        path.write_text(json.dumps([*history, system_facts()], indent=2) + "\n")
+        write_whole(path, json.dumps([*history, system_facts()], indent=2) + "\n")
 
     def close(self) -> None:
         """Give the folder back."""

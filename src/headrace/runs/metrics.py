@@ -15,7 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from headrace.config import Config, to_dict
+from headrace.config import Config, ConfigError, to_dict
+from headrace.runs.events import EventFile
+from headrace.runs.files import AppendFile, write_whole
 
 KEYS: dict[str, str] = {
     "global_step": "Steps of experience that were learned from, over all environments and over all resumes of the run.",
@@ -77,8 +79,7 @@ def undescribed(metrics: dict[str, float]) -> list[str]:
 class MetricsWriter:
     """Writes a run's metrics; `rewind` first where the run goes on from a checkpoint.
 
-    Raises `ModuleNotFoundError` naming the extra if `config.run.track` is set without wandb, `OSError` if the folder cannot be
-    written.
+    Raises `ConfigError` naming the extra if `config.run.track` is set without wandb, `OSError` if the folder cannot be written.
     """
 
     def __init__(self, folder: os.PathLike[str] | str, config: Config) -> None:
@@ -91,10 +92,8 @@ class MetricsWriter:
         self._wandb = _start_wandb(self._folder, config) if config.run.track else None
 
     def _open(self, purge_step: int | None) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._jsonl = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the writer
-        self._events = SummaryWriter(str(self._folder / "tensorboard"), purge_step=purge_step)
+        self._jsonl = AppendFile(self.path)
+        self._events = EventFile(self._folder / "tensorboard", purge_step)
 
     def rewind(self, step: int) -> None:
         """The run goes on from global step `step`: forget what was written after it.
@@ -108,17 +107,18 @@ class MetricsWriter:
         rewind(self.path, step)
         self._open(step + 1)
 
-    def write(self, metrics: dict[str, float]) -> None:
-        """Log one interval. `metrics` holds `global_step`; values that are NaN (no episode has ended yet) are left out."""
+    def write(self, metrics: dict[str, float]) -> str | None:
+        """Log one interval. `metrics` holds `global_step`; values that are NaN (no episode has ended yet) are left out.
+
+        Returns a sentence for the user if the disk is full: what was to be written then follows when there is room.
+        """
         known = {key: float(value) for key, value in metrics.items() if not math.isnan(value)}
         step = int(known.pop("global_step"))
-        self._jsonl.write(json.dumps({"global_step": step, "time": round(time.time(), 3), **known}) + "\n")
-        self._jsonl.flush()
-        for key, value in known.items():
-            self._events.add_scalar(key, value, step)
-        self._events.flush()
+        line = json.dumps({"global_step": step, "time": round(time.time(), 3), **known})
+        problems = [self._jsonl.append(line.encode() + b"\n"), self._events.add_scalars(known, step)]
         if self._wandb is not None:
             self._wandb.log({"global_step": step, **known})
+        return next(filter(None, problems), None)
 
     def close(self) -> None:
         """Flush and close everything."""
@@ -145,12 +145,8 @@ def rewind(path: Path, step: int) -> None:
     """Keep only the lines of `path` up to global step `step`, by a rename, so that a crash leaves the old or the new file."""
     if not path.exists():
         return
-    aside = path.with_suffix(".tmp")
-    with open(aside, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in read_jsonl(path) if line["global_step"] <= step)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    kept = [json.dumps(line) + "\n" for line in read_jsonl(path) if line["global_step"] <= step]
+    write_whole(path, "".join(kept))
 
 
 def hyperparameters_table(config: Config) -> str:
@@ -169,7 +165,7 @@ def _start_wandb(folder: Path, config: Config) -> Any:
     try:
         import wandb
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("run.track needs Weights & Biases: pip install 'headrace[wandb]'") from error
+        raise ConfigError('run.track needs packages that are not installed: pip install "headrace[wandb]"') from error
     marker = folder / "wandb_id.txt"
     if not marker.exists():
         marker.write_text(uuid.uuid4().hex[:12])

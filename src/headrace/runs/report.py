@@ -48,15 +48,19 @@ class Reporter:
             return
         metrics: dict[str, float] = dict(content)
         if kind == "eval":
-            self._writer.write(metrics)
+            self._write(metrics)
             self.say(f"Evaluation at step {metrics['global_step']:,.0f}: mean return {metrics['eval/episodic_return']:.2f}")
             return
         metrics |= self._rates(metrics["global_step"]) | self._shares(times)
         metrics["sampling/faults"] = float(restarts)
         metrics["system/cpu"] = psutil.cpu_percent() / 100  # since the call before
         self.global_step = int(metrics["global_step"])
-        self._writer.write(metrics)
+        self._write(metrics)
         self._dashboard.update(metrics)
+
+    def _write(self, metrics: dict[str, float]) -> None:
+        if problem := self._writer.write(metrics):
+            self.say(problem)
 
     def _rates(self, step: float) -> dict[str, float]:
         """Steps and frames per second, of this interval and since the start."""

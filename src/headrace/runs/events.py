@@ -1,0 +1,62 @@
+"""TensorBoard event files, written without a thread: each event is in the file when `add_scalars` returns.
+
+The format is TFRecord: length, its masked CRC-32C, an `Event` protocol buffer, its masked CRC-32C.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from headrace.runs.files import AppendFile
+
+
+class EventFile:
+    """One new event file in `folder`. With `purge_step`, TensorBoard hides events of earlier files from that step on."""
+
+    def __init__(self, folder: Path, purge_step: int | None = None) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads a folder's files in the order of their names.
+        name = f"events.out.tfevents.{time.time_ns() // 10**6:014d}.{socket.gethostname()}.{os.getpid()}"
+        self._file = AppendFile(folder / name)
+        self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        if purge_step is not None:
+            start = SessionLog(status=SessionLog.SessionStatus.START)
+            self._add(Event(wall_time=time.time(), step=purge_step, session_log=start))
+
+    def add_scalars(self, values: dict[str, float], step: int) -> str | None:
+        """One event with all scalars by tag. Returns what `AppendFile.append` returns."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        return self._add(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
+
+    def add_text(self, tag: str, markdown: str) -> str | None:
+        """Text that TensorBoard shows under its Text tab. Returns what `AppendFile.append` returns."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        tensor = TensorProto(dtype=DT_STRING, string_val=[markdown.encode()])
+        value = Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+        return self._add(Event(wall_time=time.time(), summary=Summary(value=[value])))
+
+    def _add(self, event: Any) -> str | None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        record = io.BytesIO()
+        RecordWriter(record).write(event.SerializeToString())
+        return self._file.append(record.getvalue())
+
+    def close(self) -> None:
+        """Close the file. Raises what `AppendFile.close` raises."""
+        self._file.close()

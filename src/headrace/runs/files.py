@@ -1,0 +1,52 @@
+"""Writing files so that a crash or a full disk leaves nothing torn and loses nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What the kernel says when there is no room for more."""
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file: after a crash there is the old one or the new one."""
+    aside = path.with_name(f".tmp-{path.name}")
+    with open(aside, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+class AppendFile:
+    """Appends whole pieces. What a full disk refuses is kept and written with the next piece."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._pending = b""
+
+    def append(self, piece: bytes) -> str | None:
+        """Append one piece. Returns None, or a sentence for the user if the disk is full; raises `OSError` for other failures."""
+        self._pending += piece
+        end = os.fstat(self._fd).st_size
+        try:
+            left = memoryview(self._pending)
+            while left:
+                left = left[os.write(self._fd, left) :]
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            os.ftruncate(self._fd, end)
+            return f"{self.path} cannot be written now ({error.strerror}); what belongs there is kept until there is room"
+        self._pending = b""
+        return None
+
+    def close(self) -> None:
+        """Close the file, after a last attempt to write what was kept. Raises `OSError` if the disk is still full."""
+        problem = self.append(b"")
+        os.close(self._fd)
+        if problem:
+            raise OSError(errno.ENOSPC, "No space left for what was to be written last", str(self.path))

@@ -1,0 +1,86 @@
+"""Files that are written whole, on a disk without room: a process that may write no file over so many bytes."""
+
+import subprocess
+import sys
+import textwrap
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from headrace.runs.files import AppendFile
+from headrace.runs.metrics import read_jsonl
+
+
+def run(code, *arguments):
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_lines_are_appended(tmp_path):
+    for lines in (["one", "zwei €"], ["three"]):
+        file = AppendFile(tmp_path / "f")
+        assert [file.append(line.encode() + b"\n") for line in lines] == [None] * len(lines)
+        file.close()
+    assert (tmp_path / "f").read_text() == "one\nzwei €\nthree\n"
+
+
+LIMITED = r"""
+    import resource, sys
+    from pathlib import Path
+    from headrace.runs.files import AppendFile
+    def room(size):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    path = Path(sys.argv[1])
+    file = AppendFile(path)
+    room(25)
+    print([file.append(b"123456789\n") for _ in range(2)])
+    print(file.append(b"too long\n"))
+    print(path.read_text().split())
+    room(28)
+    print(file.append(b"x\n") is None)
+    room(1000)
+    print(file.append(b"y\n"))
+    file.append(b"last\n")
+    file.close()
+    print(path.read_text().split())
+    file = AppendFile(path)
+    room(10)
+    file.append(b"lost\n")
+    try:
+        file.close()
+    except OSError as error:
+        print(error)
+"""
+
+
+def test_what_a_full_disk_refuses_is_written_when_there_is_room(tmp_path):
+    fits, refused, whole, still, room, after, lost = run(LIMITED, tmp_path / "f").splitlines()
+    assert fits == "[None, None]"
+    assert "cannot be written now (File too large); what belongs there is kept" in refused
+    assert whole == "['123456789', '123456789']", "no torn line"
+    assert still == "False"
+    assert room == "None"
+    assert after == "['123456789', '123456789', 'too', 'long', 'x', 'y', 'last']"
+    assert "No space left for what was to be written last" in lost
+
+
+METRICS = """
+    import resource, sys
+    from headrace.config import Config
+    from headrace.runs.metrics import MetricsWriter
+    def room(size):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    with MetricsWriter(sys.argv[1], Config()) as writer:
+        writer.write({"global_step": 1, "charts/SPS": 1.0})
+        room(10)
+        problems = [writer.write({"global_step": step, "charts/SPS": 1.0}) for step in (2, 3, 4)]
+        room(10**9)
+        problems += [writer.write({"global_step": step, "charts/SPS": 1.0}) for step in (5, 6)]
+    print([bool(problem) for problem in problems])
+"""
+
+
+def test_metrics_survive_a_full_disk(tmp_path):
+    assert run(METRICS, tmp_path).strip() == "[True, True, True, False, False]"
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("charts/SPS")] == [1, 2, 3, 4, 5, 6]
+    assert [line["global_step"] for line in read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
