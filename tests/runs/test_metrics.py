@@ -2,12 +2,16 @@
 
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import headrace
 from headrace.config import Config
 from headrace.runs.metrics import KEYS, MetricsWriter, read_jsonl, undescribed
+from headrace.sampling.exchange import PHASES
 
 
 def write(folder, steps, resume_step=None, value=1.0):
@@ -55,6 +59,15 @@ def test_a_torn_last_line_is_dropped(tmp_path):
 def test_a_step_is_needed(tmp_path):
     with MetricsWriter(tmp_path, Config()) as writer, pytest.raises(KeyError, match="global_step"):
         writer.write({"charts/SPS": 1.0})
+
+
+def test_the_code_logs_what_is_described_and_nothing_else():
+    source = Path(headrace.__file__).parent
+    text = "".join(p.read_text() for p in source.rglob("*.py") if p.parent.name != "runs" or p.name == "report.py")
+    logged = set(re.findall(r'"((?:charts|losses|lag|sampling|replay|eval|system)/\w+)"', text)) | {"global_step"}
+    logged |= {f"time/{part}/{phase}" for part, phases in PHASES.items() for phase in phases}
+    assert logged - KEYS.keys() == set(), "not described in KEYS"
+    assert KEYS.keys() - logged == set(), "described, but never logged"
 
 
 def test_undescribed_keys_are_found():

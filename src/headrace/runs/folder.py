@@ -41,6 +41,12 @@ STRUCTURAL = {
     "envs.frame_stack": "it sets the shape of the observations the network was made for",
     "envs.frameskip": "it sets what one step means, and the run counts steps",
     "envs.protocol": "it sets the task that the run's metrics are about",
+    "q.atoms": "it sets the shape of the network's last layer",
+    "q.support": "it sets what the network's outputs mean",
+    "q.dueling": "it describes the network whose weights are in the checkpoint",
+    "q.noisy": "it describes the network whose weights are in the checkpoint",
+    "q.actor_layers": "it describes the network whose weights are in the checkpoint",
+    "q.critic_layers": "it describes the network whose weights are in the checkpoint",
     "learning.algorithm": "the checkpoint holds the state of this algorithm",
     "learning.optimizer": "the checkpoint holds the state of this optimizer",
 }
