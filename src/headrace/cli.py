@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _exit_code(error: Exception) -> int | None:
     """2 for what the user can put right, 1 for a run that failed; None for a defect of ours, which shows its traceback."""
-    if isinstance(error, ConfigError):
+    if isinstance(error, ConfigError | MemoryError):
         return 2
     # Only what was imported can have been raised: a message about a wrong flag does not wait for torch.
     for module, name, code in (

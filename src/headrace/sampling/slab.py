@@ -61,7 +61,9 @@ class Slab:
 
     def __init__(self, fields: dict[str, Field], num_slots: int, T: int, E: int):
         self.fields, self.num_slots, self.T, self.E = fields, num_slots, T, E
-        self._segment = Segment(self.nbytes(fields, num_slots, T, E))
+        purpose = f"the slab ({num_slots} slots of {T} x {E} steps; fewer of any needs less)"
+        self._segment = Segment(self.nbytes(fields, num_slots, T, E), purpose=purpose)
+        self._segment.prefault()  # memory that is not there is missed now, not in the middle of training
         self._map()
 
     @staticmethod

@@ -1,0 +1,147 @@
+"""A real `headrace train` as a process of its own, whose parts can be found, killed and stopped, and whose traces are looked
+for afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+COUNTING = Path(__file__).parents[1] / "sampling" / "counting.py"
+MARK = "HEADRACE_FAULT_RUN"
+
+SMALL = {
+    "sampling.num_workers": 2,
+    "sampling.envs_per_worker": 6,
+    "sampling.rollout": 7,
+    "learning.batch_size": 7 * 3 * 4,
+    "learning.device": "cpu",
+    "learning.num_threads": 1,
+    "sampling.max_restarts": 1_000_000,
+    "run.log_interval": 0.2,
+    "run.checkpoint_interval": 0.5,
+}
+
+
+class Run:
+    """One training run. `settings` are dotted configuration names; the run folder is `folder`."""
+
+    def __init__(self, folder: Path, *, env: str, imports: Path | None = None, **settings: Any):
+        self.folder = folder
+        self.temporary = folder.with_name(folder.name + "-tmp")
+        self.temporary.mkdir(exist_ok=True)
+        self.mark = uuid.uuid4().hex
+        self._shared_memory = set(os.listdir("/dev/shm"))
+        self._environ = {**os.environ, MARK: self.mark, "TMPDIR": str(self.temporary)}
+        # torch's cache of compiled kernels outlives runs on purpose
+        self._environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.with_name("inductor"))
+        self.command = [sys.executable, "-m", "headrace.cli", "train", "--env", env, "--run.folder", str(folder)]
+        self.command += ["--run.no-dashboard", "--run.no-video"]
+        if imports:
+            self.command += ["--import", str(imports)]
+        for name, value in {**SMALL, **settings}.items():
+            self.command += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else (value,))]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Run:
+        """Start it, or start it once more."""
+        with open(self.folder.with_name(self.folder.name + ".out"), "ab") as out:
+            self.process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self._environ, start_new_session=True
+            )
+        return self
+
+    def __enter__(self) -> Run:
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        for pid in self.pids():
+            os.kill(pid, signal.SIGKILL)
+        if self.process is not None:
+            self.process.wait()
+
+    @property
+    def output(self) -> str:
+        """Everything it printed, of all its starts."""
+        return self.folder.with_name(self.folder.name + ".out").read_text(errors="replace")
+
+    @property
+    def story(self) -> str:
+        """What it printed last, without the lines of metrics."""
+        return "\n".join(line for line in self.output.splitlines() if " | step " not in line)[-6000:]
+
+    def pids(self, role: str = "") -> list[int]:
+        """Living processes of this run, found by their environment, whoever their parent is now; `role` as in `rollout-1`."""
+        found = []
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                if f"{MARK}={self.mark}".encode() not in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                    continue
+                name = Path(f"/proc/{entry}/comm").read_text().strip()
+                state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0]
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+            if name.startswith(role) and state != "Z":
+                found.append(int(entry))
+        return found
+
+    def signal(self, role: str, number: int) -> int | None:
+        """Send a signal to a process of that role; its pid, or None where there is none at this moment."""
+        for pid in self.pids(role):
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+            return pid
+        return None
+
+    def wait_for(self, what: str, condition: Callable[[], Any], seconds: float = 60) -> Any:
+        """Poll until `condition()` is true; an AssertionError with the run's output if that takes longer or the run ends."""
+        deadline = time.monotonic() + seconds
+        while not (value := condition()):
+            assert self.process is not None
+            code = self.process.poll()
+            if time.monotonic() > deadline or (code is not None and not condition()):
+                raise AssertionError(f"no {what} (exit code {code}):\n{self.story}")
+            time.sleep(0.02)
+        return value
+
+    def end(self, seconds: float = 90) -> int:
+        """Wait for its end; the exit code."""
+        assert self.process is not None
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"does not end:\n{self.story}") from None
+
+    def metrics(self) -> list[dict[str, float]]:
+        """Lines of metrics so far."""
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def step(self) -> int:
+        """The newest global_step, 0 before the first."""
+        steps = [int(row["global_step"]) for row in self.metrics() if "global_step" in row]
+        return steps[-1] if steps else 0
+
+    def checkpoints(self) -> list[Path]:
+        """Finished checkpoints, oldest first."""
+        return sorted(p for p in (self.folder / "checkpoints").glob("[0-9]*") if p.is_dir() and p.suffix == "")
+
+    def assert_nothing_left(self) -> None:
+        """No process, no shared memory, no temporary file of this run is left."""
+        deadline = time.monotonic() + 5
+        while (pids := self.pids()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids if Path(f"/proc/{pid}").exists()}
+        assert not names, f"left alive: {names}"
+        assert set(os.listdir("/dev/shm")) <= self._shared_memory
+        assert not list(self.temporary.iterdir())

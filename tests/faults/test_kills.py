@@ -1,0 +1,125 @@
+"""Parts of a real run are killed and stopped at random instants; the learner checks every number that reaches it."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from harness import COUNTING, Run
+
+NEVER = 10**9
+
+
+def counting_run(folder: Path, **settings: object) -> Run:
+    counting = {"learning.algorithm": "counting", "learning.total_steps": NEVER}
+    return Run(folder, env="counting", imports=COUNTING, **{**counting, **settings})
+
+
+def goes_on(run: Run, seconds: float = 60) -> None:
+    """Training makes progress from here: two more lines of metrics with more steps."""
+    step = run.step()
+    run.wait_for(f"more steps than {step}", lambda: run.step() > step, seconds)
+
+
+def stop(run: Run) -> None:
+    """Ctrl-C, as a terminal sends it: to every process of the run."""
+    assert run.process is not None
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130, run.story
+    run.assert_nothing_left()
+
+
+def kill_workers(run: Run, roles: list[str], kills: int, rng: random.Random) -> None:
+    done = 0
+    while done < kills:
+        time.sleep(rng.random() * 0.15)
+        done += run.signal(rng.choice(roles), signal.SIGKILL) is not None
+    goes_on(run)
+
+
+def stop_and_continue(run: Run, role: str) -> None:
+    run.signal(role, signal.SIGSTOP)
+    time.sleep(0.7)
+    run.signal(role, signal.SIGCONT)
+    goes_on(run)
+
+
+def test_everything_dies_once(tmp_path):
+    with counting_run(tmp_path / "run") as run:
+        run.wait_for("a checkpoint", run.checkpoints)
+        kill_workers(run, ["rollout-0", "rollout-1"], 4, random.Random(1))
+        kill_workers(run, ["policy-0"], 1, random.Random(1))
+        for role in ("rollout-0", "policy-0", "learner"):
+            stop_and_continue(run, role)
+        run.signal("learner", signal.SIGKILL)
+        run.wait_for("the learner's return", lambda: "Going on from" in run.output)
+        goes_on(run)
+        assert run.output.count("killed by SIGKILL") >= 4
+        killed_and_resumed(run, 1)
+        a_second_run_in_the_folder_is_refused(run)
+        stop(run)
+
+
+def a_second_run_in_the_folder_is_refused(first: Run) -> None:
+    assert first.process is not None
+    printed = len(first.output)
+    with counting_run(first.folder) as second:
+        assert second.end() == 2
+        assert f"is in use by process {first.process.pid}" in second.output[printed:]
+    goes_on(first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["served", "inline"])
+def test_killed_workers_are_replaced_and_no_number_is_wrong(tmp_path, placement):
+    roles = ["rollout-0", "rollout-1"] + (["policy-0"] if placement == "served" else [])
+    with counting_run(tmp_path / "run", **{"sampling.placement": placement}) as run:
+        run.wait_for("the first steps", run.step)
+        kill_workers(run, roles, 20, random.Random(1))
+        stop(run)
+
+
+@pytest.mark.slow
+def test_a_run_killed_50_times_in_a_row_goes_on(tmp_path):
+    with counting_run(tmp_path / "run", **{"run.checkpoint_interval": 0.2}) as run:
+        killed_and_resumed(run, 50)
+        stop(run)
+
+
+def killed_and_resumed(run: Run, times: int) -> None:
+    """Kill the whole run and give the same command again, `times` times."""
+    rng = random.Random(2)
+    for _ in range(times):
+        run.wait_for("a checkpoint", run.checkpoints)
+        run.wait_for("steps", run.step)
+        time.sleep(rng.random() * 0.5)
+        before = int(run.checkpoints()[-1].name.rpartition("-")[2])
+        assert run.process is not None
+        run.process.kill()
+        run.process.wait()
+        run.assert_nothing_left()
+        printed = len(run.output)
+        run.start()
+        run.wait_for("the return", lambda printed=printed: "Going on from" in run.output[printed:])
+        line = next(line for line in run.output[printed:].splitlines() if "Going on from" in line)
+        assert int(line.rpartition("step ")[2].replace(",", "")) >= before
+        assert "damaged" not in run.output[printed:]
+        goes_on(run)
+
+
+@pytest.mark.slow
+def test_hundreds_of_kills(tmp_path):
+    rng = random.Random(5)
+    roles = ["rollout-0", "rollout-1"] * 6 + ["policy-0", "policy-1"] * 2 + ["learner"]
+    with counting_run(tmp_path / "run", **{"sampling.num_policy_workers": 2}) as run:
+        run.wait_for("a checkpoint", run.checkpoints)
+        for kill in range(300):
+            time.sleep(rng.random() * 0.2)
+            run.signal(rng.choice(roles), signal.SIGKILL)
+            if kill % 25 == 0:
+                goes_on(run, 120)
+        goes_on(run, 120)
+        stop(run)

@@ -1,0 +1,59 @@
+"""Worlds that raise, hang, crash or lie, in real runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness import Run
+
+WORLDS = Path(__file__).with_name("worlds.py")
+
+
+def faulty_run(folder: Path, kwargs: str, **settings: object) -> Run:
+    return Run(folder, env="faulty", imports=WORLDS, **{"envs.kwargs": kwargs, **settings})
+
+
+def test_passing_faults_are_survived(tmp_path):
+    """Every fault happens once; the run reaches its end all the same, and each is told with its place."""
+    once = tmp_path / "claimed"
+    once.mkdir()
+    faults = "raise+hang+segfault+exit+shape+nan+reward"
+    kwargs = f'{{"fault": "{faults}", "once": "{once}"}}'
+    with faulty_run(tmp_path / "run", kwargs, **{"learning.total_steps": 20_000, "sampling.step_timeout": 2}) as run:
+        assert run.end(180) == 0, run.story
+        for sign in (
+            "RuntimeError: the world is broken",
+            "no sign of life",
+            "killed by SIGSEGV",
+            "exit code 7",
+            "observation 'obs' is nan at index",
+            "the reward is inf",
+        ):
+            assert sign in run.output, f"no {sign}:\n{run.story}"
+        assert run.output.count("in step") >= 2, "the Python stacks of what hung and what crashed"
+        assert "total_steps" in run.output
+        assert len(list(once.iterdir())) == 7
+        run.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("raise", "the world is broken"),
+        pytest.param("segfault", "killed by SIGSEGV", marks=pytest.mark.slow),
+        pytest.param("nan", "observation 'obs' is nan at index [1]", marks=pytest.mark.slow),
+        pytest.param("shape", "(3,)", marks=pytest.mark.slow),
+        pytest.param("hang", "no sign of life", marks=pytest.mark.slow),
+    ],
+)
+def test_a_lasting_fault_ends_the_run_with_its_error(tmp_path, fault, message):
+    settings = {"sampling.max_restarts": 2, "learning.total_steps": 10**9, "sampling.step_timeout": 2}
+    with faulty_run(tmp_path / "run", f'{{"fault": "{fault}"}}', **settings) as run:
+        assert run.end() == 1
+        tail = run.output[-4000:]
+        assert message in tail
+        assert "sampling.max_restarts is 2" in tail
+        if fault not in ("segfault", "hang"):
+            assert "game 1, step 3" in tail, "where it happened"
+        run.assert_nothing_left()
