@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import subprocess
 import sys
 import time
@@ -167,6 +168,17 @@ def test_gymnasium_runs(env_id: str, observation: dict[str, tuple[int, ...]], pa
     assert {name: spec.shape for name, spec in group.spec.observation.items()} == observation
     assert group.spec.action.parts == parts
     _run(group, 150)
+
+
+@pytest.mark.skipif(ctypes.util.find_library("EGL") is None, reason="no EGL library on this machine")
+def test_mujoco_renders_without_a_screen() -> None:
+    env = registry.make_env("gym/HalfCheetah-v5", EnvConfig(), render_mode="rgb_array")
+    env.reset(seed=0)
+    picture = env.render()
+    assert picture.dtype == np.uint8
+    assert picture.shape[2] == 3
+    assert picture.std() > 1
+    env.close()
 
 
 def test_gymnasium_step_limit_and_arguments() -> None:

@@ -6,21 +6,18 @@ Other `EnvConfig.kwargs` go to the task (``time_limit`` and so on). Episodes are
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Any
-
-if sys.platform == "linux" and not os.environ.get("DISPLAY"):
-    # dm_control chooses its renderer when imported, and without this fails only at the first picture
-    os.environ.setdefault("MUJOCO_GL", "egl")
 
 import gymnasium
 import numpy as np
-from dm_control import suite
-from dm_env import StepType, specs
 
 from headrace.config import EnvConfig
-from headrace.envs.wrappers import Env, preprocess
+from headrace.envs.wrappers import Env, preprocess, render_without_screen
+
+render_without_screen()
+
+from dm_control import suite  # noqa: E402
+from dm_env import StepType, specs  # noqa: E402
 
 FRAMESKIP = 1
 

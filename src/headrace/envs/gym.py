@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 
 from headrace.config import ConfigError, EnvConfig
-from headrace.envs.wrappers import Env, preprocess
+from headrace.envs.wrappers import Env, preprocess, render_without_screen
 
 FRAMESKIP = 1
 
@@ -38,16 +38,22 @@ def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> En
     """`gymnasium.make` with the settings applied; `options.kwargs` go to the environment's constructor."""
     if name.startswith("ALE/"):
         _register_atari()
+    if _is_mujoco(name):
+        render_without_screen()
     kwargs: dict[str, Any] = dict(options.kwargs)
     if options.max_episode_steps is not None:
         kwargs["max_episode_steps"] = -1  # Gymnasium's own limit counts frames; ours, outside the frame skip, steps
     try:
         env = gymnasium.make(name, render_mode=render_mode, disable_env_checker=True, **kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
-        mujoco = str(gymnasium.spec(name).entry_point).startswith(_MUJOCO)
-        advice = 'pip install "headrace[mujoco]"' if mujoco else str(error)
+        advice = 'pip install "headrace[mujoco]"' if _is_mujoco(name) else str(error)
         raise ConfigError(f"gym/{name} needs packages that are not installed: {advice}") from error
     return preprocess(env, options)
+
+
+def _is_mujoco(name: str) -> bool:
+    known = gymnasium.registry.get(name)
+    return known is not None and str(known.entry_point).startswith(_MUJOCO)
 
 
 def _register_atari() -> None:
@@ -58,9 +64,7 @@ def _register_atari() -> None:
 
 def defaults(name: str) -> dict[str, Any]:
     """Small networks, since observations are vectors, and one thread for them, since several would wait for each other."""
-    registered = gymnasium.registry.get(name)
-    entry = str(registered.entry_point) if registered else ""
-    if entry.startswith(_MUJOCO) or re.match("(BipedalWalker|LunarLander|Pendulum|MountainCarContinuous)", name):
+    if _is_mujoco(name) or re.match("(BipedalWalker|LunarLander|Pendulum|MountainCarContinuous)", name):
         return {
             "learning.num_threads": 1,
             "policy.mlp": [64, 64],

@@ -5,6 +5,8 @@ Images are uint8 H x W x C (or H x W) and may be entries of a Dict observation; 
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,12 @@ from headrace.config import EnvConfig
 from headrace.envs.spaces import PLAIN_KEY, SMALLEST_IMAGE
 
 Env = gymnasium.Env[Any, Any]
+
+
+def render_without_screen() -> None:
+    """Let MuJoCo render through EGL where there is no screen. Before MuJoCo is imported: it chooses then and fails later."""
+    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")
 
 
 def preprocess(env: Env, options: EnvConfig, *, time_limit: bool = True) -> Env:
