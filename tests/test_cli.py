@@ -95,6 +95,7 @@ def test_watch_writes_a_video_that_plays(run, headrace, tmp_path):
 # -- interruption ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_checkpoint_and_no_process(tmp_path):
     command = [sys.executable, "-m", "headrace.cli", "train", *SMALL[:2], "--run.folder", str(tmp_path), "--no-video",
                "--batch-size", "512", "--num-workers", "1", "--log-interval", "0.2"]  # fmt: skip

@@ -1,5 +1,8 @@
 """Evaluation: whole games, evenly shared, reproducible; a policy for programs."""
 
+import subprocess
+import sys
+
 import gymnasium
 import numpy as np
 import pytest
@@ -109,6 +112,12 @@ def test_bootstrap_interval_covers_the_mean_as_often_as_it_says():
     low, high = bootstrap_ci(samples[0])
     normal = 1.96 * samples[0].std(ddof=1) / np.sqrt(60)
     assert high - low == pytest.approx(2 * normal, rel=0.15)
+
+
+def test_importing_the_package_and_its_environments_does_not_import_torch():
+    modules = "headrace, headrace.config, headrace.presets, headrace.envs.gym, headrace.runs.folder"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_the_package_offers_its_functions_whatever_was_imported_first():
