@@ -200,6 +200,8 @@ class LearningConfig:
     algorithm: str = "appo"
     """`appo`: PPO clipping + V-trace; `ppo`: PPO clipping + GAE; `impala`: V-trace policy gradient; `a2c`: n-step policy
     gradient; `apex-dqn`, `apex-dpg`: prioritized replay; or one registered by `--import`."""
+    experience: Literal["trajectories", "replay"] | None = None
+    """Trajectories are consumed once, in order; a replay is sampled from. None: as the algorithm's name says."""
     total_steps: int = 10_000_000
     """The run ends after this many steps of experience."""
     batch_size: int = 2048
@@ -332,7 +334,8 @@ class Config:
     @property
     def uses_replay(self) -> bool:
         """Whether experience goes through the replay instead of being consumed once."""
-        return self.learning.algorithm in REPLAY_ALGORITHMS
+        by_name = "replay" if self.learning.algorithm in REPLAY_ALGORITHMS else "trajectories"
+        return (self.learning.experience or by_name) == "replay"
 
     @property
     def slots_per_batch(self) -> int:

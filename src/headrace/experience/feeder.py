@@ -69,7 +69,7 @@ class ReplayFeeder:
 
     def __init__(self, exchange: Exchange, replay: Replay, gamma: float, judged_from: int = 0):
         self._exchange, self._gamma, self._judged_from = exchange, gamma, judged_from
-        self._lanes = [_Lane(replay, lane) for lane in range(replay.config.lanes)]
+        self._lanes = [LaneFeed(replay, lane) for lane in range(replay.config.lanes)]
         self._arrivals, self._lock = Arrivals(), threading.Lock()
 
     def feed(self, timeout: float | None) -> bool | None:
@@ -107,7 +107,7 @@ class ReplayFeeder:
         return taken
 
 
-class _Lane:
+class LaneFeed:
     """One environment's rows on their way into its lane."""
 
     def __init__(self, replay: Replay, lane: int):

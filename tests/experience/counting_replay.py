@@ -1,0 +1,97 @@
+"""The counting world through the replay: every replayed transition is checked against the world's formulas.
+
+Imported after `tests/sampling/counting.py`, which has the world.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headrace.config import Config, LearningConfig
+from headrace.envs.contract import ArraySpec, EnvSpec
+from headrace.learning.algorithms import register_algorithm
+
+GAMMA, N = 0.5, 3
+WORLDS = 500_009  # a restarted worker's environments have other seeds; the world takes them modulo this
+
+
+def length_of(env: np.ndarray, episode: np.ndarray) -> np.ndarray:
+    return 1 + (3 * env + 5 * episode) % 9
+
+
+def action_of(env: Any, episode: Any, step: Any) -> Any:
+    return (env + 2 * episode + 3 * step) % 7
+
+
+def reward_of(env: np.ndarray, episode: np.ndarray, step: np.ndarray) -> np.ndarray:
+    return 1000 * (env % 16) + 10 * step + action_of(env, episode, step)
+
+
+class Model(nn.Module):
+    core_width = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.updates = nn.Parameter(torch.zeros(()))
+
+
+class CountingReplay:
+    """A `ReplayAlgorithm`."""
+
+    def make_model(self, spec: EnvSpec, config: Config) -> Model:
+        return Model()
+
+    def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
+        return {"q": ArraySpec((), np.dtype(np.float32)), "lane": ArraySpec((), np.dtype(np.int32))}
+
+    def act(
+        self, model: nn.Module, obs: dict[str, Tensor], core: Tensor, first: Tensor, envs: Tensor, generator: torch.Generator
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        env, episode, step = obs["obs"].int().T
+        action = action_of(env, episode, step)[:, None].int()
+        return {"action": action, "q": step.float(), "value": step.float(), "lane": envs.int()}, core
+
+    def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
+        check({name: t.numpy() for name, t in batch.items()})
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
+        batch["priority"] = torch.rand(len(batch["reward"]))
+        loss = model.updates.sum()  # type: ignore[union-attr,operator]
+        return loss, {"losses/loss": loss, "losses/rows_checked": torch.tensor(float(len(batch["reward"])))}
+
+    def after_update(self, model: nn.Module, updates: int) -> None:
+        pass
+
+    def state_dict(self, model: nn.Module) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:
+        pass
+
+
+@register_algorithm("counting-replay")
+def make(config: Config) -> CountingReplay:
+    """The algorithm."""
+    return CountingReplay()
+
+
+def check(batch: dict[str, np.ndarray]) -> None:
+    """Every replayed transition: n-step return, discount, observation after it."""
+    env, episode, step = batch["obs/obs"].T.astype(np.int64)
+    length = length_of(env, episode)
+    assert (step < length).all(), "an episode's last observation started a transition"
+    n = np.minimum(N, length - step)
+    reward = sum(np.where(k < n, GAMMA**k * reward_of(env, episode, step + k), 0.0) for k in range(N))
+    np.testing.assert_allclose(batch["reward"], reward, rtol=1e-5)
+    terminated = (step + n == length) & (episode % 2 == 0)
+    np.testing.assert_allclose(batch["discount"], np.where(terminated, 0.0, GAMMA**n))
+    np.testing.assert_array_equal(batch["action"][:, 0], action_of(env, episode, step))
+    after = np.stack([env, episode, step + n], 1)[~terminated]  # what follows a termination does not matter
+    np.testing.assert_array_equal(batch["next/obs"][~terminated].astype(np.int64), after)
+    assert (batch["weights"] > 0).all()
+    assert (batch["weights"] <= 1).all()
+    assert (batch["version"] >= 0).all()
