@@ -80,7 +80,7 @@ def train(config: Config) -> TrainResult:
         with Listener(config, exchange, reporter) as listener:
             run = _train_serial if config.sampling.placement == "serial" else _train_processes
             run(config, spec, exchange, listener)
-        _keepsakes(config, reporter)
+        _keepsakes(config, reporter, listener.mean_return)
     return TrainResult(str(folder.path), listener.reason, reporter.global_step, listener.mean_return)
 
 
@@ -170,16 +170,16 @@ def _signals(handler: Callable[[int, Any], Any]) -> Iterator[None]:
             signal.signal(number, old)
 
 
-def _keepsakes(config: Config, reporter: Reporter) -> None:
+def _keepsakes(config: Config, reporter: Reporter, mean_return: float) -> None:
     """The learning curve and a video of the agent, where the extras for them are installed."""
     if not config.run.video:
         return
     try:
-        learning_curve([config.run_folder], config.run_folder / "curve.png", title=config.env, goal=config.run.goal)
+        if not math.isnan(mean_return):  # else no episode has ended, and there is nothing to draw
+            learning_curve([config.run_folder], config.run_folder / "curve.png", title=config.env, goal=config.run.goal)
+            reporter.say(f"Learning curve: {config.run_folder / 'curve.png'}")
         returns = record(config.run_folder, config.run_folder / "video.mp4", max_steps=VIDEO_STEPS)
-        reporter.say(
-            f"{config.run_folder}: curve.png, video.mp4 (return {', '.join(f'{r:.1f}' for r in returns) or 'unfinished'})"
-        )
+        reporter.say(f"Video: {config.run_folder / 'video.mp4'} (return {', '.join(f'{r:.1f}' for r in returns)})")
     except (ConfigError, EnvironmentFault) as error:  # training is over and saved; only the picture is missing
         reporter.say(f"No curve or video: {error}")
 
