@@ -1,7 +1,7 @@
 """A task that only a policy with memory can solve: remember a cue through a corridor.
 
-At the first step the observation shows one of four cues. Then come `corridor` steps of noise. At the last step, marked, the action must
-name the cue: +1 if it does, else -1. Without memory the best possible mean return is -0.5 (one guess in four is right).
+At the first step the observation shows one of four cues. Then come `corridor` steps of noise. At the last step, marked, the
+action must name the cue: +1 if it does, else -1. Without memory the best mean return is -0.5 (one guess in four is right).
 
     headrace train --import benchmarks/learning/memory_env.py --env memory/corridor --policy.core gru
 """

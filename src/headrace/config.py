@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import types
 import typing
 from dataclasses import dataclass, field
@@ -47,7 +48,7 @@ class EnvConfig:
     protocol: Literal["dqn", "ale-v5"] = "dqn"
     """Atari only. `dqn`: no sticky actions, up to 30 no-ops, a lost life ends the training episode, FIRE at the start.
     `ale-v5`: sticky actions 0.25, whole games, no no-ops."""
-    atari_backend: Literal["native", "ale"] = "ale"
+    atari_backend: Literal["native", "ale"] = "native"
     """Atari only. `native`: the batched core of this package; `ale`: one ale-py emulator per environment (the oracle)."""
     resize: tuple[int, int] | None = None
     """Height and width that images are resized to. None: the family's default (Atari 84x84, VizDoom 72x128)."""
@@ -250,14 +251,16 @@ class LearningConfig:
     """RMSProp divides by the gradients' standard deviation instead of their root mean square."""
     max_grad_norm: float | None = 4.0
     """Gradients are scaled down to this norm. None: off."""
-    precision: Literal["float32", "bf16"] = "float32"
-    """`bf16`: autocast for the learner's and the policy workers' convolutions and matrix products."""
+    precision: Literal["auto", "float32", "bf16"] = "float32"
+    """`bf16`: autocast for the learner's and the policy workers' convolutions and matrix products; `auto`: bf16 where the
+    processor or the GPU computes it natively."""
     compile: bool = False
     """torch.compile for the learner's network."""
     device: str = "auto"
     """`auto` (cuda where there is one), `cpu`, `cuda`, `cuda:1`..."""
     num_threads: int | None = None
-    """Threads of the learner on the CPU. None: all cores."""
+    """Threads of the learner on the CPU. None: half of the cores, since threads that lose their core to a rollout worker in the
+    middle of a matrix product hold up the others (`serial`: all cores)."""
 
 
 @dataclass
@@ -364,6 +367,29 @@ class Config:
         import torch
 
         return "cuda" if torch.cuda.is_available() else "cpu"
+
+    @property
+    def precision(self) -> Literal["float32", "bf16"]:
+        """The network's precision, `auto` resolved."""
+        if self.learning.precision != "auto":
+            return self.learning.precision
+        return "bf16" if native_bf16(self.device) else "float32"
+
+    @property
+    def learner_threads(self) -> int:
+        """The learner's threads on the CPU."""
+        cores = len(os.sched_getaffinity(0))
+        return self.learning.num_threads or (cores if self.sampling.placement == "serial" else max(1, cores // 2))
+
+
+def native_bf16(device: str) -> bool:
+    """Whether the device computes bfloat16 natively."""
+    if device != "cpu":
+        import torch
+
+        return torch.cuda.is_bf16_supported()
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.exists() and re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", cpuinfo.read_text()) is not None
 
 
 def validate(config: Config) -> None:

@@ -146,7 +146,7 @@ def _train_processes(config: Config, spec: EnvSpec, exchange: Exchange, listener
 
 def _train_serial(config: Config, spec: EnvSpec, exchange: Exchange, listener: Listener) -> None:
     """Everything in this process, one after the other: the same seed gives the same weights."""
-    torch.set_num_threads(config.learning.num_threads or torch.get_num_threads())
+    torch.set_num_threads(config.learner_threads)
     sampler = SerialSampler(config, spec, exchange)
     # Ctrl-C takes effect between two updates, where everything stands still and can be saved.
     with _signals(lambda number, frame: exchange.control.store(0, 1)):
@@ -186,7 +186,7 @@ def _keepsakes(config: Config, reporter: Reporter, mean_return: float) -> None:
 
 def learner_main(start: Start) -> None:
     """What the learner process runs."""
-    torch.set_num_threads(start.config.learning.num_threads or torch.get_num_threads())
+    torch.set_num_threads(start.config.learner_threads)
     keep_freed_memory()
     learn(start.config, start.spec, start.exchange, lambda kind, content: start.report.send((kind, content)), None)
 

@@ -230,11 +230,17 @@ def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> En
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """Settings of the asynchronous Atari runs of Sample Factory's model cards, rewards clipped as in both protocols."""
+    """Many environments per learner update, small minibatches, one pass: experience is cheap, so it is used once."""
     return {
         "envs.reward_clip": 1.0,
         "policy.encoder": "nature-cnn",
-        "learning.learning_rate": 2.5e-4,
+        "sampling.num_workers": 1,
+        "sampling.envs_per_worker": 64,
+        "sampling.rollout": 32,
+        "learning.batch_size": 2048,
+        "learning.num_minibatches": 4,
+        "learning.precision": "auto",
+        "learning.learning_rate": 5e-4,
         "learning.entropy_coef": 0.01,
         "learning.max_grad_norm": 0.5,
         "learning.optimizer_eps": 1e-5,

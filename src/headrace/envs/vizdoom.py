@@ -195,6 +195,7 @@ def defaults(name: str) -> dict[str, Any]:
         "policy.encoder": "vizdoom-simple",
         "policy.activation": "elu",
         "policy.core": "gru",
+        "learning.precision": "auto",
         "learning.learning_rate": 1e-4,
     }
 

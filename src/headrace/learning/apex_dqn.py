@@ -56,7 +56,7 @@ class ApexDQN(TargetNetwork):
     def make_model(self, spec: EnvSpec, config: Config) -> QNetwork:
         """A fresh network."""
         model = QNetwork(spec, config.policy, config.q)
-        model.trunk.precision = config.learning.precision
+        model.trunk.precision = config.precision
         return model
 
     def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:

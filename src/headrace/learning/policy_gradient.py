@@ -30,7 +30,7 @@ class PolicyGradient:
 
     def make_model(self, spec: EnvSpec, config: Config) -> Policy:
         """A fresh policy."""
-        return make_policy(spec, config.policy, config.learning.precision)
+        return make_policy(spec, config.policy, config.precision)
 
     def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
         """None beyond the common ones."""

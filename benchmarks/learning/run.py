@@ -1,0 +1,140 @@
+"""Does it learn? Each task is trained to its goal and then evaluated; results and curves go to benchmarks/learning/results.
+
+    python benchmarks/learning/run.py cartpole --seeds 3
+    python benchmarks/learning/run.py --list
+
+Every task is what `headrace train --env ...` does with the environment's own defaults; what is set beyond them is in `TASKS`.
+The goal is compared twice: with the mean of the last 100 training episodes, which ends the run, and with an evaluation of whole
+games afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import headrace
+from headrace.runs.metrics import read_jsonl
+from headrace.runs.plots import learning_curve
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Task:
+    """One environment with the return that counts as learned."""
+
+    env: str
+    goal: float
+    minutes: float
+    """Wall time allowed for one seed."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    imports: tuple[str, ...] = ()
+    eval_episodes: int = 30
+    eval_deterministic: bool = False
+    stop_at: float | None = None
+    """Training stops at this mean return; None: at the goal."""
+    note: str = ""
+
+
+MEMORY = (str(HERE / "memory_env.py"),)
+TASKS = {
+    "cartpole": Task(
+        "gym/CartPole-v1", 475, 1.0, eval_episodes=100, eval_deterministic=True, note="at most 500 by the time limit"
+    ),
+    "pong": Task("atari/pong", 18, 60, stop_at=18.5, note="protocol dqn; raw returns of whole games"),
+    "pong-ale": Task("atari/pong", 18, 60, {"envs.atari_backend": "ale"}, stop_at=18.5, note="the same with ale-py's emulators"),
+    "vizdoom-basic": Task("vizdoom/basic", 70, 15, note="one shot at a monster; about 85 is the best there is"),
+    "vizdoom-health-gathering": Task(
+        "vizdoom/health_gathering", 1000, 30, note="+1 per tick alive, at most 2,100; random play about 350"
+    ),
+    "cartpole-swingup": Task("dm_control/cartpole-swingup", 800, 20, note="at most 1,000"),
+    "memory-gru": Task("memory/corridor", 0.95, 5, imports=MEMORY, eval_episodes=200, note="with a GRU"),
+    "memory-none": Task(
+        "memory/corridor", 0.95, 1.5, {"policy.core": "none"}, MEMORY, 200, note="the control: without memory at most -0.5"
+    ),
+}
+
+
+def train_once(task: Task, seed: int, folder: Path) -> dict[str, Any]:
+    """Train one seed from scratch and evaluate it."""
+    config = headrace.make_config(
+        task.env,
+        imports=task.imports,
+        **{
+            "seed": seed,
+            "run.folder": str(folder),
+            "run.fresh": True,
+            "run.goal": task.stop_at or task.goal,
+            "run.max_minutes": task.minutes,
+            "run.video": False,
+            "run.log_interval": 2.0,
+            **task.settings,
+        },
+    )
+    load = os.getloadavg()[0]
+    started = time.perf_counter()
+    result = headrace.train(config)
+    seconds = time.perf_counter() - started
+    rows = read_jsonl(folder / "metrics.jsonl")
+    rates = [r["charts/SPS_interval"] for r in rows if "charts/SPS_interval" in r]
+    reached = next((r for r in rows if r.get("charts/episodic_return_100", -np.inf) >= task.goal), None)
+    evaluation = headrace.evaluate(folder, task.eval_episodes, deterministic=task.eval_deterministic)
+    return {
+        "seed": seed,
+        "ended": result.reason,
+        "steps": result.global_step,
+        "seconds_with_start_up": round(seconds, 1),
+        "seconds_to_goal": round(reached["time"] - rows[0]["time"], 1) if reached else None,
+        "steps_to_goal": reached["global_step"] if reached else None,
+        "steps_per_second_median": round(float(np.median(rates)), 1),
+        "training_return_100": result.mean_return,
+        "evaluation": {"mean": evaluation.mean, "ci95": evaluation.ci95, "episodes": len(evaluation.returns),
+                       "deterministic": task.eval_deterministic},
+        "load_before": round(load, 1),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Train the tasks named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=", ".join(TASKS))
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from 0")
+    parser.add_argument("--runs", type=Path, default=Path("runs/learning"), help="where the run folders go")
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--list", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.list:
+        for name, task in TASKS.items():
+            print(f"{name:26} {task.env:28} goal {task.goal:g}  {task.note}")
+        return
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for name in arguments.tasks:
+        task = TASKS[name]
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        folders = [arguments.runs / f"{name}-{seed}-{stamp}" for seed in range(arguments.seeds)]
+        seeds = [train_once(task, seed, folder) for seed, folder in enumerate(folders)]
+        learning_curve(folders, arguments.out / f"{name}.png", title=f"{name}: {task.env}", goal=task.goal)
+        report = {
+            "task": name, "env": task.env, "goal": task.goal, "settings": task.settings, "note": task.note, "seeds": seeds,
+            "machine": {"cpu_count": os.cpu_count(), "processor": platform.processor() or platform.machine(),
+                        "torch": torch.__version__, "cuda": torch.cuda.is_available()},
+            "date": time.strftime("%Y-%m-%d"),
+        }  # fmt: skip
+        (arguments.out / f"{name}.json").write_text(json.dumps(report, indent=2) + "\n")
+        for s in seeds:
+            print(f"{name} seed {s['seed']}: {s['ended']} after {s['steps']:,} steps, {s['seconds_with_start_up']:.0f} s; "
+                  f"evaluation {s['evaluation']['mean']:.2f} {s['evaluation']['ci95']}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
