@@ -11,6 +11,9 @@ namespace headrace::atari {
 inline constexpr int kNumActions = 18;
 inline constexpr int kNoop = 0;
 inline constexpr int kFire = 1;
+inline constexpr int kRightAction = 3;
+inline constexpr int kDownAction = 5;
+inline constexpr int kUpFireAction = 10;
 inline constexpr int kResetSwitch = 40;  // as a starting action only
 
 // What a stick can do, one bit each; the bits of the four directions are those of the right port's pins.

@@ -121,7 +121,10 @@ class Environment {
     }
   }
 
-  void press_reset() { hold_switches(0x01, kResetFrames, true); }
+  void press_reset() {
+    hold_switches(0x01, kResetFrames, true);
+    state_.last_action = kNoop;
+  }
 
   void press_select(int hold) {
     hold_switches(0x02, hold, false);
@@ -208,16 +211,67 @@ class Environment {
     keep_score();
   }
 
+  // Leads the game to the chosen mode as ALE does, which decides how many frames and random draws a reset takes.
   void select_mode() {
     const GameFacts& facts = game_->facts;
-    if (facts.mode_procedure == ModeProcedure::kFixed) return;
     const int presses = game_->presses(options_.mode);
-    for (int i = 0; i < presses; ++i) press_select(facts.select_hold);
+    switch (facts.mode_procedure) {
+      case ModeProcedure::kFixed: return;
+      case ModeProcedure::kSelect:
+        for (int i = 0; i < presses; ++i) press_select(facts.select_hold);
+        break;
+      case ModeProcedure::kUntilByte:
+        for (int i = 0; i < kMostPresses && state_.console.ram[facts.mode_byte] != options_.mode; ++i)
+          press_select(facts.select_hold);
+        break;
+      case ModeProcedure::kBerzerk:
+        for (int i = 0; i < kBerzerkWait; ++i) plain_frame(kNoop);
+        for (int i = kBerzerkWait; i < presses; ++i) press_select(facts.select_hold);
+        break;
+      case ModeProcedure::kDoubleDunk: return walk_double_dunk_menu();
+      case ModeProcedure::kVideoCube:
+        // Modes 0..2 are chosen with SELECT, the hundreds by turning the cube in hand.
+        for (int i = 0; i < game_->presses(options_.mode % 100); ++i) press_select(facts.select_hold);
+        press_reset();
+        for (int i = 0; i < kMostTurns && bcd(state_.console.ram[0x1F]) < options_.mode / 100; ++i)
+          plain_frame(kRightAction);
+        return;
+    }
     for (int i = 0; i < facts.mode_resets; ++i) press_reset();
+  }
+
+  // The lines below the first one are options, one per bit of the mode; a jump begins the game.
+  void walk_double_dunk_menu() {
+    constexpr uint8_t bits[] = {0x08, 0x10, 0x04, 0x20};
+    const uint8_t* ram = state_.console.ram;
+    const uint8_t& options = ram[0x00];
+    const uint8_t& line = ram[0x30];
+    press_select(game_->facts.select_hold);
+    for (int option = -1; option < 4; ++option) {
+      const uint8_t before = line;
+      tap_until(kDownAction, [&] { return line != before; });
+      if (option >= 0 && options_.mode >> option & 1)
+        tap_until(kRightAction, [&] { return (options & bits[option]) != 0; });
+    }
+    press_reset();
+    tap_until(kUpFireAction, [] { return true; });
+  }
+
+  // Action noise may swallow a tap, so it is repeated until it shows.
+  template <class Done>
+  void tap_until(int action, Done&& done) {
+    for (int i = 0; i < kMostPresses; ++i) {
+      plain_frame(action);
+      plain_frame(kNoop);
+      if (done()) return;
+    }
   }
 
   static constexpr int kBootFrames = 60;
   static constexpr int kResetFrames = 4;
+  static constexpr int kBerzerkWait = 20;
+  static constexpr int kMostPresses = 255;
+  static constexpr int kMostTurns = 1000;
 
   std::shared_ptr<Game> game_;
   EmulatorOptions options_;

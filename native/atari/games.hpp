@@ -17,8 +17,8 @@ struct StartingAction {
   uint16_t frames;
 };
 
-// How a mode is chosen during a reset; see ModeSelection in environment.hpp.
-enum class ModeProcedure : uint8_t { kFixed, kSelect, kAdventure, kBerzerk, kDoubleDunk, kVideoCube };
+// How a mode is chosen during a reset; see select_mode in environment.hpp.
+enum class ModeProcedure : uint8_t { kFixed, kSelect, kUntilByte, kBerzerk, kDoubleDunk, kVideoCube };
 
 // `presses`: SELECT presses, each followed by one counted frame, that reach the mode from a system reset.
 struct ModeSetting {
@@ -46,6 +46,7 @@ struct GameFacts {
   ModeProcedure mode_procedure;
   uint8_t select_hold;  // frames that SELECT is held per press
   uint8_t mode_resets;  // presses of RESET after the mode was selected
+  uint8_t mode_byte;    // kUntilByte: the byte of RAM that shows the mode
   int16_t default_mode;
   uint8_t difficulties;  // bit d: difficulty d is listed
   LivesReport lives_report;

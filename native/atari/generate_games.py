@@ -176,6 +176,7 @@ def facts(name: str, game: dict, mode_index: int) -> str:
         "mode_procedure": f"ModeProcedure::k{setting.get('procedure', 'Select') if setting else 'Fixed'}",
         "select_hold": setting.get("select_hold", setting.get("select_hold_estimate", 2)),
         "mode_resets": setting.get("resets", 1),
+        "mode_byte": int(setting.get("mode_byte", ["$80"])[0][1:], 16) - 0x80,
         "default_mode": game["default_mode"],
         "difficulties": hex(sum(1 << d for d in game["difficulties"])),
         "lives_report": f"LivesReport::{REPORTS[game['lives_report']]}",
