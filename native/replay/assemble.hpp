@@ -109,8 +109,8 @@ class Assembler {
       std::uint64_t last = spec.stack ? after : time;
       Frames frames;
       if (!fetch(frames, f, lane, oldest, last)) return false;
-      if (batch.first[f]) put_stack(batch.first[f] + i * size, spec, stack, frames, time, start.age());
-      if (spec.stack && batch.next[f]) put_stack(batch.next[f] + i * size, spec, stack, frames, after, row.age());
+      if (batch.first[f]) put_stack(batch.first[f] + i * size, spec, stack, frames, lane, time, start.age());
+      if (spec.stack && batch.next[f]) put_stack(batch.next[f] + i * size, spec, stack, frames, lane, after, row.age());
     }
     return intact(lane, time - std::min<std::uint64_t>(reach(), start.age()));
   }
@@ -138,7 +138,7 @@ class Assembler {
       Frames frames;
       if (!fetch(frames, f, lane, oldest, end - 1)) return false;
       for (std::uint64_t t = time; t < end; ++t)
-        put_stack(windows.fields[f] + (i * length + (t - time)) * stack * spec.bytes, spec, stack, frames, t,
+        put_stack(windows.fields[f] + (i * length + (t - time)) * stack * spec.bytes, spec, stack, frames, lane, t,
                   racy_row(m_.row(lane, t)).age());
     }
     return intact(lane, needed);
@@ -210,14 +210,15 @@ class Assembler {
     return {entry.position, entry.size};
   }
 
-  void put_stack(std::byte* target, const FieldSpec& spec, std::uint64_t stack, const Frames& frames,
+  void put_stack(std::byte* target, const FieldSpec& spec, std::uint64_t stack, const Frames& frames, std::uint64_t lane,
                  std::uint64_t time, std::uint64_t age) const {
     std::uint64_t oldest = time - std::min({stack - 1, age, time - frames.first});
+    bool zeros = age + 1 < stack && racy_row(m_.row(lane, time - age)).age_flags & kZeros;
     for (std::uint64_t j = 0; j < stack; ++j, target += spec.bytes) {
       std::uint64_t back = stack - 1 - j;
       if (time - oldest >= back) {
         copy<true>(target, frames.at(time - back), spec.bytes);
-      } else if (m_.config().zero_pad) {
+      } else if (zeros) {
         std::memset(target, 0, spec.bytes);
       } else {
         copy<true>(target, frames.at(oldest), spec.bytes);

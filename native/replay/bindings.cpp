@@ -267,6 +267,7 @@ NB_MODULE(replay, m) {
   m.attr("TIME_BITS") = kTimeBits;
   m.attr("LAST") = static_cast<int>(kLast);
   m.attr("FIRST") = static_cast<int>(kFirst);
+  m.attr("ZEROS") = static_cast<int>(kZeros);
   m.attr("FINAL") = static_cast<int>(kFinal);
   m.attr("FLAG_BITS") = static_cast<int>(kFlagBits);
   m.attr("MAX_FIELDS") = kMaxFields;
@@ -285,7 +286,6 @@ NB_MODULE(replay, m) {
       .def_rw("alpha", &Config::alpha)
       .def_rw("evict_alpha", &Config::evict_alpha)
       .def_rw("floor", &Config::floor)
-      .def_rw("zero_pad", &Config::zero_pad)
       .def_rw("codec", &Config::codec)
       .def_rw("codec_level", &Config::codec_level)
       .def_rw("block", &Config::block)

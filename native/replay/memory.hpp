@@ -47,7 +47,6 @@ struct Config {
   double alpha = 0.6;
   double evict_alpha = 0.0;          // 0: eviction is first in, first out
   double floor = 1e-6;               // priorities below are raised to it
-  std::uint32_t zero_pad = 0;        // frames before an episode's first: 1 zeros, 0 the first frame repeated
   CodecKind codec = CodecKind::none;
   std::int32_t codec_level = 1;
   std::uint32_t block = 8;           // rows per compressed block, a divisor of rows
@@ -59,8 +58,9 @@ struct Config {
 enum RowFlag : std::uint32_t {
   kLast = 1,   // the episode ended with this row's action
   kFinal = 2,  // an observation on which no action was taken, such as the one after the last action of an episode
-  kFirst = 4,  // stacks do not reach before this row
-  kFlagBits = 3,
+  kFirst = 4,  // stacks do not reach before this row; its observation stands for what was before...
+  kZeros = 8,  // ...or, at such a row, zeros do
+  kFlagBits = 4,
 };
 
 struct Row {  // what the writer says of one step, beside its fields

@@ -21,6 +21,7 @@ class NaiveRow:
     last: bool
     final: bool
     age: int
+    zeros: bool = False  # at an episode's first row: zeros stand before it
 
 
 @dataclass
@@ -89,7 +90,7 @@ class NaiveReplay:
         for back in range(self.stack - 1, -1, -1):
             inside = back <= rows[t].age
             frame = rows[t - min(back, rows[t].age)].observation
-            result.append(frame if inside or not self.config.zero_pad else np.zeros_like(frame))
+            result.append(frame if inside or not rows[t - rows[t].age].zeros else np.zeros_like(frame))
         return np.stack(result)
 
     def transition(self, key: int) -> dict[str, Any]:
@@ -123,7 +124,7 @@ class Episodes:
             last = self.rng.random() < 1 / self.mean_length
             terminated = last and self.rng.random() < 0.5
             result.append(NaiveRow(observation, int(self.rng.integers(1000)), float(np.float32(self.rng.normal())),
-                                   0.0 if terminated else 0.9, last, False, self.age))
+                                   0.0 if terminated else 0.9, last, False, self.age, self.age == 0 and self.rng.random() < 0.5))
             self.pending = last and not (terminated and self.rng.random() < 0.5)
             self.age = 0 if last and not self.pending else self.age + 1
         return result
@@ -132,7 +133,8 @@ class Episodes:
 def write(writer: LaneWriter, rows: list[NaiveRow]) -> None:
     writer.append(
         {"observation": np.stack([r.observation for r in rows]), "action": np.array([r.action for r in rows])},
-        [r.reward for r in rows], [r.discount for r in rows], [r.last for r in rows], [r.final for r in rows])
+        [r.reward for r in rows], [r.discount for r in rows], [r.last for r in rows], [r.final for r in rows],
+        zeros=[r.zeros for r in rows])
 
 
 def known(rows: list[NaiveRow], ready: int, n: int) -> int:

@@ -50,7 +50,7 @@ def test_samples_per_insert_is_kept_whoever_is_faster(tmp_path: Path) -> None:
     assert abs(samples - 4 * (last["global_step"] - 300)) <= band + 4 * 7 * 12
 
 
-@pytest.mark.parametrize("style", ["repeat", "zeros", "continue", "mixed"])
+@pytest.mark.parametrize("style", ["repeat", "zeros", "continue", "noise", "mixed"])
 def test_stacks_come_back_as_acting_saw_them_however_episodes_begin(style: str) -> None:
     """One lane, slots of 8 rows, episodes of 1 to 12 steps; frames are numbered, two channels each."""
     rng = np.random.default_rng(0)
@@ -63,9 +63,11 @@ def test_stacks_come_back_as_acting_saw_them_however_episodes_begin(style: str) 
         frame = np.full((2, 3, 3), 1 + number % 250, np.uint8)
         frame[1] = number // 250
         if ended:
-            how = rng.choice(["repeat", "zeros", "continue"]) if style == "mixed" else style
+            how = rng.choice(["repeat", "zeros", "continue", "noise"]) if style == "mixed" else style
             if how == "zeros" or (how == "continue" and number == 1):
                 stack = np.zeros((6, 3, 3), np.uint8)
+            elif how == "noise":  # what no rule can guess
+                stack = rng.integers(0, 256, (6, 3, 3)).astype(np.uint8)
             elif how == "repeat":
                 stack = np.tile(frame, (3, 1, 1))
             age, length = 0, int(rng.integers(1, 13))

@@ -13,12 +13,12 @@ LANES = 3
 
 class ReplayMachine(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 10_000), stack=st.sampled_from([1, 3]), n_step=st.integers(1, 4),
-                alpha=st.sampled_from([0.0, 0.6, 1.0]), codec=st.sampled_from(["none", "none", "lz4"]), zero_pad=st.booleans())
-    def create(self, seed: int, stack: int, n_step: int, alpha: float, codec: str, zero_pad: bool) -> None:
+                alpha=st.sampled_from([0.0, 0.6, 1.0]), codec=st.sampled_from(["none", "none", "lz4"]))
+    def create(self, seed: int, stack: int, n_step: int, alpha: float, codec: str) -> None:
         self.rng = np.random.default_rng(seed)
         # Lanes so short that they wrap within a few operations.
         config = ReplayConfig(lanes=LANES, capacity=60, slack=1.0, n_step=n_step, alpha=alpha, minimum=1, codec=codec,
-                              zero_pad=zero_pad, seed=seed)
+                              seed=seed)
         self.replay = Replay(config, fields((5, 3), stack, codec != "none"))
         self.naive = NaiveReplay(config, stack)
         self.writers = [self.replay.writer(lane) for lane in range(LANES)]

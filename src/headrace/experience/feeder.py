@@ -132,44 +132,47 @@ class LaneFeed:
         rows["discount"] = np.where(slab["terminated"], 0.0, gamma).astype(np.float32)
         rows["final"] = ~slab["valid"]
         rows["last"] = (slab["terminated"] | slab["truncated"]) & slab["valid"]
-        rows["start"], fillers = self._starts(slab)
+        rows["start"], rows["zeros"], fillers = self._starts(slab)
         self._ended = bool(rows["final"][-1] or (rows["last"][-1] and slab["terminated"][-1]))
         if any(name.startswith("final_obs/") for name in slab):
             self._ended, fillers = bool(rows["last"][-1]), fillers + self._final_rows(slab, rows)
         # From behind, so that earlier positions stay what they are; of equal positions the first in the list comes last.
         for t, row in sorted(fillers, key=lambda filler: -filler[0]):
             rows = {name: np.insert(column, t, row[name], axis=0) for name, column in rows.items()}
-        self._writer.append(rows, rows["reward"], rows["discount"], rows["last"], rows["final"], rows["start"])
+        self._writer.append(rows, rows["reward"], rows["discount"], rows["last"], rows["final"], rows["start"], rows["zeros"])
         names = ("reward", "discount", "last", "final", "q", "value")
         self._writer.ready(self._priorities.push(*(rows[name] for name in names)))
 
-    def _starts(self, slab: dict[str, np.ndarray]) -> tuple[np.ndarray, list[tuple[int, dict[str, np.ndarray]]]]:
-        """Where stacks begin anew, and rows to insert so that they come out as acting saw them.
+    def _starts(self, slab: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, list[tuple[int, dict[str, np.ndarray]]]]:
+        """Where stacks begin anew, where with zeros, and rows to insert so that they come out as acting saw them.
 
-        A stack may go on across the end of an episode (after a lost life), begin with copies of its first frame, or begin with
-        frames of its own, such as zeros: these become rows without an action.
+        A stack may go on across the end of an episode (after a lost life), begin with copies of its first frame or with zeros,
+        or with other frames of its own: these become rows without an action.
         """
         starts, fillers = slab["first"].copy(), []
+        zeros = np.zeros_like(starts)
         starts[0] |= not self._before and bool(self._stacked)
         for t in np.flatnonzero(starts).tolist():
             before = {n: slab[n][t - 1] for n in self._stacked} if t else self._before
             frames = {n: slab[n][t].reshape(s, -1, *slab[n].shape[2:]) for n, s in self._stacked.items()}
             if before and all(np.array_equal(slab[n][t][: -len(f[0])], before[n][len(f[0]) :]) for n, f in frames.items()):
                 starts[t] = False
+            elif frames and all(not f[:-1].any() for f in frames.values()):
+                zeros[t] = True
             elif any((f[:-1] != f[-1]).any() for f in frames.values()):
                 for age in reversed(range(max(self._stacked.values()) - 1)):
                     fillers.append((t, self._filler(slab, t, age == 0, {n: f[min(age, len(f) - 1)] for n, f in frames.items()})))
                 starts[t] = False
         self._before = {n: slab[n][-1].copy() for n in self._stacked}
-        return starts, fillers
+        return starts, zeros, fillers
 
     def _filler(
         self, slab: dict[str, np.ndarray], t: int, start: bool, observation: dict[str, np.ndarray], value: float = 0.0
     ) -> dict[str, np.ndarray]:
         """A row of no action: `observation` by field name, everything else of row t."""
         row = {f.name: observation.get(f.name, slab[f.name][t]) for f in self._replay.fields}
-        numbers = {"reward": 0, "q": 0, "value": value, "discount": 0, "final": True, "last": False, "start": start}
-        return row | {name: np.asarray(number) for name, number in numbers.items()}
+        row |= {name: np.asarray(0) for name in ("reward", "q", "discount", "last", "zeros")}
+        return row | {"value": np.asarray(value), "final": np.asarray(True), "start": np.asarray(start)}
 
     def _final_rows(self, slab: dict[str, np.ndarray], rows: dict[str, np.ndarray]) -> list[tuple[int, dict[str, np.ndarray]]]:
         """Same-step environments have an episode's true last observation aside: it gets a row of its own. Acting never saw it,

@@ -96,8 +96,6 @@ class ReplayConfig:
     """Samples per inserted transition that `may_sample` and `may_insert` keep to, within `ratio_band`. None: no limit."""
     ratio_band: float = 10_000.0
     """How many samples the ratio may be off."""
-    zero_pad: bool = False
-    """Frames before an episode's first: zeros, instead of the first frame repeated."""
     codec: Literal["none", "lz4", "zstd"] = "none"
     """Compression of the fields that ask for it. LZ4 is taken from the system or from the `lz4` package; Zstandard from
     the system."""
@@ -174,6 +172,7 @@ class LaneWriter:
         last: npt.ArrayLike,
         final: npt.ArrayLike | None = None,
         first: npt.ArrayLike | None = None,
+        zeros: npt.ArrayLike | None = None,
     ) -> int:
         """Add T rows; returns the time of the first.
 
@@ -184,7 +183,9 @@ class LaneWriter:
             last: bool [T], the episode ended with this action.
             final: bool [T], no action was taken on the row's observation. An episode's last observation is such a row; it
                 must follow a `last` row that was truncated (discount not 0), for it is bootstrapped from.
-            first: bool [T], stacks do not reach before this row. None: so at the first row of every episode.
+            first: bool [T], stacks do not reach before this row; copies of its observation stand for what was before. None: so
+                at the first row of every episode.
+            zeros: bool [T], at `first` rows: zeros stand for what was before.
         """
         last = np.asarray(last, bool)
         final = np.zeros(len(last), bool) if final is None else np.asarray(final, bool)
@@ -193,6 +194,8 @@ class LaneWriter:
             first = np.concatenate(([self._ended], ended[:-1])) & ~final if len(last) else ended
             self._ended = bool(ended[-1]) if len(last) else self._ended
         flags = last * np.uint8(native.LAST) + final * np.uint8(native.FINAL) + np.asarray(first, bool) * np.uint8(native.FIRST)
+        if zeros is not None:
+            flags += np.asarray(zeros, bool) * np.uint8(native.ZEROS)
         columns = []
         for f in self._replay.fields:
             column = np.ascontiguousarray(fields[f.name], dtype=f.dtype)
@@ -380,7 +383,6 @@ def _native_config(config: ReplayConfig, fields: tuple[Field, ...]) -> Any:
     for name in ("lanes", "rows", "n_step", "alpha", "floor", "seed", "codec_level", "block"):
         setattr(result, name, getattr(config, name))
     result.evict_alpha = config.evict_alpha or 0.0
-    result.zero_pad = int(config.zero_pad)
     result.codec = getattr(native.Codec, config.codec)
     largest = max((f.nbytes for f in fields if f.compressed), default=0) * config.block
     # Room for a few blocks that do not compress, however small the lane.
