@@ -236,9 +236,11 @@ def kill_at_random(folder, times):
     """Kill a process that does nothing but save; whatever it had reported as saved must be there afterwards."""
     rng = random.Random(1)
     reported = 0
-    for _ in range(times):
+    for number in range(times):
         process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SAVER), str(folder)], stdout=subprocess.PIPE, text=True)
         assert process.stdout.readline() == "ready\n"
+        if number % 2:  # kill in the first save of the process, or in a later one
+            reported = int(process.stdout.readline())
         time.sleep(rng.uniform(0.0, 0.15))
         process.send_signal(signal.SIGKILL)
         lines = process.communicate()[0].split("\n")[:-1]  # what follows the last newline is a torn line

@@ -46,11 +46,12 @@ def test_resume_repeats_steps_without_doubling_them(tmp_path):
     assert points == [(100, 100), (200, 200), (300, 600), (400, 800), (500, 1000)]
 
 
-def test_a_torn_last_line_is_dropped(tmp_path):
+@pytest.mark.parametrize("tail", [b'{"global_step": 300, "char', b"\0" * 4096, b'3\n\xff\xfe\n{"global'])
+def test_what_a_crash_left_at_the_end_is_dropped(tmp_path, tail):
     write(tmp_path, [100, 200])
     path = tmp_path / "metrics.jsonl"
-    with open(path, "a") as file:
-        file.write('{"global_step": 300, "char')
+    with open(path, "ab") as file:
+        file.write(tail)
     write(tmp_path, [300], resume_step=200)
     assert [line["global_step"] for line in read_jsonl(path)] == [100, 200, 300]
     json.loads(path.read_text().splitlines()[-1])

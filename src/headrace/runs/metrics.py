@@ -57,7 +57,7 @@ KEYS: dict[str, str] = {
     "replay/samples_per_second": "Transitions sampled from the replay, per second.",
     "replay/ratio": "Transitions sampled for each one inserted.",
     "replay/late_priorities": "Priorities so far that came after their transition had left the replay.",
-    "replay/overwritten": "Sampled transitions so far that were overwritten while they were being copied, and drawn again.",
+    "replay/overwritten": "Transitions so far that were lost before eviction because their lane's rows were used again.",
     "replay/evicted": "Transitions evicted so far.",
     "replay/bytes_per_transition": "Memory that one transition takes (bytes).",
     "time/rollout/step": "Rollout workers: share of time in the environments' steps.",
@@ -149,10 +149,16 @@ class MetricsWriter:
 
 
 def read_jsonl(path: os.PathLike[str] | str) -> list[dict[str, float]]:
-    """The lines of a metrics.jsonl; a last line cut short by a crash is left out."""
-    lines = Path(path).read_text(encoding="utf-8").split("\n")
-    # Every whole line ends in a newline, so what follows the last one is empty or a torn line.
-    return [json.loads(line) for line in lines[:-1]]
+    """The lines of a metrics.jsonl; lines that a crash cut short or a power failure garbled are left out."""
+    lines = []
+    for text in Path(path).read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(line, dict) and "global_step" in line:
+            lines.append(line)
+    return lines
 
 
 def rewind(path: Path, step: int) -> None:
