@@ -230,17 +230,19 @@ def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> En
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """Many environments per learner update, small minibatches, one pass: experience is cheap, so it is used once."""
+    """Many small updates: on a CPU, Pong takes fewer minutes with three passes over the experience than with more of it."""
     return {
         "envs.reward_clip": 1.0,
         "policy.encoder": "nature-cnn",
         "sampling.num_workers": 1,
-        "sampling.envs_per_worker": 64,
+        "sampling.envs_per_worker": 32,
         "sampling.rollout": 32,
-        "learning.batch_size": 2048,
+        "learning.batch_size": 1024,
         "learning.num_minibatches": 4,
+        "learning.num_epochs": 3,
+        "learning.returns": "gae",
         "learning.precision": "auto",
-        "learning.learning_rate": 5e-4,
+        "learning.learning_rate": 4e-4,
         "learning.entropy_coef": 0.01,
         "learning.max_grad_norm": 0.5,
         "learning.optimizer_eps": 1e-5,

@@ -73,12 +73,15 @@ class Learner:
             group["lr"] = self.learning_rate
         with torch.no_grad():
             self.algorithm.prepare(self.model, batch, c)
+        # Targets computed beforehand and no recurrence: nothing ties the rows of a trajectory together any more, and minibatches
+        # of single samples are less correlated than minibatches of trajectories.
+        separable = c.returns == "gae" and "advantage" in batch and batch["core"].shape[-1] == 0
+        samples = _as_single_rows(batch, T) if separable and c.num_minibatches > 1 else batch
         statistics: list[dict[str, Tensor]] = []
-        B = batch["reward"].shape[1]
         for _ in range(c.num_epochs):
-            order = torch.randperm(B, generator=self.generator) if c.num_minibatches > 1 else None
+            order = torch.randperm(samples["reward"].shape[1], generator=self.generator) if c.num_minibatches > 1 else None
             for i in range(c.num_minibatches):
-                part = batch if order is None else _columns(batch, order[i :: c.num_minibatches].to(self.device))
+                part = samples if order is None else _columns(samples, order[i :: c.num_minibatches].to(self.device))
                 statistics.append(self._step(part))
         self.progress.updates += 1
         self.progress.global_step += int(real.sum())
@@ -105,6 +108,14 @@ class Learner:
             )
         self.optimizer.step()
         return {**{k: v.detach() for k, v in statistics.items()}, "losses/grad_norm": norm.detach()}
+
+
+def _as_single_rows(batch: dict[str, Tensor], T: int) -> dict[str, Tensor]:
+    """[T, B, ...] to [1, T B, ...]; row T is needed no more."""
+    return {
+        name: t.new_empty(T * t.shape[0], 0) if name == "core" else t[:T].flatten(0, 1).unsqueeze(0)
+        for name, t in batch.items()
+    }
 
 
 def _columns(batch: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
