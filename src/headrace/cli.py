@@ -19,6 +19,7 @@ import tyro
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError
+from headrace.validation import validate
 
 USAGE = """usage: headrace VERB ...
 
@@ -75,7 +76,7 @@ def _exit_code(error: Exception) -> int | None:
 def train(arguments: list[str]) -> int:
     """`headrace train`: exit code 0 when the run ended as it should, 130 when it was interrupted."""
     config = parse_config(arguments)
-    configs.validate(config)
+    validate(config)
     print(f"{config.env}, {config.learning.algorithm}, run folder {config.run_folder}", flush=True)
     from headrace.train import train as run  # seconds, for torch
 

@@ -2,7 +2,7 @@
 
 The groups are named after the packages they steer: `envs`, `policy`, `sampling`, `learning`, `run`. The docstring under each
 field is its help text and its documentation. A configuration is data: it is saved as JSON with the run and a run is resumed
-from it. `validate` refuses impossible combinations and says why, with the numbers.
+from it. `headrace.validation` refuses impossible combinations.
 
 Units: a *step* is one decision of one agent; a *frame* is one frame of the simulator (steps x frameskip).
 """
@@ -183,6 +183,12 @@ class QConfig:
     """Above 1: the return's distribution on so many atoms (C51: 51)."""
     support: tuple[float, float] = (-10.0, 10.0)
     """First and last atom."""
+    burn_in: int = 40
+    """With a recurrent core (R2D2): rows of a sequence that only warm up the core state..."""
+    sequence: int = 80
+    """...and rows that are learned from. A sequence starts every `sampling.rollout` rows, with the core state stored there."""
+    rescale: bool = False
+    """With a recurrent core: values are learned as h(x) = sign(x)(sqrt(|x| + 1) - 1) + 0.001 x."""
     noise: float = 0.3
     """Ape-X DPG: standard deviation of the Gaussian noise on actions, in units of half their range."""
     actor_layers: tuple[int, ...] = (300, 200)
@@ -390,71 +396,6 @@ def native_bf16(device: str) -> bool:
         return torch.cuda.is_bf16_supported()
     cpuinfo = Path("/proc/cpuinfo")
     return cpuinfo.exists() and re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", cpuinfo.read_text()) is not None
-
-
-def validate(config: Config) -> None:
-    """Raise `ConfigError` for a configuration that cannot work, with the numbers that show why."""
-    s, r = config.sampling, config.learning
-    for name, value in (
-        ("sampling.num_workers", s.num_workers),
-        ("sampling.envs_per_worker", s.envs_per_worker),
-        ("sampling.num_groups", s.num_groups),
-        ("sampling.num_policy_workers", s.num_policy_workers),
-        ("sampling.rollout", s.rollout),
-        ("learning.batch_size", r.batch_size),
-        ("learning.num_minibatches", r.num_minibatches),
-        ("learning.num_epochs", r.num_epochs),
-        ("learning.total_steps", r.total_steps),
-    ):
-        if value < 1:
-            raise ConfigError(f"{name} is {value}; it must be at least 1")
-    if s.envs_per_worker % s.num_groups:
-        raise ConfigError(
-            f"sampling.envs_per_worker ({s.envs_per_worker}) must be a multiple of sampling.num_groups ({s.num_groups}): "
-            "the groups of a worker are of equal size"
-        )
-    if s.num_groups > 32:
-        raise ConfigError(f"sampling.num_groups is {s.num_groups}; at most 32 (one bit each in the worker's wake-up word)")
-    unit = s.rollout * config.envs_per_group
-    if config.uses_replay:
-        _validate_replay(config)
-    elif r.batch_size % unit:
-        low, high = r.batch_size // unit * unit, -(-r.batch_size // unit) * unit
-        near = f"{low} or {high}" if low else str(high)
-        raise ConfigError(
-            f"learning.batch_size ({r.batch_size}) must be a multiple of sampling.rollout x environments per group "
-            f"({s.rollout} x {config.envs_per_group} = {unit}): batches are made of whole slots. Nearest: {near}"
-        )
-    trajectories = r.batch_size // s.rollout
-    if trajectories % r.num_minibatches and not config.uses_replay:
-        raise ConfigError(
-            f"learning.num_minibatches ({r.num_minibatches}) must divide the {trajectories} trajectories of a batch "
-            f"(batch_size {r.batch_size} / rollout {s.rollout})"
-        )
-    least = config.total_groups + config.slots_per_batch
-    if config.num_slots < least:
-        raise ConfigError(
-            f"sampling.num_slots ({config.num_slots}) is too small: {config.total_groups} groups are being filled while "
-            f"{config.slots_per_batch} slots make a batch, so fewer than {least} slots can leave everyone waiting for ever"
-        )
-    if not 0 <= r.gamma <= 1:
-        raise ConfigError(f"learning.gamma is {r.gamma}; it must be in [0, 1]")
-    if r.vtrace_rho < r.vtrace_c:
-        raise ConfigError(f"learning.vtrace_rho ({r.vtrace_rho}) must not be below vtrace_c ({r.vtrace_c}) (IMPALA, section 4.1)")
-
-
-def _validate_replay(config: Config) -> None:
-    r, q = config.replay, config.q
-    if r.minimum > r.capacity:
-        raise ConfigError(f"replay.minimum ({r.minimum:,}) is above replay.capacity ({r.capacity:,}): learning would never start")
-    if r.prefetch < 1 or r.threads < 1 or r.evict_period < 1 or q.target_period < 1:
-        raise ConfigError("replay.prefetch, replay.threads, replay.evict_period and q.target_period must be at least 1")
-    if not 0 <= q.epsilon <= 1:
-        raise ConfigError(f"q.epsilon is {q.epsilon}; it must be in [0, 1]")
-    if q.atoms > 1 and not q.support[0] < q.support[1]:
-        raise ConfigError(f"q.support is {q.support}; the first atom must be below the last")
-    if config.learning.num_epochs > 1 or config.learning.num_minibatches > 1:
-        raise ConfigError("replay makes one update per batch: learning.num_epochs and learning.num_minibatches must be 1")
 
 
 # -- configuration as JSON --------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from headrace import config as configs
 from headrace.config import Config, ConfigError
 from headrace.envs.contract import EnvironmentFault, EnvSpec
 from headrace.envs.registry import describe, import_files
@@ -43,6 +42,7 @@ from headrace.sampling.serial import SerialSampler
 from headrace.sampling.supervisor import Supervisor
 from headrace.sampling.weights import FlatWeights, weights_nbytes
 from headrace.state import EPISODE_WINDOW, TrainingLog, TrainingState
+from headrace.validation import validate
 
 VIDEO_STEPS = 3000
 """Longest video made when training ends, in steps."""
@@ -66,7 +66,7 @@ def train(config: Config) -> TrainResult:
     Raises `ConfigError` for impossible settings, `FolderInUse`, `CheckpointError`, `RunFailed` with the error of the part that
     failed.
     """
-    configs.validate(config)
+    validate(config)
     import_files(config.imports)
     spec = describe(config.env, config.envs)
     folder, changes = RunFolder.open(config)
@@ -76,7 +76,7 @@ def train(config: Config) -> TrainResult:
         algorithm, model = make_algorithm_and_model(config, spec)
         exchange = Exchange(config, spec, model.core_width, weights_nbytes(model), algorithm.extra_fields(spec))
         if config.uses_replay:
-            exchange.replay = make_replay(config, spec)
+            exchange.replay = make_replay(config, spec, model.core_width)
         with Listener(config, exchange, reporter) as listener:
             run = _train_serial if config.sampling.placement == "serial" else _train_processes
             run(config, spec, exchange, listener)
