@@ -49,6 +49,7 @@ HR_HD inline void start_frame(Console& s, const Frame& frame) {
   s.parity ^= 1;
   s.grayed = false;
   s.drawn_to_clock = s.line_start_clock = frame.display_start;
+  s.idle_until_clock = frame.display_start + kBlankClocks;
   s.last_access_clock = 0;
   s.color_loss = frame.cart.tv == TvFormat::kPal && (s.last_frame_lines & 1);
   for (uint8_t& color : s.color) color = (color & 0xFE) | s.color_loss;
@@ -102,6 +103,7 @@ HR_HD inline void system_reset(Console& console, const Cartridge& cart, const Re
   console.frame_complete = true;
   console.vsync_end_clock = kNever;
   console.stale = 0x3F;
+  clear_motion(console);
   console.sp = 0xFF;
   console.nz = 1;
   const uint8_t low = read_cartridge(console, cart, 0xFFFC, 0);

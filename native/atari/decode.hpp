@@ -22,7 +22,7 @@ namespace headrace::atari {
   X(CpxImm) X(CpxRam) X(CpyImm) X(CpyRam) X(BitRam)                                                                \
   X(LdaTia) X(LdxTia) X(LdyTia) X(BitTia) X(LdaRiot) X(BitRiot) X(LdaTimer) X(LdxTimer) X(LdyTimer)                \
   X(StaRam) X(StxRam) X(StyRam) X(StaTia) X(StxTia) X(StyTia) X(StaTiaAbs) X(StxTiaAbs) X(StyTiaAbs)               \
-  X(StaColor) X(StxColor) X(StyColor) X(StaGrp) X(StxGrp) X(StyGrp)                                                \
+  X(StaColor) X(StxColor) X(StyColor) X(StaGrp) X(StxGrp) X(StyGrp) X(StaPf) X(StxPf) X(StyPf)                     \
   X(StaZpX) X(StyZpX) X(StxZpY) X(StaAbsX) X(StaAbsY) X(StaIndY) X(Wsync)                                          \
   X(IncRam) X(DecRam) X(AslRam) X(LsrRam) X(RolRam) X(RorRam) X(IncZpX) X(DecZpX)                                  \
   X(AslA) X(LsrA) X(RolA) X(RorA)                                                                                  \
@@ -89,9 +89,10 @@ inline uint8_t handler_of(uint8_t opcode, uint16_t operand) {
   // VSYNC can end a frame and WSYNC can wait: they are no ordinary registers.
   const int reg = operand & 63;
   const auto to_tia = [&](uint8_t handler) -> uint8_t { return reg == 0 || reg == 2 ? uint8_t{kStep} : handler; };
-  const auto to_zero_page = [&](uint8_t ram, uint8_t tia, uint8_t color, uint8_t grp) {
+  const auto to_zero_page = [&](uint8_t ram, uint8_t tia, uint8_t color, uint8_t grp, uint8_t pf) {
     if (operand & 0x80) return ram;
-    return operand == 2 ? uint8_t{kWsync} : reg >= 6 && reg <= 9 ? color : reg == 0x1B || reg == 0x1C ? grp : to_tia(tia);
+    if (operand == 2) return uint8_t{kWsync};
+    return reg >= 0x06 && reg <= 0x09 ? color : reg == 0x1B || reg == 0x1C ? grp : reg >= 0x0D && reg <= 0x0F ? pf : to_tia(tia);
   };
   const auto to_absolute = [&](uint8_t tia) { return operand & 0x1080 ? uint8_t{kStep} : to_tia(tia); };
   switch (opcode) {
@@ -110,9 +111,9 @@ inline uint8_t handler_of(uint8_t opcode, uint16_t operand) {
     case 0xC4: return zero_page(operand, kCpyRam, kStep);
     case 0x24: return zero_page(operand, kBitRam, kBitTia);
     case 0x2C: return absolute_load(operand, kStep, kBitRiot, kBitRiot);
-    case 0x85: return to_zero_page(kStaRam, kStaTia, kStaColor, kStaGrp);
-    case 0x86: return to_zero_page(kStxRam, kStxTia, kStxColor, kStxGrp);
-    case 0x84: return to_zero_page(kStyRam, kStyTia, kStyColor, kStyGrp);
+    case 0x85: return to_zero_page(kStaRam, kStaTia, kStaColor, kStaGrp, kStaPf);
+    case 0x86: return to_zero_page(kStxRam, kStxTia, kStxColor, kStxGrp, kStxPf);
+    case 0x84: return to_zero_page(kStyRam, kStyTia, kStyColor, kStyGrp, kStyPf);
     case 0x8D: return to_absolute(kStaTiaAbs);
     case 0x8E: return to_absolute(kStxTiaAbs);
     case 0x8C: return to_absolute(kStyTiaAbs);
@@ -198,6 +199,7 @@ inline uint16_t operand_of(uint8_t handler, uint16_t operand) {
       return operand & 0x7F;
     case kStaTia: case kStxTia: case kStyTia: case kStaTiaAbs: case kStxTiaAbs: case kStyTiaAbs:
     case kStaColor: case kStxColor: case kStyColor: case kStaGrp: case kStxGrp: case kStyGrp:
+    case kStaPf: case kStxPf: case kStyPf:
       return operand & 0x3F;
     default: return operand;
   }

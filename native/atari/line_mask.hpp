@@ -61,13 +61,8 @@ HR_INLINE LineMask copies_mask(uint64_t pattern, uint32_t position, uint32_t lat
   return mask;
 }
 
-HR_INLINE uint8_t shown_grp(const Console& s, int player) {
-  return s.vdelp[player] ? s.grp_old[player] : s.grp[player];
-}
-HR_INLINE uint8_t shown_enabl(const Console& s) { return s.vdelbl ? s.enabl_old : s.enabl; }
-
 HR_INLINE LineMask player_mask(const Console& s, int player) {
-  const uint32_t grp = shown_grp(s, player);
+  const uint32_t grp = s.shown_grp[player];
   const uint32_t bits = s.refp[player] ? grp : reverse_byte(grp);
   const uint8_t size = s.nusiz[player] & 7;
   // Stretched players start one pixel late.

@@ -108,12 +108,12 @@ HR_INLINE void object_changed(Console& s, Object object, bool solid) {
 }
 
 HR_INLINE void player_changed(Console& s, int player) {
-  object_changed(s, player ? kP1 : kP0, shown_grp(s, player) != 0);
+  object_changed(s, player ? kP1 : kP0, s.shown_grp[player] != 0);
 }
 HR_INLINE void missile_changed(Console& s, int player) {
   object_changed(s, player ? kM1 : kM0, s.enam[player] && !s.resmp[player] && !(player == 0 && s.star_hidden));
 }
-HR_INLINE void ball_changed(Console& s) { object_changed(s, kBall, shown_enabl(s) != 0); }
+HR_INLINE void ball_changed(Console& s) { object_changed(s, kBall, s.shown_enabl != 0); }
 
 HR_INLINE void note_changes_at_line_end(Console& s) {
   s.changes_at_line_end =
@@ -181,12 +181,20 @@ HR_NOINLINE void advance_picture(Console& s, const Frame& frame) {
     }
   }
   s.drawn_to_clock = s.last_access_clock;
+  const int32_t visible_from = s.line_start_clock + kBlankClocks;
+  s.idle_until_clock = s.drawn_to_clock < visible_from ? visible_from : s.drawn_to_clock;
+}
+
+// Catches up where that takes no drawing and no collision; returns whether that was all.
+HR_INLINE bool catch_up_quietly(Console& s, const Frame& frame) {
+  if (s.last_access_clock <= s.idle_until_clock) return true;
+  if (frame.pixels || !is_quiet(s)) return false;
+  s.drawn_to_clock = s.idle_until_clock = s.last_access_clock;
+  return true;
 }
 
 HR_INLINE void catch_up(Console& s, const Frame& frame) {
-  if (s.last_access_clock <= s.drawn_to_clock) return;
-  if (!frame.pixels && is_quiet(s)) s.drawn_to_clock = s.last_access_clock;
-  else advance_picture(s, frame);
+  if (!catch_up_quietly(s, frame)) advance_picture(s, frame);
 }
 
 }  // namespace headrace::atari

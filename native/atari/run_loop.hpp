@@ -181,31 +181,19 @@ HR_INLINE uint64_t skip_polling(const Console& s, uint8_t branch, int32_t cycle)
     clock += kCount + cycles;                                                           \
     goto store_tia;                                                                     \
   }
-// The registers written most, where nothing but the register changes.
-#define HR_TO_COLOR(name, source)                                                       \
+// The registers written most.
+#define HR_TO_REGISTER(name, source, target)                                            \
   HR_CASE(name) {                                                                       \
     value = source;                                                                     \
     reg = HR_OPERAND;                                                                   \
     ip += 2;                                                                            \
     clock += kCount + 3;                                                                \
-    if (frame.pixels || HR_UNLIKELY(HR_CYCLE >= frame.limit_cycle)) goto store_tia;     \
-    note_access(s, 3 * HR_CYCLE);                                                       \
-    s.color[reg - 6] = static_cast<uint8_t>((value & 0xFE) | s.color_loss);             \
-    HR_DISPATCH                                                                         \
-  }
-#define HR_TO_GRP(name, source)                                                         \
-  HR_CASE(name) {                                                                       \
-    value = source;                                                                     \
-    reg = HR_OPERAND;                                                                   \
-    ip += 2;                                                                            \
-    clock += kCount + 3;                                                                \
-    if (!grp_write_changes_nothing(s, reg - 0x1B, value) || HR_UNLIKELY(HR_CYCLE >= frame.limit_cycle)) goto store_tia; \
-    note_access(s, 3 * HR_CYCLE + 1);                                                   \
-    HR_DISPATCH                                                                         \
+    goto target;                                                                        \
   }
 #define HR_STORE_FORMS(name, source)                                                    \
   HR_TO_RAM(name##Ram, source) HR_TO_TIA(name##Tia, source, 2, 3) HR_TO_TIA(name##TiaAbs, source, 3, 4) \
-  HR_TO_COLOR(name##Color, source) HR_TO_GRP(name##Grp, source)
+  HR_TO_REGISTER(name##Color, source, store_color) HR_TO_REGISTER(name##Grp, source, store_grp) \
+  HR_TO_REGISTER(name##Pf, source, store_playfield)
 #define HR_TO_INDEXED(name, source, index)                                              \
   HR_CASE(name) {                                                                       \
     const uint32_t address = (HR_OPERAND + index) & 0xFF;                               \
@@ -340,6 +328,32 @@ push:
   sp = (sp - 1) & 0xFF;
   ++ip;
   clock += kCount + 3;
+  goto store_tia;
+
+store_color:
+  if (frame.pixels || HR_UNLIKELY(HR_CYCLE >= frame.limit_cycle)) goto store_tia;
+  note_access(s, 3 * HR_CYCLE);
+  s.color[reg - 6] = static_cast<uint8_t>((value & 0xFE) | s.color_loss);
+  goto dispatch;
+
+store_grp:
+  if (HR_UNLIKELY(HR_CYCLE >= frame.limit_cycle)) goto store_tia;
+  note_access(s, 3 * HR_CYCLE + 1);
+  if (!catch_up_quietly(s, frame)) goto store_tia;
+  if (reg == 0x1B) set_grp(s, 0, static_cast<uint8_t>(value));
+  else set_grp(s, 1, static_cast<uint8_t>(value));
+  goto dispatch;
+
+store_playfield: {
+  const int32_t now = HR_CYCLE;
+  if (HR_UNLIKELY(now >= frame.limit_cycle)) goto store_tia;
+  const uint32_t playfield = playfield_with(s.playfield, reg, value);
+  if (playfield == s.playfield) {
+    note_access(s, 3 * now + playfield_delay(now));
+    goto dispatch;
+  }
+  goto store_tia;
+}
 
 store_tia:
   write_tia(s, frame, static_cast<int>(reg), static_cast<uint8_t>(value), HR_CYCLE);

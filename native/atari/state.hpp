@@ -71,6 +71,7 @@ struct Console {
   uint8_t color_loss;       // 1 while PAL colour loss sets bit 0 of all colours
   int32_t vsync_end_clock;  // from here on clearing VSYNC ends the frame
   int32_t drawn_to_clock;   // how far the picture has been advanced
+  int32_t idle_until_clock;  // there is nothing to draw from drawn_to_clock to here: the beam is in the blank
   int32_t line_start_clock;  // start of a line on display, at most the one of drawn_to_clock
   int32_t last_access_clock;  // of the TIA: the picture must be advanced to here before the frame ends
   int32_t hmove_clock;
@@ -81,7 +82,8 @@ struct Console {
   uint8_t nusiz[2], color[4];  // P0, P1, playfield, background
   uint8_t grp[2], grp_old[2], enam[2], resmp[2], vdelp[2], refp[2];
   uint8_t enabl, enabl_old, vdelbl;
-  uint8_t position[5], motion[8];  // by Object; motion is padded so that it can be compared with 0 at once
+  // By Object; padded to a whole word. Motion is what a HMOVE in time adds to the position, plus 8.
+  uint8_t position[8], motion[8];
   uint32_t playfield;              // 20 bits, bit 0 leftmost
   uint8_t playfield_reflected;     // the latched reflection bit
   bool first_copy_hidden[2];
@@ -92,6 +94,8 @@ struct Console {
 
   // TIA: derived from the registers above
   uint16_t pending;        // collisions that are not latched and whose objects both have pixels
+  uint8_t shown_grp[2], shown_enabl;  // as VDEL selects
+  uint8_t moving;          // set of objects with motion
   uint8_t solid;           // set of objects with at least one pixel
   uint8_t stale;           // set of objects whose mask is out of date
   bool changes_at_line_end;

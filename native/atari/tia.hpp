@@ -42,9 +42,21 @@ HR_NOINLINE uint8_t read_tia(Console& s, const Frame& frame, uint16_t address, u
 // --- stores it. `clock`: of the write.
 
 // The playfield's delay depends on the phase of the beam within four cycles.
-HR_NOINLINE void write_playfield(Console& s, const Frame& frame, uint32_t playfield, int32_t clock) {
+HR_INLINE int32_t playfield_delay(int32_t cycle) {
   constexpr uint32_t delays = 3u << 24 | 2u << 16 | 5u << 8 | 4u;
-  note_access(s, clock + static_cast<int32_t>(delays >> (8 * (clock / 3 & 3)) & 0xFF));
+  return static_cast<int32_t>(delays >> (8 * (cycle & 3)) & 0xFF);
+}
+
+// The 20 bits of playfield after a write to PF0, PF1 or PF2.
+HR_INLINE uint32_t playfield_with(uint32_t playfield, uint32_t reg, uint32_t value) {
+  if (reg == 0x0D) return (playfield & ~0xFu) | value >> 4;
+  if (reg == 0x0E) return (playfield & ~0xFF0u) | reverse_byte(value) << 4;
+  return (playfield & ~0xFF000u) | value << 12;
+}
+
+HR_NOINLINE void write_playfield(Console& s, const Frame& frame, int reg, uint8_t value, int32_t clock) {
+  note_access(s, clock + playfield_delay(clock / 3));
+  const uint32_t playfield = playfield_with(s.playfield, static_cast<uint32_t>(reg), value);
   if (playfield == s.playfield) return;
   catch_up(s, frame);
   s.playfield = playfield;
@@ -59,26 +71,37 @@ HR_INLINE void write_color(Console& s, const Frame& frame, int index, uint8_t va
   s.color[index] = value;
 }
 
-// Whether writing GRPx leaves all registers as they are.
-HR_INLINE bool grp_write_changes_nothing(const Console& s, uint32_t player, uint32_t value) {
-  const uint32_t other = player ^ 1;
-  return s.grp[player] == value && s.grp_old[other] == s.grp[other] && (player == 0 || s.enabl_old == s.enabl);
+// Selects the registers that VDEL lets through; the picture has caught up.
+HR_INLINE void select_grp(Console& s, int player) {
+  const uint8_t shown = s.vdelp[player] ? s.grp_old[player] : s.grp[player];
+  if (shown == s.shown_grp[player]) return;
+  s.shown_grp[player] = shown;
+  player_changed(s, player);
+}
+HR_INLINE void select_enabl(Console& s) {
+  const uint8_t shown = s.vdelbl ? s.enabl_old : s.enabl;
+  if (shown == s.shown_enabl) return;
+  s.shown_enabl = shown;
+  ball_changed(s);
 }
 
 // Writing one player's pattern moves the other's into its register of vertical delay, writing GRP1 also the ball's.
-HR_NOINLINE void write_grp(Console& s, const Frame& frame, int player, uint8_t value, int32_t clock) {
-  note_access(s, clock + 1);
+HR_INLINE void set_grp(Console& s, int player, uint8_t value) {
   const int other = player ^ 1;
-  const bool player_changes = !s.vdelp[player] && s.grp[player] != value;
-  const bool other_changes = s.vdelp[other] && s.grp_old[other] != s.grp[other];
-  const bool ball_changes = player == 1 && s.vdelbl && s.enabl_old != s.enabl;
-  if (player_changes || other_changes || ball_changes) catch_up(s, frame);
   s.grp[player] = value;
   s.grp_old[other] = s.grp[other];
-  if (player == 1) s.enabl_old = s.enabl;
-  if (player_changes) player_changed(s, player);
-  if (other_changes) player_changed(s, other);
-  if (ball_changes) ball_changed(s);
+  select_grp(s, player);
+  if (s.vdelp[other]) select_grp(s, other);
+  if (player == 1) {
+    s.enabl_old = s.enabl;
+    if (s.vdelbl) select_enabl(s);
+  }
+}
+
+HR_NOINLINE void write_grp(Console& s, const Frame& frame, int player, uint8_t value, int32_t clock) {
+  note_access(s, clock + 1);
+  catch_up(s, frame);
+  set_grp(s, player, value);
 }
 
 HR_NOINLINE void write_vdel(Console& s, const Frame& frame, Object object, uint8_t value, int32_t clock) {
@@ -87,8 +110,8 @@ HR_NOINLINE void write_vdel(Console& s, const Frame& frame, Object object, uint8
   if (reg == value) return;
   catch_up(s, frame);
   reg = value;
-  if (object == kBall) ball_changed(s);
-  else player_changed(s, object == kP1);
+  if (object == kBall) select_enabl(s);
+  else select_grp(s, object == kP1);
 }
 
 HR_NOINLINE void write_refp(Console& s, const Frame& frame, int player, uint8_t value, int32_t clock) {
@@ -112,7 +135,7 @@ HR_NOINLINE void write_enabl(Console& s, const Frame& frame, uint8_t value, int3
   if (s.enabl == value) return;
   if (!s.vdelbl) catch_up(s, frame);
   s.enabl = value;
-  if (!s.vdelbl) ball_changed(s);
+  select_enabl(s);
 }
 
 HR_NOINLINE void write_vsync(Console& s, uint8_t value, int32_t clock) {
@@ -229,14 +252,16 @@ HR_NOINLINE void write_resmp(Console& s, const Frame& frame, int player, uint8_t
   missile_changed(s, player);
 }
 
-// Motion of an object with motion nibble n when HMOVE is written in cycle c of a line.
-HR_INLINE int32_t hmove_motion(int32_t n, int32_t c) {
-  const int32_t full = n < 8 ? -n : 16 - n;
-  const int32_t pulses = (3 * c + 1) / 4;
-  if (c >= kLineCycles - 1) return full;
-  if (c <= 20) return full > pulses - 9 ? full : pulses - 9;
-  if (c < 55) return 0;
-  return full - (pulses - 47) < 0 ? full - (pulses - 47) : 0;
+// What is added to a position, mod 256, when HMOVE is written in cycle c of a line; `motion` as in Console.
+HR_INLINE uint8_t hmove_motion(uint8_t motion, int32_t c) {
+  const int32_t full = motion - 8, pulses = (3 * c + 1) / 4;
+  int32_t moved = full;
+  if (c < kLineCycles - 1) {
+    if (c <= 20) moved = full > pulses - 9 ? full : pulses - 9;
+    else if (c < 55) moved = 0;
+    else moved = full < pulses - 47 ? full - (pulses - 47) : 0;
+  }
+  return static_cast<uint8_t>(moved);
 }
 
 // The line whose first pixels a HMOVE blanks: this one if they are still to come, or the first one on display.
@@ -247,42 +272,62 @@ HR_INLINE int32_t end_of_hmove_blank(const Frame& frame, int32_t clock) {
   return clock - h + end + (h < end ? 0 : kLineClocks);
 }
 
-HR_INLINE bool no_motion(const Console& s) {
-  uint64_t motion;
-  __builtin_memcpy(&motion, s.motion, sizeof motion);
-  return motion == 0;
+// Positions move by -8..8 pixels round the 160 of the line.
+HR_INLINE void move_objects(uint8_t* position, const uint8_t* motion) {
+  for (int object = 0; object < 8; ++object) {
+    const uint8_t shifted = static_cast<uint8_t>(position[object] + motion[object]);  // by 8 to the right
+    const uint8_t wrapped = static_cast<uint8_t>(shifted < 8 ? shifted + 160 : shifted >= 168 ? shifted - 160 : shifted);
+    position[object] = static_cast<uint8_t>(wrapped - 8);
+  }
 }
 
 HR_NOINLINE void write_hmove(Console& s, const Frame& frame, int32_t clock) {
   note_access(s, clock);
   const int32_t c = clock % kLineClocks / 3;
-  const bool still = no_motion(s) && hmove_motion(0, c) == 0 && !s.changes_at_line_end;
-  if (frame.pixels || !still) catch_up(s, frame);
+  const bool in_time = c <= 2 || c == kLineCycles - 1;  // the full motion
+  const uint8_t moving = in_time ? s.moving : 0x1F;
+  if (frame.pixels || s.changes_at_line_end || (moving & s.solid)) catch_up(s, frame);
   if (frame.cart.hmove_blanks && (c <= 20 || c == kLineCycles - 1)) s.hmove_blank_clock = end_of_hmove_blank(frame, clock);
   s.hmove_clock = clock;
-  if (still) return;
-  for (int object = 0; object < 5; ++object) {
-    const int32_t x = s.position[object] + hmove_motion(s.motion[object], c);
-    s.position[object] = static_cast<uint8_t>(x < 0 ? x + 160 : x >= 160 ? x - 160 : x);
+  if (in_time) {
+    move_objects(s.position, s.motion);
+  } else {
+    uint8_t motion[8];
+    for (int object = 0; object < 8; ++object) motion[object] = hmove_motion(s.motion[object], c) + 8;
+    move_objects(s.position, motion);
   }
+  s.stale |= moving;
+  if (moving & s.solid) s.tested_from = s.tested_to = 0;
+  if (!s.changes_at_line_end) return;
   s.first_copy_hidden[0] = s.first_copy_hidden[1] = false;
   s.stars = false;
   end_star(s);
   note_changes_at_line_end(s);
   missile_changed(s, 0);
-  shape_changed(s, 0x1F);
+  shape_changed(s, 1 << kP0 | 1 << kP1);
+}
+
+HR_INLINE void set_motion(Console& s, Object object, uint8_t nibble) {
+  s.motion[object] = static_cast<uint8_t>(nibble < 8 ? 8 - nibble : 24 - nibble);
+  const uint8_t bit = static_cast<uint8_t>(1 << object);
+  s.moving = static_cast<uint8_t>(nibble ? s.moving | bit : s.moving & ~bit);
 }
 
 HR_NOINLINE void write_motion(Console& s, const Frame& frame, Object object, uint8_t value, int32_t clock) {
   note_access(s, clock);
-  const uint8_t motion = value >> 4;
-  if (object == kM0 && motion == 6 && s.motion[kM0] == 7 && clock - s.hmove_clock == 63) {
+  constexpr uint8_t seven = 8 - 7;
+  if (object == kM0 && value >> 4 == 6 && s.motion[kM0] == seven && clock - s.hmove_clock == 63) {
     catch_up(s, frame);
     s.stars = true;
     s.star_counter = 0;
     note_changes_at_line_end(s);
   }
-  s.motion[object] = motion;
+  set_motion(s, object, value >> 4);
+}
+
+HR_INLINE void clear_motion(Console& s) {
+  for (uint8_t& motion : s.motion) motion = 8;
+  s.moving = 0;
 }
 
 HR_NOINLINE void clear_collisions(Console& s, const Frame& frame, int32_t clock) {
@@ -309,9 +354,7 @@ HR_NOINLINE void write_tia(Console& s, const Frame& frame, int reg, uint8_t valu
     case 0x0A: return write_ctrlpf(s, frame, value, clock);
     case 0x0B: return write_refp(s, frame, 0, value & 8, clock);
     case 0x0C: return write_refp(s, frame, 1, value & 8, clock);
-    case 0x0D: return write_playfield(s, frame, (s.playfield & ~0xFu) | value >> 4, clock);
-    case 0x0E: return write_playfield(s, frame, (s.playfield & ~0xFF0u) | reverse_byte(value) << 4, clock);
-    case 0x0F: return write_playfield(s, frame, (s.playfield & ~0xFF000u) | static_cast<uint32_t>(value) << 12, clock);
+    case 0x0D: case 0x0E: case 0x0F: return write_playfield(s, frame, reg, value, clock);
     case 0x10: return write_resp(s, frame, 0, clock);
     case 0x11: return write_resp(s, frame, 1, clock);
     case 0x12: return write_resm(s, frame, kM0, clock);
@@ -335,8 +378,7 @@ HR_NOINLINE void write_tia(Console& s, const Frame& frame, int reg, uint8_t valu
     case 0x2A: return write_hmove(s, frame, clock);
     case 0x2B:
       note_access(s, clock);
-      for (uint8_t& motion : s.motion) motion = 0;
-      return;
+      return clear_motion(s);
     case 0x2C: return clear_collisions(s, frame, clock);
     default: return note_access(s, clock);  // WSYNC is the bus's, RSYNC and sound are not emulated
   }
