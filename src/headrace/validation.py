@@ -68,8 +68,8 @@ def _validate_replay(config: Config) -> None:
         raise ConfigError(f"q.support is {q.support}; the first atom must be below the last")
     if config.policy.core != "none" and config.sampling.rollout > q.burn_in + q.sequence:
         raise ConfigError(
-            f"sampling.rollout ({config.sampling.rollout}) must not be above q.burn_in + q.sequence ({q.burn_in} + {q.sequence}): "
-            "sequences start once per trajectory, so rows between them would never be learned from"
+            f"sampling.rollout ({config.sampling.rollout}) must not be above q.burn_in + q.sequence ({q.burn_in} + "
+            f"{q.sequence}): sequences start once per trajectory, so rows between them would never be learned from"
         )
     if config.learning.num_epochs > 1 or config.learning.num_minibatches > 1:
         raise ConfigError("replay makes one update per batch: learning.num_epochs and learning.num_minibatches must be 1")

@@ -61,7 +61,7 @@ class CountingReplay:
     def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
         batch["priority"] = torch.rand(len(batch["reward"]))
         loss = model.updates.sum()  # type: ignore[union-attr,operator]
-        return loss, {"losses/loss": loss, "losses/rows_checked": torch.tensor(float(len(batch["reward"])))}
+        return loss, {"losses/loss": loss, "losses/rows_checked": torch.tensor(float(batch["reward"].numel()))}
 
     def after_update(self, model: nn.Module, updates: int) -> None:
         pass
@@ -71,6 +71,38 @@ class CountingReplay:
 
     def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:
         pass
+
+
+CORE = 10  # wider than a row's share of it
+
+
+class CountingSequences(CountingReplay):
+    """The same on sequences; the core state counts the episode's observations, in its column i in steps of i + 1."""
+
+    def make_model(self, spec: EnvSpec, config: Config) -> Model:
+        model = Model()
+        model.core_width = CORE
+        return model
+
+    def act(
+        self, model: nn.Module, obs: dict[str, Tensor], core: Tensor, first: Tensor, envs: Tensor, generator: torch.Generator
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        fields, _ = super().act(model, obs, core, first, envs, generator)
+        return fields, torch.where(first[:, None], 0.0, core) + torch.arange(1, CORE + 1)
+
+    def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
+        check_sequences({name: t.numpy() for name, t in batch.items()})
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, statistics = super().loss(model, batch, config)
+        batch["priority"] = torch.rand(len(batch["weights"]))
+        return loss, statistics
+
+
+@register_algorithm("counting-sequences")
+def make_sequences(config: Config) -> CountingSequences:
+    """The algorithm on sequences."""
+    return CountingSequences()
 
 
 @register_algorithm("counting-replay")
@@ -95,3 +127,25 @@ def check(batch: dict[str, np.ndarray]) -> None:
     assert (batch["weights"] > 0).all()
     assert (batch["weights"] <= 1).all()
     assert (batch["version"] >= 0).all()
+
+
+def check_sequences(batch: dict[str, np.ndarray]) -> None:
+    """Every row of sequences [T, B] and the core state before them."""
+    intact = batch["weights"] > 0
+    b = {name: x[:, intact] for name, x in batch.items() if x.ndim >= 2 and name != "core"}
+    env, episode, step = np.moveaxis(b["obs/obs"], -1, 0).astype(np.int64)
+    equal = np.testing.assert_array_equal
+    length = length_of(env, episode)
+    equal(b["final"], step == length)
+    equal(b["first"], step == 0)
+    equal(b["last"], step + 1 == length)
+    real = ~b["final"]
+    equal(b["reward"][real], reward_of(env, episode, step)[real])
+    equal(b["discount"][real], np.where(b["last"] & (episode % 2 == 0), 0.0, GAMMA)[real])
+    equal(b["action"][..., 0], action_of(env, episode, step))
+    equal(env[1:], env[:-1])
+    equal(step[1:], np.where(real, step + 1, 0)[:-1])
+    core = batch["core"][intact, :CORE]
+    inside = ~b["first"][0]
+    assert inside.any()
+    equal(core[inside], (step[0][:, None] * np.arange(1, CORE + 1))[inside])

@@ -40,6 +40,15 @@ def test_every_replayed_transition_is_right(tmp_path: Path, placement: str) -> N
     assert 300 <= rows[-1]["replay/size"] < 2000
 
 
+def test_every_row_and_core_state_of_replayed_sequences_is_right(tmp_path: Path) -> None:
+    sequences = {"learning.algorithm": "counting-sequences", "policy.core": "gru", "q.burn_in": 4, "q.sequence": 9}
+    result = train(counting_config(tmp_path, **sequences, **{"sampling.placement": "serial", "learning.batch_size": 16}))
+    assert result.reason == "total_steps"
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    assert rows[-1]["losses/rows_checked"] == 16 * 16  # 4 + 9 rows and 3 for the last targets
+    assert rows[-1]["replay/evicted"] > 0
+
+
 @pytest.mark.slow
 def test_samples_per_insert_is_kept_whoever_is_faster(tmp_path: Path) -> None:
     config = counting_config(tmp_path, **{"replay.samples_per_insert": 4.0, "learning.total_steps": 6000})

@@ -13,8 +13,10 @@ from headrace import config as configs
 from headrace.config import Config, ConfigError
 from headrace.envs.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
 from headrace.learning import q_learning
+from headrace.learning.algorithms import make_algorithm
 from headrace.learning.apex_dpg import ApexDPG
 from headrace.learning.apex_dqn import ApexDQN
+from headrace.learning.r2d2 import R2D2
 from headrace.learning.replay_learner import ReplayLearner
 from headrace.policies.q_network import NoisyLinear, QNetwork
 
@@ -83,6 +85,68 @@ def test_mixed_priorities() -> None:
     errors = torch.tensor([[1.0, -4.0, 9.0], [-3.0, 2.0, 9.0]])
     mask = torch.tensor([[True, True, False], [True, False, False]])
     np.testing.assert_allclose(q_learning.mixed_priorities(errors, mask).numpy(), [0.9 * 3 + 0.1 * 2, 4.0, 0.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 3, 5])
+def test_sequence_targets_equal_a_loop(n: int) -> None:
+    rng = np.random.default_rng(n)
+    rows, B = 12 + n, 40
+    reward, values = rng.normal(size=(2, rows, B))
+    last = rng.random((rows, B)) < 0.25
+    last &= ~np.roll(last, 1, 0)  # the row after an episode's last action has none
+    discount = np.where(last & (rng.random((rows, B)) < 0.5), 0.0, 0.9)
+    expected = np.empty((12, B))
+    for b in range(B):
+        for t in range(12):
+            total, product, u = 0.0, 1.0, t
+            while u < t + n:
+                total += product * reward[u, b]
+                product *= discount[u, b]
+                u += 1
+                if last[u - 1, b]:
+                    break
+            expected[t, b] = total + product * (values[u, b] if product else 0.0)
+    got = q_learning.sequence_targets(*(torch.tensor(x) for x in (reward, discount, last, values)), n)
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12)
+
+
+def test_recurrent_learning_sees_what_acting_saw() -> None:
+    """Burn-in from the stored state gives the values that acting row by row gave, so that the loss is that of a loop."""
+    c = config(**{"policy.core": "gru", "policy.core_size": 6, "q.burn_in": 3, "q.sequence": 4, "replay.n_step": 2,
+                  "q.rescale": True, "sampling.rollout": 5})  # fmt: skip
+    algorithm = make_algorithm(c)
+    assert isinstance(algorithm, R2D2)
+    torch.manual_seed(0)
+    net, (T, B) = algorithm.make_model(DISCRETE, c), (9, 3)
+    first, last = torch.zeros(T, B, dtype=torch.bool), torch.zeros(T, B, dtype=torch.bool)
+    first[5, 1] = last[3, 1] = True  # row 4 is the episode's last observation
+    final = torch.zeros(T, B, dtype=torch.bool)
+    final[4, 1] = True
+    batch = {"obs/obs": torch.randn(T, B, 5), "action": torch.randint(0, 3, (T, B, 1)), "reward": torch.randn(T, B),
+             "discount": torch.full((T, B), 0.9), "first": first, "last": last, "final": final, "core": torch.randn(B, 10),
+             "weights": torch.tensor([1.0, 0.5, 0.0])}  # fmt: skip
+    with torch.no_grad():
+        core, q = batch["core"][:, :6], []
+        for t in range(T):
+            out = net.act({"obs": batch["obs/obs"][t]}, core, first[t])
+            core = out.core
+            q.append(out.q)
+        algorithm.prepare(net, batch, c.learning)
+    errors = torch.zeros(4, B)
+    for i in range(4):
+        for b in range(B):
+            t, total, product, k = 3 + i, 0.0, 1.0, 0
+            while k < 2:
+                total, product, k = total + product * batch["reward"][t + k, b], product * 0.9, k + 1
+                if last[t + k - 1, b]:
+                    break
+            target = q_learning.rescale(total + product * q_learning.unscale(q[t + k][b].max()))
+            errors[i, b] = 0.0 if final[t, b] else target - q[t][b, int(batch["action"][t, b])]
+    loss, _ = algorithm.loss(net, batch, c.learning)
+    count = torch.tensor([4.0, 3.0, 4.0])
+    assert loss.item() == pytest.approx((batch["weights"] * (0.5 * errors**2).sum(0) / count).mean().item(), rel=1e-4)
+    expected = 0.9 * errors.abs().max(0).values + 0.1 * errors.abs().sum(0) / count
+    np.testing.assert_allclose(batch["priority"].numpy(), expected.numpy(), rtol=1e-3)
 
 
 def test_epsilon_ladder_has_the_paper_s_ends() -> None:

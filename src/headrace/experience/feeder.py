@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,6 +16,8 @@ from headrace.sampling.exchange import LEARNER, Exchange
 from headrace.sampling.ipc import Closed
 
 OBSERVATION = "obs/"
+PRIORITY_ETA = 0.9
+"""Weight of the largest error in a sequence's priority (R2D2)."""
 
 
 def frame_stack(config: Config) -> int:
@@ -21,8 +25,33 @@ def frame_stack(config: Config) -> int:
     return config.envs.frame_stack or (4 if config.env.startswith("atari/") else 1)
 
 
-def make_replay(config: Config, spec: EnvSpec) -> Replay:
-    """The replay of a run: one lane per environment, images one frame per row.
+@dataclass(frozen=True)
+class Sequences:
+    """What is replayed where the network is recurrent (R2D2)."""
+
+    period: int
+    """Rows between two starts: those of a trajectory, whose first row has the core state."""
+    burn_in: int
+    length: int
+    n_step: int
+    rescaled: bool
+
+    @property
+    def rows(self) -> int:
+        """Of one sequence, with the rows that its last targets need."""
+        return self.burn_in + self.length + self.n_step
+
+
+def sequences_of(config: Config) -> Sequences | None:
+    """None: single transitions are replayed."""
+    if config.policy.core == "none":
+        return None
+    return Sequences(config.sampling.rollout, config.q.burn_in, config.q.sequence, config.replay.n_step, config.q.rescale)
+
+
+def make_replay(config: Config, spec: EnvSpec, core_width: int = 0) -> Replay:
+    """The replay of a run: one lane per environment, images one frame per row. With a core, the state before a trajectory is laid
+    out over its rows, so that it takes no memory in the others.
 
     Raises `ConfigError` where images are no stack of `frame_stack` frames, `MemoryError` where there is not the memory.
     """
@@ -39,15 +68,28 @@ def make_replay(config: Config, spec: EnvSpec) -> Replay:
         fields.append(Field(OBSERVATION + name, shape, array.dtype.name, depth, compressed))
     fields.append(Field("action", (spec.action.width,), spec.action.dtype.name))
     fields.append(Field("version", (), "int32"))
+    sequences = sequences_of(config)
+    period = sequences.period if sequences else 1
+    if sequences:
+        if spec.autoreset == "same-step":
+            raise ConfigError(f"{config.env} resets in the same step; replay of sequences needs resets in the next step")
+        fields += [Field("first", (), "bool"), Field("core", (-(-core_width // period),), "float32")]
     return Replay(
         ReplayConfig(
-            lanes=config.num_envs, capacity=r.capacity, slack=r.slack, n_step=r.n_step, alpha=r.alpha, beta=r.beta,
-            minimum=r.minimum, evict_alpha=r.evict_alpha, samples_per_insert=r.samples_per_insert,
+            lanes=config.num_envs, capacity=r.capacity // period, period=period, slack=r.slack, n_step=r.n_step,
+            alpha=r.alpha, beta=r.beta,
+            minimum=r.minimum // period, evict_alpha=r.evict_alpha, samples_per_insert=r.samples_per_insert,
             ratio_band=2 * max(config.learning.batch_size, per_slot),
             codec=r.codec, seed=config.seed,
         ),
         fields,
     )  # fmt: skip
+
+
+def _over_rows(core: np.ndarray, T: int) -> np.ndarray:
+    """A core state [S] laid out over T rows, [T, ceil(S / T)]."""
+    width = -(-len(core) // T)
+    return np.pad(core, (0, T * width - len(core))).reshape(T, width)
 
 
 class Arrivals:
@@ -67,9 +109,11 @@ class ReplayFeeder:
     Games are reported from lane `judged_from` on: where environments explore differently, those that explore least.
     """
 
-    def __init__(self, exchange: Exchange, replay: Replay, gamma: float, judged_from: int = 0):
+    def __init__(
+        self, exchange: Exchange, replay: Replay, gamma: float, judged_from: int = 0, sequences: Sequences | None = None
+    ):
         self._exchange, self._gamma, self._judged_from = exchange, gamma, judged_from
-        self._lanes = [LaneFeed(replay, lane) for lane in range(replay.config.lanes)]
+        self._lanes = [LaneFeed(replay, lane, sequences) for lane in range(replay.config.lanes)]
         self._arrivals, self._lock = Arrivals(), threading.Lock()
 
     def feed(self, timeout: float | None) -> bool | None:
@@ -93,6 +137,7 @@ class ReplayFeeder:
         T = len(slot["reward"])
         for e, lane in enumerate(slot["lane"][0].tolist()):
             columns = {name: array[:T, e] for name, array in slot.items() if name != "core"}
+            columns["core"] = _over_rows(slot["core"][e], T)
             self._lanes[lane].add(columns, self._gamma)
         ended = ~np.isnan(slot["episode_return"]) & (slot["lane"] >= self._judged_from)
         with self._lock:
@@ -110,9 +155,14 @@ class ReplayFeeder:
 class LaneFeed:
     """One environment's rows on their way into its lane."""
 
-    def __init__(self, replay: Replay, lane: int):
-        self._replay, self._number = replay, lane
-        self._priorities = NStepPriorities(replay.config.n_step)
+    def __init__(self, replay: Replay, lane: int, sequences: Sequences | None = None):
+        self._replay, self._number, self._sequences = replay, lane, sequences
+        self._priorities = NStepPriorities(replay.config.n_step, rescaled=sequences is not None and sequences.rescaled)
+        self._errors = np.empty(0, np.float32)
+        """Sequences: errors of the rows from `_known` on, -1 where there is none."""
+        self._known = 0
+        self._starts_at: deque[int] = deque()
+        """Sequences: times at which those start that are not whole yet."""
         self._stacked = {f.name: f.stack for f in replay.fields if f.stack > 1}
         self._writer: LaneWriter | None = None
         self._ended = True
@@ -126,7 +176,9 @@ class LaneFeed:
         if self._writer is None or (first[0] and not self._ended):  # nobody before us, or somebody who died
             self._writer = self._replay.writer(self._number)
             self._priorities.clear()
-            self._before = {}
+            self._before, self._errors = {}, np.empty(0, np.float32)
+            self._starts_at.clear()
+            self._known = self._replay.native.span(self._number)[1]
         rows = {f.name: slab[f.name][:, -f.shape[0] :] if f.stack > 1 else slab[f.name] for f in self._replay.fields}
         rows |= {name: slab[name] for name in ("reward", "q", "value")}
         rows["discount"] = np.where(slab["terminated"], 0.0, gamma).astype(np.float32)
@@ -139,9 +191,33 @@ class LaneFeed:
         # From behind, so that earlier positions stay what they are; of equal positions the first in the list comes last.
         for t, row in sorted(fillers, key=lambda filler: -filler[0]):
             rows = {name: np.insert(column, t, row[name], axis=0) for name, column in rows.items()}
-        self._writer.append(rows, rows["reward"], rows["discount"], rows["last"], rows["final"], rows["start"], rows["zeros"])
+        if self._sequences and fillers:
+            raise ConfigError("replay of sequences needs stacks that begin with zeros or copies of the first frame")
+        flags = (rows[name] for name in ("last", "final", "start", "zeros"))
+        time = self._writer.append(rows, rows["reward"], rows["discount"], *flags)
         names = ("reward", "discount", "last", "final", "q", "value")
-        self._writer.ready(self._priorities.push(*(rows[name] for name in names)))
+        errors = self._priorities.push(*(rows[name] for name in names))
+        if self._sequences is None:
+            self._writer.ready(errors)
+        else:
+            self._starts_at.append(time)
+            self._finish_sequences(self._sequences, errors, time + len(rows["reward"]))
+
+    def _finish_sequences(self, s: Sequences, errors: np.ndarray, head: int) -> None:
+        """Give those sequences a priority of which all rows are there: eta max + (1 - eta) mean of its errors (R2D2)."""
+        assert self._writer is not None
+        self._errors = np.concatenate([self._errors, errors])
+        while self._starts_at and head >= self._starts_at[0] + s.rows:
+            at = self._starts_at[0] - self._known
+            here = self._errors[at + s.burn_in : at + s.burn_in + s.length]
+            if len(here) < s.length:  # the value after a time limit is still to come
+                return
+            here = here[here >= 0]
+            priorities = np.full(at + 1, -1.0, np.float32)
+            priorities[at] = PRIORITY_ETA * here.max() + (1 - PRIORITY_ETA) * here.mean() if len(here) else 0.0
+            self._writer.ready(priorities)
+            self._errors, self._known = self._errors[at + 1 :], self._known + at + 1
+            self._starts_at.popleft()
 
     def _starts(self, slab: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, list[tuple[int, dict[str, np.ndarray]]]]:
         """Where stacks begin anew, where with zeros, and rows to insert so that they come out as acting saw them.

@@ -11,10 +11,11 @@ class NStepPriorities:
 
     The error of row t is R + g v(S_{t+n}) - q(S_t, A_t), with R the discounted sum of the next n rewards and g the product
     of their discounts, both cut short at an episode's end. Acting computed q and v = max_a q anyway; no network runs here.
+    `rescaled`: q and v are h(x), and so is the error (see `headrace.learning.q_learning.rescale`).
     """
 
-    def __init__(self, n_step: int) -> None:
-        self.n_step = n_step
+    def __init__(self, n_step: int, rescaled: bool = False) -> None:
+        self.n_step, self._rescaled = n_step, rescaled
         self.clear()
 
     def clear(self) -> None:
@@ -62,5 +63,16 @@ class NStepPriorities:
         known |= is_final != 0
         ready = count if known.all() else int(np.argmin(known))
         self._waiting = rows[:, ready:]
-        target = total + np.where(product != 0, product * np.nan_to_num(bootstrap), 0.0)
+        bootstrap = np.nan_to_num(bootstrap)
+        target = total + product * (_unscale(bootstrap) if self._rescaled else bootstrap)
+        target = _rescale(target) if self._rescaled else target
         return np.where(is_final != 0, -1.0, np.abs(target - q_taken))[:ready].astype(np.float32)
+
+
+def _rescale(x: npt.NDArray[np.float64], epsilon: float = 1e-3) -> npt.NDArray[np.float64]:
+    return np.sign(x) * (np.sqrt(np.abs(x) + 1) - 1) + epsilon * x
+
+
+def _unscale(x: npt.NDArray[np.float64], epsilon: float = 1e-3) -> npt.NDArray[np.float64]:
+    root = np.sqrt(1 + 4 * epsilon * (np.abs(x) + 1 + epsilon))
+    return np.sign(x) * (((root - 1) / (2 * epsilon)) ** 2 - 1)

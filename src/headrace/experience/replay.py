@@ -78,6 +78,8 @@ class ReplayConfig:
     slack: float = 1.1
     """Rows are kept for slack x capacity. Transitions that are still there when a lane's rows are used again are lost
     and counted as overwritten. Proportional eviction keeps old transitions longer and wants more."""
+    period: int = 1
+    """Rows between two starts of transitions or sequences: with 40, capacity and minimum count sequences of 40 rows each."""
     n_step: int = 3
     """Steps of a return."""
     alpha: float = 0.6
@@ -113,7 +115,7 @@ class ReplayConfig:
     def rows(self) -> int:
         """Rows of each lane."""
         unit = math.lcm(8, self.block)
-        return -(-math.ceil(self.capacity * self.slack / self.lanes + self.n_step + 8) // unit) * unit
+        return -(-math.ceil(self.capacity * self.period * self.slack / self.lanes + self.n_step + 8) // unit) * unit
 
 
 @dataclass
@@ -369,6 +371,7 @@ def _native_config(config: ReplayConfig, fields: tuple[Field, ...]) -> Any:
             raise ValueError(f"replay: {message}")
 
     check(config.lanes >= 1 and config.capacity >= 1, "needs at least one lane and a capacity of one transition")
+    check(config.period >= 1, f"period {config.period} is less than 1")
     check(config.n_step >= 1, f"n_step {config.n_step} is less than 1")
     check(config.alpha >= 0, f"alpha {config.alpha} is negative")
     check(config.floor > 0, f"floor {config.floor} must be positive")

@@ -6,6 +6,7 @@ import math
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.config import Config
-from headrace.experience.feeder import OBSERVATION, Arrivals, ReplayFeeder
+from headrace.experience.feeder import OBSERVATION, Arrivals, ReplayFeeder, Sequences, sequences_of
 from headrace.experience.replay import Replay, ReplayBatch
 from headrace.experience.trajectories import Batch
 from headrace.sampling.exchange import Exchange
@@ -32,16 +33,17 @@ class ReplayBatches:
         self._exchange, self._replay, self._collect = exchange, replay, collect
         ladder = config.learning.algorithm == "apex-dqn"  # the returns of the quarter that explores least say how good it is
         judged_from = config.num_envs - max(1, config.num_envs // 4) if ladder else 0
-        self._feeder = ReplayFeeder(exchange, replay, config.learning.gamma, judged_from)
+        self._sequences = sequences_of(config)
+        self._feeder = ReplayFeeder(exchange, replay, config.learning.gamma, judged_from, self._sequences)
         self._updates = 0
         self._before = (perf_counter(), replay.stats())
         self._failure: BaseException | None = None
         count = config.replay.prefetch + 1 if collect is None else 1
-        self._free: queue.SimpleQueue[ReplayBatch] = queue.SimpleQueue()
-        self._filled: queue.SimpleQueue[ReplayBatch | None] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[ReplayBatch | None] = queue.SimpleQueue()
+        self._filled: queue.SimpleQueue[_Drawn | None] = queue.SimpleQueue()
         for _ in range(count):
-            self._free.put(replay.empty_batch(self._size, pin=self._device != "cpu"))
-        self._current: ReplayBatch | None = None
+            self._free.put(None if self._sequences else replay.empty_batch(self._size, pin=self._device != "cpu"))
+        self._current: _Drawn | None = None
         self._fields: dict[str, Tensor] = {}
         self._workers = []
         if collect is None:
@@ -57,12 +59,10 @@ class ReplayBatches:
             raise self._failure
         if self._current is None:
             return None
-        b = self._current
-        named = {"next/" + n.removeprefix(OBSERVATION): x for n, x in b.next.items()} | b.first
-        named |= {"reward": b.reward, "discount": b.discount, "weights": b.weights}
+        fields = self._current.fields
         if self._device != "cpu":
-            named = {name: x.to(self._device, non_blocking=True) for name, x in named.items()}
-        self._fields = named | _arrivals(self._feeder.take_arrivals())
+            fields = {name: x.to(self._device, non_blocking=True) for name, x in fields.items()}
+        self._fields = fields | _arrivals(self._feeder.take_arrivals())
         return Batch(self._fields)
 
     def done(self) -> None:
@@ -72,7 +72,7 @@ class ReplayBatches:
         self._updates += 1
         if self._updates % self._settings.evict_period == 0:
             self._replay.evict()
-        self._free.put(self._current)
+        self._free.put(self._current.memory)
 
     def metrics(self) -> dict[str, float]:
         """The replay's own numbers since the last call."""
@@ -90,7 +90,7 @@ class ReplayBatches:
             "replay/bytes_per_transition": self._replay.held_bytes() / stats.size if stats.size else math.nan,
         }
 
-    def _draw_now(self) -> ReplayBatch | None:
+    def _draw_now(self) -> _Drawn | None:
         assert self._collect is not None
         while True:
             # One update per trajectory, unless a samples-per-insert limit says how many.
@@ -101,10 +101,11 @@ class ReplayBatches:
             if self._exchange.stopped:
                 return None
             if self._replay.may_sample(self._size):
-                batch = self._free.get()
-                if self._fill(batch):
-                    return batch
-                self._free.put(batch)
+                memory = self._free.get()
+                drawn = self._fill(memory)
+                if drawn is not None:
+                    return drawn
+                self._free.put(memory)
 
     # -- the threads ---------------------------------------------------------------------------------------------------------
 
@@ -126,14 +127,48 @@ class ReplayBatches:
 
     def _draw(self) -> None:
         while not self._exchange.stopped:
-            batch = self._free.get()
+            memory = self._free.get()
             while not self._exchange.stopped:
-                if self._replay.wait(self._size, timeout=0.2) and self._fill(batch):
-                    self._filled.put(batch)
+                drawn = self._fill(memory) if self._replay.wait(self._size, timeout=0.2) else None
+                if drawn is not None:
+                    self._filled.put(drawn)
                     break
 
-    def _fill(self, batch: ReplayBatch) -> bool:
-        return self._replay.sample(self._size, batch, threads=self._settings.threads) is not None
+    def _fill(self, memory: ReplayBatch | None) -> _Drawn | None:
+        """Draw a batch of transitions into `memory`, or one of sequences."""
+        if self._sequences is not None:
+            return _draw_sequences(self._replay, self._sequences, self._size, self._settings.threads)
+        b = self._replay.sample(self._size, memory, threads=self._settings.threads)
+        if b is None:
+            return None
+        fields = {"next/" + n.removeprefix(OBSERVATION): x for n, x in b.next.items()} | b.first
+        return _Drawn(b.keys, fields | {"reward": b.reward, "discount": b.discount, "weights": b.weights}, b)
+
+
+@dataclass
+class _Drawn:
+    """One batch on its way to the learner."""
+
+    keys: np.ndarray
+    fields: dict[str, Tensor]
+    memory: ReplayBatch | None
+    """To be filled again when the learner has finished."""
+
+
+def _draw_sequences(replay: Replay, s: Sequences, size: int, threads: int) -> _Drawn | None:
+    """Sequences of `s.rows` rows, [rows, B, ...], with the core state before each, `core` [B, S padded]."""
+    drawn = replay.sample_keys(size)
+    if drawn is None:
+        return None
+    keys, weights, _ = drawn
+    w = replay.windows(keys, s.rows, threads=threads)
+    arrays = {name: x for name, x in w.fields.items() if name != "core"}
+    arrays |= {"reward": w.reward, "discount": w.discount, "last": w.last, "final": w.final}
+    fields = {name: torch.from_numpy(np.moveaxis(x, 0, 1)) for name, x in arrays.items()}
+    fields["core"] = torch.from_numpy(w.fields["core"][:, : s.period].reshape(size, -1))
+    # What was overwritten since it was drawn is left out of the loss.
+    fields["weights"] = torch.from_numpy(weights * w.intact)
+    return _Drawn(keys, fields, None)
 
 
 def _arrivals(came: Arrivals) -> dict[str, Tensor]:

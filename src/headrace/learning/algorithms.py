@@ -60,8 +60,9 @@ def make_algorithm(config: Config) -> Algorithm:
         return PolicyGradient()
     if name == "apex-dqn":
         from headrace.learning.apex_dqn import ApexDQN
+        from headrace.learning.r2d2 import R2D2
 
-        return ApexDQN(config)
+        return ApexDQN(config) if config.policy.core == "none" else R2D2(config)
     if name == "apex-dpg":
         from headrace.learning.apex_dpg import ApexDPG
 

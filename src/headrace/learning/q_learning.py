@@ -71,6 +71,28 @@ def mixed_priorities(errors: Tensor, mask: Tensor, eta: float = 0.9) -> Tensor:
     return eta * size.max(0).values + (1 - eta) * size.sum(0) / mask.sum(0).clamp(min=1)
 
 
+def sequence_targets(reward: Tensor, discount: Tensor, last: Tensor, values: Tensor, n_step: int) -> Tensor:
+    """n-step targets of the first L rows of a sequence.
+
+    Args:
+        reward, discount: float32 [L + n, B]; discount is 0 after termination.
+        last: bool [L + n, B], the episode ended with this row's action; the next row is its true last observation.
+        values: float32 [L + n, B], of every row's observation.
+
+    Returns: float32 [L, B].
+    """
+    L = len(reward) - n_step
+    total, product, bootstrap = torch.zeros_like(reward[:L]), torch.ones_like(reward[:L]), torch.zeros_like(reward[:L])
+    running = torch.ones_like(last[:L])
+    for k in range(n_step):
+        total = total + running * product * reward[k : k + L]
+        product = torch.where(running, product * discount[k : k + L], product)
+        ends = running & last[k : k + L]
+        bootstrap = torch.where(ends, values[k + 1 : k + 1 + L], bootstrap)
+        running = running & ~ends
+    return total + product * torch.where(running, values[n_step : n_step + L], bootstrap)
+
+
 def epsilon_ladder(envs: Tensor, num_envs: int, base: float, alpha: float) -> Tensor:
     """Ape-X's exploration: environment i of N acts at random with probability base^(1 + alpha i / (N - 1)), for life.
 
