@@ -113,7 +113,7 @@ class SamplingConfig:
     """T: steps of one trajectory."""
     num_slots: int | None = None
     """Trajectory slots of all groups together: the only brake, so it bounds memory and policy lag.
-    None: one per group being filled, plus two batches."""
+    None: one per group being filled, plus one or two batches."""
     min_request_groups: int | None = None
     """A policy worker starts a batch at this many waiting groups... None: a third of all groups per policy worker."""
     max_request_groups: int | None = None
@@ -355,8 +355,10 @@ class Config:
 
     @property
     def num_slots(self) -> int:
-        """Slots of the slab: one per group being filled, plus what queues for the learner."""
-        return self.sampling.num_slots or self.total_groups + 2 * self.slots_per_batch
+        """Slots of the slab: one per group being filled, plus what queues for the learner: a batch, or two where many groups
+        finish at the same time. More would only let experience get older."""
+        spare = max(self.slots_per_batch, min(self.total_groups, 2 * self.slots_per_batch))
+        return self.sampling.num_slots or self.total_groups + spare
 
     @property
     def run_folder(self) -> Path:

@@ -25,8 +25,9 @@ class Batch:
 class TrajectoryBatches:
     """Copies finished slots into preallocated batches (pinned where the learner is on CUDA) and frees them at once.
 
-    With `prefetch`, a thread fills one batch while the learner computes on the other, so that a batch is at most one update
-    older than it had to be; without it (serial) nothing is done before it is asked for.
+    A thread does it. For a learner on CUDA it fills one batch while the other is learned from, so a batch is at most one update
+    older than it had to be. On the CPU there is one batch only: copying takes a hundredth of the time of learning, and what
+    waits in a second batch would just get older. With `collect` (serial) nothing is done before it is asked for.
     """
 
     def __init__(self, exchange: Exchange, slots_per_batch: int, device: str, collect: Callable[[int], None] | None):
@@ -41,7 +42,7 @@ class TrajectoryBatches:
                 for (n, a), f in zip(slab.arrays.items(), slab.fields.values(), strict=True)
             }
 
-        self._buffers = [empty() for _ in range(2 if prefetch else 1)]
+        self._buffers = [empty() for _ in range(2 if prefetch and device != "cpu" else 1)]
         self._free, self._filled = threading.Semaphore(len(self._buffers)), threading.Semaphore(0)
         self._failure: BaseException | None = None
         self._ended = False
