@@ -58,6 +58,12 @@ TASKS = {
         "vizdoom/health_gathering", 1000, 30, note="+1 per tick alive, at most 2,100; random play about 350"
     ),
     "cartpole-swingup": Task("dm_control/cartpole-swingup", 800, 20, note="at most 1,000"),
+    "apex-cartpole": Task(
+        "gym/CartPole-v1", 475, 5, {"learning.algorithm": "apex-dqn"}, eval_episodes=100, eval_deterministic=True, note="DQN"
+    ),
+    "apex-pong": Task("atari/pong", 18, 60, {"learning.algorithm": "apex-dqn"}, stop_at=18.5, note="Ape-X DQN, paper's settings"),
+    "apex-cartpole-swingup": Task("dm_control/cartpole-swingup", 800, 30, {"learning.algorithm": "apex-dpg"}, note="Ape-X DPG"),
+    "apex-walker-walk": Task("dm_control/walker-walk", 800, 60, {"learning.algorithm": "apex-dpg"}, note="Ape-X DPG"),
     "memory-gru": Task("memory/corridor", 0.95, 5, imports=MEMORY, eval_episodes=200, note="with a GRU"),
     "memory-none": Task(
         "memory/corridor", 0.95, 1.5, {"policy.core": "none"}, MEMORY, 200, note="the control: without memory at most -0.5"

@@ -41,6 +41,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "policy.encoder": "nature-conv",
         "sampling.rollout": 50,
         "sampling.weights_period": 100,
+        "replay.codec": "lz4",
         "learning.batch_size": 512,
         "learning.optimizer": "rmsprop",
         "learning.learning_rate": 0.00025 / 4,
@@ -70,6 +71,32 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 """What an algorithm's name stands for, as dotted settings."""
 
+VECTOR_REPLAY: dict[str, dict[str, Any]] = {
+    "apex-dqn": {
+        "policy.mlp": [128],
+        "policy.hidden": 128,
+        "policy.activation": "relu",
+        "sampling.rollout": 10,
+        "sampling.weights_period": 10,
+        "learning.batch_size": 128,
+        "learning.optimizer": "adam",
+        "learning.learning_rate": 5e-4,
+        "learning.optimizer_eps": 1e-5,
+        "replay.capacity": 100_000,
+        "replay.minimum": 1_000,
+        "replay.samples_per_insert": 16.0,
+        "replay.codec": "none",
+        "q.target_period": 250,
+    },
+    "apex-dpg": {
+        "sampling.rollout": 25,
+        "sampling.weights_period": 10,
+        "replay.minimum": 2_000,
+        "replay.samples_per_insert": 64.0,
+    },
+}
+"""On top of that, where observations are vectors and a desk's processor does it all: the paper's sizes are for days of Atari."""
+
 
 def make_config(env: str, algorithm: str | None = None, imports: Iterable[str] = (), **settings: Any) -> Config:
     """The configuration that `headrace train --env ENV` starts from, with dotted `settings` replaced.
@@ -84,5 +111,7 @@ def make_config(env: str, algorithm: str | None = None, imports: Iterable[str] =
     base = Config(env=env, imports=imports)
     of_env = dict(defaults(env))
     algorithm = algorithm or settings.get("learning.algorithm") or of_env.get("learning.algorithm", "appo")
-    preset = ALGORITHMS.get(algorithm, {})
+    preset = dict(ALGORITHMS.get(algorithm, {}))
+    if env.split("/")[0] in ("gym", "dm_control"):
+        preset |= VECTOR_REPLAY.get(algorithm, {})
     return configs.override(base, **{**of_env, **preset, "learning.algorithm": algorithm, **settings})
