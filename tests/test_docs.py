@@ -11,11 +11,12 @@ from headrace import cli
 
 ROOT = Path(__file__).parents[1]
 QUICK_START = (ROOT / "docs" / "quick-start.md").read_text()
+README = (ROOT / "README.md").read_text()
 CHEAP = ["--learning.total-steps", "1500", "--placement", "serial", "--batch-size", "512", "--no-video"]
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", QUICK_START, re.MULTILINE | re.DOTALL)
+def blocks(language, page=QUICK_START):
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
 def test_generated_pages_are_current():
@@ -29,7 +30,7 @@ def test_generated_pages_are_current():
 
 
 def test_links_between_pages_lead_somewhere():
-    for page in [ROOT / name for name in ("README.md", "docs/quick-start.md", "docs/configuration.md", "docs/metrics.md")]:
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
@@ -55,3 +56,26 @@ def test_quick_start_python_runs(tmp_path, monkeypatch, capsys):
     (code,) = blocks("python")
     exec(compile(code.replace("20_000", "1500"), "quick-start.md", "exec"), {})
     assert "mean return" in capsys.readouterr().out
+
+
+def test_readme_python_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks("python", README)
+    short = '"run.goal": 475.0, "run.video": False, "learning.total_steps": 1500, "sampling.placement": "serial"'
+    assert '"run.goal": 475.0' in code
+    exec(compile(code.replace('"run.goal": 475.0', short).replace("episodes=100", "episodes=2"), "README.md", "exec"), {})
+    assert "mean return" in capsys.readouterr().out
+
+
+def test_readme_commands_are_understood(capsys):
+    commands = [line.split("#")[0] for block in blocks("", README) for line in block.splitlines() if line.startswith("headrace")]
+    assert len(commands) >= 4
+    for command in commands:
+        _, verb, *arguments = shlex.split(command)
+        if verb == "train":
+            assert cli.parse_config(arguments).env == arguments[arguments.index("--env") + 1]
+        elif verb == "envs":
+            assert cli.main([verb, *arguments]) == 0
+        else:  # eval and watch: flags are checked before the run folder is looked for
+            assert cli.main([verb, *arguments]) == 2
+            assert "is no run folder" in capsys.readouterr().err
