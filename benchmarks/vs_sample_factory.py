@@ -89,6 +89,8 @@ def sample_factory(python: str, env: str, envs: int, batch: int, folder: Path) -
         "normalize_input": False,
         "normalize_returns": False,
         "save_every_sec": 10**6,
+        "decorrelate_experience_max_seconds": 1,
+        "default_niceness": os.nice(0),  # it sets niceness absolutely: the same for both, whatever this script runs at
         "experiment_summaries_interval": 5,
     }
     script = str(Path(__file__).with_name("contender_sample_factory.py"))
@@ -137,7 +139,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
                 ids.add(int(entry))
                 words = Path(f"/proc/{entry}/cmdline").read_text().split("\0")
                 engines |= {words[i + 1] for i, word in enumerate(words) if word == "+viz_instance_id"}
-        except (FileNotFoundError, ProcessLookupError):
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
     for pid in ids:
         with contextlib.suppress(ProcessLookupError):

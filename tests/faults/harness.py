@@ -102,7 +102,7 @@ class Run:
             return pid
         return None
 
-    def wait_for(self, what: str, condition: Callable[[], Any], seconds: float = 60) -> Any:
+    def wait_for(self, what: str, condition: Callable[[], Any], seconds: float = 120) -> Any:
         """Poll until `condition()` is true; an AssertionError with the run's output if that takes longer or the run ends."""
         deadline = time.monotonic() + seconds
         while not (value := condition()):

@@ -18,7 +18,7 @@ def counting_run(folder: Path, **settings: object) -> Run:
     return Run(folder, env="counting", imports=COUNTING, **{**counting, **settings})
 
 
-def goes_on(run: Run, seconds: float = 60) -> None:
+def goes_on(run: Run, seconds: float = 120) -> None:
     """Training makes progress from here: two more lines of metrics with more steps."""
     step = run.step()
     run.wait_for(f"more steps than {step}", lambda: run.step() > step, seconds)
@@ -79,6 +79,20 @@ def test_killed_workers_are_replaced_and_no_number_is_wrong(tmp_path, placement)
     with counting_run(tmp_path / "run", **{"sampling.placement": placement}) as run:
         run.wait_for("the first steps", run.step)
         kill_workers(run, roles, 20, random.Random(1))
+        stop(run)
+
+
+@pytest.mark.slow
+def test_slots_are_not_given_away_while_a_policy_worker_may_write_to_them(tmp_path):
+    with counting_run(tmp_path / "run") as run:
+        run.wait_for("the first steps", run.step)
+        for _ in range(5):
+            run.signal("policy-0", signal.SIGSTOP)
+            told = run.output.count("rollout worker 0 ended")
+            run.signal("rollout-0", signal.SIGKILL)
+            run.wait_for("the replacement", lambda told=told: run.output.count("rollout worker 0 ended") > told)
+            run.signal("policy-0", signal.SIGCONT)
+            goes_on(run)
         stop(run)
 
 

@@ -17,7 +17,6 @@ One step of one group, with double buffering the other groups of the worker are 
 
 from __future__ import annotations
 
-from time import monotonic
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -121,14 +120,20 @@ class Exchange:
         self.requests.store(group, WAITING)
         self.inbox.put(group)
 
-    def recover_rollout_worker(self, worker: int) -> int:
-        """After a rollout worker's death: free its slots, forget its requests. Returns how many slots were freed."""
+    def withdraw(self, worker: int) -> set[int]:
+        """Take back the requests of a dead rollout worker. Returns the policy workers that are still computing answers to some:
+        until they are done they may write to its slots, which must not be anybody else's before."""
+        holders = set()
         for group in range(worker * self.num_groups, (worker + 1) * self.num_groups):
-            # A policy worker may be about to write actions to the group's slot: the slot must not be anybody else's before.
-            deadline = monotonic() + 5
-            while (state := self.requests.load(group)) >= TAKEN and monotonic() < deadline:
-                self.requests.wait_change(group, state, 0.1)
-            self.requests.store(group, IDLE)
+            while (state := self.requests.load(group)) < TAKEN:
+                if self.requests.compare_exchange(group, state, IDLE):
+                    break
+            else:
+                holders.add(state - TAKEN)
+        return holders
+
+    def recover_rollout_worker(self, worker: int) -> int:
+        """After a rollout worker's death, when its requests are withdrawn: free its slots. Returns how many."""
         self.wake.store(worker, 0)
         return self.slots.reclaim(worker + 1)
 

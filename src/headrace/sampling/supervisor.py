@@ -31,6 +31,8 @@ FIRST_SIGN = 300.0
 """Seconds a process may take to start before it counts as hung."""
 STACKS = 1 << 16
 """Bytes for the Python stacks of one process."""
+ANSWER = 5.0
+"""Seconds a policy worker may take for a batch before it is replaced, when a dead rollout worker's slots wait for it."""
 FAREWELL = 20.0
 """Seconds the learner may take for its last checkpoint, and the others to end, before they are killed."""
 
@@ -131,7 +133,8 @@ class Supervisor:
             connection.wait(watched, min(left, 0.5))
             for child in list(self.children):
                 yield from self._read(child)
-                if not child.process.is_alive():
+                # Replacing one may have led to replacing another.
+                if child in self.children and not child.process.is_alive():
                     yield from self._read(child)
                     self._replace(child, self._obituary(child))
             self._look_for_hung()
@@ -173,6 +176,7 @@ class Supervisor:
                 f"{self.config.sampling.max_restarts}{detail}"
             )
         if child.role == "rollout":
+            self._withdraw_requests(child.index)
             done = f"{self.exchange.recover_rollout_worker(child.index)} slots returned"
         elif child.role == "policy":
             done = f"{self.exchange.recover_policy_worker(child.index)} requests asked again"
@@ -183,10 +187,22 @@ class Supervisor:
             self.say(story)
         self._spawn(child.role, child.index)
 
+    def _withdraw_requests(self, worker: int) -> None:
+        deadline = monotonic() + ANSWER
+        while holders := self.exchange.withdraw(worker):
+            for child in [c for c in self.children if c.role == "policy" and c.index in holders]:
+                if not child.process.is_alive() or monotonic() > deadline:
+                    why = self._obituary(child) if not child.process.is_alive() else f"no answer for {ANSWER:.0f} s"
+                    child.process.kill()
+                    self._replace(child, why)
+            sleep(0.001)
+
     def _look_for_hung(self) -> None:
         """A sampler that shows no sign of life for `step_timeout` seconds: show its stack, replace it."""
         now = perf_counter()
         for child in list(self.children):
+            if child not in self.children:  # replaced meanwhile
+                continue
             last = float(self.exchange.clocks[child.role][child.index, -2])
             silent = now - max(last, child.started)
             limit = self.config.sampling.step_timeout if last else FIRST_SIGN

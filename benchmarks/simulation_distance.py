@@ -1,0 +1,245 @@
+"""How close the sampler comes to bare environments when the policy costs no CPU, as with an accelerator (paper, Table 1).
+
+    python benchmarks/simulation_distance.py --env atari/breakout vizdoom/basic
+
+The accelerator is emulated, honestly: the policy worker is the real one, but its forward pass is a sleep of t_inference, which
+uses no CPU, followed by random actions. A learner that only frees slots stands for the real one. `bare`: the same groups of
+environments in as many processes, stepped with random actions and nothing else. Both count steps of the environments.
+
+Sweeps t_inference and k (environments of a worker) with one group and with two (double buffering); the line drawn beside the
+measurements is the model behind the paper's condition k/2 > ceil(t_inference / t_environment): a cycle takes the longer of
+stepping the other groups and inferring. Beside the rates, which other work on the machine disturbs, stands the CPU time of all
+processes per step: what is above the bare environments' is what the sampler costs. Rounds alternate, medians are compared.
+Prints a table, writes results/simulation_distance.json and, with matplotlib, .png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from collections import defaultdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import psutil
+
+from headrace.config import Config
+from headrace.envs.contract import Categorical
+from headrace.envs.registry import describe, make_group
+from headrace.presets import make_config
+from headrace.runs.folder import system_facts
+from headrace.sampling.exchange import POLICY_PHASES, Clock, Exchange
+from headrace.sampling.ipc import Closed, Segment
+from headrace.sampling.policy_worker import PolicyWorker
+from headrace.sampling.processes import LOOK_AROUND, Start, rollout_main, run_child
+
+LEARNER = 1000
+context = multiprocessing.get_context("forkserver")
+
+
+class EmulatedActor:
+    """In place of `Actor`: sleeps instead of computing."""
+
+    def __init__(self, start: Start, seconds: float):
+        self.exchange, self.seconds = start.exchange, seconds
+        self.rng = np.random.default_rng(start.index)
+        # Of every discrete part; continuous actions are all 0.5.
+        self.choices = [part.n for part in start.spec.action.parts if isinstance(part, Categorical)]
+        self.clock = Clock(start.exchange.clocks["policy"][start.index], POLICY_PHASES, perf_counter())
+
+    def refresh(self) -> None:
+        """There are no weights."""
+
+    def act(self, groups: np.ndarray) -> None:
+        """Random actions after `seconds`."""
+        time.sleep(self.seconds)
+        x = self.exchange
+        slots, rows = x.cursor[groups].T
+        action = x.slab.arrays["action"]
+        action[slots, rows] = random_actions(self.rng, self.choices, (len(groups), *action.shape[2:]))
+
+
+def random_actions(rng: np.random.Generator, choices: list[int], shape: tuple[int, ...]) -> np.ndarray:
+    """[..., A]: uniform in every discrete part."""
+    return (rng.random(shape) * choices).astype(np.int64) if len(choices) == shape[-1] else np.full(shape, 0.5)
+
+
+def emulated_policy(start: Start) -> None:
+    """A policy worker whose forward pass is a sleep."""
+    seconds = float(start.config.envs.kwargs.pop("t_inference"))
+    worker = PolicyWorker(start.index, start.exchange, EmulatedActor(start, seconds), start.config.sampling)  # type: ignore[arg-type]
+    while worker.serve(LOOK_AROUND):
+        pass
+
+
+def free_slots(start: Start) -> None:
+    """A learner that frees every slot it gets."""
+    x = start.exchange
+    while True:
+        try:
+            ticket = x.full.get()
+        except Closed:
+            return
+        if ticket is not None and x.slots.transfer(ticket, LEARNER):
+            x.slots.release(x.slots.slot_of(ticket), LEARNER)
+
+
+def bare(start: Start) -> None:
+    """What a rollout worker does to its environments, and nothing else."""
+    config, x = start.config, start.exchange
+    os.nice(config.sampling.worker_niceness)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[start.index % len(cores)]})
+    groups = [make_group(config.env, config.envs, x.E) for _ in range(x.num_groups)]
+    first = start.index * x.num_groups
+    rows = [[x.slab.obs_row(first + g, t) for t in range(2)] for g in range(x.num_groups)]
+    steps = [x.slab.step_row(first + g, 0) for g in range(x.num_groups)]
+    choices = [part.n for part in start.spec.action.parts if isinstance(part, Categorical)]
+    rng = np.random.default_rng(start.index)
+    for g, group in enumerate(groups):
+        group.reset(start.index * 1000 + g * x.E, rows[g][0])
+    count = x.clocks["rollout"][start.index]
+    while not x.stopped:
+        for g, group in enumerate(groups):
+            group.step(random_actions(rng, choices, (x.E, len(choices))), steps[g], rows[g][1])
+            count[-1] += x.E
+    for group in groups:
+        group.close()
+
+
+def rate(config: Config, mains: list[tuple[str, int, Any]], seconds: float, t_inference: float) -> tuple[float, float]:
+    """Of these processes, (role, index, main): steps per second of all rollout workers, and CPU microseconds of all processes
+    per step."""
+    spec = describe(config.env, config.envs)
+    x = Exchange(config, spec, 0, 64, {})
+    processes, pipes = [], []
+    for role, index, main in mains:
+        here, there = context.Pipe(duplex=False)
+        settings = make_like(config, t_inference) if role == "policy" else config
+        start = Start(role, index, 0, settings, spec, x, there, Segment(1 << 16))
+        process = context.Process(target=run_child, args=(main, start), daemon=True)
+        process.start()
+        processes.append(process)
+        pipes.append((here, there))
+    x.control.store(1, 1)
+    try:
+        counts = x.clocks["rollout"][:, -1]
+        deadline = time.monotonic() + 120
+        while not (counts > 5 * x.E * x.num_groups).all():
+            if time.monotonic() > deadline or not all(p.is_alive() for p in processes):
+                raise RuntimeError(f"does not start: {[here.recv() for here, _ in pipes if here.poll()]}")
+            time.sleep(0.05)
+        began, before, cpu = perf_counter(), counts.sum(), cpu_seconds(processes)
+        time.sleep(seconds)
+        steps = counts.sum() - before
+        return float(steps / (perf_counter() - began)), float((cpu_seconds(processes) - cpu) / steps * 1e6)
+    finally:
+        x.stop()
+        for process in processes:
+            process.join(10)
+            process.kill()
+
+
+def cpu_seconds(processes: list[Any]) -> float:
+    """CPU time used by them so far, with what they have started (Doom engines)."""
+    total = 0.0
+    for process in processes:
+        parent = psutil.Process(process.pid)
+        for one in (parent, *parent.children(recursive=True)):
+            times = one.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def make_like(config: Config, t_inference: float) -> Config:
+    """The same configuration, with t_inference for `emulated_policy`."""
+    copy = make_config(config.env)
+    copy.envs.kwargs = {"t_inference": t_inference}
+    copy.sampling = config.sampling
+    return copy
+
+
+def sampler_config(env: str, workers: int, k: int, groups: int) -> Config:
+    settings = {"num_workers": workers, "envs_per_worker": k, "num_groups": groups, "rollout": 32}
+    settings["num_slots"] = 3 * workers * groups
+    config = make_config(env, **{f"sampling.{name}": value for name, value in settings.items()})
+    config.sampling.min_request_groups, config.sampling.patience = 1, 0.0
+    return config
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", nargs="*", default=["atari/breakout", "vizdoom/basic"])
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--k", type=int, nargs="*", default=[4, 16])
+    parser.add_argument("--ms", type=float, nargs="*", default=[0.5, 2, 8])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "simulation_distance.json")
+    args = parser.parse_args()
+    result: dict[str, Any] = {"machine": system_facts(), "workers": args.workers, "envs": {}}
+    for env in args.env:
+        measured: dict[tuple[Any, ...], list[tuple[float, float]]] = defaultdict(list)
+        for _ in range(args.rounds):
+            for k in args.k:
+                mains = [("rollout", w, bare) for w in range(args.workers)]
+                measured[k,].append(rate(sampler_config(env, args.workers, k, 1), mains, args.seconds, 0))
+                for ms in args.ms:
+                    for groups in (1, 2):
+                        mains = [("rollout", w, rollout_main) for w in range(args.workers)]
+                        # one policy worker per rollout worker: an accelerator serves each without queueing
+                        config = sampler_config(env, args.workers, k, groups)
+                        config.sampling.num_policy_workers = args.workers
+                        mains += [("policy", p, emulated_policy) for p in range(args.workers)] + [("learner", 0, free_slots)]
+                        measured[k, ms, groups].append(rate(config, mains, args.seconds, ms / 1e3))
+        median = {key: [statistics.median(column) for column in zip(*values, strict=True)] for key, values in measured.items()}
+        rows = []
+        print(f"\n{env}, {args.workers} workers: steps/s (median of {args.rounds}) and share of bare; CPU us per step\n")
+        print("| k | t_inference | bare | one group | two groups | predicted | CPU: bare | one group | two groups |")
+        print("|---|---|---|---|---|---|---|---|---|")
+        for k in args.k:
+            base, cpu = median[k,]
+            t_env = args.workers / base
+            for ms in args.ms:
+                (one, cpu1), (two, cpu2) = (median[k, ms, groups] for groups in (1, 2))
+                model = [k * t_env / (k * t_env + ms / 1e3), min(1.0, k / 2 * t_env / (ms / 1e3))]
+                row = {"k": k, "t_inference_ms": ms, "t_env_ms": t_env * 1e3, "bare": base, "one_group": one, "two_groups": two}
+                rows.append({**row, "predicted": model, "cpu_us": [cpu, cpu1, cpu2]})
+                shares = f"{one:,.0f} ({one / base:.1%}) | {two:,.0f} ({two / base:.1%}) | {model[0]:.0%}, {model[1]:.0%}"
+                print(f"| {k} | {ms} ms | {base:,.0f} | {shares} | {cpu:.0f} | {cpu1:.0f} | {cpu2:.0f} |", flush=True)
+        result["envs"][env] = rows
+        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    plot(result, args.out.with_suffix(".png"))
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Share of the bare rate over t_inference in units of k/2 environment steps."""
+    try:
+        from matplotlib import pyplot as plt
+    except ImportError:
+        print("no plot: matplotlib is not installed")
+        return
+    figure, axes = plt.subplots(1, len(result["envs"]), figsize=(5.5 * len(result["envs"]), 4), squeeze=False, sharey=True)
+    for axis, (env, rows) in zip(axes[0], result["envs"].items(), strict=True):
+        x = [row["t_inference_ms"] / (row["k"] / 2 * row["t_env_ms"]) for row in rows]
+        axis.plot(x, [row["two_groups"] / row["bare"] for row in rows], "o", label="two groups")
+        axis.plot(x, [row["one_group"] / row["bare"] for row in rows], "s", label="one group")
+        line = np.geomspace(min(x) / 2, max(x) * 2, 200)
+        axis.plot(line, np.minimum(1, 1 / line), "C0-", lw=0.8, label="min(1, k/2 t_env / t_inf)")
+        axis.plot(line, 1 / (1 + line / 2), "C1-", lw=0.8, label="k t_env / (k t_env + t_inf)")
+        axis.axvline(1, color="grey", lw=0.5)
+        axis.set(xscale="log", title=env, xlabel="t_inference / (k/2 t_environment)", ylim=(0, 1.1))
+    axes[0][0].set_ylabel("share of bare environments")
+    axes[0][0].legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
