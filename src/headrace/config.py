@@ -71,8 +71,8 @@ class PolicyConfig:
     """The network: encoder for each observation, core, heads."""
 
     encoder: str = "auto"
-    """`auto` (by observation: nature-cnn for images, mlp for vectors), `nature-cnn`, `impala-resnet`, `vizdoom-simple`,
-    `vizdoom-full`, `mlp`, or the name of a network registered by the user."""
+    """`auto` (by observation: nature-cnn for images, mlp for vectors), `nature-cnn`, `impala-shallow`, `impala-resnet`,
+    `vizdoom-simple`, `vizdoom-full`, `mlp`, or the name of a network registered by the user."""
     hidden: int = 512
     """Width of the layer after an image encoder."""
     mlp: tuple[int, ...] = (64, 64)

@@ -56,7 +56,7 @@ def test_networks_have_the_published_sizes(name, spec, features, parameters):
     assert count(network) == parameters
 
 
-@pytest.mark.parametrize("name", ["nature-cnn", "vizdoom-simple", "vizdoom-full", "impala-resnet", "mlp"])
+@pytest.mark.parametrize("name", ["nature-cnn", "impala-shallow", "vizdoom-simple", "vizdoom-full", "impala-resnet", "mlp"])
 def test_every_network_takes_dictionaries_of_images_and_vectors(name):
     spec = DOOM | {"matrix": ArraySpec((2, 3), FLOAT32), "bytes": ArraySpec((7,), UINT8)}
     network = make_network(spec, PolicyConfig(encoder=name, mlp=(16, 8)))

@@ -165,6 +165,8 @@ class MultiEncoder(nn.Module):
 
 NATURE_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """Mnih et al., 2015 (Nature 518)."""
+SHALLOW_LAYERS = ((16, 8, 4), (32, 4, 2))
+"""Mnih et al., 2013 (arXiv 1312.5602); the shallow network of IMPALA: a third of the Nature CNN's arithmetic."""
 VIZDOOM_LAYERS = ((32, 8, 4), (64, 4, 2), (128, 3, 2))
 """Petrenko et al., 2020 (Sample Factory): both of its VizDoom networks."""
 MEASUREMENT_LAYERS = (128, 128)
@@ -191,6 +193,12 @@ def _network(
 def nature_cnn(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
     """The Nature CNN (32@8s4, 64@4s2, 64@3s1, FC `hidden`) for images, an MLP for vectors."""
     return _network(observation, config, lambda s: ConvEncoder(s, NATURE_LAYERS, config.hidden, config.activation))
+
+
+@register_network("impala-shallow")
+def impala_shallow(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
+    """IMPALA's shallow network (16@8s4, 32@4s2, FC `hidden`, 256 in the paper) for images, an MLP for vectors."""
+    return _network(observation, config, lambda s: ConvEncoder(s, SHALLOW_LAYERS, config.hidden, config.activation))
 
 
 @register_network("nature-conv")
