@@ -6,7 +6,8 @@
 Both: 2 rollout workers, two groups each (double buffering), asynchronous, one policy worker, rollout 32, GAE, one epoch,
 float32, on the CPU. Atari: Nature CNN, frameskip 4, ale-py in both. VizDoom: the simplified network of the paper with a GRU
 of 512, 72x128, frameskip 4. Sample Factory is relieved of normalising observations and returns, which Headrace does not do
-here. `headrace, its defaults` is what `headrace train` does without these restrictions, e.g. in bf16 where that pays.
+here. `headrace, its defaults` is what `headrace train` does without these restrictions: its own epochs and precision for the
+environment, its own Atari core.
 
 Counted are steps that the learner has trained on, from the second batch on, for `--seconds`; a step is one decision, 4
 frames. Rounds alternate and medians are compared. Prints a table, writes results/vs_sample_factory.json.
@@ -54,7 +55,7 @@ def headrace(env: str, envs: int, batch: int, folder: Path, equal: bool = True) 
     }
     if equal:
         settings |= {"learning.returns": "gae", "learning.precision": "float32", "learning.num_epochs": 1}
-        settings |= {"learning.num_minibatches": 1}
+        settings |= {"learning.num_minibatches": 1, "envs.atari_backend": "ale"}
     command = [sys.executable, "-m", "headrace.cli", "train", "--env", env, "--run.no-dashboard", "--run.no-video"]
     command += [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
 

@@ -331,6 +331,8 @@ void bind_slots(nb::module_& m) {
 }
 
 NB_MODULE(ipc, m) {
+  // What a daemon thread still holds when the interpreter ends is no leak, and nobody can do anything about it then.
+  nb::set_leak_warnings(false);
   m.doc() = "Shared memory, queues, words, boards and slot credits between processes that may be killed at any time.";
   nb::register_exception_translator([](const std::exception_ptr& p, void*) {
     try {

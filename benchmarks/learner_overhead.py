@@ -1,0 +1,150 @@
+"""What the engine costs the learner: samples/s of training as `headrace train` does it, against a bare loop on the same network.
+
+    python benchmarks/learner_overhead.py
+
+`engine`: slots that another process hands over without end are fetched by the prefetch thread, learned from (APPO with V-trace,
+statistics, gradient clipping, Adam) and the weights are published, as in `headrace.train.learn`. `bare`: forward, policy
+gradient and value loss, backward and Adam on one batch that never changes, nothing else. Both on all cores, in turn, in one
+process; medians, by wall clock and by CPU time, which other work on the machine disturbs less. V-trace needs the value of one
+row more than is learned from: T + 1 rows of forward against T. Prints a table, writes results/learner_overhead.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+import torch
+
+from headrace.config import Config
+from headrace.envs.registry import describe
+from headrace.experience.trajectories import TrajectoryBatches
+from headrace.learning.learner import Learner
+from headrace.policies.memory import keep_freed_memory
+from headrace.presets import make_config
+from headrace.runs.folder import system_facts
+from headrace.sampling.exchange import Exchange
+from headrace.sampling.processes import make_algorithm_and_model
+from headrace.sampling.weights import FlatWeights, weights_nbytes
+
+context = multiprocessing.get_context("spawn")
+WORKER = 1
+
+
+def feed(exchange: Exchange) -> None:
+    """Hand over every free slot at once, as it is."""
+    one = np.zeros(1, np.int32)
+    while not exchange.stopped:
+        if exchange.slots.acquire(WORKER, one, timeout=0.2):
+            exchange.hand_over(int(one[0]))
+
+
+def fill(exchange: Exchange) -> None:
+    """Plausible experience: random observations, rewards and actions, no episode ends."""
+    rng = np.random.default_rng(0)
+    for name, array in exchange.slab.arrays.items():
+        if array.dtype == np.uint8:
+            array[:] = rng.integers(0, 256, array.shape, np.uint8)
+        elif name in ("value", "reward") or name.startswith("obs/"):
+            array[:] = rng.normal(size=array.shape)
+    exchange.slab.arrays["log_prob"][:] = -1.0
+    exchange.slab.arrays["valid"][:] = True
+    exchange.slab.arrays["episode_return"][:] = np.nan
+
+
+def bare_loop(config: Config, batch: dict[str, torch.Tensor]) -> Callable[[], None]:
+    """One update of the same network on a batch that stays."""
+    _, model = make_algorithm_and_model(config, describe(config.env, config.envs))
+    model = model.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, foreach=True)
+    T = len(batch["reward"])
+    obs = {name[4:]: x[:T].clone() for name, x in batch.items() if name.startswith("obs/")}
+    core, first, action = batch["core"].clone(), batch["first"][:T].clone(), batch["action"].clone()
+    advantage, target = torch.randn(batch["reward"].shape), torch.randn(batch["reward"].shape)
+
+    def update() -> None:
+        out = model.unroll(obs, core, first)
+        loss = -(out.distribution.log_prob(action) * advantage).mean() + 0.5 * (out.value - target).square().mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+
+    return update
+
+
+def measure(env: str, precision: str, rounds: int, updates: int) -> dict[str, Any]:
+    """Samples/s of both."""
+    one_pass = {"learning.num_epochs": 1, "learning.num_minibatches": 1, "learning.returns": "vtrace"}
+    settings = {"learning.precision": precision, "learning.device": "cpu", "learning.max_policy_lag": 10**6}
+    config = make_config(env, **one_pass, **settings)
+    spec = describe(config.env, config.envs)
+    algorithm, model = make_algorithm_and_model(config, spec)
+    exchange = Exchange(config, spec, model.core_width, weights_nbytes(model), algorithm.extra_fields(spec))
+    fill(exchange)
+    learner, weights = Learner(model, algorithm, config), FlatWeights(model)
+    feeder = context.Process(target=feed, args=(exchange,), daemon=True)
+    feeder.start()
+    batches = TrajectoryBatches(exchange, config.slots_per_batch, "cpu", None)
+
+    def engine() -> None:
+        batch = batches.get()
+        assert batch is not None
+        learner.learn(batch.fields)
+        batches.done()
+        weights.publish(exchange.board, learner.progress.updates)
+
+    first = batches.get()
+    assert first is not None
+    bare = bare_loop(config, first.fields)
+    batches.done()
+    seconds: dict[str, list[float]] = {"engine": [], "bare": []}
+    cpu: dict[str, list[float]] = {"engine": [], "bare": []}
+    for round_ in range(rounds + 1):
+        for name, update in (("engine", engine), ("bare", bare)):
+            began, began_cpu = perf_counter(), process_time()
+            for _ in range(updates):
+                update()
+            if round_:  # the first warms up
+                seconds[name].append((perf_counter() - began) / updates)
+                cpu[name].append((process_time() - began_cpu) / updates)
+    exchange.stop()
+    feeder.join()
+    rates = {name: config.learning.batch_size / statistics.median(s) for name, s in seconds.items()}
+    share = rates["engine"] / rates["bare"]
+    cpu_share = statistics.median(cpu["bare"]) / statistics.median(cpu["engine"])
+    return {
+        "env": env, "precision": precision, "batch": config.learning.batch_size, **rates, "share": share, "cpu_share": cpu_share
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", nargs="*", default=["atari/breakout", "vizdoom/basic"])
+    parser.add_argument("--precision", nargs="*", default=["float32", "bf16"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--updates", type=int, default=2, help="of each, in a round")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "learner_overhead.json")
+    args = parser.parse_args()
+    keep_freed_memory()
+    rows = []
+    print("Samples/s of learning; share by wall clock and by CPU time of the process\n")
+    print("| | batch | bare loop | engine | share | by CPU time |\n|---|---|---|---|---|---|")
+    for env in args.env:
+        for precision in args.precision:
+            row = measure(env, precision, args.rounds, args.updates)
+            rows.append(row)
+            numbers = f"{row['batch']} | {row['bare']:,.0f} | {row['engine']:,.0f} | {row['share']:.1%} | {row['cpu_share']:.1%}"
+            print(f"| {env}, {precision} | {numbers} |", flush=True)
+    facts = {"machine": system_facts(), "threads": torch.get_num_threads(), "rows": rows}
+    args.out.write_text(json.dumps(facts, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
