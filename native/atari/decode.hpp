@@ -12,15 +12,16 @@ namespace headrace::atari {
 
 // clang-format off
 // Handlers by operation and kind of operand: Imm; Ram, Tia (zero page); ZpX, ZpY (zero page indexed);
-// Abs, AbsX, AbsY (absolute, in ROM or RAM); IndY (through a zero page pointer in RAM).
+// Abs, AbsX, AbsY (absolute); IndX, IndY (through a zero page pointer in RAM).
 #define HR_ALU_HANDLERS(X, kind) X(Ora##kind) X(And##kind) X(Eor##kind) X(Adc##kind) X(Lda##kind) X(Cmp##kind) X(Sbc##kind)
 #define HR_HANDLERS(X)                                                                                             \
   X(Step)                                                                                                          \
   HR_ALU_HANDLERS(X, Imm) HR_ALU_HANDLERS(X, Ram) HR_ALU_HANDLERS(X, ZpX) HR_ALU_HANDLERS(X, Abs)                  \
-  HR_ALU_HANDLERS(X, AbsX) HR_ALU_HANDLERS(X, AbsY) HR_ALU_HANDLERS(X, IndY)                                       \
+  HR_ALU_HANDLERS(X, AbsX) HR_ALU_HANDLERS(X, AbsY) HR_ALU_HANDLERS(X, IndY) HR_ALU_HANDLERS(X, IndX)             \
+  HR_ALU_HANDLERS(X, Tia)                                                                                          \
   X(LdxImm) X(LdxRam) X(LdxAbs) X(LdxAbsY) X(LdyImm) X(LdyRam) X(LdyZpX) X(LdyAbs) X(LdyAbsX)                      \
-  X(CpxImm) X(CpxRam) X(CpyImm) X(CpyRam) X(BitRam)                                                                \
-  X(LdaTia) X(LdxTia) X(LdyTia) X(BitTia) X(LdaRiot) X(BitRiot) X(LdaTimer) X(LdxTimer) X(LdyTimer)                \
+  X(CpxImm) X(CpxRam) X(CpyImm) X(CpyRam) X(BitRam) X(BitAbs)                                                      \
+  X(LdxTia) X(LdyTia) X(BitTia) X(LdaTimer) X(LdxTimer) X(LdyTimer)                                                \
   X(StaRam) X(StxRam) X(StyRam) X(StaTia) X(StxTia) X(StyTia) X(StaTiaAbs) X(StxTiaAbs) X(StyTiaAbs)               \
   X(StaColor) X(StxColor) X(StyColor) X(StaGrp) X(StxGrp) X(StyGrp) X(StaPf) X(StxPf) X(StyPf)                     \
   X(StaZpX) X(StyZpX) X(StxZpY) X(StaAbsX) X(StaAbsY) X(StaIndY) X(Wsync)                                          \
@@ -43,7 +44,7 @@ enum Handler : uint8_t {
 // that polls, or 0.
 using Decoded = uint32_t;
 
-HR_INLINE constexpr Decoded make_decoded(uint8_t handler, uint8_t extra, uint16_t operand) {
+HR_HD constexpr Decoded make_decoded(uint8_t handler, uint8_t extra, uint16_t operand) {
   return handler | static_cast<uint32_t>(extra) << 8 | static_cast<uint32_t>(operand) << 16;
 }
 
@@ -61,12 +62,9 @@ HR_INLINE int instruction_length(uint32_t opcode) {
 
 namespace detail {
 
-// A load from an absolute address: TIA, timer (INTIM and its mirrors), another port, or memory.
-inline uint8_t absolute_load(uint16_t address, uint8_t memory, uint8_t timer, uint8_t riot) {
-  if (address & 0x1000) return memory;
-  if (!(address & 0x80)) return kStep;
-  if (!(address & 0x200)) return memory;
-  return (address & 5) == 4 ? timer : riot;
+// A load from an absolute address: the timer (INTIM and its mirrors) or anything else.
+inline uint8_t absolute_load(uint16_t address, int any, uint8_t timer) {
+  return (address & 0x1285) == 0x284 ? timer : static_cast<uint8_t>(any);
 }
 
 inline uint8_t zero_page(uint16_t operand, uint8_t ram, uint8_t tia) { return operand & 0x80 ? ram : tia; }
@@ -76,14 +74,14 @@ inline uint8_t handler_of(uint8_t opcode, uint16_t operand) {
   if ((opcode & 3) == 1 && opcode >> 5 != 4) {  // ORA AND EOR ADC LDA CMP SBC
     const int group = opcode >> 5, alu = group > 4 ? group - 1 : group;
     switch (opcode >> 2 & 7) {
-      case 1: return zero_page(operand, kOraRam + alu, group == 5 ? kLdaTia : kStep);
+      case 0: return static_cast<uint8_t>(kOraIndX + alu);
+      case 1: return zero_page(operand, kOraRam + alu, kOraTia + alu);
       case 2: return kOraImm + alu;
-      case 3: return absolute_load(operand, kOraAbs + alu, group == 5 ? kLdaTimer : kStep, group == 5 ? kLdaRiot : kStep);
+      case 3: return group == 5 ? absolute_load(operand, kLdaAbs, kLdaTimer) : static_cast<uint8_t>(kOraAbs + alu);
       case 4: return static_cast<uint8_t>(operand >= 0x80 && operand != 0xFF ? kOraIndY + alu : int{kStep});
       case 5: return kOraZpX + alu;
       case 6: return static_cast<uint8_t>(kOraAbsY + alu);
-      case 7: return static_cast<uint8_t>(kOraAbsX + alu);
-      default: return kStep;
+      default: return static_cast<uint8_t>(kOraAbsX + alu);
     }
   }
   // VSYNC can end a frame and WSYNC can wait: they are no ordinary registers.
@@ -98,11 +96,11 @@ inline uint8_t handler_of(uint8_t opcode, uint16_t operand) {
   switch (opcode) {
     case 0xA2: return kLdxImm;
     case 0xA6: return zero_page(operand, kLdxRam, kLdxTia);
-    case 0xAE: return absolute_load(operand, kLdxAbs, kLdxTimer, kStep);
+    case 0xAE: return absolute_load(operand, kLdxAbs, kLdxTimer);
     case 0xBE: return kLdxAbsY;
     case 0xA0: return kLdyImm;
     case 0xA4: return zero_page(operand, kLdyRam, kLdyTia);
-    case 0xAC: return absolute_load(operand, kLdyAbs, kLdyTimer, kStep);
+    case 0xAC: return absolute_load(operand, kLdyAbs, kLdyTimer);
     case 0xB4: return kLdyZpX;
     case 0xBC: return kLdyAbsX;
     case 0xE0: return kCpxImm;
@@ -110,7 +108,7 @@ inline uint8_t handler_of(uint8_t opcode, uint16_t operand) {
     case 0xC0: return kCpyImm;
     case 0xC4: return zero_page(operand, kCpyRam, kStep);
     case 0x24: return zero_page(operand, kBitRam, kBitTia);
-    case 0x2C: return absolute_load(operand, kStep, kBitRiot, kBitRiot);
+    case 0x2C: return kBitAbs;
     case 0x85: return to_zero_page(kStaRam, kStaTia, kStaColor, kStaGrp, kStaPf);
     case 0x86: return to_zero_page(kStxRam, kStxTia, kStxColor, kStxGrp, kStxPf);
     case 0x84: return to_zero_page(kStyRam, kStyTia, kStyColor, kStyGrp, kStyPf);
@@ -176,10 +174,10 @@ inline bool is_branch(uint8_t opcode) { return (opcode & 0x1F) == 0x10; }
 }  // namespace detail
 
 // Addresses within 4K whose accesses have no side effect and show plain ROM: plain_from(mapper) <= offset < plain_to(mapper).
-constexpr uint32_t plain_from(Mapper mapper) {
+HR_HD constexpr uint32_t plain_from(Mapper mapper) {
   return mapper == Mapper::kDPC ? 0x80 : has_superchip(mapper) ? 0x100 : 0;
 }
-constexpr uint32_t plain_to(Mapper mapper) {
+HR_HD constexpr uint32_t plain_to(Mapper mapper) {
   switch (mapper) {
     case Mapper::kE0: return 0xFE0;
     case Mapper::kDPC: return 0xFC0;

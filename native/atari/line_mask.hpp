@@ -123,16 +123,24 @@ HR_INLINE LineMask intersection(const LineMask& a, const LineMask& b) {
   return both;
 }
 
-// Bits n of pixels from <= n < to.
-HR_INLINE LineMask range_mask(int32_t from, int32_t to) {
-  LineMask mask = {{0, 0, 0, 0}};
-  for (int i = 0; i < 3; ++i) {
-    const int32_t low = from - 64 * i, high = to - 64 * i;
-    const uint64_t from_low = low <= 0 ? ~0ull : low >= 64 ? 0 : ~0ull << low;
-    const uint64_t below_high = high <= 0 ? 0 : high >= 64 ? ~0ull : ~(~0ull << high);
-    mask.word[i] = from_low & below_high;
+struct RangeTable {
+  LineMask below[161];  // of all pixels x < i
+};
+HR_HD constexpr RangeTable make_range_table() {
+  RangeTable table = {};
+  for (int i = 1; i <= 160; ++i) {
+    for (int word = 0; word < 4; ++word) table.below[i].word[word] = table.below[i - 1].word[word];
+    table.below[i].word[(i - 1) >> 6] |= 1ull << ((i - 1) & 63);
   }
-  return mask;
+  return table;
+}
+
+// Pixels from <= x < to.
+HR_INLINE LineMask range_mask(int32_t from, int32_t to) {
+  static constexpr RangeTable table = make_range_table();
+  LineMask range;
+  for (int i = 0; i < 4; ++i) range.word[i] = table.below[to].word[i] & ~table.below[from].word[i];
+  return range;
 }
 
 }  // namespace headrace::atari

@@ -62,7 +62,7 @@ HR_INLINE void paint_layers(const Console& s, const Layers& layers, uint8_t* row
 // 8 bits to 8 bytes of 0x00 or 0xFF, the lowest bit first in memory (little endian).
 HR_INLINE uint64_t bits_to_bytes(uint64_t bits) {
   const uint64_t spread = (bits & 0xFF) * 0x0101010101010101ull & 0x8040201008040201ull;
-  return (((spread & 0x7F7F7F7F7F7F7F7Full) + 0x7F7F7F7F7F7F7F7Full | spread) >> 7 & 0x0101010101010101ull) * 0xFF;
+  return ((((spread & 0x7F7F7F7F7F7F7F7Full) + 0x7F7F7F7F7F7F7F7Full) | spread) >> 7 & 0x0101010101010101ull) * 0xFF;
 }
 
 // Paints pixels from <= x < to of the row.

@@ -44,7 +44,7 @@ HR_INLINE Pair collision_pair(int bit) {
 struct PairTable {
   uint16_t of[64];
 };
-constexpr PairTable make_pair_table() {
+HR_HD constexpr PairTable make_pair_table() {
   constexpr uint8_t sets[16] = {0x03, 0x06, 0x0C, 0x09, 0x11, 0x21, 0x14, 0x24,
                                 0x12, 0x22, 0x18, 0x28, 0xFF, 0x30, 0x0A, 0x05};
   PairTable table = {};
@@ -71,8 +71,7 @@ HR_INLINE int lowest_bit(uint32_t x) {
 HR_INLINE void collide(Console& s, int32_t from, int32_t to) {
   if (from >= s.tested_from && to <= s.tested_to) return;
   refresh_masks(s, s.solid);
-  const bool whole_line = from == 0 && to == kScreenWidth;
-  const LineMask range = whole_line ? LineMask{{~0ull, ~0ull, ~0ull, 0}} : range_mask(from, to);
+  const LineMask range = range_mask(from, to);
   uint32_t latched = 0;
   for (uint32_t pairs = s.pending; pairs; pairs &= pairs - 1) {
     const Pair pair = collision_pair(lowest_bit(pairs));

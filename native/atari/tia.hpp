@@ -272,19 +272,27 @@ HR_INLINE int32_t end_of_hmove_blank(const Frame& frame, int32_t clock) {
   return clock - h + end + (h < end ? 0 : kLineClocks);
 }
 
-// Positions move by -8..8 pixels round the 160 of the line.
+// Moves 8 positions of 0..159, one per byte, by motion - 8 pixels round the 160 of the line; motion is 1..16.
+HR_INLINE uint64_t moved_round_line(uint64_t positions, uint64_t motions) {
+  constexpr uint64_t each = 0x0101010101010101, high = 0x80 * each;
+  const uint64_t sum = positions + motions;  // 1..175 in each byte: the position moved, plus 8
+  const uint64_t past_right = sum & ((sum | high) - 0x28 * each) & high;  // 168 or more
+  const uint64_t past_left = ~(sum | ((sum | high) - 8 * each)) & high;   // less than 8
+  return sum - (past_right >> 7) * 160 + (past_left >> 7) * 160 - 8 * each;
+}
+
 HR_INLINE void move_objects(uint8_t* position, const uint8_t* motion) {
-  for (int object = 0; object < 8; ++object) {
-    const uint8_t shifted = static_cast<uint8_t>(position[object] + motion[object]);  // by 8 to the right
-    const uint8_t wrapped = static_cast<uint8_t>(shifted < 8 ? shifted + 160 : shifted >= 168 ? shifted - 160 : shifted);
-    position[object] = static_cast<uint8_t>(wrapped - 8);
-  }
+  uint64_t positions, motions;
+  __builtin_memcpy(&positions, position, 8);
+  __builtin_memcpy(&motions, motion, 8);
+  positions = moved_round_line(positions, motions);
+  __builtin_memcpy(position, &positions, 8);
 }
 
 HR_NOINLINE void write_hmove(Console& s, const Frame& frame, int32_t clock) {
   note_access(s, clock);
   const int32_t c = clock % kLineClocks / 3;
-  const bool in_time = c <= 2 || c == kLineCycles - 1;  // the full motion
+  const bool in_time = c <= 3 || c == kLineCycles - 1;  // the full motion
   const uint8_t moving = in_time ? s.moving : 0x1F;
   if (frame.pixels || s.changes_at_line_end || (moving & s.solid)) catch_up(s, frame);
   if (frame.cart.hmove_blanks && (c <= 20 || c == kLineCycles - 1)) s.hmove_blank_clock = end_of_hmove_blank(frame, clock);

@@ -1,0 +1,177 @@
+"""Whether Headrace's Atari console plays as the Arcade Learning Environment does, frame by frame.
+
+Every game is played with random actions on both, several seeds, resetting when it is over and now and then before. After
+each frame the 128 bytes of RAM, the screen (TIA colours), reward, lives and game over must be equal. With the last seed
+nothing is drawn, which takes another path through the core; screens are compared with all others. Every further mode and
+difficulty is played for `--mode-frames` frames. No sticky actions: the consoles are compared, not the action noise.
+
+    python benchmarks/atari_exactness.py                        # 104 games, 20,000 frames each
+    python benchmarks/atari_exactness.py pong klax --frames 500
+
+Writes a JSON report with the first difference of each run, and a table in Markdown. Exits with 1 if anything differed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import platform
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import ale_py
+import numpy as np
+
+import headrace._native.atari as native
+from headrace.envs.atari_vector import games, rom_path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass
+class Run:
+    """One stretch of play: what was compared, and the first frame that differed (None: none did)."""
+
+    game: str
+    mode: int
+    difficulty: int
+    seed: int
+    drawn: bool
+    frames: int = 0
+    resets: int = 0
+    rewards: int = 0
+    difference: str | None = None
+
+
+def play(run: Run, frames: int, reset_every: int = 4000) -> Run:
+    """Plays `frames` frames on both consoles and fills in `run`; stops at the first difference."""
+    path = rom_path(run.game)
+    ale = ale_py.ALEInterface()
+    ale.setFloat("repeat_action_probability", 0.0)
+    ale.setInt("random_seed", run.seed)
+    ale.loadROM(str(path))
+    ours = native.Emulator(native.make_game(games()[run.game]["index"], path.read_bytes()), run.mode, run.difficulty)
+    ale.setMode(run.mode)
+    ale.setDifficulty(run.difficulty)
+    ale.reset_game()
+    ours.reset()
+    rng = np.random.default_rng(run.seed)
+    actions = ale.getMinimalActionSet()
+    ram, screen = np.zeros(128, np.uint8), np.zeros(ale.getScreenDims(), np.uint8)
+    reward = our_reward = action = left = 0
+    since_reset = 0
+    while True:
+        ale.getRAM(ram)
+        our_ram = ours.ram()
+        where = f"frame {run.frames}, {since_reset} after reset {run.resets}"
+        if not np.array_equal(ram, our_ram):
+            first = int(np.argmax(ram != our_ram))
+            run.difference = f"{where}: RAM ${0x80 + first:02X} is {our_ram[first]}, not {ram[first]}"
+        elif reward != our_reward:
+            run.difference = f"{where}: reward is {our_reward}, not {reward}"
+        elif (ale.lives(), ale.game_over()) != (ours.lives, ours.game_over):
+            run.difference = (
+                f"{where}: lives and game over are {ours.lives, ours.game_over}, not {ale.lives(), ale.game_over()}"
+            )
+        elif run.drawn:
+            ale.getScreen(screen)
+            if not np.array_equal(screen, our_screen := ours.screen()):
+                y, x = np.argwhere(screen != our_screen)[0]
+                run.difference = f"{where}: pixel ({x}, {y}) is {our_screen[y, x]}, not {screen[y, x]}"
+        if run.difference or run.frames == frames:
+            return run
+        if ale.game_over() or since_reset == reset_every:
+            ale.reset_game()
+            ours.reset()
+            reward = our_reward = 0
+            run.resets += 1
+            since_reset = 0
+        else:
+            if left == 0:
+                action, left = actions[rng.integers(len(actions))], rng.integers(1, 12)
+            left -= 1
+            reward, our_reward = ale.act(action), ours.act(int(action), draw=run.drawn)
+            run.rewards += reward != 0
+            run.frames += 1
+            since_reset += 1
+
+
+def runs_of(game: str, frames: int, seeds: int, mode_frames: int) -> list[tuple[Run, int]]:
+    """The runs of one game and their frames: the default mode with each seed, then every other mode and difficulty."""
+    facts = games()[game]
+    default = facts["modes"][0] if "default_mode" not in facts else facts["default_mode"]
+    runs = [(Run(game, default, 0, seed, seed < seeds - 1 or seeds == 1), frames // seeds) for seed in range(seeds)]
+    if mode_frames:
+        others = [(m, d) for m in facts["modes"] for d in facts["difficulties"] if (m, d) != (default, 0)]
+        runs += [(Run(game, m, d, 1, True), mode_frames) for m, d in others]
+    return runs
+
+
+def check(job: tuple[str, int, int, int]) -> list[Run]:
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    return [play(run, frames) for run, frames in runs_of(*job)]
+
+
+def table(results: dict[str, list[Run]]) -> str:
+    """The report in Markdown: a summary, one line per game, and the differences."""
+    runs = [run for game in results.values() for run in game]
+    exact = sum(all(run.difference is None for run in game) for game in results.values())
+    total = sum(run.frames for run in runs)
+    lines = [
+        f"{exact} of {len(results)} games without a difference in {total:,} frames, ale-py {ale_py.__version__}.",
+        "",
+        "| game | frames | resets | rewarded frames | modes x difficulties | first difference |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for game, played in results.items():
+        variants = len({(run.mode, run.difficulty) for run in played})
+        differences = [
+            f"mode {run.mode}, difficulty {run.difficulty}, seed {run.seed}: {run.difference}"
+            for run in played
+            if run.difference
+        ]
+        sums = [sum(getattr(run, field) for run in played) for field in ("frames", "resets", "rewards")]
+        lines.append(f"| {game} | {sums[0]:,} | {sums[1]} | {sums[2]:,} | {variants} | {'; '.join(differences) or 'none'} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("games", nargs="*", help="default: all")
+    parser.add_argument("--frames", type=int, default=20_000, help="per game in its default mode, over all seeds")
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--mode-frames", type=int, default=600, help="per other mode and difficulty; 0: none")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--json", type=Path, default=RESULTS / "atari_exactness.json")
+    parser.add_argument("--markdown", type=Path, default=RESULTS / "atari_exactness.md")
+    arguments = parser.parse_args()
+    names = arguments.games or sorted(games())
+    start = time.monotonic()
+    results: dict[str, list[Run]] = {}
+    with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
+        jobs = [(game, arguments.frames, arguments.seeds, arguments.mode_frames) for game in names]
+        for runs in pool.imap(check, jobs):
+            results[runs[0].game] = runs
+            bad = [run for run in runs if run.difference]
+            frames = sum(run.frames for run in runs)
+            print(f"{len(results):3}/{len(names)} {runs[0].game:22} {frames:8,} frames, {len(bad)} runs differ", flush=True)
+            for run in bad[:3]:
+                print(f"      mode {run.mode}, difficulty {run.difficulty}, seed {run.seed}: {run.difference}", flush=True)
+    report = {
+        "ale_py": ale_py.__version__,
+        "machine": platform.machine(),
+        "seconds": round(time.monotonic() - start, 1),
+        "runs": [asdict(run) for runs in results.values() for run in runs],
+    }
+    arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    text = table(results)
+    arguments.markdown.write_text(text)
+    print(text.splitlines()[0])
+    return int(any(run.difference for runs in results.values() for run in runs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

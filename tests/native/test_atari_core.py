@@ -1,0 +1,89 @@
+"""The Atari console's core: against ale-py on one game of every kind, under fuzzing, and as device code."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from atari_exactness import Run, play  # noqa: E402
+
+import headrace._native.atari as native  # noqa: E402
+from headrace.envs.atari_vector import games  # noqa: E402
+
+# Every mapper (2K 4K F8 F6 E0 F6SC F8SC FE DPC), both TV formats, all screen heights, paddles in either port, swapped
+# ports, HMOVE blanks off, the RESET switch, and games that read collisions, the timer after expiry and undocumented
+# opcodes.
+KINDS = [
+    "pong", "breakout", "freeway", "adventure", "berzerk", "carnival", "pooyan", "journey_escape", "qbert", "surround",
+    "asteroids", "centipede", "haunted_house", "solaris", "montezuma_revenge", "klax", "elevator_action", "robotank",
+    "pitfall2", "enduro",
+]  # fmt: skip
+KERNEL = """
+#include "atari/console.hpp"
+using namespace headrace::atari;
+__global__ void step(Console* consoles, const Cartridge* cartridge, const Input* inputs, uint8_t* screens, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) run_frame(consoles[i], *cartridge, inputs[i], screens);
+}
+"""
+
+requires_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+@pytest.mark.parametrize("game", KINDS)
+def test_plays_as_ale(game: str, drawn: bool) -> None:
+    run = play(Run(game, games()[game]["default_mode"], 0, seed=7, drawn=drawn), frames=150, reset_every=100)
+    assert run.difference is None
+    assert (run.frames, run.resets) == (150, 1)
+
+
+def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another mode of the same game on our side is not taken for the same."""
+    emulator = native.Emulator
+    monkeypatch.setattr(native, "Emulator", lambda game, mode, difficulty: emulator(game, 4, difficulty))
+    run = play(Run("breakout", 0, 0, seed=0, drawn=True), frames=50)
+    assert run.difference is not None
+    assert "RAM" in run.difference
+
+
+def build_fuzzer(tmp_path: Path, *options: str) -> Path:
+    program = tmp_path / "fuzz"
+    source = ROOT / "native" / "atari" / "fuzz.cpp"
+    command = ["g++", "-std=c++20", "-O1", *options, f"-I{ROOT / 'native'}", str(source), "-o", str(program)]
+    subprocess.run(command, check=True, timeout=280)
+    return program
+
+
+@requires_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", ["address", "undefined"])
+def test_random_programs_under_a_sanitizer(tmp_path: Path, sanitizer: str) -> None:
+    program = build_fuzzer(tmp_path, "-g", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
+    result = subprocess.run([program, "180", "3"], capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stdout + result.stderr[-4000:]
+
+
+@requires_compiler
+def test_random_programs(tmp_path: Path) -> None:
+    """Drawn or not, decoded or instruction by instruction: random programs run alike, and every frame ends."""
+    result = subprocess.run([build_fuzzer(tmp_path), "90", "1"], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+def test_compiles_as_device_code(tmp_path: Path) -> None:
+    source = tmp_path / "kernel.cu"
+    source.write_text(KERNEL)
+    command = ["nvcc", "-std=c++20", "-x", "cu", "-c", f"-I{ROOT / 'native'}", str(source), "-o", str(tmp_path / "kernel.o")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stderr
+    assert "warning" not in result.stderr
