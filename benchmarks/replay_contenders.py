@@ -8,6 +8,7 @@ The interpreter decides which library there is: each has its own virtual environ
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -133,6 +134,8 @@ def measure(library: Any, action: str, count: int) -> list[float]:
 
 
 def main() -> None:
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no reply
     library: Any = {"headrace": Headrace, "cpprb": Cpprb, "torchrl": Torchrl}[sys.argv[1]]()
     for line in sys.stdin:
         order = json.loads(line)
@@ -143,7 +146,7 @@ def main() -> None:
             library.frames(np.load(order["path"], mmap_mode="r"), order["episode"])
         else:
             reply = measure(library, order["do"], order["count"])
-        print(json.dumps({"reply": reply}), flush=True)
+        print(json.dumps({"reply": reply}), file=replies, flush=True)
 
 
 if __name__ == "__main__":

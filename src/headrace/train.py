@@ -211,6 +211,8 @@ def learn(
     weights.publish(exchange.board, learner.progress.updates)
     exchange.control.store(1, 1)  # samplers may start
     batches = _experience(config, exchange, sampler)
+    if exchange.replay is not None:
+        report("message", f"Learning begins when the replay holds {config.replay.minimum:,} steps")
     clock = Clock(exchange.clocks["learner"][0], LEARNER_PHASES, perf_counter())
     started = last_log = perf_counter()
     reason = "total_steps" if learner.progress.global_step >= config.learning.total_steps else None
