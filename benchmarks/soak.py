@@ -76,11 +76,12 @@ def steps_lost(printed: str, before: int, steps_per_slot: int) -> int:
     return slots * steps_per_slot + sum(max(0, before - int(step.replace(",", ""))) for step in again)
 
 
-def soak(run: Run, faults: int, patience: float, rng: random.Random, steps_per_slot: int) -> dict[str, Outcome]:
-    """Inject until there were `faults` of them, or the run has ended by itself."""
+def soak(run: Run, args: argparse.Namespace, rng: random.Random, steps_per_slot: int) -> dict[str, Outcome]:
+    """Inject until there were enough faults, the time is over or the run has ended by itself."""
+    faults, patience, end = args.faults, args.patience, time.monotonic() + 60 * args.minutes
     outcomes: dict[str, Outcome] = defaultdict(Outcome)
     injected = 0
-    while injected < faults:
+    while injected < faults and time.monotonic() < end:
         assert run.process is not None
         if run.process.poll() is not None:
             break
@@ -115,6 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="counting")
     parser.add_argument("--faults", type=int, default=300)
+    parser.add_argument("--minutes", type=float, default=60, help="no more faults after this")
     parser.add_argument("--patience", type=float, default=120)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -132,7 +134,7 @@ def main() -> None:
         with run:
             run.wait_for("the first steps", run.step, 120)
             began = time.monotonic()
-            outcomes = soak(run, args.faults, args.patience, rng, steps_per_slot)
+            outcomes = soak(run, args, rng, steps_per_slot)
             assert run.process is not None
             if run.process.poll() is None:
                 if counting:

@@ -1,0 +1,98 @@
+"""Where the time of one step goes: CPU microseconds per environment step of every part, policy and learner included.
+
+    python benchmarks/step_budget.py --env atari/breakout vizdoom/basic gym/CartPole-v1
+
+The components are the real ones, called in turn in one process with one thread, as `--placement serial` does; CPU time is
+measured, not wall-clock time, so that other work on the machine disturbs little. `engine` is what is neither environment nor
+network: finding slots, exchanging requests, gathering observations and writing actions, forming batches. Prints a table, writes
+results/step_budget.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import torch
+
+from headrace.config import Config
+from headrace.envs.registry import describe
+from headrace.experience.trajectories import TrajectoryBatches
+from headrace.learning.learner import Learner
+from headrace.policies.memory import keep_freed_memory
+from headrace.presets import make_config
+from headrace.runs.folder import system_facts
+from headrace.sampling.exchange import Exchange
+from headrace.sampling.processes import make_algorithm_and_model
+from headrace.sampling.serial import SerialSampler
+from headrace.sampling.weights import FlatWeights, weights_nbytes
+
+PARTS = ("environments", "policy network", "learner network", "engine: sampling", "engine: batches", "engine: weights")
+
+
+def timed(call: Callable[..., Any], seconds: dict[str, float], part: str) -> Callable[..., Any]:
+    """The same call, its CPU time added to `part`."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        began = process_time()
+        result = call(*args, **kwargs)
+        seconds[part] += process_time() - began
+        return result
+
+    return wrapper
+
+
+def budget(env: str, updates: int) -> dict[str, float]:
+    """CPU microseconds per step of every part."""
+    settings: dict[str, Any] = {"learning.num_epochs": 1, "learning.num_minibatches": 1, "learning.returns": "vtrace"}
+    config: Config = make_config(env, **settings, **{"sampling.placement": "serial", "learning.device": "cpu"})
+    spec = describe(config.env, config.envs)
+    algorithm, model = make_algorithm_and_model(config, spec)
+    exchange = Exchange(config, spec, model.core_width, weights_nbytes(model), algorithm.extra_fields(spec))
+    learner, weights = Learner(model, algorithm, config), FlatWeights(model)
+    sampler = SerialSampler(config, spec, exchange)
+    seconds: dict[str, float] = defaultdict(float)
+    for worker in sampler.workers:
+        for group in worker.groups:
+            group.envs.step = timed(group.envs.step, seconds, "environments")  # type: ignore[method-assign]
+    sampler.actor._act = timed(sampler.actor._act, seconds, "policy network")
+    collect = timed(sampler.collect, seconds, "sampling, all")
+    get = timed(TrajectoryBatches(exchange, config.slots_per_batch, "cpu", collect).get, seconds, "batches, all")
+    learn, publish = timed(learner.learn, seconds, "learner network"), timed(weights.publish, seconds, "engine: weights")
+    publish(exchange.board, 0)
+    for update in range(updates + 1):
+        if update == 1:  # the first one also resets environments and fills caches
+            seconds.clear()
+        batch = get()
+        learn(batch.fields)
+        publish(exchange.board, update + 1)
+    sampler.close()
+    seconds["engine: sampling"] = seconds["sampling, all"] - seconds["environments"] - seconds["policy network"]
+    seconds["engine: batches"] = seconds["batches, all"] - seconds["sampling, all"]
+    return {part: seconds[part] / (updates * config.learning.batch_size) * 1e6 for part in PARTS}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", nargs="*", default=["atari/breakout", "vizdoom/basic", "gym/CartPole-v1"])
+    parser.add_argument("--updates", type=int, default=4)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "step_budget.json")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    rows = {}
+    print("CPU microseconds per step\n\n| | " + " | ".join(PARTS) + " | engine, share |\n|" + "---|" * (len(PARTS) + 2))
+    for env in args.env:
+        rows[env] = budget(env, args.updates)
+        share = sum(value for part, value in rows[env].items() if part.startswith("engine")) / sum(rows[env].values())
+        print(f"| {env} | " + " | ".join(f"{value:.1f}" for value in rows[env].values()) + f" | {share:.1%} |", flush=True)
+    args.out.write_text(json.dumps({"machine": system_facts(), "cpu_us_per_step": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
