@@ -140,7 +140,7 @@ class Environment {
     // What noise changes, or RAM left from before, cannot be looked up.
     const bool noisy = noise_ && facts.mode_procedure != ModeProcedure::kFixed &&
                        facts.mode_procedure != ModeProcedure::kSelect;
-    const bool known = !noisy && (stage != Stage::kPlayed || !(facts.ram_after_reset_varies || superchip));
+    const bool known = !noisy && (stage != Stage::kPlayed || !(facts.keeps_memory || superchip));
     uint32_t key = static_cast<uint32_t>(stage) << 22 | static_cast<uint32_t>(options_.mode) << 9 |
                    static_cast<uint32_t>(options_.difficulty & 3) << 7;
     if (stage == Stage::kLoading) {

@@ -36,7 +36,7 @@ struct GameFacts {
   bool swap_paddles;  // player A turns the second paddle of the port
   bool pal;
   bool hmove_blanks;
-  bool ram_after_reset_varies;  // the game does not clear its RAM when it starts
+  bool keeps_memory;  // what a reset leads to depends on the memory before it
   int16_t height, first_row;    // visible rows, number of the first one
   int32_t paddle_max;           // largest resistance of a paddle, ohm
   uint32_t minimal_actions, legal_actions;  // bit a: action a

@@ -163,7 +163,7 @@ def facts(name: str, game: dict, mode_index: int) -> str:
         "swap_paddles": int(game.get("swap") == "paddles"),
         "pal": int(game["tv"] == "PAL"),
         "hmove_blanks": int(game["hmove_blanks"]),
-        "ram_after_reset_varies": int(game.get("ram_after_reset_varies", False)),
+        "keeps_memory": int(game.get("keeps_memory", False)),
         "height": game["height"],
         "first_row": game["ystart"],
         "paddle_max": game.get("paddle_max", 790196),
