@@ -52,8 +52,7 @@ def test_everything_dies_once(tmp_path):
         run.wait_for("a checkpoint", run.checkpoints)
         kill_workers(run, ["rollout-0", "rollout-1"], 4, random.Random(1))
         kill_workers(run, ["policy-0"], 1, random.Random(1))
-        for role in ("rollout-0", "policy-0", "learner"):
-            stop_and_continue(run, role)
+        stop_and_continue(run, "policy-0")
         run.signal("learner", signal.SIGKILL)
         run.wait_for("the learner's return", lambda: "Going on from" in run.output)
         goes_on(run)
@@ -70,6 +69,16 @@ def a_second_run_in_the_folder_is_refused(first: Run) -> None:
         assert second.end() == 2
         assert f"is in use by process {first.process.pid}" in second.output[printed:]
     goes_on(first)
+
+
+@pytest.mark.slow
+def test_stopped_processes_go_on(tmp_path):
+    with counting_run(tmp_path / "run") as run:
+        run.wait_for("the first steps", run.step)
+        for role in ("rollout-0", "rollout-1", "policy-0", "learner"):
+            stop_and_continue(run, role)
+        assert "ended" not in run.output
+        stop(run)
 
 
 @pytest.mark.slow

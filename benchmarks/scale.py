@@ -1,0 +1,90 @@
+"""From 16 to 2,048 environments on one machine: memory per environment, start-up, file descriptors, throughput of the sampler.
+
+    python benchmarks/scale.py --env atari/breakout
+
+The real rollout workers and slab; the policy answers at once with random actions and the learner only frees slots (see
+simulation_distance.py), so that what is measured is what the number of environments costs. Memory is the proportional set size of
+all processes, in which shared memory counts once. Prints a table, writes results/scale.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import psutil
+from simulation_distance import emulated_policy, free_slots, make_like, sampler_config
+
+from headrace.envs.registry import describe
+from headrace.runs.folder import system_facts
+from headrace.sampling.exchange import Exchange
+from headrace.sampling.ipc import Segment
+from headrace.sampling.processes import Start, rollout_main, run_child
+
+
+def measure(env: str, workers: int, envs: int, seconds: float) -> dict[str, Any]:
+    """One size."""
+    from simulation_distance import context
+
+    config = sampler_config(env, workers, envs // workers, 2)
+    config.sampling.num_slots, config.sampling.rollout = 3 * config.total_groups, 16
+    began = perf_counter()
+    spec = describe(config.env, config.envs)
+    x = Exchange(config, spec, 0, 64, {})
+    processes, pipes = [], []
+    roles: list[tuple[str, int, Any]] = [("rollout", w, rollout_main) for w in range(workers)]
+    for role, index, main in [*roles, ("policy", 0, emulated_policy), ("learner", 0, free_slots)]:
+        pipes.append(context.Pipe(duplex=False))
+        settings = make_like(config, 0.0) if role == "policy" else config
+        start = Start(role, index, 0, settings, spec, x, pipes[-1][1], Segment(1 << 16))
+        processes.append(context.Process(target=run_child, args=(main, start), daemon=True))
+        processes[-1].start()
+    x.control.store(1, 1)
+    counts = x.clocks["rollout"][:, -1]
+    while not (counts > 2 * x.E * x.num_groups).all():
+        if perf_counter() - began > 300:
+            raise RuntimeError(f"{envs} environments do not start")
+        time.sleep(0.02)
+    started = perf_counter() - began
+    before, since = counts.sum(), perf_counter()
+    time.sleep(seconds)
+    rate = (counts.sum() - before) / (perf_counter() - since)
+    everybody = [psutil.Process(), *(psutil.Process(p.pid) for p in processes)]
+    pss = sum(p.memory_full_info().pss for p in everybody)
+    slab = sum(array.nbytes for array in x.slab.arrays.values())
+    fds = max(p.num_fds() for p in everybody)
+    x.stop()
+    for process in processes:
+        process.join(20)
+        process.kill()
+    return {"envs": envs, "start_s": started, "steps_per_s": rate, "pss": pss, "slab": slab, "fds": fds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", default="atari/breakout")
+    parser.add_argument("--envs", type=int, nargs="*", default=[16, 64, 256, 1024, 2048])
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--seconds", type=float, default=4)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "scale.json")
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    print(f"{args.env}, {args.workers} workers, two groups each, rollout 16, three slots a group\n")
+    print("| environments | first steps after | steps/s | memory, all | of it slab | per environment | most descriptors |")
+    print("|---|---|---|---|---|---|---|")
+    for envs in args.envs:
+        row = measure(args.env, args.workers, envs, args.seconds)
+        rows.append(row)
+        each = (row["pss"] - rows[0]["pss"]) / (envs - rows[0]["envs"]) if len(rows) > 1 else float("nan")
+        memory = f"{row['pss'] / 2**20:,.0f} MiB | {row['slab'] / 2**20:,.0f} MiB | {each / 2**10:,.0f} KiB"
+        print(f"| {envs} | {row['start_s']:.1f} s | {row['steps_per_s']:,.0f} | {memory} | {row['fds']} |", flush=True)
+    args.out.write_text(json.dumps({"machine": system_facts(), "env": args.env, "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
