@@ -55,13 +55,14 @@ def play(run: Run, frames: int, reset_every: int = 4000) -> Run:
     ale.loadROM(str(path))
     ours = native.Emulator(native.make_game(games()[run.game]["index"], path.read_bytes()), run.mode, run.difficulty)
     ale.setMode(run.mode)
-    ale.setDifficulty(run.difficulty)
+    if run.difficulty:  # 0 is what runs unless told otherwise, also where it is not on the list
+        ale.setDifficulty(run.difficulty)
     ale.reset_game()
     ours.reset()
     rng = np.random.default_rng(run.seed)
     actions = ale.getMinimalActionSet()
     ram, screen = np.zeros(128, np.uint8), np.zeros(ale.getScreenDims(), np.uint8)
-    reward = our_reward = action = left = 0
+    reward = our_reward = left = 0
     since_reset = 0
     while True:
         ale.getRAM(ram)
@@ -73,9 +74,7 @@ def play(run: Run, frames: int, reset_every: int = 4000) -> Run:
         elif reward != our_reward:
             run.difference = f"{where}: reward is {our_reward}, not {reward}"
         elif (ale.lives(), ale.game_over()) != (ours.lives, ours.game_over):
-            run.difference = (
-                f"{where}: lives and game over are {ours.lives, ours.game_over}, not {ale.lives(), ale.game_over()}"
-            )
+            run.difference = f"{where}: lives and game over are {ours.lives, ours.game_over}, not {ale.lives(), ale.game_over()}"
         elif run.drawn:
             ale.getScreen(screen)
             if not np.array_equal(screen, our_screen := ours.screen()):
@@ -93,7 +92,7 @@ def play(run: Run, frames: int, reset_every: int = 4000) -> Run:
             if left == 0:
                 action, left = actions[rng.integers(len(actions))], rng.integers(1, 12)
             left -= 1
-            reward, our_reward = ale.act(action), ours.act(int(action), draw=run.drawn)
+            reward, our_reward = ale.act(action), ours.act(action.value, draw=run.drawn)
             run.rewards += reward != 0
             run.frames += 1
             since_reset += 1
@@ -129,9 +128,7 @@ def table(results: dict[str, list[Run]]) -> str:
     for game, played in results.items():
         variants = len({(run.mode, run.difficulty) for run in played})
         differences = [
-            f"mode {run.mode}, difficulty {run.difficulty}, seed {run.seed}: {run.difference}"
-            for run in played
-            if run.difference
+            f"mode {run.mode}, difficulty {run.difficulty}, seed {run.seed}: {run.difference}" for run in played if run.difference
         ]
         sums = [sum(getattr(run, field) for run in played) for field in ("frames", "resets", "rewards")]
         lines.append(f"| {game} | {sums[0]:,} | {sums[1]} | {sums[2]:,} | {variants} | {'; '.join(differences) or 'none'} |")
