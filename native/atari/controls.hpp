@@ -21,7 +21,8 @@ enum StickBit : uint8_t { kUp = 1, kDown = 2, kLeft = 4, kRight = 8, kButton = 1
 
 // NOOP FIRE UP RIGHT LEFT DOWN UPRIGHT UPLEFT DOWNRIGHT DOWNLEFT, then UP .. DOWNLEFT again with FIRE.
 HR_HD inline uint8_t stick_of(int action) {
-  constexpr uint8_t directions[8] = {kUp, kRight, kLeft, kDown, kUp | kRight, kUp | kLeft, kDown | kRight, kDown | kLeft};
+  constexpr uint8_t directions[8] = {kUp,           kRight,        kLeft,           kDown,
+                                     kUp | kRight,  kUp | kLeft,   kDown | kRight,  kDown | kLeft};
   if (action < 2) return action == kFire ? kButton : 0;
   return action < 10 ? directions[action - 2] : directions[action - 10] | kButton;
 }

@@ -1,4 +1,4 @@
-// One game on one console with the start-up, resets, randomness and score keeping of the Arcade Learning Environment 0.12.
+// One game on one console, with the start-up, resets, randomness and score keeping of the Arcade Learning Environment.
 // Host side: it owns the screens. What it calls for a frame is the core.
 #pragma once
 

@@ -45,7 +45,7 @@ class PreprocessedEnvironment {
                           const StepOptions& options, uint32_t seed)
       : environment_(std::move(game), options.emulator), observer_(std::move(observer)), options_(options),
         frame_bytes_(observer_->bytes()), frames_(options.stack * frame_bytes_),
-        pooled_(observer_->pooled()), noop_generator_(seed), repeated_(options.frameskip) {
+        pooled_(observer_->pooled()), noop_generator_(seed) {
     const GameFacts& facts = environment_.game().facts;
     const uint32_t actions = options.full_action_space ? (1u << kNumActions) - 1 : facts.minimal_actions;
     for (int action = 0; action < kNumActions; ++action)
@@ -62,12 +62,9 @@ class PreprocessedEnvironment {
       environment_.load(static_cast<uint32_t>(seed));
     }
     environment_.reset();
-    int noops = static_cast<int>(static_cast<uint64_t>(noop_generator_()) * options_.noop_max >> 32);
-    if (options_.fire_reset && std::find(actions_.begin(), actions_.end(), kFire) != actions_.end()) {
-      frame(kFire, 1.0f, true);
-      --noops;
-    }
-    for (; noops > 0; --noops) frame(kNoop, 1.0f, true);
+    const int noops = static_cast<int>(static_cast<uint64_t>(noop_generator_()) * options_.noop_max >> 32);
+    const bool fires = options_.fire_reset && std::find(actions_.begin(), actions_.end(), kFire) != actions_.end();
+    run(std::max<int>(fires, noops), 1.0f, [&](int i) { return fires && i == 0 ? kFire : kNoop; }, [] { return false; });
     elapsed_ = 0;
     done_ = false;
     std::fill(frames_.begin(), frames_.end(), 0);
@@ -139,10 +136,6 @@ class PreprocessedEnvironment {
     return lives < lives_before && lives > 0;
   }
 
-  int32_t frame(int action, float strength, bool draw) {
-    return environment_.play(environment_.repeated_or(action), strength, draw);
-  }
-
   const uint8_t* image(int index) const { return frames_.data() + index * frame_bytes_; }
 
   // Pushes the image of one screen, or of the brighter pixels of two.
@@ -157,45 +150,54 @@ class PreprocessedEnvironment {
   }
 
   // The frames of one step, and the image they leave. Returns the sum of the rewards.
-  //
-  // Only the last two frames are looked at, so the others are not drawn, as long as programs draw every row of every
-  // frame: a row left out shows what the frame before last had there. When one is missing, the step is repeated with
-  // everything drawn, and so are the steps that follow for a while. Screens are intact when that becomes known, since
-  // two undrawn frames that miss nothing replace both of them.
   int32_t play(int action, float strength, Observer::Scratch& scratch) {
-    const int skip = options_.frameskip;
     const int32_t lives = environment_.lives();
-    const GameState before = environment_.state();
-    bool draw_all = skip < 4 || draw_all_ > 0;
-    bool incomplete = false;
-    int32_t reward = 0;
-    int played = 0;
     bool ended = false;
-    while (played < skip && !ended) {
-      const bool draw = draw_all || played >= skip - 2;
-      repeated_[played] = static_cast<uint8_t>(environment_.repeated_or(action));
-      reward += show(played, strength, draw);
+    int played = 0;
+    const int32_t reward = run(options_.frameskip, strength, [&](int) { return action; }, [&] {
       ++played;
       ++elapsed_;
-      ended = environment_.game_over() || elapsed_ >= options_.max_frames ||
-              (options_.episodic_life && lost_life(lives));
-      const bool missing = played > skip - 4 && environment_.state().console.rows_missing;
-      incomplete = incomplete || missing;
-      if (missing && !draw_all) {
-        environment_.rewind(before);
-        for (int i = 0; i < played; ++i) show(i, strength, true);
-        draw_all = true;
-      }
-    }
-    draw_all_ = incomplete ? kStepsDrawnInFull : std::max(0, draw_all_ - 1);
+      ended = environment_.game_over() || elapsed_ >= options_.max_frames || (options_.episodic_life && lost_life(lives));
+      return ended;
+    });
     push(played, ended, scratch);
     return reward;
   }
 
-  // Frame `i` of the step, once more or for the first time.
-  int32_t show(int i, float strength, bool draw) {
-    const int32_t reward = environment_.play(repeated_[i], strength, draw);
-    if (i == options_.frameskip - 2) {
+  // Up to `count` frames, frame i under choose(i), until `ended` says so after one. Returns the sum of the rewards.
+  //
+  // Only the last two frames are looked at, so the others are not drawn, as long as programs draw every row of every
+  // frame: a row left out shows what the frame before last had there. When one is missing, the frames are repeated with
+  // everything drawn, and so are those of the steps that follow for a while. Screens are intact when that becomes known,
+  // since two undrawn frames that miss nothing replace both of them.
+  template <class Choose, class Ended>
+  int32_t run(int count, float strength, Choose&& choose, Ended&& ended) {
+    const GameState before = environment_.state();
+    bool draw_all = count < 4 || draw_all_ > 0;
+    bool incomplete = false;
+    int32_t reward = 0;
+    actions_played_.clear();
+    for (int i = 0; i < count; ++i) {
+      actions_played_.push_back(static_cast<uint8_t>(environment_.repeated_or(choose(i))));
+      reward += show(i, count, strength, draw_all || i >= count - 2);
+      const bool over = ended();
+      const bool missing = i >= count - 4 && environment_.state().console.rows_missing;
+      incomplete = incomplete || missing;
+      if (missing && !draw_all) {
+        environment_.rewind(before);
+        for (int k = 0; k <= i; ++k) show(k, count, strength, true);
+        draw_all = true;
+      }
+      if (over) break;
+    }
+    draw_all_ = incomplete ? kStepsDrawnInFull : std::max(0, draw_all_ - 1);
+    return reward;
+  }
+
+  // Frame `i` of `count`, once more or for the first time.
+  int32_t show(int i, int count, float strength, bool draw) {
+    const int32_t reward = environment_.play(actions_played_[i], strength, draw);
+    if (i == count - 2) {
       // A frame that was interrupted goes on in the same screen, so what it shows now is kept aside.
       interrupted_ = !environment_.state().console.frame_complete;
       const uint8_t* screen = environment_.screen();
@@ -230,8 +232,8 @@ class PreprocessedEnvironment {
   std::vector<uint8_t> frames_;  // ring of images
   Observer::Pooled pooled_;
   Mt19937 noop_generator_;
-  std::vector<uint8_t> actions_;   // the action set
-  std::vector<uint8_t> repeated_;  // the actions of this step's frames
+  std::vector<uint8_t> actions_;         // the action set
+  std::vector<uint8_t> actions_played_;  // in the frames of this step, after action noise
   std::vector<uint8_t> interrupted_screen_, final_;
   int32_t newest_ = 0, elapsed_ = 0, draw_all_ = 0;
   bool done_ = false, interrupted_ = false;

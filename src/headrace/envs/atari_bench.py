@@ -122,83 +122,75 @@ def measure_raw(frame: Callable[[int], object], seconds: float, clock: Callable[
 
 
 class Contender:
-    """One side of one game in a process of its own, so that no side carries another's threads or memory."""
+    """One side in a process of its own, so that no side carries another's threads or memory."""
 
-    def __init__(self, python: str, name: str, game: str, arguments: argparse.Namespace) -> None:
-        command = [python, __file__, "--serve", name, "--games", game, "--threads", str(arguments.threads)]
-        command += [
-            "--num-envs",
-            str(arguments.num_envs),
-            "--clock",
-            arguments.clock,
-            "--seconds",
-            str(arguments.seconds),
-        ]
+    def __init__(self, python: str, name: str, arguments: argparse.Namespace) -> None:
+        command = [python, __file__, "--serve", name, "--threads", str(arguments.threads), "--clock", arguments.clock]
+        command += ["--num-envs", str(arguments.num_envs), "--seconds", str(arguments.seconds)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def turn(self) -> float:
-        """Frames per second of one round; raises RuntimeError if the contender died."""
+    def turn(self, game: str) -> float:
+        """Frames per second of one round of a game; raises RuntimeError if the contender died."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        if self.process.poll() is not None:
-            raise RuntimeError(f"a contender ended with code {self.process.returncode}")
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
+        if self.process.poll() is None:
+            self.process.stdin.write(f"{game}\n")
+            self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:
             raise RuntimeError(f"a contender ended with code {self.process.wait()}")
         return float(answer)
 
     def close(self) -> None:
+        """Ends the process."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Answers each line on the standard input with a measurement."""
+    """Answers each line on the standard input, the name of a game, with a measurement."""
     name, _, what = arguments.serve.partition("-")
     clock = time.process_time if arguments.clock == "cpu" else time.perf_counter
-    game = arguments.games[0]
-    if what == "raw":
-        frame = raw_side(name, game)
-        rounds: Callable[[], float] = lambda: measure_raw(frame, arguments.seconds, clock)  # noqa: E731
-    else:
-        step, num_actions = side(name, game, arguments.num_envs, arguments.threads)
-        rounds = lambda: measure(step, num_actions, arguments.num_envs, arguments.seconds, clock)  # noqa: E731
-    for _ in sys.stdin:
-        print(rounds(), flush=True)
+    game = ""
+    for line in sys.stdin:
+        changed, game = line.strip() != game, line.strip()
+        if what == "raw":
+            if changed:
+                frame = raw_side(name, game)
+            rate = measure_raw(frame, arguments.seconds, clock)
+        else:
+            if changed:
+                step, num_actions = side(name, game, arguments.num_envs, arguments.threads)
+            rate = measure(step, num_actions, arguments.num_envs, arguments.seconds, clock)
+        print(rate, flush=True)
 
 
 def compare(arguments: argparse.Namespace) -> list[dict[str, object]]:
     """One row per game: frames per second of each side and the ratios to ours."""
-    sides = {"headrace": sys.executable, "ale": sys.executable}
+    pythons = {"headrace": sys.executable, "ale": sys.executable}
     if arguments.envpool:
-        sides["envpool"] = arguments.envpool
-    sides |= {"headrace-raw": sys.executable, "ale-raw": sys.executable}
+        pythons["envpool"] = arguments.envpool
+    pythons |= {"headrace-raw": sys.executable, "ale-raw": sys.executable}
+    contenders = {name: Contender(python, name, arguments) for name, python in pythons.items()}
     rows: list[dict[str, object]] = []
-    print(f"{'game':20}" + "".join(f"{name:>14}" for name in sides) + "    / ale  / envpool   raw / ale")
+    print(f"{'game':20}" + "".join(f"{name:>14}" for name in contenders) + "    / ale  / envpool   raw / ale")
     for game in arguments.games:
-        contenders = {name: Contender(python, name, game, arguments) for name, python in sides.items()}
-        turns: dict[str, list[float]] = {name: [] for name in sides}
+        turns: dict[str, list[float]] = {name: [] for name in contenders}
         for _ in range(arguments.rounds):
             for name, contender in contenders.items():
-                turns[name].append(contender.turn())
-        for contender in contenders.values():
-            contender.close()
+                turns[name].append(contender.turn(game))
         fps = {name: statistics.median(values) for name, values in turns.items()}
         row: dict[str, object] = {"game": game, **{name: round(value) for name, value in fps.items()}}
         row["ratio_ale"] = fps["headrace"] / fps["ale"]
         row["ratio_envpool"] = fps["headrace"] / fps["envpool"] if "envpool" in fps else None
         row["ratio_raw"] = fps["headrace-raw"] / fps["ale-raw"]
         rows.append(row)
-        envpool = f"{row['ratio_envpool']:10.1f}" if "envpool" in fps else f"{'-':>10}"
-        print(
-            f"{game:20}"
-            + "".join(f"{fps[name]:14,.0f}" for name in sides)
-            + f"{row['ratio_ale']:9.1f}{envpool}{row['ratio_raw']:12.1f}",
-            flush=True,
-        )
+        envpool = f"{row['ratio_envpool']:11.1f}" if "envpool" in fps else f"{'-':>11}"
+        rates = "".join(f"{rate:14,.0f}" for rate in fps.values())
+        print(f"{game:20}{rates}{row['ratio_ale']:9.1f}{envpool}{row['ratio_raw']:12.1f}", flush=True)
+    for contender in contenders.values():
+        contender.close()
     return rows
 
 
