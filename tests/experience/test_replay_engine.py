@@ -30,7 +30,7 @@ def counting_config(folder: Path, **settings: object) -> Config:
     return configs.override(Config(env="counting", imports=IMPORTS), **{**defaults, **settings})
 
 
-@pytest.mark.parametrize("placement", ["serial", pytest.param("inline", marks=pytest.mark.slow), "served"])
+@pytest.mark.parametrize("placement", ["serial", *(pytest.param(p, marks=pytest.mark.slow) for p in ("inline", "served"))])
 def test_every_replayed_transition_is_right(tmp_path: Path, placement: str) -> None:
     result = train(counting_config(tmp_path, **{"sampling.placement": placement}))
     assert result.reason == "total_steps"

@@ -180,10 +180,10 @@ def test_noisy_layers_have_the_mean_and_spread_that_their_parameters_say() -> No
     torch.manual_seed(0)
     layer, x = NoisyLinear(3, 2), torch.ones(1, 3)
     with torch.no_grad():
-        outputs = torch.stack([layer(x)[0] for _ in range(20_000)])
+        outputs = torch.stack([layer(x)[0] for _ in range(8_000)])
         layer.quiet = True
         mean = layer(x)[0]
-    np.testing.assert_allclose(outputs.mean(0).numpy(), mean.numpy(), atol=0.02)
+    np.testing.assert_allclose(outputs.mean(0).numpy(), mean.numpy(), atol=0.03)
     # f(a) = sign(a) sqrt|a| has variance E|a| = sqrt(2/pi): that of the bias noise; f(a) f(b) has 2/pi; uncorrelated as E f = 0
     size = 0.5 / math.sqrt(3)
     expected = size * math.sqrt(3 * (2 / math.pi) + math.sqrt(2 / math.pi))
@@ -266,7 +266,7 @@ def test_distributional_loss_is_the_cross_entropy_with_the_projected_target() ->
     expected = (batch["weights"] * -(target * log_p).sum(1)).mean()
     with torch.no_grad():
         algorithm.prepare(net, batch, c.learning)
-    assert float(algorithm.loss(net, batch, c.learning)[0]) == pytest.approx(float(expected), rel=1e-5)
+    assert algorithm.loss(net, batch, c.learning)[0].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_dpg_gradients_stay_apart_and_the_action_gradient_is_clipped() -> None:
