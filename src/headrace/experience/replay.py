@@ -327,7 +327,9 @@ class Replay:
     def may_insert(self) -> bool:
         """Does the samples-per-insert limit allow further inserts? Adding itself never waits; actors may ask."""
         stats, ratio = self.stats(), self.config.samples_per_insert
-        return ratio is None or ratio * (stats.inserts - self.config.minimum) - stats.samples < self.config.ratio_band
+        if ratio is None or stats.size < self.config.minimum:
+            return True
+        return ratio * (stats.inserts - self.config.minimum) - stats.samples < self.config.ratio_band
 
     def wait(self, size: int, timeout: float) -> bool:
         """Wait until `may_sample(size)`, at most `timeout` seconds; says whether it may."""
