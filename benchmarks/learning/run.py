@@ -59,7 +59,8 @@ TASKS = {
     ),
     "cartpole-swingup": Task("dm_control/cartpole-swingup", 800, 20, note="at most 1,000"),
     "apex-cartpole": Task(
-        "gym/CartPole-v1", 475, 5, {"learning.algorithm": "apex-dqn"}, eval_episodes=100, eval_deterministic=True, note="Ape-X DQN"
+        "gym/CartPole-v1", 475, 5, {"learning.algorithm": "apex-dqn"}, eval_episodes=100, eval_deterministic=True,
+        note="Ape-X DQN",
     ),
     "apex-pong": Task("atari/pong", 18, 60, {"learning.algorithm": "apex-dqn"}, stop_at=18.5, note="Ape-X DQN, paper's settings"),
     "apex-cartpole-swingup": Task("dm_control/cartpole-swingup", 800, 30, {"learning.algorithm": "apex-dpg"}, note="Ape-X DPG"),
