@@ -57,7 +57,8 @@ std::shared_ptr<Game> make_game(int index, nb::bytes rom) {
   Cartridge cartridge;
   const LoadError error =
       load_cartridge(cartridge, static_cast<const uint8_t*>(rom.data()), static_cast<uint32_t>(rom.size()));
-  if (error != LoadError::kNone || cartridge.mapper != facts.mapper)
+  const bool fits = rom.size() == static_cast<size_t>(facts.rom_size) && cartridge.mapper == facts.mapper;
+  if (error != LoadError::kNone || !fits)
     throw nb::value_error((std::string("these ") + std::to_string(rom.size()) + " bytes are not the ROM of " +
                            facts.name + " (" + std::to_string(facts.rom_size) + " bytes)").c_str());
   return std::make_shared<Game>(index, cartridge);
@@ -132,7 +133,8 @@ std::vector<uint8_t*> targets_of(const Vector& vector, const Out& out, const Row
 
 template <class T, class Stored>
 nb::object array(const std::shared_ptr<Batch>& batch, std::vector<Stored>& data, const std::vector<size_t>& shape) {
-  nb::capsule owner(new std::shared_ptr<Batch>(batch), [](void* p) noexcept { delete static_cast<std::shared_ptr<Batch>*>(p); });
+  nb::capsule owner(new std::shared_ptr<Batch>(batch),
+                    [](void* p) noexcept { delete static_cast<std::shared_ptr<Batch>*>(p); });
   return nb::ndarray<nb::numpy, T>(data.data(), shape.size(), shape.data(), owner).cast();
 }
 
@@ -180,8 +182,8 @@ NB_MODULE(atari, m) {
            "repeat_action_probability"_a = 0.0f, "exact_noise"_a = true)
       .def("load", &Emulator::load, "seed"_a)
       .def("reset", &Emulator::reset)
-      .def("act", &Emulator::act, "action"_a, "strength"_a = 1.0f, "draw"_a = true, nb::call_guard<nb::gil_scoped_release>(),
-           "One frame; returns the reward.")
+      .def("act", &Emulator::act, "action"_a, "strength"_a = 1.0f, "draw"_a = true,
+           nb::call_guard<nb::gil_scoped_release>(), "One frame; returns the reward.")
       .def("ram", &Emulator::ram, "uint8 [128]: addresses $80..$FF.")
       .def("set_ram", &Emulator::set_ram, "address"_a, "value"_a)
       .def("screen", &Emulator::screen, "uint8 [rows, 160]: TIA colours.")
@@ -202,7 +204,8 @@ NB_MODULE(atari, m) {
                    [](StepOptions& o, int mode) { o.emulator.mode = mode; })
       .def_prop_rw("difficulty", [](const StepOptions& o) { return o.emulator.difficulty; },
                    [](StepOptions& o, int difficulty) { o.emulator.difficulty = difficulty; })
-      .def_prop_rw("repeat_action_probability", [](const StepOptions& o) { return o.emulator.repeat_action_probability; },
+      .def_prop_rw("repeat_action_probability",
+                   [](const StepOptions& o) { return o.emulator.repeat_action_probability; },
                    [](StepOptions& o, float p) { o.emulator.repeat_action_probability = p; })
       .def_prop_rw("exact_noise", [](const StepOptions& o) { return o.emulator.exact_noise; },
                    [](StepOptions& o, bool exact) { o.emulator.exact_noise = exact; })

@@ -154,7 +154,7 @@ class Environment {
     if (known) game_->keep(key, {state_, screens_, noise_draws_});
   }
 
-  // Takes the state after a reset from the snapshots, if it is there. `going_on`: the counts of a ROM that was loaded go on.
+  // Takes the state after a reset from the snapshots, if it is there. `going_on`: the counts since the load go on.
   bool restore(uint32_t key, bool going_on) {
     const auto snapshot = game_->find(key);
     if (!snapshot) return false;

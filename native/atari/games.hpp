@@ -1,4 +1,4 @@
-// Facts and score keeping of the 104 single-player games: the types. The data comes from games.json (generate_games.py).
+// Facts and score keeping of the 104 single-player games: the types. generate_games.py makes the data from games.json.
 #pragma once
 
 #include <cstdint>

@@ -64,7 +64,8 @@ class PreprocessedEnvironment {
     environment_.reset();
     const int noops = static_cast<int>(static_cast<uint64_t>(noop_generator_()) * options_.noop_max >> 32);
     const bool fires = options_.fire_reset && std::find(actions_.begin(), actions_.end(), kFire) != actions_.end();
-    run(std::max<int>(fires, noops), 1.0f, [&](int i) { return fires && i == 0 ? kFire : kNoop; }, [] { return false; });
+    const auto opening = [&](int i) { return fires && i == 0 ? kFire : kNoop; };
+    run(std::max<int>(fires, noops), 1.0f, opening, [] { return false; });
     elapsed_ = 0;
     done_ = false;
     std::fill(frames_.begin(), frames_.end(), 0);
@@ -157,7 +158,8 @@ class PreprocessedEnvironment {
     const int32_t reward = run(options_.frameskip, strength, [&](int) { return action; }, [&] {
       ++played;
       ++elapsed_;
-      ended = environment_.game_over() || elapsed_ >= options_.max_frames || (options_.episodic_life && lost_life(lives));
+      ended = environment_.game_over() || elapsed_ >= options_.max_frames ||
+              (options_.episodic_life && lost_life(lives));
       return ended;
     });
     push(played, ended, scratch);
@@ -168,8 +170,8 @@ class PreprocessedEnvironment {
   //
   // Only the last two frames are looked at, so the others are not drawn, as long as programs draw every row of every
   // frame: a row left out shows what the frame before last had there. When one is missing, the frames are repeated with
-  // everything drawn, and so are those of the steps that follow for a while. Screens are intact when that becomes known,
-  // since two undrawn frames that miss nothing replace both of them.
+  // everything drawn, and so are those of the steps that follow for a while. Screens are intact when that becomes
+  // known, since two undrawn frames that miss nothing replace both of them.
   template <class Choose, class Ended>
   int32_t run(int count, float strength, Choose&& choose, Ended&& ended) {
     const GameState before = environment_.state();
@@ -206,8 +208,8 @@ class PreprocessedEnvironment {
     return reward;
   }
 
-  // Pushes the image that a step leaves. One that ended its episode never looked at its last frame; instead of the frames
-  // that it did not look at it shows what the step before had shown.
+  // Pushes the image that a step leaves. One that ended its episode never looked at its last frame; instead of the
+  // frames that it did not look at it shows what the step before had shown.
   void push(int played, bool ended, Observer::Scratch& scratch) {
     const bool pools = options_.maxpool && options_.frameskip > 1;
     const uint8_t* last_but_one = interrupted_ ? interrupted_screen_.data() : environment_.previous_screen();

@@ -1,6 +1,6 @@
 // Area interpolation of 8-bit images, bit for bit as OpenCV's INTER_AREA computes it when it shrinks an image.
 //
-// Both passes are float32 without fused multiply-add: first along each row, source pixels in order; then down the columns.
+// Both passes are float32 without fused multiply-add: first along each row, pixels in order; then down the columns.
 // Lines that look the same have the same horizontal sums, so those are computed once per distinct line.
 #pragma once
 

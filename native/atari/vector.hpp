@@ -1,7 +1,7 @@
 // Many environments stepped by a pool of threads. Host side.
 //
-// One thread sends and receives; the pool steps. If a batch holds the results of all environments, environment i has row
-// i; smaller batches are filled in the order in which environments finish.
+// One thread sends and receives; the pool steps. If a batch holds the results of all environments, environment i has
+// row i; smaller batches are filled in the order in which environments finish.
 #pragma once
 
 #include <condition_variable>
