@@ -149,8 +149,10 @@ class Run:
         assert not list(self.temporary.iterdir())
 
     def _orphans(self) -> set[str]:
-        """Names in /dev/shm that came since this run was made and that no living process uses. (Other programs have theirs.)"""
-        new = set(os.listdir("/dev/shm")) - self._shared_memory
+        """Names in /dev/shm that came since this run was made and that no living process uses. Semaphores of multiprocessing and
+        tensors of torch are other programs': a run makes none."""
+        others = ("sem.mp-", "torch_")
+        new = {name for name in os.listdir("/dev/shm") if not name.startswith(others)} - self._shared_memory
         for entry in filter(str.isdigit, os.listdir("/proc") if new else ()):
             try:
                 maps = Path(f"/proc/{entry}/maps").read_text()
