@@ -11,6 +11,7 @@ games afterwards.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
@@ -53,7 +54,7 @@ TASKS = {
     ),
     "pong": Task("atari/pong", 18, 60, stop_at=18.5, note="protocol dqn; raw returns of whole games"),
     "pong-ale": Task("atari/pong", 18, 60, {"envs.atari_backend": "ale"}, stop_at=18.5, note="the same with ale-py's emulators"),
-    "vizdoom-basic": Task("vizdoom/basic", 70, 15, note="one shot at a monster; about 85 is the best there is"),
+    "vizdoom-basic": Task("vizdoom/basic", 75, 15, stop_at=80, note="one shot at a monster; about 85 is the best there is"),
     "vizdoom-health-gathering": Task(
         "vizdoom/health_gathering", 1000, 30, note="+1 per tick alive, at most 2,100; random play about 350"
     ),
@@ -72,15 +73,15 @@ TASKS = {
 }
 
 
-def train_once(task: Task, seed: int, folder: Path) -> dict[str, Any]:
-    """Train one seed from scratch and evaluate it."""
+def train_once(task: Task, seed: int, folder: Path, go_on: bool = False) -> dict[str, Any]:
+    """Train one seed, from scratch or (`go_on`) from where the run in the folder stopped, and evaluate it."""
     config = headrace.make_config(
         task.env,
         imports=task.imports,
         **{
             "seed": seed,
             "run.folder": str(folder),
-            "run.fresh": True,
+            "run.fresh": not go_on,
             "run.goal": task.stop_at or task.goal,
             "run.max_minutes": task.minutes,
             "run.video": False,
@@ -102,6 +103,8 @@ def train_once(task: Task, seed: int, folder: Path) -> dict[str, Any]:
         "steps": result.global_step,
         "seconds_with_start_up": round(seconds, 1),
         "seconds_to_goal": round(reached["time"] - rows[0]["time"], 1) if reached else None,
+        "resumed": go_on,
+        "messages": [line for line in (folder / "log.txt").read_text().splitlines() if "->" in line or "Going on" in line],
         "steps_to_goal": reached["global_step"] if reached else None,
         "steps_per_second_median": round(float(np.median(rates)), 1),
         "training_return_100": result.mean_return,
@@ -118,6 +121,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from 0")
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"), help="where the run folders go")
     parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--go-on", type=Path, help="go on with the run in this folder (one task, one seed)")
+    parser.add_argument("--set", nargs="*", default=[], metavar="SETTING=JSON", help="settings beyond the task's")
     parser.add_argument("--list", action="store_true")
     arguments = parser.parse_args()
     if arguments.list:
@@ -127,9 +132,11 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name in arguments.tasks:
         task = TASKS[name]
+        extra = {key: json.loads(value) for key, value in (item.split("=", 1) for item in arguments.set)}
+        task = dataclasses.replace(task, settings={**task.settings, **extra})
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        folders = [arguments.runs / f"{name}-{seed}-{stamp}" for seed in range(arguments.seeds)]
-        seeds = [train_once(task, seed, folder) for seed, folder in enumerate(folders)]
+        folders = [arguments.go_on] if arguments.go_on else [arguments.runs / f"{name}-{seed}-{stamp}" for seed in range(arguments.seeds)]
+        seeds = [train_once(task, seed, folder, arguments.go_on is not None) for seed, folder in enumerate(folders)]
         learning_curve(folders, arguments.out / f"{name}.png", title=f"{name}: {task.env}", goal=task.goal)
         report = {
             "task": name, "env": task.env, "goal": task.goal, "settings": task.settings, "note": task.note, "seeds": seeds,
