@@ -60,7 +60,12 @@ TASKS = {
     ),
     "cartpole-swingup": Task("dm_control/cartpole-swingup", 800, 20, note="at most 1,000"),
     "apex-cartpole": Task(
-        "gym/CartPole-v1", 475, 5, {"learning.algorithm": "apex-dqn"}, eval_episodes=100, eval_deterministic=True,
+        "gym/CartPole-v1",
+        475,
+        5,
+        {"learning.algorithm": "apex-dqn"},
+        eval_episodes=100,
+        eval_deterministic=True,
         note="Ape-X DQN",
     ),
     "apex-pong": Task("atari/pong", 18, 60, {"learning.algorithm": "apex-dqn"}, stop_at=18.5, note="Ape-X DQN, paper's settings"),
@@ -135,7 +140,9 @@ def main() -> None:
         extra = {key: json.loads(value) for key, value in (item.split("=", 1) for item in arguments.set)}
         task = dataclasses.replace(task, settings={**task.settings, **extra})
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        folders = [arguments.go_on] if arguments.go_on else [arguments.runs / f"{name}-{seed}-{stamp}" for seed in range(arguments.seeds)]
+        folders = [arguments.runs / f"{name}-{seed}-{stamp}" for seed in range(arguments.seeds)]
+        if arguments.go_on:
+            folders = [arguments.go_on]
         seeds = [train_once(task, seed, folder, arguments.go_on is not None) for seed, folder in enumerate(folders)]
         learning_curve(folders, arguments.out / f"{name}.png", title=f"{name}: {task.env}", goal=task.goal)
         report = {
