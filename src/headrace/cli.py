@@ -1,4 +1,4 @@
-"""The command line: headrace train | eval | watch | envs.
+"""The command line: headrace train | eval | watch | envs | bench.
 
 Settings come, weakest first, from `config.py`, from the environment's defaults and the algorithm's preset, from the run found
 in the folder, and from the flags. A person sees one message and exit code 2 for what a person can put right; a run that
@@ -27,6 +27,7 @@ USAGE = """usage: headrace VERB ...
   eval    play whole games with a trained policy and report their returns
   watch   record a video of a trained policy
   envs    list the environments
+  bench   measure this machine: headrace bench emulator
 
 headrace VERB --help shows the verb's flags."""
 
@@ -34,7 +35,13 @@ headrace VERB --help shows the verb's flags."""
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    verbs: dict[str, Callable[[list[str]], int]] = {"train": train, "eval": evaluate, "watch": watch, "envs": envs}
+    verbs: dict[str, Callable[[list[str]], int]] = {
+        "train": train,
+        "eval": evaluate,
+        "watch": watch,
+        "envs": envs,
+        "bench": bench,
+    }
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if arguments else 2
@@ -244,3 +251,18 @@ def envs(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+# -- bench ------------------------------------------------------------------------------------------------------------
+
+
+def bench(arguments: list[str]) -> int:
+    """`headrace bench emulator`: the Atari core against ale-py on this machine."""
+    if arguments[:1] != ["emulator"]:
+        raise ConfigError("headrace bench measures: emulator (headrace bench emulator --help)")
+    try:
+        from headrace.envs import atari_bench
+    except ModuleNotFoundError as error:
+        raise ConfigError(f'{error}: pip install "headrace[atari]"') from error
+    atari_bench.main(arguments[1:])
+    return 0
