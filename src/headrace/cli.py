@@ -249,10 +249,6 @@ def envs(arguments: list[str]) -> int:
     return 0 if found else 1
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 # -- bench ------------------------------------------------------------------------------------------------------------
 
 
@@ -266,3 +262,7 @@ def bench(arguments: list[str]) -> int:
         raise ConfigError(f'{error}: pip install "headrace[atari]"') from error
     atari_bench.main(arguments[1:])
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

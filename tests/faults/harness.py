@@ -30,6 +30,11 @@ SMALL = {
 }
 
 
+def _hear_ctrl_c() -> None:
+    """A shell that runs the tests in the background has them, and so their children, ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Run:
     """One training run. `settings` are dotted configuration names; the run folder is `folder`."""
 
@@ -54,7 +59,13 @@ class Run:
         """Start it, or start it once more."""
         with open(self.folder.with_name(self.folder.name + ".out"), "ab") as out:
             self.process = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self._environ, start_new_session=True
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=self._environ,
+                start_new_session=True,
+                preexec_fn=_hear_ctrl_c,
             )
         return self
 

@@ -39,7 +39,9 @@ def test_the_page_names_every_built_in_network():
 
 def test_a_network_of_your_own(monkeypatch):
     network_names()
-    monkeypatch.setattr(registry, "_networks", dict(registry._networks))
+    # other tests execute the same page
+    networks = {name: network for name, network in registry._networks.items() if name != "attention"}
+    monkeypatch.setattr(registry, "_networks", networks)
     run_python("extending.md", "register_network")
     network = make_network({"units": ArraySpec((5, 3), np.dtype(np.float32))}, PolicyConfig(encoder="attention", hidden=16))
     assert network({"units": torch.randn(2, 5, 3)}).shape == (2, 16)

@@ -63,9 +63,10 @@ def test_lag_is_bounded_by_the_slots(tmp_path: Path) -> None:
     config = counting_config(tmp_path, **{"sampling.num_slots": 8})
     train(config)
     rows = read_jsonl(tmp_path / "metrics.jsonl")
-    # slots / slots per batch updates can pass while everything else is full, plus the two prefetched batches
+    # While everything else is full, slots / slots per batch updates can pass, and one more for the batch that is copied. Only the
+    # mean is bounded so: the trajectory of a worker that is held up gets older alone while the others go on.
     bound = config.num_slots / config.slots_per_batch + 3
-    assert 0 <= rows[-1]["lag/min"] <= rows[-1]["lag/max"] <= bound
+    assert all(0 <= row["lag/min"] <= row["lag/mean"] <= bound for row in rows)
 
 
 def test_impossible_slots_are_refused_with_the_numbers(tmp_path: Path) -> None:
