@@ -50,7 +50,7 @@ class PolicyGradient:
         policy, T = cast(Policy, model), len(batch["reward"])
         policy.update_normalizers({n: x[:T] for n, x in _observations(batch).items()}, batch["mask"])
         if config.returns == "gae":
-            values = policy.unroll(_observations(batch), batch["core"], batch["first"]).value
+            values = _values(policy, batch)
             next_values = _next_values(policy, batch)
             targets = gae(
                 batch["reward"], values, batch["terminated"], batch["truncated"], batch["mask"], config.gamma,
@@ -114,6 +114,20 @@ class PolicyGradient:
 
 def _observations(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name[4:]: x for name, x in batch.items() if name.startswith("obs/")}
+
+
+@torch.no_grad()
+def _values(policy: Policy, batch: dict[str, Tensor]) -> Tensor:
+    """[T+1, B]: V of every row. Acting computed those of rows 0 to T-1 already; row T is the only one to look at again.
+
+    The stored values are those of the weights that acted, as old as the log-probabilities beside them. A recurrent policy is
+    unrolled whole, because the core state of row T is known only by going there.
+    """
+    obs, first = _observations(batch), batch["first"]
+    if batch["core"].shape[-1]:
+        return policy.unroll(obs, batch["core"], first).value
+    last = policy.unroll({n: x[-1:] for n, x in obs.items()}, batch["core"], first[-1:]).value
+    return torch.cat([batch["value"], last])
 
 
 @torch.no_grad()
