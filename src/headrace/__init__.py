@@ -24,6 +24,7 @@ _API = {
     "evaluate": ("headrace.evaluation", "evaluate"),
     "load_policy": ("headrace.evaluation", "load_policy"),
     "make_config": ("headrace.presets", "make_config"),
+    "make_vec": ("headrace.envs", "make_vec"),
     "policies": ("headrace.policies", None),
     "record": ("headrace.evaluation", "record"),
 }

@@ -234,3 +234,21 @@ def _run(group: registry.EnvGroup, steps: int) -> list[float]:
         returns += now.episode_return[ended].tolist()
     group.close()
     return returns
+
+
+def test_make_vec_gives_any_id_as_a_gymnasium_vector_environment(registered: list[str]) -> None:
+    pytest.importorskip("ale_py")
+    registered.append("my/counting-vec")
+    registry.register("my/counting-vec")(lambda options, *, render_mode=None: CountingEnv())
+    for env_id, shape in (("atari/pong", (3, 4, 84, 84)), ("gym/CartPole-v1", (3, 4)), ("my/counting-vec", None)):
+        vector = registry.make_vec(env_id, 3)
+        observations, _ = vector.reset(seed=0)
+        assert vector.num_envs == 3
+        assert isinstance(vector.metadata["autoreset_mode"], AutoresetMode)
+        if shape is not None:
+            assert observations.shape == shape
+        _, rewards, *_ = vector.step(vector.action_space.sample())
+        assert rewards.shape == (3,)
+        vector.close()
+    with pytest.raises(registry.UnknownEnvironment):
+        registry.make_vec("atari/pnog", 2)

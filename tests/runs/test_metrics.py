@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import headrace
-from headrace.config import Config
+from headrace.config import Config, override
 from headrace.runs.metrics import KEYS, MetricsWriter, read_jsonl, undescribed
 from headrace.sampling.exchange import PHASES
 
@@ -32,6 +32,20 @@ def test_every_sink_gets_every_step(tmp_path):
     assert [event.step for event in events.Scalars("charts/SPS")] == [100, 200, 300, 400, 500]
     table = events.Tensors("hyperparameters")[0].tensor_proto.string_val[0].decode()
     assert "|learning.gamma|0.99|" in table
+
+
+def test_weights_and_biases_goes_on_with_the_same_run(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    ids = set()
+    for _ in range(2):
+        with MetricsWriter(tmp_path, override(Config(), **{"run.track": True})) as writer:
+            writer.write({"global_step": 100, "charts/SPS": 1.0})
+            assert writer._wandb.summary["global_step"] == 100
+            ids.add(writer._wandb.id)
+    assert len(ids) == 1
+    assert list((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
 
 
 def test_resume_repeats_steps_without_doubling_them(tmp_path):

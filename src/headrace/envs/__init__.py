@@ -4,7 +4,7 @@ Nothing in here imports torch: processes that only step environments stay small 
 """
 
 from headrace.envs.contract import ActionSpec, ArraySpec, EnvGroup, EnvironmentFault, EnvSpec
-from headrace.envs.registry import defaults, describe, list_ids, make_env, make_group, register, register_vector
+from headrace.envs.registry import defaults, describe, list_ids, make_env, make_group, make_vec, register, register_vector
 
 __all__ = [
     "ActionSpec",
@@ -17,6 +17,7 @@ __all__ = [
     "list_ids",
     "make_env",
     "make_group",
+    "make_vec",
     "register",
     "register_vector",
 ]

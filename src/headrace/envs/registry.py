@@ -22,14 +22,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast
 
 import gymnasium
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from headrace.config import ConfigError, EnvConfig
+from headrace.config import Config, ConfigError, EnvConfig, override
 from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec
 from headrace.envs.group import LocalGroup, reward_shape, vector_group
 from headrace.envs.spaces import specs_of
@@ -61,7 +62,7 @@ class VectorFactory(Protocol):
 
 
 class Family(Protocol):
-    """What the module of an environment family offers. `make_group` may be missing."""
+    """What the module of an environment family offers. `make_group` and `make_vector` may be missing."""
 
     FRAMESKIP: int
     """Simulator frames per step, where the settings do not say."""
@@ -77,6 +78,9 @@ class Family(Protocol):
 
     def make_group(self, name: str, options: EnvConfig, num_envs: int, *, training: bool) -> EnvGroup:
         """Environments stepped together, where the family has something faster than one after the other."""
+
+    def make_vector(self, name: str, options: EnvConfig, num_envs: int) -> VectorEnv:
+        """The same as a Gymnasium vector environment of whole games, where the family has a faster one than Gymnasium's."""
 
     def defaults(self, name: str) -> dict[str, Any]:
         """Dotted configuration overrides with which this environment is learned out of the box."""
@@ -268,6 +272,27 @@ def make_group(env_id: str, options: EnvConfig, num_envs: int, *, training: bool
         spec = EnvSpec(observation, action, options.frameskip or _frameskip(env_id), name=env_id)
         opened.pop_all()
     return LocalGroup(envs, spec, reward_shape(options.reward_scale, options.reward_clip))
+
+
+def make_vec(env_id: str, num_envs: int, options: EnvConfig | None = None) -> VectorEnv:
+    """`num_envs` environments as a `gymnasium.vector.VectorEnv`: any id of Headrace in anybody's training loop.
+
+    `options` default to those `headrace train` uses for this environment. Episodes are whole games, rewards are raw; the
+    autoreset mode is in the metadata. Atari games are the native batch, other environments are stepped one after the other.
+    Raises what `make_env` raises.
+    """
+    check_id(env_id)
+    if options is None:
+        settings = {key: value for key, value in defaults(env_id).items() if key.startswith("envs.")}
+        options = override(Config(), **settings).envs
+    prefix, _, name = env_id.partition("/")
+    registered = _registered.get(env_id)
+    with _making(env_id):
+        if registered is not None and registered.vector_factory is not None:
+            return registered.vector_factory(options, num_envs)
+        if registered is None and hasattr(_family(prefix), "make_vector"):
+            return _family(prefix).make_vector(name, options, num_envs)
+        return SyncVectorEnv([partial(make_env, env_id, options)] * num_envs)
 
 
 def _frameskip(env_id: str) -> int:
