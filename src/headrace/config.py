@@ -58,6 +58,8 @@ class EnvConfig:
     """How many successive images one observation holds. None: the family's default (Atari 4, others 1)."""
     max_episode_steps: int | None = None
     """Truncate episodes after this many steps. None: the environment's own limit."""
+    info_action_mask: bool = False
+    """The environment says in `info["action_mask"]` which choices are allowed (as gym/Taxi-v4 does), not in its observation."""
     reward_scale: float = 1.0
     """Rewards are multiplied by this before they are learned from. Reported returns are never scaled."""
     reward_clip: float | None = None

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from worlds import CountingEnv
 
 from headrace.config import EnvConfig
+from headrace.envs import registry
 from headrace.envs.wrappers import preprocess, resize
 
 
@@ -101,3 +102,20 @@ def test_resize_averages() -> None:
     assert resize(board, (80, 80)) is board
     assert abs(int(resize(board, (60, 50)).mean()) - 100) <= 2
     assert resize(board[..., :1], (20, 20)).shape == (20, 20, 1)
+
+
+def test_the_action_mask_of_the_info_becomes_part_of_the_observation() -> None:
+    options = EnvConfig(info_action_mask=True)
+    env = registry.make_env("gym/Taxi-v4", options)
+    plain = gymnasium.make("Taxi-v4")
+    observation, _ = env.reset(seed=3)
+    _, info = plain.reset(seed=3)
+    for _ in range(50):
+        np.testing.assert_array_equal(observation["action_mask"], info["action_mask"])
+        assert env.observation_space.contains(observation)
+        action = int(np.flatnonzero(info["action_mask"])[-1])
+        observation, *_ = env.step(action)
+        *_, info = plain.step(action)
+    assert registry.describe("gym/Taxi-v4", options).observation["action_mask"].shape == (6,)
+    with pytest.raises(ValueError, match="no \"action_mask\": its keys are"):
+        registry.make_env("gym/CartPole-v1", options).reset()

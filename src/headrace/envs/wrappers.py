@@ -15,7 +15,8 @@ import numpy as np
 from gymnasium import spaces
 
 from headrace.config import EnvConfig
-from headrace.envs.spaces import PLAIN_KEY, SMALLEST_IMAGE
+from headrace.envs.contract import MASK_KEY
+from headrace.envs.spaces import PLAIN_KEY, SMALLEST_IMAGE, action_spec
 
 Env = gymnasium.Env[Any, Any]
 
@@ -28,6 +29,8 @@ def render_without_screen() -> None:
 
 def preprocess(env: Env, options: EnvConfig, *, time_limit: bool = True) -> Env:
     """Apply frame skip, resizing, grey scale, frame stack and the step limit, in this order, as far as `options` ask for them."""
+    if options.info_action_mask:
+        env = InfoActionMask(env)
     if (options.frameskip or 1) > 1:
         env = FrameSkip(env, options.frameskip or 1)
     if options.resize is not None or options.grayscale:
@@ -69,6 +72,32 @@ class FrameSkip(gymnasium.Wrapper):
             if terminated or truncated:
                 break
         return observation, total, terminated, truncated, info
+
+
+class InfoActionMask(gymnasium.Wrapper):
+    """Move `info["action_mask"]`, one flag per choice of the discrete actions, into the observation, where masks are looked for."""
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        choices = action_spec(env.action_space).mask_width
+        space = env.observation_space
+        children = dict(space.spaces) if isinstance(space, spaces.Dict) else {PLAIN_KEY: space}
+        self._is_dict = isinstance(space, spaces.Dict)
+        self.observation_space = spaces.Dict({**children, MASK_KEY: spaces.MultiBinary(choices)})
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**kwargs)
+        return self._with_mask(observation, info), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._with_mask(observation, info), reward, terminated, truncated, info
+
+    def _with_mask(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+        if "action_mask" not in info:
+            raise ValueError(f'info_action_mask is set, but the info has no "action_mask": its keys are {sorted(info)}')
+        mask = np.asarray(info["action_mask"], np.int8).reshape(-1)
+        return {**(observation if self._is_dict else {PLAIN_KEY: observation}), MASK_KEY: mask}
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
