@@ -46,35 +46,30 @@ class PolicyGradient:
         return fields, out.core
 
     def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
-        """Update the normalisers; with GAE, compute targets and advantages once for all epochs."""
+        """Update the normalisers; with GAE and several passes, compute targets and advantages once for all of them."""
         policy, T = cast(Policy, model), len(batch["reward"])
         policy.update_normalizers({n: x[:T] for n, x in _observations(batch).items()}, batch["mask"])
-        if config.returns == "gae":
-            values = _values(policy, batch)
-            next_values = _next_values(policy, batch)
-            targets = gae(
-                batch["reward"], values, batch["terminated"], batch["truncated"], batch["mask"], config.gamma,
-                config.gae_lambda, next_values,
-            )  # fmt: skip
-            policy.update_returns(targets.values, batch["mask"])
-            batch["target"], batch["advantage"] = targets
+        if config.returns == "gae" and config.num_epochs * config.num_minibatches > 1:
+            batch["target"], batch["advantage"] = self._gae(policy, batch, config, _values(policy, batch))
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
         """Policy, value and exploration loss of a minibatch [T, B]."""
         policy, c, mask, T = cast(Policy, model), config, batch["mask"], len(batch["reward"])
-        use_vtrace = c.returns == "vtrace"
-        # V-trace needs the value of row T under the present weights, GAE has its targets already.
-        rows = T + 1 if use_vtrace else T
+        prepared = "advantage" in batch
+        # Targets under the present weights need the value of row T under them too.
+        rows = T if prepared else T + 1
         obs = {n: x[:rows] for n, x in _observations(batch).items()}
         out = policy.unroll(obs, batch["core"], batch["first"][:rows])
         allowed = obs[MASK_KEY][:T] if MASK_KEY in obs else None
         distribution = ActionDistribution(policy.spec.action, out.distribution.params[:T], allowed)
         log_prob = distribution.log_prob(batch["action"])
         values = out.value[:T]
-        if use_vtrace:
-            targets = self._vtrace(policy, batch, c, log_prob.detach(), out.value.detach())
-        else:
+        if prepared:
             targets = Targets(batch["target"], batch["advantage"])
+        elif c.returns == "gae":
+            targets = self._gae(policy, batch, c, out.value.detach())
+        else:
+            targets = self._vtrace(policy, batch, c, log_prob.detach(), out.value.detach())
         advantages = losses.normalize_advantages(targets.advantages, mask) if c.normalize_advantages else targets.advantages
 
         surrogate = losses.policy_loss(log_prob, batch["log_prob"], advantages, mask, c.ppo_clip)
@@ -99,6 +94,14 @@ class PolicyGradient:
             "losses/explained_variance": losses.explained_variance(values, targets.values, mask),
             "losses/value_mean": losses.masked_mean(values, mask),
         }
+
+    def _gae(self, policy: Policy, batch: dict[str, Tensor], c: LearningConfig, values: Tensor) -> Targets:
+        targets = gae(
+            batch["reward"], values, batch["terminated"], batch["truncated"], batch["mask"], c.gamma, c.gae_lambda,
+            _next_values(policy, batch, values),
+        )  # fmt: skip
+        policy.update_returns(targets.values, batch["mask"])
+        return targets
 
     def _vtrace(self, policy: Policy, batch: dict[str, Tensor], c: LearningConfig, log_prob: Tensor, values: Tensor) -> Targets:
         """Targets under the present weights. With the clipped surrogate the advantages are left unweighted: the probability

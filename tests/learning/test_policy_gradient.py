@@ -1,0 +1,64 @@
+"""Where the targets of GAE come from does not change them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy as np
+import pytest
+import torch
+
+from headrace import config as configs
+from headrace.config import Config
+from headrace.envs.contract import ActionSpec, ArraySpec, Categorical, EnvSpec
+from headrace.learning.policy_gradient import PolicyGradient
+
+T, B = 7, 5
+SPEC = EnvSpec({"obs": ArraySpec((3,), np.dtype(np.float32))}, ActionSpec((Categorical(4),)), 1, name="made up")
+
+
+def batch_of(model: torch.nn.Module, same_step: bool) -> dict[str, torch.Tensor]:
+    """What acting with these weights would have stored, of random observations and ends."""
+    make = torch.Generator().manual_seed(3)
+    batch = {
+        "obs/obs": torch.randn(T + 1, B, 3, generator=make),
+        "first": torch.rand(T + 1, B, generator=make) < 0.2,
+        "core": torch.randn(B, model.core_width, generator=make),
+        "reward": torch.randn(T, B, generator=make),
+        "terminated": torch.rand(T, B, generator=make) < 0.15,
+        "truncated": torch.rand(T, B, generator=make) < 0.15,
+        "action": torch.randint(4, (T, B, 1), generator=make).float(),
+        "mask": torch.rand(T, B, generator=make) < 0.9,
+    }
+    if same_step:
+        batch["final_obs/obs"] = torch.randn(T, B, 3, generator=make)
+    with torch.no_grad():
+        out = model.unroll({"obs": batch["obs/obs"]}, batch["core"], batch["first"])
+        batch["value"] = out.value[:T].clone()
+        batch["log_prob"] = torch.full((T, B), -1.4)
+    return batch
+
+
+@pytest.mark.parametrize("same_step", [False, True])
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_gae_in_the_loss_is_gae_before_all_passes(core: str, same_step: bool) -> None:
+    """One pass computes its targets from its own forward pass, several from one before them: with the same weights the same loss."""
+    config = configs.override(
+        Config(env="made-up"), **{"policy.core": core, "policy.core_size": 8, "policy.mlp": (16,), "learning.returns": "gae"}
+    )
+    one, several = (
+        configs.override(config, **{"learning.num_epochs": n, "learning.num_minibatches": 1}).learning for n in (1, 2)
+    )
+    algorithm = PolicyGradient()
+    torch.manual_seed(0)
+    model = algorithm.make_model(SPEC, config)
+    losses, gradients = [], []
+    for passes in (one, several):
+        batch = batch_of(model, same_step)
+        algorithm.prepare(model, batch, passes)
+        assert ("advantage" in batch) == (passes is several)
+        loss, _ = algorithm.loss(model, batch, passes)
+        gradients.append(torch.autograd.grad(loss, list(model.parameters()), allow_unused=True))
+        losses.append(loss.detach())
+    torch.testing.assert_close(losses[0], losses[1])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)
