@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy as np
 import pytest
 import torch
 
@@ -41,7 +40,7 @@ def batch_of(model: torch.nn.Module, same_step: bool) -> dict[str, torch.Tensor]
 @pytest.mark.parametrize("same_step", [False, True])
 @pytest.mark.parametrize("core", ["none", "gru"])
 def test_gae_in_the_loss_is_gae_before_all_passes(core: str, same_step: bool) -> None:
-    """One pass computes its targets from its own forward pass, several from one before them: with the same weights the same loss."""
+    """One pass takes its targets from its own forward pass, several from one before them: with the same weights the same."""
     config = configs.override(
         Config(env="made-up"), **{"policy.core": core, "policy.core_size": 8, "policy.mlp": (16,), "learning.returns": "gae"}
     )

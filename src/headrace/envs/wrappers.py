@@ -75,7 +75,7 @@ class FrameSkip(gymnasium.Wrapper):
 
 
 class InfoActionMask(gymnasium.Wrapper):
-    """Move `info["action_mask"]`, one flag per choice of the discrete actions, into the observation, where masks are looked for."""
+    """Move `info["action_mask"]`, a flag per choice of the discrete actions, into the observation, where masks belong."""
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
