@@ -14,8 +14,8 @@ namespace headrace::ipc {
 // nobody reads; the next writer begins it anew.
 //
 // Contract. One writer at a time. read() never returns a mixture of two updates, nor one that was not finished, and never
-// waits for the writer. It returns the version that belongs to the bytes it copied. Versions need not grow: a learner
-// that went back to a checkpoint publishes an older one; readers compare for inequality.
+// waits for the writer. It returns the version that belongs to the bytes it copied. What a version means is the
+// writer's business; readers look at updates() for news.
 class Board {
  public:
   static constexpr uint64_t kMagic = 0x316472616f4268ull;

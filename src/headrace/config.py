@@ -127,7 +127,9 @@ class SamplingConfig:
     step_timeout: float = 120.0
     """An environment step or reset that takes longer (seconds) counts as hung: its stack is shown, the worker replaced."""
     max_restarts: int = 10
-    """How many times workers may be restarted because of failures before the run ends with the error."""
+    """How many processes may be replaced because of failures within `restart_window`; one more ends the run with its error."""
+    restart_window: float = 3600.0
+    """The time (seconds) in which failures count towards `max_restarts`: rare ones never end a long run."""
     pin_workers: bool = True
     """Rollout workers are bound to one core each, round robin, where there are at least as many cores as workers."""
     worker_niceness: int = 10
@@ -266,6 +268,9 @@ class LearningConfig:
     """torch.compile for the learner's network."""
     device: str = "auto"
     """`auto` (cuda where there is one), `cpu`, `cuda`, `cuda:1`..."""
+    update_timeout: float = 600.0
+    """A learner that is silent for longer (seconds; an update, a checkpoint) counts as hung: its stack is shown, and it starts
+    again from the newest checkpoint."""
     num_threads: int | None = None
     """Threads of the learner on the CPU. None: half of the cores, since threads that lose their core to a rollout worker in the
     middle of a matrix product hold up the others (`serial`: all cores)."""

@@ -205,10 +205,11 @@ def learn(
     state = TrainingState(config, learner, log, sampler)
     for message in state.load():
         report("message", message)
+    learner.progress.continue_after(exchange.board.version)
     report("start", learner.progress.global_step)
 
     weights = FlatWeights(learner.model)
-    weights.publish(exchange.board, learner.progress.updates)
+    weights.publish(exchange.board, learner.progress.version)
     exchange.control.store(1, 1)  # samplers may start
     batches = _experience(config, exchange, sampler)
     if exchange.replay is not None:
@@ -217,7 +218,7 @@ def learn(
     started = last_log = perf_counter()
     reason = "total_steps" if learner.progress.global_step >= config.learning.total_steps else None
     while reason is None:
-        batch = batches.get()
+        batch = batches.get(lambda: clock.spent("wait", perf_counter()))
         clock.spent("wait", perf_counter())
         if batch is None:
             reason = "interrupted"
@@ -226,7 +227,7 @@ def learn(
         log.add(statistics, batch.fields)
         batches.done()
         clock.spent("train", perf_counter())
-        weights.publish(exchange.board, learner.progress.updates)
+        weights.publish(exchange.board, learner.progress.version)
         clock.spent("publish", now := perf_counter())
 
         reason = "interrupted" if exchange.stopped else _reason_to_stop(config, learner.progress, log, now - started)

@@ -21,6 +21,13 @@ def validate(config: Config) -> None:
     ):
         if value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1")
+    for name, seconds in (
+        ("sampling.step_timeout", s.step_timeout),
+        ("sampling.restart_window", s.restart_window),
+        ("learning.update_timeout", r.update_timeout),
+    ):
+        if seconds <= 0:
+            raise ConfigError(f"{name} is {seconds} seconds; it must be above 0")
     if s.envs_per_worker % s.num_groups:
         raise ConfigError(
             f"sampling.envs_per_worker ({s.envs_per_worker}) must be a multiple of sampling.num_groups ({s.num_groups}): "

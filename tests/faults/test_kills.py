@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
@@ -57,9 +58,15 @@ def test_everything_dies_once(tmp_path):
         run.wait_for("the learner's return", lambda: "Going on from" in run.output)
         goes_on(run)
         assert run.output.count("killed by SIGKILL") >= 4
+        experience_is_never_newer_than_the_learner(run)
         killed_and_resumed(run, 1)
         a_second_run_in_the_folder_is_refused(run)
         stop(run)
+
+
+def experience_is_never_newer_than_the_learner(run: Run) -> None:
+    """Also not than one that has just gone back to a checkpoint, when what the lost weights did is still in the slots."""
+    assert min(row.get("lag/min", 0) for row in run.metrics()) >= 0
 
 
 def a_second_run_in_the_folder_is_refused(first: Run) -> None:
@@ -79,6 +86,71 @@ def test_stopped_processes_go_on(tmp_path):
             stop_and_continue(run, role)
         assert "ended" not in run.output
         stop(run)
+
+
+@pytest.mark.slow
+def test_a_learner_that_went_far_back_knows_the_age_of_experience(tmp_path):
+    with counting_run(tmp_path / "run", **{"run.checkpoint_interval": 10}) as run:
+        run.wait_for("a checkpoint", run.checkpoints)
+        for _ in range(3):
+            before = run.step()
+            run.wait_for("many updates after the checkpoint", lambda before=before: run.step() > before + 50 * 84)
+            told = run.output.count("Going on from")
+            run.signal("learner", signal.SIGKILL)
+            run.wait_for("the learner's return", lambda told=told: run.output.count("Going on from") > told)
+            goes_on(run)
+            experience_is_never_newer_than_the_learner(run)
+        stop(run)
+
+
+@pytest.mark.slow
+def test_a_stopped_learner_is_replaced_after_its_time(tmp_path):
+    with counting_run(tmp_path / "run", **{"learning.update_timeout": 4}) as run:
+        run.wait_for("a checkpoint", run.checkpoints)
+        stop_and_continue(run, "learner")
+        assert "hangs" not in run.output
+        run.signal("learner", signal.SIGSTOP)
+        run.wait_for("the learner's return", lambda: "Going on from" in run.output)
+        assert "learner hangs: no sign of life for" in run.output
+        assert "learning.update_timeout: 4 s" in run.output
+        goes_on(run)
+        stop(run)
+
+
+@pytest.mark.slow
+def test_a_run_stopped_as_a_whole_goes_on_as_it_is(tmp_path):
+    """Ctrl-Z, and `fg` after longer than anybody may be silent."""
+    limits = {"sampling.step_timeout": 6, "learning.update_timeout": 6}
+    with counting_run(tmp_path / "run", **limits) as run:
+        run.wait_for("the first steps", run.step)
+        assert run.process is not None
+        everybody = run.pids()
+        for pid in everybody:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(8)
+        run.process.send_signal(signal.SIGCONT)
+        time.sleep(1)  # the one that watches wakes up first
+        for pid in everybody:
+            os.kill(pid, signal.SIGCONT)
+        goes_on(run)
+        assert "hangs" not in run.output
+        stop(run)
+
+
+@pytest.mark.slow
+def test_rare_failures_are_forgotten_and_frequent_ones_end_the_run(tmp_path):
+    with counting_run(tmp_path / "run", **{"sampling.max_restarts": 2, "sampling.restart_window": 3}) as run:
+        run.wait_for("a checkpoint", run.checkpoints)
+        for failure in range(5):
+            run.signal("rollout-0", signal.SIGKILL)
+            run.wait_for("the replacement", lambda n=failure + 1: run.output.count("a new one starts") >= n)
+            time.sleep(3.1)
+            goes_on(run)
+        for role in ("rollout-0", "rollout-1", "policy-0"):
+            run.signal(role, signal.SIGKILL)
+        assert run.end() == 1
+        assert "the failure number 3 within 3 s; sampling.max_restarts is 2" in run.output
+        run.assert_nothing_left()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 from harness import Run
 
 WORLDS = Path(__file__).with_name("worlds.py")
+STUCK = Path(__file__).with_name("stuck.py")
 
 
 def faulty_run(folder: Path, kwargs: str, **settings: object) -> Run:
@@ -34,6 +35,17 @@ def test_passing_faults_are_survived(tmp_path):
         assert run.output.count("in step") >= 2, "the Python stacks of what hung and what crashed"
         assert "total_steps" in run.output
         assert len(list(once.iterdir())) == 7
+        run.assert_nothing_left()
+
+
+def test_a_learner_in_a_deadlock_is_shown_and_replaced(tmp_path):
+    settings = {"learning.algorithm": "stuck", "learning.update_timeout": 5, "learning.total_steps": 10_000}
+    run = faulty_run(tmp_path / "run", f'{{"once": "{tmp_path}"}}', **settings)
+    run.command.insert(run.command.index(str(WORLDS)) + 1, str(STUCK))
+    with run:
+        assert run.end(180) == 0, run.story
+        assert "learner hangs: no sign of life for" in run.output
+        assert "in loss" in run.output, "its Python stack"
         run.assert_nothing_left()
 
 

@@ -17,7 +17,7 @@ from headrace.config import Config
 from headrace.experience.feeder import OBSERVATION, Arrivals, ReplayFeeder, Sequences, sequences_of
 from headrace.experience.replay import Replay, ReplayBatch
 from headrace.experience.trajectories import Batch
-from headrace.sampling.exchange import Exchange
+from headrace.sampling.exchange import LOOK_AROUND, Exchange
 
 
 class ReplayBatches:
@@ -51,10 +51,10 @@ class ReplayBatches:
                 self._workers.append(threading.Thread(target=self._guard, args=(target,), name=target.__name__, daemon=True))
                 self._workers[-1].start()
 
-    def get(self) -> Batch | None:
-        """The next batch (see `ReplayLearner.learn`); waits for the minimum and for the samples-per-insert limit. None at the end
-        of the run."""
-        self._current = self._draw_now() if self._collect is not None else self._filled.get()
+    def get(self, waiting: Callable[[], None] = lambda: None) -> Batch | None:
+        """The next batch (see `ReplayLearner.learn`); waits for the minimum and for the samples-per-insert limit, calling `waiting`
+        now and then. None at the end of the run."""
+        self._current = self._draw_now() if self._collect is not None else self._wait(waiting)
         if self._failure is not None:
             raise self._failure
         if self._current is None:
@@ -64,6 +64,13 @@ class ReplayBatches:
             fields = {name: x.to(self._device, non_blocking=True) for name, x in fields.items()}
         self._fields = fields | _arrivals(self._feeder.take_arrivals())
         return Batch(self._fields)
+
+    def _wait(self, waiting: Callable[[], None]) -> _Drawn | None:
+        while True:
+            try:
+                return self._filled.get(timeout=LOOK_AROUND)
+            except queue.Empty:
+                waiting()
 
     def done(self) -> None:
         """The learner has finished with the batch: its new priorities go to the replay, its memory may be filled again."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.sampling.exchange import LEARNER, Exchange
+from headrace.sampling.exchange import LEARNER, LOOK_AROUND, Exchange
 from headrace.sampling.ipc import Closed
 
 
@@ -52,20 +52,13 @@ class TrajectoryBatches:
             self._thread.start()
         self._next = 0
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Batches until the end of the run. A batch's memory is reused after the next one but one was asked for."""
-        while True:
-            batch = self.get()
-            if batch is None:
-                return
-            yield batch
-
-    def get(self) -> Batch | None:
-        """The next batch; waits for it. None at the end of the run."""
+    def get(self, waiting: Callable[[], None] = lambda: None) -> Batch | None:
+        """The next batch; waits for it, calling `waiting` now and then. None at the end of the run."""
         if self._collect is not None:
             self._collect(self._slots_per_batch)
             return self._to_device(self._buffers[0]) if self._fill(self._buffers[0]) else None
-        self._filled.acquire()
+        while not self._filled.acquire(timeout=LOOK_AROUND):
+            waiting()
         if self._failure is not None:
             raise self._failure
         if self._ended:

@@ -23,11 +23,24 @@ class Progress:
     global_step: int = 0
     """Steps learned from, over all environments (rows that are transitions; with epochs a step still counts once)."""
     updates: int = 0
-    """Batches learned from: the version of the weights."""
+    """Batches learned from."""
+    lost_versions: int = 0
+    """Versions given to weights that were lost with a learner which died after its last checkpoint; see `version`."""
     episodes: int = 0
     """Games finished in what was learned from."""
     stale_steps: int = 0
     """Steps masked out because their policy lag was above `max_policy_lag`."""
+
+    @property
+    def version(self) -> int:
+        """Number of the weights: grows by 1 with every update and never names two different weights of a run."""
+        return self.updates + self.lost_versions
+
+    def continue_after(self, published: int) -> None:
+        """Go on with versions above `published`, the newest that others have seen. Experience of weights that are newer than the
+        checkpoint a learner starts from has then a lag as old as it is in the run's history, not a negative one."""
+        if self.version < published:
+            self.lost_versions = published + 1 - self.updates
 
 
 class Learner:
@@ -66,7 +79,7 @@ class Learner:
         """
         c, T = self.config.learning, len(batch["reward"])
         # Lag of a sample: updates between the version that chose the action and the version that learns from it.
-        lag = self.progress.updates - batch["version"]
+        lag = self.progress.version - batch["version"]
         real = batch["valid"][:T]
         batch["mask"] = real & (lag <= c.max_policy_lag)
         for group in self.optimizer.param_groups:

@@ -49,7 +49,7 @@ class ReplayLearner(Learner):
         self.algorithm.after_update(self.model, self.progress.updates)
         self.progress.global_step += int(batch["new_steps"])
         self.progress.episodes += len(batch["episode_return"])
-        lag = (self.progress.updates - 1 - batch["version"]).float()
+        lag = (self.progress.version - 1 - batch["version"]).float()
         return statistics | {"lag/mean": lag.mean(), "lag/min": lag.min(), "lag/max": lag.max()}
 
     def extra_state(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ KEYS: dict[str, str] = {
     "charts/episodic_length": "Mean length of the episodes that ended in this interval (steps).",
     "charts/episodes": "Episodes ended so far.",
     "charts/learning_rate": "Learning rate of the optimizer.",
-    "charts/updates": "Optimizer steps so far; the version of the policy.",
+    "charts/updates": "Updates so far (batches learned from).",
     "charts/SPS": "Steps per second since this process began to train.",
     "charts/SPS_interval": "Steps per second in this interval.",
     "charts/FPS": "Simulator frames per second in this interval: `charts/SPS_interval` x frameskip.",

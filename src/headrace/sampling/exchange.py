@@ -35,6 +35,9 @@ IDLE, WAITING, READY, TAKEN = 0, 1, 2, 16
 LEARNER = 0x7FFF
 """The learner's number in the table of slot owners; rollout worker w is w + 1."""
 
+LOOK_AROUND = 0.2
+"""Seconds after which a waiting process looks whether the run has ended, and shows that it lives."""
+
 ROLLOUT_PHASES = ("step", "wait_actions", "wait_slots", "forward", "other")
 POLICY_PHASES = ("wait", "weights", "gather", "forward", "scatter")
 LEARNER_PHASES = ("wait", "train", "publish", "checkpoint")

@@ -20,16 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config import Config
 from headrace.envs.contract import EnvSpec
-from headrace.sampling.exchange import Exchange
+from headrace.sampling.exchange import LOOK_AROUND, Exchange
 from headrace.sampling.ipc import Segment
 
 if TYPE_CHECKING:
     from headrace.sampling.actor import Actor
 
 PR_SET_NAME = 15
-LOOK_AROUND = 0.2
-"""Seconds after which a waiting process looks whether the run has ended, and shows that it lives."""
-
 
 @dataclass
 class Start:

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,8 +19,6 @@ from time import monotonic, perf_counter, sleep
 from types import ModuleType
 from typing import Any, Literal
 
-import numpy as np
-
 from headrace.config import Config
 from headrace.envs.contract import EnvSpec
 from headrace.sampling.exchange import LEARNER, Exchange
@@ -27,6 +26,8 @@ from headrace.sampling.ipc import Segment
 from headrace.sampling.processes import Start, policy_main, rollout_main, run_child
 
 Role = Literal["rollout", "policy", "learner"]
+PAUSE = 5.0
+"""Seconds between two looks after which this process must itself have been stopped (Ctrl-Z), and the others with it."""
 FIRST_SIGN = 300.0
 """Seconds a process may take to start before it counts as hung."""
 STACKS = 1 << 16
@@ -90,6 +91,9 @@ class Supervisor:
         self.config, self.spec, self.exchange, self.say = config, spec, exchange, say
         self.restarts = 0
         """Processes replaced so far."""
+        self._failures: deque[float] = deque()
+        """When processes were replaced, within the last `restart_window` seconds (monotonic)."""
+        self._looked = self._awake_since = perf_counter()
         self._mains = {"rollout": rollout_main, "policy": policy_main, "learner": learner_main}
         # A fork server: children start from a small clean process, not from a copy of this one with its threads and locks.
         self._context = multiprocessing.get_context("forkserver")
@@ -165,15 +169,16 @@ class Supervisor:
         child.report.close()
         if self.exchange.stopped or child.done:
             return
+        s = self.config.sampling
         self.restarts += 1
         story = child.error or self._text(child)
         if child.role == "learner" and child.error:  # an error repeats itself; a kill does not
             raise RunFailed(f"the learner failed:\n{child.error}")
-        if self.restarts > self.config.sampling.max_restarts:
+        if (recent := self._count_failure()) > s.max_restarts:
             detail = f":\n{story}" if story else ""
             raise RunFailed(
-                f"{child.name} ended ({why}), the failure number {self.restarts}; sampling.max_restarts is "
-                f"{self.config.sampling.max_restarts}{detail}"
+                f"{child.name} ended ({why}), the failure number {recent} within {s.restart_window:,.0f} s; "
+                f"sampling.max_restarts is {s.max_restarts}{detail}"
             )
         if child.role == "rollout":
             self._withdraw_requests(child.index)
@@ -187,6 +192,14 @@ class Supervisor:
             self.say(story)
         self._spawn(child.role, child.index)
 
+    def _count_failure(self) -> int:
+        """Note one failure; how many there were within the window."""
+        now = monotonic()
+        self._failures.append(now)
+        while now - self._failures[0] > self.config.sampling.restart_window:
+            self._failures.popleft()
+        return len(self._failures)
+
     def _withdraw_requests(self, worker: int) -> None:
         deadline = monotonic() + ANSWER
         while holders := self.exchange.withdraw(worker):
@@ -198,21 +211,31 @@ class Supervisor:
             sleep(0.001)
 
     def _look_for_hung(self) -> None:
-        """A sampler that shows no sign of life for `step_timeout` seconds: show its stack, replace it."""
+        """A process that shows no sign of life for too long: show its stack, replace it."""
         now = perf_counter()
+        if now - self._looked > PAUSE:
+            self._awake_since = now
+        self._looked = now
         for child in list(self.children):
             if child not in self.children:  # replaced meanwhile
                 continue
             last = float(self.exchange.clocks[child.role][child.index, -2])
-            silent = now - max(last, child.started)
-            limit = self.config.sampling.step_timeout if last else FIRST_SIGN
-            if child.role == "learner" or silent < limit or self.exchange.control.load(1) == 0:
+            silent = now - max(last, child.started, self._awake_since)
+            setting, limit = self._patience(child) if last else ("its start", FIRST_SIGN)
+            waits_for_learner = child.role != "learner" and self.exchange.control.load(1) == 0
+            if silent < limit or waits_for_learner:
                 continue
-            self.say(f"{child.name} hangs: no sign of life for {silent:.0f} s (sampling.step_timeout {limit:.0f} s)")
+            self.say(f"{child.name} hangs: no sign of life for {silent:.0f} s ({setting}: {limit:.0f} s)")
             self._ask_for_stack(child)
             child.process.kill()
             child.process.join()
             self._replace(child, "hung")
+
+    def _patience(self, child: Child) -> tuple[str, float]:
+        """The setting that says how long this process may be silent, and its value (seconds)."""
+        if child.role == "learner":
+            return "learning.update_timeout", self.config.learning.update_timeout
+        return "sampling.step_timeout", self.config.sampling.step_timeout
 
     def _ask_for_stack(self, child: Child) -> None:
         """Let the child write the Python stacks of its threads, which `_replace` shows; one that is stopped cannot answer."""
@@ -239,10 +262,6 @@ class Supervisor:
             if not x.stopped:
                 x.full.put(ticket, timeout=0)
         self._unclaimed = tickets
-
-    def phase_times(self) -> dict[str, np.ndarray]:
-        """Seconds each role's workers spent in each phase so far, and steps done: a copy of the clocks."""
-        return {role: clock.copy() for role, clock in self.exchange.clocks.items()}
 
     def stop(self) -> Iterator[tuple[str, Any]]:
         """End the run; yields the learner's last messages. Nothing of the run is alive afterwards."""
