@@ -73,7 +73,7 @@ def random_actions(rng: np.random.Generator, choices: list[int], shape: tuple[in
 def emulated_policy(start: Start) -> None:
     """A policy worker whose forward pass is a sleep."""
     seconds = float(start.config.envs.kwargs.pop("t_inference"))
-    worker = PolicyWorker(start.index, start.exchange, EmulatedActor(start, seconds), start.config.sampling)  # type: ignore[arg-type]
+    worker = PolicyWorker(start.index, start.exchange, EmulatedActor(start, seconds), start.config)  # type: ignore[arg-type]
     while worker.serve(LOOK_AROUND):
         pass
 

@@ -9,62 +9,17 @@ of 512, 72x128, frameskip 4. Sample Factory is relieved of normalising observati
 here. `headrace, its defaults` is what `headrace train` does without these restrictions: its own epochs and precision for the
 environment, its own Atari core.
 
-Counted are steps that the learner has trained on, from the second batch on, for `--seconds`; a step is one decision, 4
-frames. Rounds alternate and medians are compared. Prints a table, writes results/vs_sample_factory.json.
+How it is measured: training_contest.py. Prints a table, writes results/vs_sample_factory.json.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
 import os
 import re
-import signal
-import statistics
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headrace.runs.folder import system_facts
-
-ROLLOUT, WORKERS, MARK = 32, 2, "HEADRACE_BENCHMARK"
-Command = tuple[list[str], Callable[[str], list[int]]]
-"""How to start a system, and what reads the steps trained on so far, in order, from what it has printed."""
-System = Callable[[str, Path], Command]
-"""Makes the command for an environment and a folder."""
-
-
-def headrace(env: str, envs: int, batch: int, folder: Path, equal: bool = True) -> Command:
-    """Headrace with these numbers; `equal` False: whatever else it does by default."""
-    settings: dict[str, Any] = {
-        "sampling.num_workers": WORKERS,
-        "sampling.envs_per_worker": envs // WORKERS,
-        "sampling.num_groups": 2,
-        "sampling.rollout": ROLLOUT,
-        "learning.batch_size": batch,
-        "learning.device": "cpu",
-        "learning.total_steps": 10**9,
-        "run.log_interval": 1,
-        "run.checkpoint_interval": 1e6,
-        "run.folder": folder,
-    }
-    if equal:
-        settings |= {"learning.returns": "gae", "learning.precision": "float32", "learning.num_epochs": 1}
-        settings |= {"learning.num_minibatches": 1, "envs.atari_backend": "ale"}
-    command = [sys.executable, "-m", "headrace.cli", "train", "--env", env, "--run.no-dashboard", "--run.no-video"]
-    command += [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-
-    def steps(output: str) -> list[int]:
-        metrics = folder / "metrics.jsonl"
-        lines = metrics.read_text().splitlines() if metrics.exists() else []
-        return [int(json.loads(line)["global_step"]) for line in lines if line.endswith("}")]
-
-    return command, steps
+from training_contest import ROLLOUT, WORKERS, Command, System, arguments, compare, headrace
 
 
 def sample_factory(python: str, env: str, envs: int, batch: int, folder: Path) -> Command:
@@ -102,83 +57,14 @@ def sample_factory(python: str, env: str, envs: int, batch: int, folder: Path) -
     return [python, script, *(f"--{flag}={value}" for flag, value in flags.items())], steps
 
 
-def measure(make: System, env: str, batch: int, seconds: float) -> float:
-    """Steps per second that the learner trains on."""
-    with tempfile.TemporaryDirectory() as temporary:
-        command, steps = make(env, Path(temporary) / "run")
-        log = Path(temporary) / "output"
-        with log.open("wb") as out:
-            # The mark is the shell's process id, which becomes the command's: whatever it starts inherits it.
-            marked = ["sh", "-c", f'export {MARK}=$$; exec "$@"', "sh", *command]
-            process = subprocess.Popen(marked, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
-        try:
-            first: tuple[float, int] | None = None
-            started, last = time.monotonic(), 0
-            while True:
-                time.sleep(0.05)
-                if process.poll() is not None or time.monotonic() - started > 300:
-                    raise RuntimeError(f"{command[:3]} does not train:\n{log.read_text(errors='replace')[-3000:]}")
-                counted = steps(log.read_text(errors="replace"))
-                if not counted or counted[-1] == last:
-                    continue
-                now, last = time.monotonic(), counted[-1]
-                if first is None and last >= 2 * batch:
-                    first = now, last
-                elif first is not None and now - first[0] >= seconds:
-                    return (last - first[1]) / (now - first[0])
-        finally:
-            end(process)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill everything that descends from the process. What Sample Factory leaves behind then is removed: torch's shared memory,
-    Doom engines and theirs."""
-    ids, engines = {process.pid}, set()
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if f"{MARK}={process.pid}".encode() in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
-                ids.add(int(entry))
-                words = Path(f"/proc/{entry}/cmdline").read_text().split("\0")
-                engines |= {words[i + 1] for i, word in enumerate(words) if word == "+viz_instance_id"}
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-    for pid in ids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait()
-    for name in os.listdir("/dev/shm"):
-        if any(name.startswith(f"torch_{pid}_") for pid in ids) or any(name.endswith(engine) for engine in engines):
-            Path("/dev/shm", name).unlink(missing_ok=True)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("python", help="interpreter of Sample Factory's virtual environment")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=40)
-    parser.add_argument("--envs", type=int, default=16, help="environments, in all")
-    parser.add_argument("--batch", type=int, default=1024)
-    parser.add_argument("--only", nargs="*", default=["atari/breakout", "vizdoom/basic"])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "vs_sample_factory.json")
-    args = parser.parse_args()
+    args = arguments(__doc__, ["atari/breakout", "vizdoom/basic"], "vs_sample_factory.json").parse_args()
     systems: dict[str, System] = {
         "headrace": lambda env, folder: headrace(env, args.envs, args.batch, folder),
         "sample-factory": lambda env, folder: sample_factory(args.python, env, args.envs, args.batch, folder),
         "headrace, its defaults": lambda env, folder: headrace(env, args.envs, args.batch, folder, equal=False),
     }
-    results: dict[str, Any] = {"machine": system_facts(), "envs": args.envs, "batch": args.batch, "rows": {}}
-    print(f"Steps/s trained on, {args.envs} environments, batch {args.batch} (median of {args.rounds}; frames/s = 4 x)\n")
-    print("| | " + " | ".join(systems) + " | ratio | load average |\n|" + "---|" * (len(systems) + 3))
-    for env in args.only:
-        rates: dict[str, list[float]] = {name: [] for name in systems}
-        for _ in range(args.rounds):
-            for name, make in systems.items():
-                rates[name].append(measure(make, env, args.batch, args.seconds))
-        median = {name: statistics.median(values) for name, values in rates.items()}
-        ratio, load = median["headrace"] / median["sample-factory"], os.getloadavg()[1]
-        results["rows"][env] = {"steps_per_second": rates, "ratio": ratio, "load_average": load}
-        print(f"| {env} | " + " | ".join(f"{m:,.0f}" for m in median.values()) + f" | {ratio:.2f}x | {load:.1f} |", flush=True)
-        args.out.write_text(json.dumps(results, indent=2) + "\n")
+    compare(args, systems, ["sample-factory"])
 
 
 if __name__ == "__main__":

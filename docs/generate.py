@@ -28,9 +28,9 @@ Every setting of a run is a field of the dataclasses in [`config.py`](../src/hea
 `None`.
 
 Settings come, weakest first, from the defaults below, the environment's own defaults, the algorithm's preset
-([`presets.py`](../src/headrace/presets.py)), the run found in the run folder, and the flags. The result is `config.json` in the
-run folder; `headrace train --env ENV --help` shows the defaults for one environment. A *step* is one decision of one agent; a
-*frame* is one frame of the simulator (steps x frameskip).
+([`presets.py`](../src/headrace/presets.py)), what `headrace tune ENV` found for this machine, the run found in the run folder,
+and the flags. The result is `config.json` in the run folder; `headrace train --env ENV --help` shows the defaults for one
+environment. A *step* is one decision of one agent; a *frame* is one frame of the simulator (steps x frameskip).
 """
 
 METRICS_HEAD = """# Metrics

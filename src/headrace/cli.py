@@ -1,8 +1,8 @@
-"""The command line: headrace train | eval | watch | envs | bench.
+"""The command line: headrace train | tune | eval | watch | envs | bench.
 
-Settings come, weakest first, from `config.py`, from the environment's defaults and the algorithm's preset, from the run found
-in the folder, and from the flags. A person sees one message and exit code 2 for what a person can put right; a run that
-failed ends with 1.
+Settings come, weakest first, from `config.py`, from the environment's defaults and the algorithm's preset, from what `headrace
+tune` found for this machine, from the run found in the folder, and from the flags. A person sees one message and exit code 2 for
+what a person can put right; a run that failed ends with 1.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import fnmatch
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,12 +19,14 @@ from typing import Annotated, Literal
 import tyro
 
 from headrace import config as configs
+from headrace import tune as tune_module
 from headrace.config import Config, ConfigError
 from headrace.validation import validate
 
 USAGE = """usage: headrace VERB ...
 
   train   train a policy; the same command goes on with a run that was stopped
+  tune    find the workers, environments and placement that train fastest on this machine
   eval    play whole games with a trained policy and report their returns
   watch   record a video of a trained policy
   envs    list the environments
@@ -37,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     verbs: dict[str, Callable[[list[str]], int]] = {
         "train": train,
+        "tune": tune,
         "eval": evaluate,
         "watch": watch,
         "envs": envs,
@@ -85,6 +89,8 @@ def train(arguments: list[str]) -> int:
     config = parse_config(arguments)
     validate(config)
     print(f"{config.env}, {config.learning.algorithm}, run folder {config.run_folder}", flush=True)
+    if found := tune_module.in_use(config):
+        print(f"As headrace tune found: {tune_module.describe(found)} ({tune_module.path(config)})", flush=True)
     from headrace.train import train as run  # seconds, for torch
 
     result = run(config)
@@ -95,8 +101,8 @@ def train(arguments: list[str]) -> int:
     return 130 if result.reason == "interrupted" else 0
 
 
-def parse_config(arguments: Sequence[str]) -> Config:
-    """The configuration that `headrace train`'s flags mean.
+def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
+    """The configuration that `headrace train`'s flags mean; with `tuned`, on top of what `headrace tune` found.
 
     Raises `ConfigError`, and `SystemExit` for flags that are wrong in themselves and for --help.
     """
@@ -112,7 +118,10 @@ def parse_config(arguments: Sequence[str]) -> Config:
         known, _ = first.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
-    config = _parse(arguments, make_config(known.env, known.algorithm, known.imports))
+    config = make_config(known.env, known.algorithm, known.imports)
+    if tuned:
+        config = configs.override(config, **tune_module.load(config))
+    config = _parse(arguments, config)
     saved = config.run_folder / "config.json"
     if saved.exists():
         before = configs.load(saved)
@@ -143,6 +152,33 @@ def _full_name(argument: str) -> str:
 def _has_field(group: dataclasses.Field, setting: str) -> bool:
     kind = group.default_factory if group.default_factory is not dataclasses.MISSING else None
     return dataclasses.is_dataclass(kind) and setting in {field.name for field in dataclasses.fields(kind)}
+
+
+# -- tune -------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Tune:
+    """Find the workers, environments, placement and threads that train fastest on this machine, by short real trainings.
+
+    Further flags are those of `headrace train`; what they set stays as it is. `headrace train` starts from the result.
+    """
+
+    env: tyro.conf.Positional[str]
+    """family/name, as for --env."""
+    minutes: float = 2.0
+    """About how long it may take."""
+    batch_sizes: tuple[int, ...] = ()
+    """Learner's batch sizes to try as well. Another batch size changes what is learned, not only how fast."""
+
+
+def tune(arguments: list[str]) -> int:
+    """`headrace tune`."""
+    asked, rest = tyro.cli(Tune, prog="headrace tune", args=arguments, return_unknown_args=True)
+    config = parse_config(["--env", asked.env, "--run.folder", os.devnull, *rest], tuned=False)
+    given = {_full_name(flag).removeprefix("--").partition("=")[0].replace("-", "_") for flag in rest if flag.startswith("--")}
+    tune_module.tune(config, asked.minutes, given, asked.batch_sizes)
+    return 0
 
 
 # -- eval, watch, envs ------------------------------------------------------------------------------------------------

@@ -348,6 +348,12 @@ class Config:
         return self.total_groups * self.envs_per_group
 
     @property
+    def min_request_groups(self) -> int:
+        """Waiting groups at which a policy worker starts a batch."""
+        s = self.sampling
+        return s.min_request_groups or max(1, self.total_groups // (3 * s.num_policy_workers))
+
+    @property
     def uses_replay(self) -> bool:
         """Whether experience goes through the replay instead of being consumed once."""
         by_name = "replay" if self.learning.algorithm in REPLAY_ALGORITHMS else "trajectories"

@@ -73,15 +73,22 @@ def train(config: Config) -> TrainResult:
     with folder, Reporter(config, spec, folder, PHASES) as reporter:
         for change in changes:
             reporter.say(change)
-        algorithm, model = make_algorithm_and_model(config, spec)
-        exchange = Exchange(config, spec, model.core_width, weights_nbytes(model), algorithm.extra_fields(spec))
-        if config.uses_replay:
-            exchange.replay = make_replay(config, spec, model.core_width)
+        exchange = make_exchange(config, spec)
         with Listener(config, exchange, reporter) as listener:
             run = _train_serial if config.sampling.placement == "serial" else _train_processes
             run(config, spec, exchange, listener)
         _keepsakes(config, reporter, listener.mean_return)
     return TrainResult(str(folder.path), listener.reason, reporter.global_step, listener.mean_return)
+
+
+def make_exchange(config: Config, spec: EnvSpec) -> Exchange:
+    """The memory that the processes of a run share. Raises `MemoryError` where there is too little, `ConfigError` for a replay
+    that cannot hold these observations."""
+    algorithm, model = make_algorithm_and_model(config, spec)
+    exchange = Exchange(config, spec, model.core_width, weights_nbytes(model), algorithm.extra_fields(spec))
+    if config.uses_replay:
+        exchange.replay = make_replay(config, spec, model.core_width)
+    return exchange
 
 
 class Listener:

@@ -1,4 +1,4 @@
-"""An algorithm whose loss once waits for ever, as in a deadlock; `envs.kwargs["once"]` is the folder where it notes that it has."""
+"""An algorithm whose loss once waits for ever, as in a deadlock; it notes that it has in the folder `envs.kwargs["once"]`."""
 
 from __future__ import annotations
 

@@ -178,6 +178,7 @@ def test_slots_are_not_given_away_while_a_policy_worker_may_write_to_them(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_run_killed_50_times_in_a_row_goes_on(tmp_path):
     with counting_run(tmp_path / "run", **{"run.checkpoint_interval": 0.2}) as run:
         killed_and_resumed(run, 50)
@@ -206,6 +207,7 @@ def killed_and_resumed(run: Run, times: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_hundreds_of_kills(tmp_path):
     rng = random.Random(5)
     roles = ["rollout-0", "rollout-1"] * 6 + ["policy-0", "policy-1"] * 2 + ["learner"]

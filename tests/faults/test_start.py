@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import random
 import resource
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def test_too_little_memory_is_said_before_anything_starts(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_full_disk_stops_checkpoints_but_not_training(tmp_path):
+def test_a_file_that_cannot_grow_stops_checkpoints_but_not_training(tmp_path):
     run = counting_run(tmp_path / "run")
     with run:
         run.wait_for("two checkpoints", lambda: len(run.checkpoints()) >= 2)
@@ -52,33 +53,73 @@ def test_a_full_disk_stops_checkpoints_but_not_training(tmp_path):
         stop(run)
 
 
+@pytest.fixture
+def disk(tmp_path):
+    """A small file system."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "headrace-test", folder], check=False).returncode:
+        pytest.skip("this user may not mount a file system")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_passed_over(tmp_path):
-    rng = random.Random(0)
-    run = counting_run(tmp_path / "run")
+def test_a_full_disk_stops_nothing_but_files(disk):
+    """Metrics, log and checkpoints all lie on it; what could not be written follows when there is room."""
+    run = counting_run(disk, **{"run.log_interval": 1.0})
     with run:
-        for damage in ("truncate", "flip", "remove"):
-            run.wait_for("three checkpoints", lambda: len(run.checkpoints()) >= 3)
-            stop(run)
-            newest = run.checkpoints()[-1]
-            file = rng.choice(sorted(newest.iterdir()))
-            if damage == "truncate":
-                os.truncate(file, file.stat().st_size // 2)
-            elif damage == "flip":
-                flip_a_bit(file, rng)
-            else:
-                file.unlink()
-            printed = len(run.output)
-            run.start()
-            run.wait_for("the return", lambda printed=printed: "Going on from" in run.output[printed:])
-            assert newest.name in run.output[printed:], "the damage is told"
-            assert f"Going on from {newest.name}" not in run.output[printed:]
-            goes_on(run)
+        run.wait_for("two checkpoints", lambda: len(run.checkpoints()) >= 2)
+        ballast = disk / "ballast"
+        with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1024))
+        run.wait_for("the warning", lambda: "Training goes on" in run.output)
+        lines = run.output.count(" | step ")
+        run.wait_for("training", lambda: run.output.count(" | step ") > lines + 5)
+        assert "cannot be written now" in run.output
+        ballast.unlink()
+        before = run.checkpoints()
+        run.wait_for("a new checkpoint", lambda: run.checkpoints()[-1] not in before)
+        goes_on(run)
+        stop(run)
+        steps = [row["global_step"] for row in run.metrics()]
+        assert len(steps) == run.output.count(" | step ")
+        assert steps == sorted(set(steps))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_damaged_checkpoints_are_passed_over(tmp_path):
+    """Every file of a checkpoint: gone, cut short and with a flipped bit, in each of its regions."""
+    run = counting_run(tmp_path / "run", **{"run.checkpoint_interval": 0.2})
+    with run:
+        for name in ("state.json", "tensors.safetensors", "manifest"):
+            for place in (None, 0.0, 0.3, 0.6, 1.0):
+                for damage in (cut, flip_a_bit) if place is not None else (remove,):
+                    run.wait_for("three checkpoints", lambda: len(run.checkpoints()) >= 3)
+                    stop(run)
+                    newest = run.checkpoints()[-1]
+                    file = newest / name
+                    damage(file, 0 if place is None else round(place * (file.stat().st_size - 1)))
+                    printed = len(run.output)
+                    run.start()
+                    run.wait_for("the return", lambda printed=printed: "Going on from" in run.output[printed:])
+                    assert newest.name in run.output[printed:], "the damage is told"
+                    assert f"Going on from {newest.name}" not in run.output[printed:]
+                    goes_on(run)
         stop(run)
 
 
-def flip_a_bit(file: Path, rng: random.Random) -> None:
-    data = bytearray(file.read_bytes())
-    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    file.write_bytes(data)
+def remove(file: Path, at: int) -> None:
+    file.unlink()
 
+
+def cut(file: Path, at: int) -> None:
+    os.truncate(file, at)
+
+
+def flip_a_bit(file: Path, at: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1 << at % 8
+    file.write_bytes(data)

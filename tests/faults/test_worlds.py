@@ -19,7 +19,7 @@ def test_passing_faults_are_survived(tmp_path):
     """Every fault happens once; the run reaches its end all the same, and each is told with its place."""
     once = tmp_path / "claimed"
     once.mkdir()
-    faults = "raise+hang+segfault+exit+shape+nan+reward"
+    faults = "raise+hang+segfault+exit+shape+nan+reward+leak"
     kwargs = f'{{"fault": "{faults}", "once": "{once}"}}'
     with faulty_run(tmp_path / "run", kwargs, **{"learning.total_steps": 20_000, "sampling.step_timeout": 2}) as run:
         assert run.end(180) == 0, run.story
@@ -30,11 +30,12 @@ def test_passing_faults_are_survived(tmp_path):
             "exit code 7",
             "observation 'obs' is nan at index",
             "the reward is inf",
+            "MemoryError",
         ):
             assert sign in run.output, f"no {sign}:\n{run.story}"
         assert run.output.count("in step") >= 2, "the Python stacks of what hung and what crashed"
         assert "total_steps" in run.output
-        assert len(list(once.iterdir())) == 7
+        assert len(list(once.iterdir())) == 8
         run.assert_nothing_left()
 
 
@@ -56,6 +57,7 @@ def test_a_learner_in_a_deadlock_is_shown_and_replaced(tmp_path):
         pytest.param("segfault", "killed by SIGSEGV", marks=pytest.mark.slow),
         pytest.param("nan", "observation 'obs' is nan at index [1]", marks=pytest.mark.slow),
         pytest.param("shape", "(3,)", marks=pytest.mark.slow),
+        pytest.param("leak", "MemoryError", marks=pytest.mark.slow),
         pytest.param("hang", "no sign of life", marks=pytest.mark.slow),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ class Faulty(gymnasium.Env[np.ndarray, int]):
                     time.sleep(3600)
                 if fault == "segfault":
                     ctypes.string_at(0)
+                if fault == "leak":
+                    leak()
                 if fault == "exit":
                     os._exit(7)
                 if fault == "shape":
@@ -65,6 +68,15 @@ class Faulty(gymnasium.Env[np.ndarray, int]):
         except FileExistsError:
             return False
         return True
+
+
+def leak() -> None:
+    """Take memory until there is none left: here until this process may have no more."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), resource.RLIM_INFINITY))
+    kept = []
+    while True:
+        kept.append(bytearray(16 << 20))
 
 
 @register("faulty")

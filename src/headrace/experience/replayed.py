@@ -52,8 +52,8 @@ class ReplayBatches:
                 self._workers[-1].start()
 
     def get(self, waiting: Callable[[], None] = lambda: None) -> Batch | None:
-        """The next batch (see `ReplayLearner.learn`); waits for the minimum and for the samples-per-insert limit, calling `waiting`
-        now and then. None at the end of the run."""
+        """The next batch (see `ReplayLearner.learn`); waits for the minimum and for the samples-per-insert limit, calling
+        `waiting` now and then. None at the end of the run."""
         self._current = self._draw_now() if self._collect is not None else self._wait(waiting)
         if self._failure is not None:
             raise self._failure

@@ -6,7 +6,7 @@ from time import perf_counter
 
 import numpy as np
 
-from headrace.config import SamplingConfig
+from headrace.config import Config
 from headrace.sampling.actor import Actor
 from headrace.sampling.exchange import READY, TAKEN, WAITING, Exchange
 from headrace.sampling.ipc import Closed
@@ -15,13 +15,12 @@ from headrace.sampling.ipc import Closed
 class PolicyWorker:
     """Worker `index` of the policy workers. Stateless between batches: all it knows is in the exchange."""
 
-    def __init__(self, index: int, exchange: Exchange, actor: Actor, config: SamplingConfig):
+    def __init__(self, index: int, exchange: Exchange, actor: Actor, config: Config):
         self.index, self.exchange, self.actor = index, exchange, actor
         groups = exchange.G
-        self._minimum = config.min_request_groups or max(1, groups // (3 * config.num_policy_workers))
-        self._patience = config.patience
-        self._inbox = np.zeros(min(config.max_request_groups or groups, groups), np.int32)
-        self._minimum = min(self._minimum, len(self._inbox))
+        self._patience = config.sampling.patience
+        self._inbox = np.zeros(min(config.sampling.max_request_groups or groups, groups), np.int32)
+        self._minimum = min(config.min_request_groups, len(self._inbox))
 
     def serve(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for requests and answer them. False at the end of the run."""

@@ -162,7 +162,7 @@ def policy_main(start: Start) -> None:
     seed = actor_seed(config, start.index, start.restarts)
     clock = x.clocks["policy"][start.index]
     actor = make_actor(config, start.spec, x, seed, config.device, clock)
-    worker = PolicyWorker(start.index, x, actor, config.sampling)
+    worker = PolicyWorker(start.index, x, actor, config)
     _wait_for_learner(x)
     while worker.serve(LOOK_AROUND):
         pass

@@ -25,7 +25,7 @@ class SerialSampler:
             for w in range(config.sampling.num_workers)
         ]
         self.actor = make_actor(config, spec, exchange, actor_seed(config, 0), config.device, exchange.clocks["policy"][0])
-        self._policy_worker = PolicyWorker(0, exchange, self.actor, config.sampling)
+        self._policy_worker = PolicyWorker(0, exchange, self.actor, config)
         self._ready: deque[tuple[RolloutWorker, int]] = deque()
         self._started = False
 

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection
@@ -26,6 +26,7 @@ from headrace.sampling.ipc import Segment
 from headrace.sampling.processes import Start, policy_main, rollout_main, run_child
 
 Role = Literal["rollout", "policy", "learner"]
+PRELOAD = ("headrace.sampling.preload",)
 PAUSE = 5.0
 """Seconds between two looks after which this process must itself have been stopped (Ctrl-Z), and the others with it."""
 FIRST_SIGN = 300.0
@@ -78,7 +79,8 @@ def without_main_module() -> Iterator[None]:
 
 
 class Supervisor:
-    """Processes of one run. `learner_main` is what the learner process runs."""
+    """Processes of one run. `learner_main` is what the learner process runs; `preload` are modules that the first supervisor of
+    this process has imported once for all children."""
 
     def __init__(
         self,
@@ -87,6 +89,7 @@ class Supervisor:
         exchange: Exchange,
         learner_main: Callable[[Start], None],
         say: Callable[[str], None],
+        preload: Sequence[str] = PRELOAD,
     ):
         self.config, self.spec, self.exchange, self.say = config, spec, exchange, say
         self.restarts = 0
@@ -97,7 +100,7 @@ class Supervisor:
         self._mains = {"rollout": rollout_main, "policy": policy_main, "learner": learner_main}
         # A fork server: children start from a small clean process, not from a copy of this one with its threads and locks.
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["headrace.sampling.preload"])
+        self._context.set_forkserver_preload(list(preload))
         self.children: list[Child] = []
         self._unclaimed: set[int] = set()
         self._last_sweep = 0.0

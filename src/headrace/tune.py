@@ -1,0 +1,333 @@
+"""Which workers, environments, placement and threads train fastest on this machine: `headrace tune ENV`.
+
+Candidates are settings that say how experience is gathered, not what is learned from it. Each is tried by a real, short training
+and judged by the steps per second that the learner has learned from. First every setting is changed by itself; then what helped
+is combined, and the best go against the defaults again, each time for longer (successive halving). The result is written where
+`headrace train` looks for it (`path`), for this environment, algorithm, number of cores and device.
+
+Nothing here imports torch before something is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from headrace import config as configs
+from headrace.config import Config, ConfigError
+from headrace.runs.files import write_whole
+from headrace.validation import validate
+
+if TYPE_CHECKING:
+    from headrace.envs.contract import EnvSpec
+
+Settings = dict[str, Any]
+"""Dotted settings that differ from the defaults."""
+
+TUNABLE = (
+    "sampling.num_workers",
+    "sampling.envs_per_worker",
+    "sampling.placement",
+    "sampling.min_request_groups",
+    "sampling.num_policy_workers",
+    "learning.num_threads",
+    "learning.batch_size",
+)
+"""What may be tried and written; the batch size only where the user asks for it."""
+
+PRELOAD = ("headrace.sampling.preload", "headrace.train")
+"""Imported by the fork server once for all trials: half of a short trial would be imports of torch otherwise."""
+SLOWEST = 60.0
+"""Seconds until a candidate's first update, after which it is given up."""
+HELPS = 1.03
+"""Ratio of speeds above which a change is taken to be one."""
+MARGIN = 0.25
+"""Share of the time kept for the last round."""
+
+
+# -- where the result lives ------------------------------------------------------------------------------------------------
+
+
+def path(config: Config) -> Path:
+    """The file for this environment and algorithm on this machine: ``$XDG_CONFIG_HOME/headrace/tuned/...json``, by default under
+    ``~/.config``."""
+    return _folder() / f"{_prefix(config.env, config.learning.algorithm)}-{config.device.partition(':')[0]}.json"
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "headrace" / "tuned"
+
+
+def _prefix(env: str, algorithm: str) -> str:
+    return f"{env.replace('/', '-')}-{algorithm}-{len(os.sched_getaffinity(0))}-cores"
+
+
+def load(config: Config) -> Settings:
+    """What was found for this environment, algorithm and machine; empty if nothing was. Raises `ConfigError` for a file that is
+    no such result."""
+    # Which device there is takes an import of torch, which a mistyped flag should not wait for.
+    if not any(_folder().glob(f"{_prefix(config.env, config.learning.algorithm)}-*.json")):
+        return {}
+    file = path(config)
+    if not file.exists():
+        return {}
+    try:
+        settings = dict(json.loads(file.read_text())["settings"])
+    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{file} is no result of headrace tune ({error}): remove it") from error
+    if unknown := sorted(set(settings) - set(TUNABLE)):
+        raise ConfigError(f"{file} sets {', '.join(unknown)}, which headrace tune does not: remove it")
+    return settings
+
+
+def in_use(config: Config) -> Settings:
+    """Those settings of `config` that are as `headrace tune` found them."""
+    return {name: value for name, value in load(config).items() if _of(config, name) == value}
+
+
+def _of(config: Config, dotted: str) -> Any:
+    group, name = dotted.split(".")
+    return getattr(getattr(config, group), name)
+
+
+def _save(config: Config, settings: Settings, trials: Iterable[Trial]) -> Path:
+    from headrace.runs.folder import system_facts
+
+    rows = [{"settings": t.settings, "steps_per_second": t.rate, "seconds": t.seconds, "error": t.error} for t in trials]
+    file = path(config)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, json.dumps({"settings": settings, "trials": rows, "machine": system_facts()}, indent=2) + "\n")
+    return file
+
+
+# -- what is tried ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Trial:
+    """One candidate and what was measured of it, over all rounds."""
+
+    settings: Settings
+    steps: float = 0.0
+    seconds: float = 0.0
+    error: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Steps per second learned from; 0 before the first measurement and for a candidate that failed."""
+        return self.steps / self.seconds if self.seconds and not self.error else 0.0
+
+
+def single_changes(config: Config, fixed: Collection[str], batch_sizes: Iterable[int] = ()) -> list[Settings]:
+    """The alternatives to `config`, changed one at a time (workers and environments together), `fixed` settings left alone."""
+    s, cores = config.sampling, len(os.sched_getaffinity(0))
+    alternatives: list[Settings] = []
+    workers = sorted({s.num_workers, max(1, cores // 2), cores, 2 * cores})
+    for n in workers if "sampling.num_workers" not in fixed else [s.num_workers]:
+        for total in (config.num_envs, 2 * config.num_envs, config.num_envs // 2):
+            alternatives.append({"sampling.num_workers": n, "sampling.envs_per_worker": total // n})
+    alternatives.append({"sampling.placement": "inline" if s.placement == "served" else "served"})
+    if config.device == "cpu":
+        alternatives += [{"learning.num_threads": n} for n in sorted({1, max(1, cores // 2), cores})]
+    if s.placement == "served":
+        alternatives += [{"sampling.min_request_groups": n} for n in sorted({1, config.total_groups})]
+        alternatives += [{"sampling.num_policy_workers": n} for n in (1, 2) if n <= cores // 2]
+    alternatives += [{"learning.batch_size": n} for n in batch_sizes]
+    flat = _effective(config)
+    changed = ({name: value for name, value in a.items() if flat[name] != value} for a in alternatives)
+    return [a for a in _unique(changed) if a and not set(a) & set(fixed) and _possible(config, a)]
+
+
+def _effective(config: Config) -> Settings:
+    """The tunable settings with what None stands for."""
+    found = {name: _of(config, name) for name in TUNABLE}
+    found["learning.num_threads"] = config.learner_threads
+    found["sampling.min_request_groups"] = config.min_request_groups
+    return found
+
+
+def _possible(config: Config, settings: Settings) -> bool:
+    try:
+        validate(configs.override(config, **settings))
+    except ConfigError:
+        return False
+    return True
+
+
+def _unique(candidates: Iterable[Settings]) -> list[Settings]:
+    return list({json.dumps(c, sort_keys=True): c for c in candidates}.values())
+
+
+def combined(config: Config, default: Trial, singles: list[Trial]) -> Settings:
+    """Of every setting the change that helped most, all together."""
+    together: Settings = {}
+    for trial in sorted(singles, key=lambda t: -t.rate):
+        mixed = trial.settings | together  # what helped more goes first
+        if trial.rate > HELPS * default.rate and not set(trial.settings) & set(together) and _possible(config, mixed):
+            together = mixed
+    return together
+
+
+# -- measuring -------------------------------------------------------------------------------------------------------------
+
+
+def measure(config: Config, spec: EnvSpec, seconds: float) -> tuple[float, float]:
+    """Train for about `seconds` seconds after the first update; steps learned from and the seconds they took.
+
+    Both are counted from the end of one update to the end of another. Raises what training raises.
+    """
+    from headrace.sampling.supervisor import RunFailed, Supervisor
+    from headrace.train import learner_main, make_exchange
+
+    exchange = make_exchange(config, spec)
+    supervisor = Supervisor(config, spec, exchange, learner_main, lambda text: None, PRELOAD)
+    updates: list[tuple[float, float]] = []
+    began = monotonic()
+    try:
+        supervisor.start()
+        while True:
+            for kind, content in supervisor.messages(timeout=0.1):
+                if kind == "metrics":
+                    updates.append((content["global_step"], monotonic()))
+            elapsed = monotonic() - (updates[0][1] if updates else began)
+            if not updates and elapsed > SLOWEST:
+                raise RunFailed(f"no update within {SLOWEST:.0f} s")
+            # A rate of one update or two is a rough one, but time is limited.
+            if len(updates) > 1 and elapsed > seconds * (1 if len(updates) > 3 else 3):
+                (first, since), (last, until) = updates[0], updates[-1]
+                return last - first, until - since
+    finally:
+        supervisor.kill()
+
+
+# -- the search ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Search:
+    """Tries candidates until the time is over. `say` gets lines for the user."""
+
+    config: Config
+    spec: EnvSpec
+    seconds: float
+    say: Callable[[str], None]
+    began: float = field(default_factory=monotonic)
+    done: int = 0
+
+    @property
+    def left(self) -> float:
+        """Seconds left."""
+        return self.seconds - (monotonic() - self.began)
+
+    def round(self, trials: list[Trial], until: float) -> None:
+        """Try each once, for as long as lets all of them end when `until` seconds are left; the last ones not at all where trials
+        take longer than expected."""
+        for i, trial in enumerate(trials):
+            share = (self.left - until) / (len(trials) - i)
+            overhead = (monotonic() - self.began - sum(t.seconds for t in self._tried)) / self.done if self.done else share / 2
+            if i and self.left - until < overhead:
+                return
+            self._try(trial, max(1.0, share - overhead))
+
+    def __post_init__(self) -> None:
+        self._tried: list[Trial] = []
+
+    def _try(self, trial: Trial, seconds: float) -> None:
+        if trial.error:
+            return
+        try:
+            steps, took = measure(configs.override(self.config, **trial.settings), self.spec, seconds)
+            trial.steps, trial.seconds = trial.steps + steps, trial.seconds + took
+        except (RuntimeError, MemoryError, OSError) as error:  # such as too many processes for this machine's memory
+            if not trial.settings:  # what does not train at all cannot be tuned
+                raise
+            trial.error = str(error).strip().splitlines()[-1]
+        self.done += 1
+        if trial not in self._tried:
+            self._tried.append(trial)
+        clock = f"{max(0, int(self.left)) // 60}:{max(0, int(self.left)) % 60:02} left"
+        self.say(f"{clock}  {describe(trial.settings)}: {trial.error or f'{trial.rate:,.0f} steps/s'}")
+
+    def run(self, fixed: Collection[str], batch_sizes: Iterable[int]) -> tuple[Trial, list[Trial]]:
+        """The default and everything tried, best first."""
+        default = Trial({})
+        singles = [Trial(settings) for settings in single_changes(self.config, fixed, batch_sizes)]
+        self.round([default, *singles], until=self.seconds / 2)
+        best = sorted(singles, key=lambda t: -t.rate)
+        together = combined(self.config, default, singles)
+        second = [t for t in best[:3] if t.rate > 0]
+        if together and all(together != t.settings for t in best):
+            second = [Trial(together), *second[:2]]
+        self.round([default, *second], until=self.seconds * MARGIN)
+        trials = sorted([*singles, *(t for t in second if t not in singles)], key=lambda t: -t.rate)
+        # Of two equal speeds the one measured longer is the safer choice.
+        finalists = [t for t in trials if t in second][:1]
+        self.round([default, *finalists], until=0)
+        return default, sorted([default, *trials], key=lambda t: -t.rate)
+
+
+def describe(settings: Settings) -> str:
+    """The settings in a few words."""
+    words = [f"{name.partition('.')[2]} {value}" for name, value in settings.items()]
+    return ", ".join(words) or "the defaults"
+
+
+def tune(
+    config: Config,
+    minutes: float = 2.0,
+    fixed: Collection[str] = (),
+    batch_sizes: Iterable[int] = (),
+    say: Callable[[str], None] = print,
+) -> Settings:
+    """Find the fastest settings for `config` on this machine, write them where `headrace train` finds them, and return them.
+
+    `fixed` are dotted settings that stay as they are. Raises `ConfigError` for what cannot be tuned, and what training raises if
+    it does not work with the defaults.
+    """
+    from headrace.envs.registry import describe as describe_env
+    from headrace.envs.registry import import_files
+
+    validate(config)
+    if config.uses_replay:
+        raise ConfigError("headrace tune compares steps learned from per second; with replay, learning is not tied to steps")
+    if config.sampling.placement == "serial":
+        raise ConfigError("headrace tune tries placements with several processes; `serial` has nothing to choose")
+    import_files(config.imports)
+    spec = describe_env(config.env, config.envs)
+    default, trials = Search(_endless(config), spec, 60 * minutes, say).run(fixed, batch_sizes)
+    best = _choose(default, trials)
+    say("\n" + "\n".join(_table(default, trials)))
+    file = _save(config, best.settings, trials)
+    gain = f"{best.rate / default.rate - 1:+.0%} against the defaults" if best.settings else "nothing was clearly faster"
+    say(f"\n{describe(best.settings)}: {gain}\n{file}: headrace train starts from it; your own flags win; remove it to undo")
+    return best.settings
+
+
+def _endless(config: Config) -> Config:
+    """Trained until it is killed; no checkpoint is ever due, so the run folder, which does not exist, is never written to."""
+    folder = Path(tempfile.gettempdir()) / f"headrace-tune-{os.getpid()}"
+    saves = {"run.checkpoint_interval": 1e9, "run.eval_interval_steps": None, "run.milestone_steps": None}
+    ends = {"learning.total_steps": 10**12, "run.goal": None, "run.max_minutes": None}
+    return configs.override(config, **saves, **ends, **{"run.folder": str(folder), "run.log_interval": 0.0})
+
+
+def _choose(default: Trial, trials: list[Trial]) -> Trial:
+    """The fastest of those that went through to the end, unless it is no faster than the defaults."""
+    best = max((t for t in trials if t.seconds >= default.seconds / 2), key=lambda t: t.rate)
+    return best if best.rate > HELPS * default.rate else default
+
+
+def _table(default: Trial, trials: list[Trial]) -> list[str]:
+    lines = [f"{'steps/s':>9}  {'':>6}  {'measured':>8}  settings"]
+    for t in trials:
+        if t.seconds and not t.error:
+            lines.append(f"{t.rate:>9,.0f}  {t.rate / default.rate:>5.2f}x  {t.seconds:>6.1f} s  {describe(t.settings)}")
+        else:
+            lines.append(f"{'-':>9}  {'':>6}  {'':>8}  {describe(t.settings)}: {t.error or 'no time left'}")
+    return lines

@@ -1,0 +1,119 @@
+"""`headrace tune`: a real, short search on CartPole, and what `headrace train` makes of its result."""
+
+import json
+import os
+
+import pytest
+
+from headrace import cli, tune
+from headrace.config import ConfigError
+from headrace.presets import make_config
+
+ENV = "gym/CartPole-v1"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """Results go to a folder of the test's own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config" / "headrace" / "tuned"
+
+
+def test_a_short_search_writes_what_train_starts_from(home, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "temporary").mkdir()
+    # Little is left to choose, so that the test is short.
+    fixed = ["--num-workers", "1", "--sampling.min-request-groups=1", "--num-policy-workers", "1", "--num-threads", "1"]
+    assert cli.main(["tune", ENV, "--minutes", "0.2", *fixed]) == 0
+    said = capsys.readouterr().out
+    assert "placement inline" in said
+    assert "steps/s" in said
+    assert " left  the defaults:" in said
+    assert "num_workers" not in said, "the user's own flags stay as they are"
+    (file,) = home.iterdir()
+    assert str(file) in said
+    found = json.loads(file.read_text())
+    measured = {json.dumps(t["settings"]): t for t in found["trials"]}
+    assert measured["{}"]["steps_per_second"] > 0
+    assert found["settings"] in [t["settings"] for t in found["trials"]]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config", "temporary"], "no run folder is left"
+    assert not [name for name in os.listdir(tmp_path / "temporary") if name.startswith("headrace")]
+
+
+def write(home, settings, env=ENV):
+    config = make_config(env)
+    path = tune.path(config)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"settings": settings}))
+    return path
+
+
+def test_train_starts_from_the_result_and_flags_win(home):
+    write(home, {"sampling.num_workers": 3, "sampling.placement": "inline"})
+    config = cli.parse_config(["--env", ENV])
+    assert (config.sampling.num_workers, config.sampling.placement) == (3, "inline")
+    assert tune.in_use(config) == {"sampling.num_workers": 3, "sampling.placement": "inline"}
+    config = cli.parse_config(["--env", ENV, "--num-workers", "2"])
+    assert (config.sampling.num_workers, config.sampling.placement) == (2, "inline")
+    assert tune.in_use(config) == {"sampling.placement": "inline"}
+    assert cli.parse_config(["--env", ENV, "--algorithm", "apex-dqn"]).sampling.placement == "served", "another algorithm"
+    assert make_config(ENV).sampling.placement == "served", "programs say what they want"
+
+
+def test_a_result_of_another_machine_is_not_used(home, monkeypatch):
+    path = write(home, {"sampling.num_workers": 3})
+    path.rename(path.with_name(path.name.replace("-cores-cpu", "0-cores-cpu").replace("-cores-cuda", "0-cores-cuda")))
+    assert tune.load(make_config(ENV)) == {}
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"settings": {"learning.gamma": 0.5}}'])
+def test_a_file_that_is_no_result_is_refused(home, text):
+    path = write(home, {})
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="remove it"):
+        tune.load(make_config(ENV))
+
+
+def test_what_is_tried_is_possible_and_changes_something():
+    config = make_config("gym/CartPole-v1")
+    singles = tune.single_changes(config, ())
+    assert {"sampling.placement": "inline"} in singles
+    assert all(singles.count(s) == 1 for s in singles)
+    for settings in singles:
+        assert any(tune._effective(config)[name] != value for name, value in settings.items())
+        assert "learning.batch_size" not in settings, "the algorithm stays what it is"
+    assert {"learning.batch_size": 1024} in tune.single_changes(config, (), [1024])
+    assert not any("sampling.placement" in s for s in tune.single_changes(config, {"sampling.placement"}))
+
+
+def test_what_helped_is_combined():
+    config = make_config("gym/CartPole-v1")
+    default = tune.Trial({}, 100, 1)
+    singles = [
+        tune.Trial({"sampling.placement": "inline"}, 120, 1),
+        tune.Trial({"sampling.num_workers": 2}, 110, 1),
+        tune.Trial({"sampling.num_workers": 4}, 105, 1),
+        tune.Trial({"learning.num_threads": 2}, 101, 1),
+    ]
+    assert tune.combined(config, default, singles) == {"sampling.placement": "inline", "sampling.num_workers": 2}
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--algorithm", "apex-dqn"], "with replay, learning is not tied to steps"),
+        (["--placement", "serial"], "nothing to choose"),
+        (["--batch-size", "1000"], "Nearest"),
+    ],
+)
+def test_what_cannot_be_tuned_is_said(flags, words, capsys):
+    assert cli.main(["tune", ENV, *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_an_environment_that_fails_ends_with_its_error(tmp_path, capsys):
+    worlds = os.path.join(os.path.dirname(__file__), "faults", "worlds.py")
+    kwargs = '{"fault": "raise", "at": 1}'
+    assert cli.main(["tune", "faulty", "--import", worlds, "--envs.kwargs", kwargs, "--minutes", "0.1"]) == 1
+    assert "the world is broken" in capsys.readouterr().err
