@@ -118,6 +118,22 @@ def test_a_stopped_learner_is_replaced_after_its_time(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_last_checkpoint_of_a_slow_learner_is_waited_for(tmp_path):
+    with counting_run(tmp_path / "run", **{"run.checkpoint_interval": 1000}) as run:
+        run.wait_for("the first steps", run.step)
+        assert run.process is not None
+        learner = run.signal("learner", signal.SIGSTOP)
+        run.process.send_signal(signal.SIGINT)
+        run.wait_for("the message", lambda: "The learner is waited for" in run.output)
+        assert not run.checkpoints()
+        assert learner is not None
+        os.kill(learner, signal.SIGCONT)
+        assert run.end() == 130
+        assert len(run.checkpoints()) == 1
+        run.assert_nothing_left()
+
+
+@pytest.mark.slow
 def test_a_run_stopped_as_a_whole_goes_on_as_it_is(tmp_path):
     """Ctrl-Z, and `fg` after longer than anybody may be silent."""
     limits = {"sampling.step_timeout": 6, "learning.update_timeout": 6}

@@ -39,6 +39,7 @@ def test_passing_faults_are_survived(tmp_path):
         run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_learner_in_a_deadlock_is_shown_and_replaced(tmp_path):
     settings = {"learning.algorithm": "stuck", "learning.update_timeout": 5, "learning.total_steps": 10_000}
     run = faulty_run(tmp_path / "run", f'{{"once": "{tmp_path}"}}', **settings)

@@ -36,7 +36,7 @@ STACKS = 1 << 16
 ANSWER = 5.0
 """Seconds a policy worker may take for a batch before it is replaced, when a dead rollout worker's slots wait for it."""
 FAREWELL = 20.0
-"""Seconds the learner may take for its last checkpoint, and the others to end, before they are killed."""
+"""Seconds the others may take to end before they are killed, and the learner before the user is told that it is waited for."""
 
 
 class RunFailed(RuntimeError):
@@ -269,8 +269,14 @@ class Supervisor:
     def stop(self) -> Iterator[tuple[str, Any]]:
         """End the run; yields the learner's last messages. Nothing of the run is alive afterwards."""
         self.exchange.stop()
-        deadline = monotonic() + FAREWELL
-        while self.children and monotonic() < deadline:
+        began, told = monotonic(), False
+        while self.children and monotonic() < began + self.config.learning.update_timeout:
+            if monotonic() > began + FAREWELL and not told:
+                told = True
+                for child in [c for c in self.children if c.role != "learner"]:
+                    child.process.kill()
+                if any(c.role == "learner" for c in self.children):
+                    self.say("The learner is waited for: it finishes its update and writes the last checkpoint")
             connection.wait([c.process.sentinel for c in self.children] + [c.report for c in self.children], 0.2)
             for child in list(self.children):
                 yield from self._read(child)
