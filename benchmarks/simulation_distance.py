@@ -10,7 +10,7 @@ Sweeps t_inference and k (environments of a worker) with one group and with two 
 measurements is the model behind the paper's condition k/2 > ceil(t_inference / t_environment): a cycle takes the longer of
 stepping the other groups and inferring. Beside the rates, which other work on the machine disturbs, stands the CPU time of all
 processes per step: what is above the bare environments' is what the sampler costs. Rounds alternate, medians are compared.
-Prints a table, writes results/simulation_distance.json and, with matplotlib, .png.
+Prints a table, puts each environment's rows into results/simulation_distance.json and, with matplotlib, draws .png of all.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ from headrace.sampling.policy_worker import PolicyWorker
 from headrace.sampling.processes import LOOK_AROUND, Start, rollout_main, run_child
 
 LEARNER = 1000
+WARM_UP = 1.0
+"""Seconds before counting begins: every process touches the slab's pages once."""
 context = multiprocessing.get_context("forkserver")
 
 
@@ -135,6 +137,7 @@ def rate(config: Config, mains: list[tuple[str, int, Any]], seconds: float, t_in
             if time.monotonic() > deadline or not all(p.is_alive() for p in processes):
                 raise RuntimeError(f"does not start: {[here.recv() for here, _ in pipes if here.poll()]}")
             time.sleep(0.05)
+        time.sleep(WARM_UP)
         began, before, cpu = perf_counter(), counts.sum(), cpu_seconds(processes)
         time.sleep(seconds)
         steps = counts.sum() - before
@@ -183,7 +186,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "simulation_distance.json")
     args = parser.parse_args()
-    result: dict[str, Any] = {"machine": system_facts(), "workers": args.workers, "envs": {}}
+    result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {"envs": {}}
     for env in args.env:
         measured: dict[tuple[Any, ...], list[tuple[float, float]]] = defaultdict(list)
         for _ in range(args.rounds):
@@ -213,7 +216,8 @@ def main() -> None:
                 rows.append({**row, "predicted": model, "cpu_us": [cpu, cpu1, cpu2]})
                 shares = f"{one:,.0f} ({one / base:.1%}) | {two:,.0f} ({two / base:.1%}) | {model[0]:.0%}, {model[1]:.0%}"
                 print(f"| {k} | {ms} ms | {base:,.0f} | {shares} | {cpu:.0f} | {cpu1:.0f} | {cpu2:.0f} |", flush=True)
-        result["envs"][env] = rows
+        conditions = {"machine": system_facts(), "workers": args.workers, "load_average": os.getloadavg()[0]}
+        result["envs"][env] = {**conditions, "rows": rows}
         args.out.write_text(json.dumps(result, indent=2) + "\n")
     plot(result, args.out.with_suffix(".png"))
 
@@ -226,7 +230,8 @@ def plot(result: dict[str, Any], path: Path) -> None:
         print("no plot: matplotlib is not installed")
         return
     figure, axes = plt.subplots(1, len(result["envs"]), figsize=(5.5 * len(result["envs"]), 4), squeeze=False, sharey=True)
-    for axis, (env, rows) in zip(axes[0], result["envs"].items(), strict=True):
+    for axis, (env, measured) in zip(axes[0], result["envs"].items(), strict=True):
+        rows = measured["rows"]
         x = [row["t_inference_ms"] / (row["k"] / 2 * row["t_env_ms"]) for row in rows]
         axis.plot(x, [row["two_groups"] / row["bare"] for row in rows], "o", label="two groups")
         axis.plot(x, [row["one_group"] / row["bare"] for row in rows], "s", label="one group")
