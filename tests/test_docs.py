@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[1]
 QUICK_START = (ROOT / "docs" / "quick-start.md").read_text()
 README = (ROOT / "README.md").read_text()
 CHEAP = ["--learning.total-steps", "1500", "--placement", "serial", "--batch-size", "512", "--no-video"]
+NOTHING_TO_CHOOSE = ["--minutes", "0.05", "--num-workers", "1", "--envs-per-worker", "16", "--placement", "served"]
+NOTHING_TO_CHOOSE += ["--num-policy-workers", "1", "--sampling.min-request-groups", "1", "--num-threads", "1"]
 
 
 def blocks(language, page=QUICK_START):
@@ -46,6 +48,8 @@ def test_quick_start_commands_run_in_order(tmp_path, monkeypatch, capsys):
         assert program == "headrace"
         if arguments[0] == "train":
             arguments += CHEAP
+        if arguments[0] == "tune":
+            arguments += NOTHING_TO_CHOOSE
         assert cli.main(arguments) == 0, command
     assert "entropy_coef" in capsys.readouterr().out
     assert (tmp_path / "cartpole.mp4").stat().st_size > 1000

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -218,7 +219,8 @@ class Search:
     seconds: float
     say: Callable[[str], None]
     began: float = field(default_factory=monotonic)
-    done: int = 0
+    overhead: list[float] = field(default_factory=list)
+    """Seconds that trials took beside what was measured: starting, the first update."""
 
     @property
     def left(self) -> float:
@@ -230,17 +232,14 @@ class Search:
         take longer than expected."""
         for i, trial in enumerate(trials):
             share = (self.left - until) / (len(trials) - i)
-            overhead = (monotonic() - self.began - sum(t.seconds for t in self._tried)) / self.done if self.done else share / 2
+            overhead = mean(self.overhead) if self.overhead else share / 2
             if i and self.left - until < overhead:
                 return
-            self._try(trial, max(1.0, share - overhead))
-
-    def __post_init__(self) -> None:
-        self._tried: list[Trial] = []
+            if not trial.error:
+                self._try(trial, max(1.0, share - overhead))
 
     def _try(self, trial: Trial, seconds: float) -> None:
-        if trial.error:
-            return
+        began, took = monotonic(), 0.0
         try:
             steps, took = measure(configs.override(self.config, **trial.settings), self.spec, seconds)
             trial.steps, trial.seconds = trial.steps + steps, trial.seconds + took
@@ -248,9 +247,7 @@ class Search:
             if not trial.settings:  # what does not train at all cannot be tuned
                 raise
             trial.error = str(error).strip().splitlines()[-1]
-        self.done += 1
-        if trial not in self._tried:
-            self._tried.append(trial)
+        self.overhead.append(monotonic() - began - took)
         clock = f"{max(0, int(self.left)) // 60}:{max(0, int(self.left)) % 60:02} left"
         self.say(f"{clock}  {describe(trial.settings)}: {trial.error or f'{trial.rate:,.0f} steps/s'}")
 
@@ -266,7 +263,6 @@ class Search:
             second = [Trial(together), *second[:2]]
         self.round([default, *second], until=self.seconds * MARGIN)
         trials = sorted([*singles, *(t for t in second if t not in singles)], key=lambda t: -t.rate)
-        # Of two equal speeds the one measured longer is the safer choice.
         finalists = [t for t in trials if t in second][:1]
         self.round([default, *finalists], until=0)
         return default, sorted([default, *trials], key=lambda t: -t.rate)
