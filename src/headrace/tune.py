@@ -2,8 +2,8 @@
 
 Candidates are settings that say how experience is gathered, not what is learned from it. Each is tried by a real, short training
 and judged by the steps per second that the learner has learned from. First every setting is changed by itself; then what helped
-is combined, and the best go against the defaults again, each time for longer (successive halving). The result is written where
-`headrace train` looks for it (`path`), for this environment, algorithm, number of cores and device.
+is combined and goes against the defaults again, for longer. The result is written where `headrace train` looks for it (`path`),
+for this environment, algorithm, number of cores and device.
 
 Nothing here imports torch before something is measured.
 """
@@ -15,6 +15,7 @@ import os
 import tempfile
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from statistics import mean
 from time import monotonic
@@ -46,10 +47,10 @@ PRELOAD = ("headrace.sampling.preload", "headrace.train")
 """Imported by the fork server once for all trials: half of a short trial would be imports of torch otherwise."""
 SLOWEST = 60.0
 """Seconds until a candidate's first update, after which it is given up."""
-HELPS = 1.03
+HELPS = 1.05
 """Ratio of speeds above which a change is taken to be one."""
-MARGIN = 0.25
-"""Share of the time kept for the last round."""
+FINAL = 0.35
+"""Share of the time kept for the second round."""
 
 
 # -- where the result lives ------------------------------------------------------------------------------------------------
@@ -128,18 +129,20 @@ class Trial:
 def single_changes(config: Config, fixed: Collection[str], batch_sizes: Iterable[int] = ()) -> list[Settings]:
     """The alternatives to `config`, changed one at a time (workers and environments together), `fixed` settings left alone."""
     s, cores = config.sampling, len(os.sched_getaffinity(0))
-    alternatives: list[Settings] = []
     workers = sorted({s.num_workers, max(1, cores // 2), cores, 2 * cores})
-    for n in workers if "sampling.num_workers" not in fixed else [s.num_workers]:
-        for total in (config.num_envs, 2 * config.num_envs, config.num_envs // 2):
-            alternatives.append({"sampling.num_workers": n, "sampling.envs_per_worker": total // n})
-    alternatives.append({"sampling.placement": "inline" if s.placement == "served" else "served"})
-    if config.device == "cpu":
-        alternatives += [{"learning.num_threads": n} for n in sorted({1, max(1, cores // 2), cores})]
-    if s.placement == "served":
-        alternatives += [{"sampling.min_request_groups": n} for n in sorted({1, config.total_groups})]
-        alternatives += [{"sampling.num_policy_workers": n} for n in (1, 2) if n <= cores // 2]
-    alternatives += [{"learning.batch_size": n} for n in batch_sizes]
+    if "sampling.num_workers" in fixed:
+        workers = [s.num_workers]
+    totals = (2 * config.num_envs, config.num_envs, config.num_envs // 2)
+    kinds: list[list[Settings]] = [
+        [{"sampling.num_workers": n, "sampling.envs_per_worker": total // n} for total in totals for n in workers],
+        [{"sampling.placement": "inline" if s.placement == "served" else "served"}],
+        [{"learning.num_threads": n} for n in sorted({max(1, cores // 2), cores, 1}) if config.device == "cpu"],
+        [{"sampling.min_request_groups": n} for n in (config.total_groups, 1) if s.placement == "served"],
+        [{"sampling.num_policy_workers": n} for n in (1, 2) if s.placement == "served" and n <= cores // 2],
+        [{"learning.batch_size": n} for n in batch_sizes],
+    ]
+    # Of every kind one before the second of any: on a slow machine there is no time for all.
+    alternatives = [a for nth in zip_longest(*kinds) for a in nth if a]
     flat = _effective(config)
     changed = ({name: value for name, value in a.items() if flat[name] != value} for a in alternatives)
     return [a for a in _unique(changed) if a and not set(a) & set(fixed) and _possible(config, a)]
@@ -252,19 +255,17 @@ class Search:
         self.say(f"{clock}  {describe(trial.settings)}: {trial.error or f'{trial.rate:,.0f} steps/s'}")
 
     def run(self, fixed: Collection[str], batch_sizes: Iterable[int]) -> tuple[Trial, list[Trial]]:
-        """The default and everything tried, best first."""
+        """The default, and everything tried, best first."""
         default = Trial({})
         singles = [Trial(settings) for settings in single_changes(self.config, fixed, batch_sizes)]
-        self.round([default, *singles], until=self.seconds / 2)
-        best = sorted(singles, key=lambda t: -t.rate)
+        self.round([default, *singles], until=FINAL * self.seconds)
+        trials = sorted(singles, key=lambda t: -t.rate)
         together = combined(self.config, default, singles)
-        second = [t for t in best[:3] if t.rate > 0]
-        if together and all(together != t.settings for t in best):
-            second = [Trial(together), *second[:2]]
-        self.round([default, *second], until=self.seconds * MARGIN)
-        trials = sorted([*singles, *(t for t in second if t not in singles)], key=lambda t: -t.rate)
-        finalists = [t for t in trials if t in second][:1]
-        self.round([default, *finalists], until=0)
+        finalists = [t for t in trials[:1] if t.rate]
+        if together and all(together != t.settings for t in trials):
+            finalists.insert(0, Trial(together))
+            trials.append(finalists[0])
+        self.round([*finalists, default], until=0)
         return default, sorted([default, *trials], key=lambda t: -t.rate)
 
 

@@ -90,6 +90,7 @@ class Slab:
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
+        self._segment.prefault()  # the memory is there, but every process has its own page table
         self._map()
 
     def _named(self, prefix: str, slot: int, t: int) -> dict[str, np.ndarray]:
