@@ -62,12 +62,13 @@ def fill(exchange: Exchange) -> None:
 def bare_loop(config: Config, batch: dict[str, torch.Tensor]) -> Callable[[], None]:
     """One update of the same network on a batch that stays."""
     _, model = make_algorithm_and_model(config, describe(config.env, config.envs))
-    model = model.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, foreach=True)
+    model = model.to(config.device, memory_format=torch.channels_last)
+    kernel = {"foreach": True} if config.device == "cpu" else {"fused": True}
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, **kernel)
     T = len(batch["reward"])
     obs = {name[4:]: x[:T].clone() for name, x in batch.items() if name.startswith("obs/")}
     core, first, action = batch["core"].clone(), batch["first"][:T].clone(), batch["action"].clone()
-    advantage, target = torch.randn(batch["reward"].shape), torch.randn(batch["reward"].shape)
+    advantage, target = torch.randn_like(batch["reward"]), torch.randn_like(batch["reward"])
 
     def update() -> None:
         out = model.unroll(obs, core, first)
@@ -96,7 +97,7 @@ def measure(env: str, precision: str, rounds: int, updates: int) -> dict[str, An
     def engine() -> None:
         batch = batches.get()
         assert batch is not None
-        learner.learn(batch.fields)
+        learner.learn(batch.fields, batch.host)
         batches.done()
         weights.publish(exchange.board, learner.progress.updates)
 

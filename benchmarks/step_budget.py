@@ -69,7 +69,7 @@ def budget(env: str, updates: int) -> dict[str, float]:
         if update == 1:  # the first one also resets environments and fills caches
             seconds.clear()
         batch = get()
-        learn(batch.fields)
+        learn(batch.fields, batch.host)
         publish(exchange.board, update + 1)
     sampler.close()
     seconds["engine: sampling"] = seconds["sampling, all"] - seconds["environments"] - seconds["policy network"]

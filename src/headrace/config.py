@@ -122,6 +122,9 @@ class SamplingConfig:
     """...takes at most this many... None: no limit."""
     patience: float = 0.002
     """...and waits no longer than this for the minimum after the first request (seconds)."""
+    one_transfer: Literal["auto", "on", "off"] = "auto"
+    """`served` without replay: policy workers leave observations on the device for the learner, so that each crosses the bus
+    once. `auto`: where the device is a GPU. It takes as much device memory as the observations of all slots."""
     weights_period: int = 1
     """Inline placement: how many steps of a group between two looks at the learner's weights."""
     step_timeout: float = 120.0
@@ -266,6 +269,8 @@ class LearningConfig:
     processor or the GPU computes it natively."""
     compile: bool = False
     """torch.compile for the learner's network."""
+    graphs: bool = True
+    """On CUDA: acting and optimizer steps are recorded as CUDA graphs, which start all their kernels at once."""
     device: str = "auto"
     """`auto` (cuda where there is one), `cpu`, `cuda`, `cuda:1`..."""
     update_timeout: float = 600.0
@@ -390,6 +395,17 @@ class Config:
         return "cuda" if torch.cuda.is_available() else "cpu"
 
     @property
+    def cuda_graphs(self) -> bool:
+        """Whether work on the device is recorded."""
+        return self.learning.graphs and self.device != "cpu"
+
+    @property
+    def one_transfer(self) -> bool:
+        """Whether policy workers leave observations on the device for the learner."""
+        wanted = self.sampling.one_transfer == "on" or (self.sampling.one_transfer == "auto" and self.device != "cpu")
+        return wanted and self.sampling.placement == "served" and not self.uses_replay
+
+    @property
     def precision(self) -> Literal["float32", "bf16"]:
         """The network's precision, `auto` resolved."""
         if self.learning.precision != "auto":
@@ -408,7 +424,7 @@ def native_bf16(device: str) -> bool:
     if device != "cpu":
         import torch
 
-        return torch.cuda.is_bf16_supported()
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     cpuinfo = Path("/proc/cpuinfo")
     return cpuinfo.exists() and re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", cpuinfo.read_text()) is not None
 

@@ -33,7 +33,7 @@ class TrainingLog:
         return float(np.mean(self.returns)) if self.returns else math.nan
 
     def add(self, statistics: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]) -> None:
-        """One update: its statistics and the episodes that ended in its batch."""
+        """One update: its statistics and, in host memory, the episodes that ended in its batch."""
         self._sums.append(statistics)
         returns, lengths = batch["episode_return"], batch["episode_length"]
         ended = ~returns.isnan()
@@ -104,6 +104,7 @@ class TrainingState:
     def save(self, must: bool) -> str:
         """Write a checkpoint; returns a line for the log. A failure (a full disk) is an error only if it `must` be written."""
         learner, run = self._learner, self._config.run
+        learner.settle()  # nothing is saved that is not finite
         step = learner.progress.global_step
         if self._saved_updates == learner.progress.updates:
             return f"The checkpoint of step {step:,} is the last"

@@ -32,6 +32,7 @@ from headrace.experience.replayed import ReplayBatches
 from headrace.experience.trajectories import TrajectoryBatches
 from headrace.learning.learner import Learner, Progress
 from headrace.learning.replay_learner import ReplayLearner
+from headrace.policies.device import set_up
 from headrace.policies.memory import keep_freed_memory
 from headrace.runs.folder import RunFolder
 from headrace.runs.plots import learning_curve
@@ -40,7 +41,7 @@ from headrace.sampling.exchange import LEARNER_PHASES, PHASES, Clock, Exchange
 from headrace.sampling.processes import Start, make_algorithm_and_model
 from headrace.sampling.serial import SerialSampler
 from headrace.sampling.supervisor import Supervisor
-from headrace.sampling.weights import FlatWeights, weights_nbytes
+from headrace.sampling.weights import Publisher, weights_nbytes
 from headrace.state import EPISODE_WINDOW, TrainingLog, TrainingState
 from headrace.validation import validate
 
@@ -207,7 +208,8 @@ def learn(
 ) -> None:
     """The training loop. `sampler` steps the environments until a batch is there; None: other processes do."""
     algorithm, model = make_algorithm_and_model(config, spec)
-    learner = (ReplayLearner if config.uses_replay else Learner)(model, algorithm, config)
+    set_up(config.device)
+    learner = (ReplayLearner if config.uses_replay else Learner)(model, algorithm, config, lambda text: report("message", text))
     log = TrainingLog()
     state = TrainingState(config, learner, log, sampler)
     for message in state.load():
@@ -215,8 +217,14 @@ def learn(
     learner.progress.continue_after(exchange.board.version)
     report("start", learner.progress.global_step)
 
-    weights = FlatWeights(learner.model)
-    weights.publish(exchange.board, learner.progress.version)
+    if exchange.device_slab is not None:
+        try:
+            exchange.device_slab.allocate()
+        except RuntimeError as error:
+            report("message", f"Observations cross the bus twice: no memory for them on {config.device} ({error})")
+    publisher = Publisher(learner.model, exchange.board, config.device)
+    publisher.publish(learner.progress.version)
+    publisher.wait()
     exchange.control.store(1, 1)  # samplers may start
     batches = _experience(config, exchange, sampler)
     if exchange.replay is not None:
@@ -230,11 +238,11 @@ def learn(
         if batch is None:
             reason = "interrupted"
             break
-        statistics = learner.learn(batch.fields)
-        log.add(statistics, batch.fields)
+        statistics = learner.learn(batch.fields, batch.host)
+        log.add(statistics, batch.host)
         batches.done()
         clock.spent("train", perf_counter())
-        weights.publish(exchange.board, learner.progress.version)
+        publisher.publish(learner.progress.version)
         clock.spent("publish", now := perf_counter())
 
         reason = "interrupted" if exchange.stopped else _reason_to_stop(config, learner.progress, log, now - started)

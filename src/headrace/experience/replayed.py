@@ -63,7 +63,7 @@ class ReplayBatches:
         if self._device != "cpu":
             fields = {name: x.to(self._device, non_blocking=True) for name, x in fields.items()}
         self._fields = fields | _arrivals(self._feeder.take_arrivals())
-        return Batch(self._fields)
+        return Batch(self._fields, self._fields)
 
     def _wait(self, waiting: Callable[[], None]) -> _Drawn | None:
         while True:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.policies.device import Marker
 from headrace.sampling.exchange import LEARNER, LOOK_AROUND, Exchange
 from headrace.sampling.ipc import Closed
+
+BOOKKEEPING = ("valid", "version", "episode_return", "episode_length")
+"""Fields that are counted rather than computed with: the learner reads them on the host."""
 
 
 @dataclass
@@ -19,56 +24,54 @@ class Batch:
     """Trajectories side by side. B = slots per batch x E."""
 
     fields: dict[str, Tensor]
-    """Every field of the slab: [T+1, B, ...] or [T, B, ...] by its number of rows; `core` [B, S]."""
+    """Every field of the slab: [T+1, B, ...] or [T, B, ...] by its number of rows; `core` [B, S]. On the learner's device."""
+    host: dict[str, Tensor]
+    """At least the fields of `BOOKKEEPING`, in host memory."""
 
 
 class TrajectoryBatches:
-    """Copies finished slots into preallocated batches (pinned where the learner is on CUDA) and frees them at once.
+    """Copies finished slots into preallocated batches and frees them at once.
 
-    A thread does it. For a learner on CUDA it fills one batch while the other is learned from, so a batch is at most one update
-    older than it had to be. On the CPU there is one batch only: copying takes a hundredth of the time of learning, and what
-    waits in a second batch would just get older. With `collect` (serial) nothing is done before it is asked for.
+    A thread does it. For a learner on CUDA it fills one batch (page-locked memory, then the device, on a stream of its own)
+    while the other is learned from, so a batch is at most one update older than it had to be. On the CPU there is one batch
+    only: copying takes a hundredth of the time of learning, and what waits in a second batch would just get older. With
+    `collect` (serial) nothing is done before it is asked for.
     """
 
     def __init__(self, exchange: Exchange, slots_per_batch: int, device: str, collect: Callable[[int], None] | None):
         prefetch, self._collect = collect is None, collect
-        self._exchange, self._slots_per_batch, self._device = exchange, slots_per_batch, device
-        slab = exchange.slab
-        B = slots_per_batch * slab.E
-
-        def empty() -> dict[str, np.ndarray]:
-            return {
-                n: _pinned((*a.shape[1 : -1 - len(f.shape)], B, *f.shape), a.dtype, device != "cpu")
-                for (n, a), f in zip(slab.arrays.items(), slab.fields.values(), strict=True)
-            }
-
-        self._buffers = [empty() for _ in range(2 if prefetch and device != "cpu" else 1)]
-        self._free, self._filled = threading.Semaphore(len(self._buffers)), threading.Semaphore(0)
+        self._exchange, self._slots_per_batch = exchange, slots_per_batch
+        count = 2 if prefetch and device != "cpu" else 1
+        self._batches = [_Memory(exchange, slots_per_batch, device) for _ in range(count)]
+        self._stream = None if device == "cpu" else torch.cuda.Stream(device)
+        self._arrived = Marker(device)
+        self._free, self._filled = threading.Semaphore(count), threading.Semaphore(0)
         self._failure: BaseException | None = None
         self._ended = False
+        self._next = self._current = 0
         self._thread: threading.Thread | None = None
         if prefetch:
             self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
             self._thread.start()
-        self._next = 0
 
     def get(self, waiting: Callable[[], None] = lambda: None) -> Batch | None:
         """The next batch; waits for it, calling `waiting` now and then. None at the end of the run."""
         if self._collect is not None:
             self._collect(self._slots_per_batch)
-            return self._to_device(self._buffers[0]) if self._fill(self._buffers[0]) else None
+            return self._batches[0].batch if self._fill(self._batches[0]) else None
         while not self._filled.acquire(timeout=LOOK_AROUND):
             waiting()
         if self._failure is not None:
             raise self._failure
         if self._ended:
             return None
-        batch = self._to_device(self._buffers[self._next])
-        self._next = (self._next + 1) % len(self._buffers)
-        return batch
+        self._current, self._next = self._next, (self._next + 1) % len(self._batches)
+        return self._batches[self._current].batch
 
     def done(self) -> None:
-        """The learner has finished with the batch it got last: its memory may be filled again."""
+        """The learner has given its device all the work there is with the batch it got last: behind that its memory may be
+        filled again."""
+        self._batches[self._current].used.set()
         if self._thread is not None:
             self._free.release()
 
@@ -81,31 +84,39 @@ class TrajectoryBatches:
         try:
             while True:
                 self._free.acquire()
-                if not self._fill(self._buffers[i]):
+                if not self._fill(self._batches[i]):
                     break
-                i = (i + 1) % len(self._buffers)
+                i = (i + 1) % len(self._batches)
                 self._filled.release()
         except Exception as failure:  # handed to the learner, which raises it
             self._failure = failure
         self._ended = True
         self._filled.release()
 
-    def _fill(self, batch: dict[str, np.ndarray]) -> bool:
-        """Copy the next finished slots into `batch` and free them. False at the end of the run."""
-        x, E = self._exchange, self._exchange.E
-        arrays, fields = x.slab.arrays, x.slab.fields
-        for i in range(self._slots_per_batch):
-            slot = self._next_slot()
-            if slot is None:
-                return False
-            columns = slice(i * E, (i + 1) * E)
-            for name, field in fields.items():
-                if field.rows == "once":
-                    batch[name][columns] = arrays[name][slot]
+    def _fill(self, memory: _Memory) -> bool:
+        """Copy the next finished slots into `memory`, up to the device, and free them. False at the end of the run."""
+        x = self._exchange
+        memory.used.wait()
+        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+            missing = []
+            for i in range(self._slots_per_batch):
+                slot = self._next_slot()
+                if slot is None:
+                    return False
+                left = x.device_slab.find(slot) if x.device_slab else None
+                memory.take(i, slot, left)
+                if left is None:
+                    missing.append(i)
                 else:
-                    batch[name][:, columns] = arrays[name][slot]
-            x.slots.release(slot, LEARNER)
+                    self._wait()  # others may write there as soon as the slot is free
+                x.slots.release(slot, LEARNER)
+            memory.send(missing)
+            self._wait()
         return True
+
+    def _wait(self) -> None:
+        self._arrived.set()
+        self._arrived.wait()
 
     def _next_slot(self) -> int | None:
         x = self._exchange
@@ -120,14 +131,54 @@ class TrajectoryBatches:
             if x.slots.transfer(ticket, LEARNER):
                 return x.slots.slot_of(ticket)
 
-    def _to_device(self, arrays: dict[str, np.ndarray]) -> Batch:
-        tensors = {name: torch.from_numpy(a) for name, a in arrays.items()}
-        if self._device != "cpu":
-            tensors = {name: t.to(self._device, non_blocking=True) for name, t in tensors.items()}
-        return Batch(tensors)
 
+class _Memory:
+    """Memory of one batch: on the CPU the batch itself; for CUDA (or `apart`, for tests) page-locked memory, and the batch."""
 
-def _pinned(shape: tuple[int, ...], dtype: np.dtype, pin: bool) -> np.ndarray:
-    """A zeroed array; page-locked where `pin`, so that copies to the GPU run beside the computation."""
-    array = np.zeros(shape, dtype)
-    return torch.from_numpy(array).pin_memory().numpy() if pin else array
+    def __init__(self, exchange: Exchange, slots_per_batch: int, device: str, apart: bool = False):
+        self._slab, self._slots = exchange.slab, slots_per_batch
+        apart = apart or device != "cpu"
+        host = {}
+        for (name, array), field in zip(self._slab.arrays.items(), self._slab.fields.values(), strict=True):
+            shape = (*array.shape[1 : -1 - len(field.shape)], slots_per_batch * self._slab.E, *field.shape)
+            host[name] = torch.zeros(shape, dtype=torch.from_numpy(array[:0]).dtype, pin_memory=device != "cpu")
+        self._arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in host.items()}
+        self._pinned = host if apart else {}
+        # Not zeroed: that would be work on another stream than the one that copies.
+        self._there = {name: torch.empty_like(tensor, device=device) for name, tensor in host.items()} if apart else host
+        self._host = {name: host[name] for name in BOOKKEEPING}
+        self.used = Marker(device)
+        """Behind it the batch is not read any more."""
+
+    @property
+    def batch(self) -> Batch:
+        """What was filled in; the dictionary is the algorithm's, which adds fields of its own."""
+        return Batch(dict(self._there), self._host)
+
+    def _columns(self, i: int) -> slice:
+        return slice(i * self._slab.E, (i + 1) * self._slab.E)
+
+    def take(self, i: int, slot: int, left: dict[str, Tensor] | None) -> None:
+        """Copy a slot to place i. `left`: rows 0 to T-1 of its observations, where they are on the device already."""
+        T, columns = self._slab.T, self._columns(i)
+        for name, field in self._slab.fields.items():
+            array, to = self._slab.arrays[name], self._arrays[name]
+            if field.rows == "once":
+                to[columns] = array[slot]
+            elif left and name in left:
+                self._there[name][:T, columns].copy_(left[name], non_blocking=True)
+                to[T, columns] = array[slot, T]
+            else:
+                to[:, columns] = array[slot]
+
+    def send(self, missing: list[int]) -> None:
+        """Copy to the device what is not there: all fields, but observations of the places `missing` and row T only."""
+        T = self._slab.T
+        for name, tensor in self._pinned.items():
+            there = self._there[name]
+            if not name.startswith("obs/") or len(missing) == self._slots:
+                there.copy_(tensor, non_blocking=True)
+                continue
+            there[T].copy_(tensor[T], non_blocking=True)
+            for columns in map(self._columns, missing):  # rare: trajectories begun before the learner was restarted
+                there[:T, columns].copy_(tensor[:T, columns], non_blocking=True)

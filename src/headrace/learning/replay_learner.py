@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headrace.learning.algorithms import Algorithm
 from headrace.learning.learner import Learner
+from headrace.policies.device import Tensors
 
 
 class ReplayAlgorithm(Algorithm, Protocol):
@@ -32,7 +33,7 @@ class ReplayLearner(Learner):
 
     algorithm: ReplayAlgorithm
 
-    def learn(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def learn(self, batch: Tensors, host: Tensors | None = None) -> Tensors:
         """One batch of transitions, one optimizer step. Adds `priority` [B] to the batch; returns the loss's statistics.
 
         `batch`: what the algorithm wants (see `ApexDQN`), `version` int32 [B] of the weights that chose the actions, and of the
@@ -40,15 +41,17 @@ class ReplayLearner(Learner):
 
         Raises `FloatingPointError`, see `Learner.learn`.
         """
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate
+        here = {name: batch.pop(name) for name in ("new_steps", "episode_return", "episode_length") if name in batch}
+        self._set_learning_rate()
         with torch.no_grad():
-            self.algorithm.prepare(self.model, batch, self.config.learning)
-        statistics = self._step(batch)
+            prepared = self._prepare(batch)
+        out = self._step(batch | prepared)
+        batch |= here | {"priority": out["priority"]}
+        statistics = self._reported(out["statistics"].clone().unsqueeze(0))
         self.progress.updates += 1
         self.algorithm.after_update(self.model, self.progress.updates)
-        self.progress.global_step += int(batch["new_steps"])
-        self.progress.episodes += len(batch["episode_return"])
+        self.progress.global_step += int(here["new_steps"])
+        self.progress.episodes += len(here["episode_return"])
         lag = (self.progress.version - 1 - batch["version"]).float()
         return statistics | {"lag/mean": lag.mean(), "lag/min": lag.min(), "lag/max": lag.max()}
 

@@ -83,8 +83,9 @@ class GreedyActions:
 
     def explore(self, epsilon: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Random allowed actions with probability `epsilon` (float32 [N]), else the best ones; int32 [N, 1]."""
-        weights = torch.ones_like(self.q) if self.allowed is None else self.allowed.float()
-        random = torch.multinomial(weights, 1, generator=generator).int()
+        # The largest of uniform numbers, since multinomial waits for the device.
+        lots = torch.rand(self.q.shape, device=self.q.device, generator=generator)
+        random = (lots if self.allowed is None else lots.masked_fill(~self.allowed, -1.0)).argmax(-1, keepdim=True).int()
         chance = torch.rand(epsilon.shape, device=epsilon.device, generator=generator)
         return torch.where((chance < epsilon).unsqueeze(-1), random, self.mode())
 

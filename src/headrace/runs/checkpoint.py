@@ -307,12 +307,21 @@ def unpack(tensors: dict[str, torch.Tensor], state: Any) -> Any:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """`optimizer.load_state_dict(state)`, with moments in the memory format of their parameters.
+    """`optimizer.load_state_dict(state)`, with moments in the memory format of their parameters, and where the optimizer is.
 
     Checkpoints hold contiguous tensors; moments of a channels-last parameter laid out otherwise would give the same numbers
-    by a slower kernel.
+    by a slower kernel. Which kernels there are depends on the device, which may be another than that of the run that saved; the
+    learning rate is a tensor for some of them, and is kept in its place.
     """
-    optimizer.load_state_dict(state)
+    groups = []
+    for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        here: dict[str, Any] = {name: own[name] for name in ("foreach", "fused", "capturable") if name in own}
+        if isinstance(own["lr"], torch.Tensor):
+            here["lr"] = torch.as_tensor(saved["lr"]).to(own["lr"])
+        elif isinstance(saved["lr"], torch.Tensor):
+            here["lr"] = saved["lr"].item()
+        groups.append({**saved, **here})
+    optimizer.load_state_dict({**state, "param_groups": groups})
     for parameter, moments in optimizer.state.items():
         for name, value in moments.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from time import perf_counter
 from typing import Protocol
 
@@ -9,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headrace.policies.device import CudaRecorder, Recorded, Recorder, Tensors
 from headrace.sampling.exchange import POLICY_PHASES, Clock, Exchange
+from headrace.sampling.staging import Staging
 from headrace.sampling.weights import FlatWeights
 
 
@@ -29,17 +33,38 @@ class Actor:
     """Reads observations of the groups' current rows from the slab and writes the actions there.
 
     The model's weights are replaced by the newest on the board.
+
+    Args:
+        graphs: on CUDA, record a graph for each batch size; batches are padded, so that these are few.
+        say: gets messages for the user.
+        recorder: what records; for tests.
     """
 
-    def __init__(self, model: nn.Module, act: Act, exchange: Exchange, device: str, seed: int, clock: np.ndarray | None = None):
+    def __init__(
+        self,
+        model: nn.Module,
+        act: Act,
+        exchange: Exchange,
+        device: str,
+        seed: int,
+        clock: np.ndarray | None = None,
+        graphs: bool = True,
+        say: Callable[[str], None] = warnings.warn,
+        recorder: Recorder | None = None,
+    ):
         self.model, self._act, self.exchange, self.device = model.to(device).eval(), act, exchange, device
+        self._say = say
         self.generator = torch.Generator(device).manual_seed(seed)
+        if device != "cpu":
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            recorder = recorder or (CudaRecorder(device, (self.generator,)) if graphs else None)
+        self._padded = recorder is not None
+        self._forward = Recorded("acting", self._compute, recorder, say, fixed=True)
         self.weights = FlatWeights(self.model)
         self._updates = 0
         self.version = 0
         self.clock = Clock(np.zeros(len(POLICY_PHASES) + 2) if clock is None else clock, POLICY_PHASES, perf_counter())
-        self._to = _Staging(device)
-        self._from = _Staging(device)
+        self._staging = Staging(device, exchange.G)
         slab = exchange.slab
         # One row of one slot is one block of memory, so a batch is n blocks picked by one number each.
         self._inputs = {
@@ -47,6 +72,7 @@ class Actor:
             for name, field in slab.fields.items()
             if name == "first" or name.startswith("obs/")
         }
+        self._envs = np.arange(exchange.G * exchange.E).reshape(exchange.G, exchange.E)
 
     def refresh(self) -> None:
         """Take the newest weights from the board if there are newer ones than ours."""
@@ -63,14 +89,19 @@ class Actor:
         E, n = x.E, len(groups)
         slots, rows = x.cursor[groups].T
         blocks = slots * (x.T + 1) + rows
-        batch = {name: self._to.take(name, array, blocks) for name, array in self._inputs.items()}
-        first = batch.pop("first")
-        obs = {name.removeprefix("obs/"): tensor for name, tensor in batch.items()}
-        core = self._to.take("core", x.cores, groups)
-        envs = self._to.take("envs", np.arange(x.G * E).reshape(x.G, E), groups)
+        pad = min(x.G, 1 << (n - 1).bit_length()) if self._padded else n
+        batch = {name: self._staging.take(name, array, blocks, pad) for name, array in self._inputs.items()}
+        batch["core"] = self._staging.take("core", x.cores, groups, pad)
+        batch["envs"] = self._staging.take("envs", self._envs, groups, pad)
         self.clock.spent("gather", perf_counter())
-        fields, core_after = self._act(self.model, obs, core, first, envs, self.generator)
-        out = self._from.fetch({**fields, "core": core_after})
+        packed = self._forward(batch)
+        stamp = 0
+        if x.device_slab is not None:
+            left = {name: tensor[: n * E].unflatten(0, (n, E)) for name, tensor in batch.items() if name.startswith("obs/")}
+            stamp = x.device_slab.leave(slots, rows, left, self._say)
+        out = self._staging.fetch(packed, n * E)
+        if x.device_slab is not None:
+            x.device_slab.mark(slots, rows, stamp)  # not before the device is done with it
         self.clock.spent("forward", perf_counter())
         cores = out.pop("core").reshape(n, E, -1)
         for name, value in out.items():
@@ -83,34 +114,8 @@ class Actor:
         self.clock.count(n * E)
         self.clock.spent("scatter", perf_counter())
 
-
-class _Staging:
-    """Memory of our own between the slab and the device, allocated once: page-locked for CUDA, so that copies are asynchronous,
-    and never given back to the system, which would make every batch pay for its pages again."""
-
-    def __init__(self, device: str):
-        self._device = device
-        self._memory: dict[str, Tensor] = {}
-
-    def _rows(self, name: str, n: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        memory = self._memory.get(name)
-        if memory is None or len(memory) < n:
-            memory = torch.empty((n, *shape), dtype=dtype, pin_memory=self._device != "cpu")
-            self._memory[name] = memory
-        return memory[:n]
-
-    def take(self, name: str, array: np.ndarray, index: np.ndarray) -> Tensor:
-        """`array[index]` with its first two axes joined, on the device: [k, E, ...] and [n] give [n E, ...]."""
-        rows = self._rows(name, len(index), array.shape[1:], torch.from_numpy(array[:0]).dtype)
-        np.take(array, index, axis=0, out=rows.numpy(), mode="clip")  # the other modes copy once more
-        return rows.flatten(0, 1).to(self._device, non_blocking=True)
-
-    def fetch(self, tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
-        """The tensors as arrays on the host; waits for the device once."""
-        if self._device == "cpu":
-            return {name: tensor.numpy() for name, tensor in tensors.items()}
-        host = {name: self._rows(name, len(t), t.shape[1:], t.dtype) for name, t in tensors.items()}
-        for name, tensor in tensors.items():
-            host[name].copy_(tensor, non_blocking=True)
-        torch.cuda.current_stream(self._device).synchronize()
-        return {name: tensor.numpy() for name, tensor in host.items()}
+    def _compute(self, batch: Tensors) -> Tensors:
+        """From one batch of observations to everything the slab wants to know."""
+        obs = {name.removeprefix("obs/"): tensor for name, tensor in batch.items() if name.startswith("obs/")}
+        fields, core = self._act(self.model, obs, batch["core"], batch["first"], batch["envs"], self.generator)
+        return self._staging.pack({**fields, "core": core})

@@ -23,6 +23,7 @@ import numpy as np
 
 from headrace.config import Config
 from headrace.envs.contract import ArraySpec, EnvSpec
+from headrace.sampling.device_slab import DeviceSlab
 from headrace.sampling.ipc import Board, Queue, Segment, Slots, Words
 from headrace.sampling.slab import Slab, trajectory_fields
 
@@ -52,6 +53,7 @@ class Exchange:
         self.T, self.E, self.G = s.rollout, config.envs_per_group, config.total_groups
         self.num_groups = s.num_groups
         self.slab = Slab(trajectory_fields(spec, core_width, extra), config.num_slots, self.T, self.E)
+        self.device_slab = DeviceSlab(self.slab, config.device) if config.one_transfer else None
         self.slots = Slots(config.num_slots)
         self.requests = Words(self.G)
         self.wake = Words(s.num_workers)  # one bit per group: look at its request word

@@ -88,12 +88,22 @@ def make_algorithm_and_model(config: Config, spec: EnvSpec) -> tuple[Any, Any]:
     return algorithm, algorithm.make_model(spec, config)
 
 
-def make_actor(config: Config, spec: EnvSpec, exchange: Exchange, seed: int, device: str, clock: Any = None) -> Actor:
+def make_actor(
+    config: Config,
+    spec: EnvSpec,
+    exchange: Exchange,
+    seed: int,
+    device: str,
+    clock: Any = None,
+    say: Callable[[str], None] = print,
+) -> Actor:
     """An actor with its own copy of the model."""
+    from headrace.policies import device as devices
     from headrace.sampling.actor import Actor
 
+    devices.set_up(device)
     algorithm, model = make_algorithm_and_model(config, spec)
-    return Actor(model, algorithm.act, exchange, device, seed, clock)
+    return Actor(model, algorithm.act, exchange, device, seed, clock, config.cuda_graphs, say)
 
 
 def environment_seed(config: Config, worker: int, restarts: int = 0) -> int:
@@ -161,7 +171,7 @@ def policy_main(start: Start) -> None:
     torch.set_num_threads(1)
     seed = actor_seed(config, start.index, start.restarts)
     clock = x.clocks["policy"][start.index]
-    actor = make_actor(config, start.spec, x, seed, config.device, clock)
+    actor = make_actor(config, start.spec, x, seed, config.device, clock, lambda text: start.report.send(("message", text)))
     worker = PolicyWorker(start.index, x, actor, config)
     _wait_for_learner(x)
     while worker.serve(LOOK_AROUND):

@@ -2,40 +2,86 @@
 
 from __future__ import annotations
 
-import numpy as np
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import torch
 from torch import Tensor, nn
 
+from headrace.policies.device import Marker
 from headrace.sampling.ipc import Board
 
 
 class FlatWeights:
-    """All tensors of `model.state_dict()` laid end to end as bytes, in the dictionary's order."""
+    """All tensors of `model.state_dict()` laid end to end as bytes, in the dictionary's order. For a model on CUDA they are
+    gathered there first, and cross the bus as one copy from or to page-locked memory."""
 
     def __init__(self, model: nn.Module):
         self._tensors: list[Tensor] = [t.detach() for t in model.state_dict().values()]
-        self._host = np.zeros(weights_nbytes(model), np.uint8)
-        flat, offset = torch.from_numpy(self._host), 0
+        device = next((t.device for t in self._tensors), torch.device("cpu"))
+        nbytes, cuda = weights_nbytes(model), device.type != "cpu"
+        self._pinned = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=cuda)
+        self._host = self._pinned.numpy()
+        self._flat = torch.zeros(nbytes, dtype=torch.uint8, device=device) if cuda else self._pinned
+        self._there = Marker(str(device) if cuda else "cpu")
+        offset = 0
         self._views: list[Tensor] = []
         for t in self._tensors:
             size = t.numel() * t.element_size()
-            self._views.append(flat[offset : offset + size].view(t.dtype).view(t.shape))
+            self._views.append(self._flat[offset : offset + size].view(t.dtype).view(t.shape))
             offset += -(-size // 16) * 16  # every tensor starts aligned for its dtype
 
     @torch.no_grad()
-    def publish(self, board: Board, version: int) -> None:
-        """Copy the model's tensors to the board."""
+    def gather(self) -> None:
+        """Let the device copy the model's tensors into host memory of our own; does not wait for it."""
         for view, tensor in zip(self._views, self._tensors, strict=True):
             view.copy_(tensor)
+        if self._flat is not self._pinned:
+            self._pinned.copy_(self._flat, non_blocking=True)
+        self._there.set()
+
+    def put(self, board: Board, version: int) -> None:
+        """Put on the board what was gathered last; waits until it has arrived."""
+        self._there.wait()
         board.publish(self._host, version)
+
+    def publish(self, board: Board, version: int) -> None:
+        """Copy the model's tensors to the board."""
+        self.gather()
+        self.put(board, version)
 
     @torch.no_grad()
     def read(self, board: Board) -> int:
-        """Copy the board's newest weights into the model; returns their version."""
+        """Copy the board's newest weights into the model; returns their version. On CUDA work given to the device before must
+        be done, and the copy may go on after the return."""
         version = board.read(self._host)
+        if self._flat is not self._pinned:
+            self._flat.copy_(self._pinned, non_blocking=True)
         for view, tensor in zip(self._views, self._tensors, strict=True):
             tensor.copy_(view)
         return version
+
+
+class Publisher:
+    """Publishes a model's weights without keeping the learner waiting until the GPU has computed them: a thread waits."""
+
+    def __init__(self, model: nn.Module, board: Board, device: str):
+        self._weights, self._board = FlatWeights(model), board
+        self._thread = None if device == "cpu" else ThreadPoolExecutor(1, thread_name_prefix="publish")
+        self._last: Future[None] | None = None
+
+    def publish(self, version: int) -> None:
+        """The weights as they are when the work given to the device so far is done, under this version."""
+        self.wait()
+        self._weights.gather()
+        if self._thread is None:
+            self._weights.put(self._board, version)
+        else:
+            self._last = self._thread.submit(self._weights.put, self._board, version)
+
+    def wait(self) -> None:
+        """Return when the weights given last are on the board."""
+        if self._last is not None:
+            self._last.result()
 
 
 def weights_nbytes(model: nn.Module) -> int:

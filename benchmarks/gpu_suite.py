@@ -1,0 +1,340 @@
+"""Every measurement of a GPU in one go: transfers, acting, learning, whole training runs. One table, one JSON file.
+
+    python benchmarks/gpu_suite.py             about seven minutes
+    python benchmarks/gpu_suite.py --quick     about two
+    python benchmarks/gpu_suite.py --device cpu --tiny     does every part run at all?
+
+    transfers   GB/s between the host and the device, page-locked and pageable memory
+    acting      the policy worker's whole work for one batch (gather, copy, network, sampling, copy back, scatter), with CUDA
+                graphs and without: milliseconds and observations/s
+    learning    samples/s of updates as in training (APPO, V-trace; batches arrive from another process, weights are published),
+                with graphs and without, against a bare loop of forward, loss, backward and Adam on one batch that stays
+    training    steps/s that the learner has trained on, whole runs: as configured by default, without graphs, with every
+                observation crossing the bus twice; shares of the parts' time
+
+Every part is a process of its own with a time limit: one that fails is reported, the others go on. Variants of a part are
+measured in turns and medians taken. `time/learner/train` is the time in which the host gives work to the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from learner_overhead import bare_loop, context, feed, fill
+
+from headrace.config import Config
+from headrace.envs.registry import describe
+from headrace.experience.trajectories import TrajectoryBatches
+from headrace.learning.learner import Learner
+from headrace.policies.device import set_up
+from headrace.policies.memory import keep_freed_memory
+from headrace.presets import make_config
+from headrace.runs.folder import system_facts
+from headrace.runs.metrics import read_jsonl
+from headrace.sampling.actor import Actor
+from headrace.sampling.exchange import Exchange
+from headrace.sampling.processes import make_algorithm_and_model
+from headrace.sampling.weights import Publisher, weights_nbytes
+
+Row = dict[str, Any]
+ACTING_GROUP = 16
+"""Environments of a group where acting is measured."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    seconds: float
+    """Of each variant in a round."""
+    rounds: int
+    megabytes: tuple[int, ...]
+    acting: tuple[int, ...]
+    """Environments in a batch of actions; multiples of `ACTING_GROUP`."""
+    batch: int
+    """Samples of an update."""
+    warm_up: float
+    """Seconds before a training run is measured..."""
+    training: float
+    """...and seconds that it is."""
+    limit: float
+    """Seconds a part may take."""
+
+
+FULL = Sizes(0.5, 5, (1, 16, 64, 256), (16, 64, 256, 1024, 2048), 4096, 12, 25, 110)
+QUICK = Sizes(0.2, 3, (1, 64), (64, 512), 4096, 6, 8, 60)
+TINY = Sizes(0.01, 1, (1,), (16, 48), 256, 1, 2, 240)
+
+
+def synchronize(device: str) -> None:
+    """Wait for the device."""
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+
+
+def medians(variants: dict[str, Callable[[], object]], sizes: Sizes, device: str, warm_up: int = 6) -> dict[str, float]:
+    """Median seconds of one call of each, in turns; a round counts what the device has finished in it."""
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for call in variants.values():
+        for _ in range(warm_up):
+            call()
+    for _ in range(sizes.rounds):
+        for name, call in variants.items():
+            synchronize(device)
+            began, calls = perf_counter(), 0
+            while perf_counter() - began < sizes.seconds or calls < 2:
+                call()
+                calls += 1
+            synchronize(device)
+            seconds[name].append((perf_counter() - began) / calls)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+# -- the parts ------------------------------------------------------------------------------------------------------------
+
+
+def transfers(device: str, sizes: Sizes) -> list[Row]:
+    """GB/s by size and kind of memory."""
+    rows = []
+    for megabytes in sizes.megabytes:
+        there = torch.zeros(megabytes << 20, dtype=torch.uint8, device=device)
+        pageable = torch.zeros_like(there, device="cpu")
+        pinned = pageable.pin_memory() if device != "cpu" else pageable.clone()
+
+        def copies(to: torch.Tensor, of: torch.Tensor) -> Callable[[], object]:
+            return lambda: to.copy_(of, non_blocking=True)
+
+        variants = {
+            "to device, page-locked": copies(there, pinned), "to device, pageable": copies(there, pageable),
+            "to host, page-locked": copies(pinned, there), "to host, pageable": copies(pageable, there),
+        }  # fmt: skip
+        for name, seconds in medians(variants, sizes, device).items():
+            rows.append({"what": name, "size": f"{megabytes} MiB", "GB/s": (megabytes << 20) / seconds / 1e9})
+    return rows
+
+
+def prepared(config: Config) -> tuple[Any, Any, Exchange]:
+    """Algorithm, model and an exchange full of plausible experience."""
+    spec = describe(config.env, config.envs)
+    algorithm, model = make_algorithm_and_model(config, spec)
+    exchange = Exchange(config, spec, model.core_width, weights_nbytes(model), algorithm.extra_fields(spec))
+    fill(exchange)
+    return algorithm, model, exchange
+
+
+def acting(device: str, sizes: Sizes) -> list[Row]:
+    """One batch of actions, by batch size, precision and graphs."""
+    rows = []
+    largest = max(sizes.acting)
+    for precision in ("float32", "bf16"):
+        settings = {
+            "learning.device": device, "learning.precision": precision, "sampling.num_workers": largest // ACTING_GROUP,
+            "sampling.envs_per_worker": ACTING_GROUP, "sampling.num_groups": 1, "sampling.rollout": 2,
+            "learning.batch_size": 2 * ACTING_GROUP, "learning.num_minibatches": 1, "sampling.one_transfer": "off",
+        }  # fmt: skip
+        config = make_config("atari/breakout", **settings)
+        algorithm, model, x = prepared(config)
+        x.cursor[:] = np.stack([np.arange(x.G), np.zeros(x.G)], 1)
+        actors = {"eager": Actor(model, algorithm.act, x, device, 0, graphs=False)}
+        if device != "cpu":
+            another = make_algorithm_and_model(config, describe(config.env, config.envs))[1]
+            actors["graphs"] = Actor(another, algorithm.act, x, device, 0, graphs=True)
+        for n in sizes.acting:
+            groups = np.arange(n // ACTING_GROUP)
+            variants = {name: (lambda actor=actor, groups=groups: actor.act(groups)) for name, actor in actors.items()}
+            for name, seconds in medians(variants, sizes, device).items():
+                what = f"{n} observations, {precision}, {name}"
+                rows.append({"what": what, "ms": seconds * 1e3, "observations/s": n / seconds})
+    return rows
+
+
+def learning(device: str, sizes: Sizes) -> list[Row]:
+    """Updates as in training and bare ones, by precision and graphs."""
+    rows = []
+    for precision in ("float32", "bf16"):
+        variants: dict[str, Callable[[], object]] = {}
+        stops = []
+        for graphs in (False, True) if device != "cpu" else (False,):
+            settings = {
+                "learning.device": device, "learning.precision": precision, "learning.graphs": graphs,
+                "learning.num_epochs": 1, "learning.num_minibatches": 1, "learning.returns": "vtrace",
+                "learning.max_policy_lag": 10**6, "learning.batch_size": sizes.batch, "sampling.one_transfer": "off",
+                "sampling.rollout": 16,
+            }  # fmt: skip
+            config = make_config("atari/breakout", **settings)
+            algorithm, model, x = prepared(config)
+            learner = Learner(model, algorithm, config)
+            publisher = Publisher(learner.model, x.board, device)
+            feeder = context.Process(target=feed, args=(x,), daemon=True)
+            feeder.start()
+            batches = TrajectoryBatches(x, config.slots_per_batch, device, None)
+            stops.append((x, feeder))
+
+            def engine(batches: Any = batches, learner: Learner = learner, publisher: Publisher = publisher) -> None:
+                batch = batches.get()
+                learner.learn(batch.fields, batch.host)
+                batches.done()
+                publisher.publish(learner.progress.updates)
+
+            variants["graphs" if graphs else "eager"] = engine
+            if "bare loop" not in variants:
+                first = batches.get()
+                assert first is not None
+                variants["bare loop"] = bare_loop(config, first.fields)
+                batches.done()
+        seconds = medians(variants, sizes, device)
+        for name, each in seconds.items():
+            row = {"what": f"{sizes.batch} samples, {precision}, {name}", "ms": each * 1e3, "samples/s": sizes.batch / each}
+            rows.append({**row, "of bare loop": seconds["bare loop"] / each})
+        for x, feeder in stops:
+            x.stop()
+            feeder.join(10)
+            feeder.kill()
+    return rows
+
+
+def training(device: str, sizes: Sizes, env: str, **settings: Any) -> list[Row]:
+    """One whole run: steps/s of learning after its start."""
+    workers = max(1, min(16, len(os.sched_getaffinity(0)) - 2)) if sizes is not TINY else 1
+    # An Atari console costs no process, a Doom does.
+    envs, rollout = (4, 8) if sizes is TINY else (64 if env.startswith("atari/") else 16, 32)
+    with tempfile.TemporaryDirectory() as folder:
+        flags = {
+            "run.folder": f"{folder}/run", "run.log-interval": 0.5, "learning.total-steps": 10**9, "learning.device": device,
+            "run.max-minutes": (sizes.warm_up + sizes.training) / 60, "sampling.num-workers": workers,
+            "sampling.envs-per-worker": envs, "sampling.rollout": rollout, "learning.num-epochs": 1,
+            "learning.batch-size": max(rollout * envs // 2, sizes.batch) if sizes is not TINY else rollout * envs // 2,
+            "learning.num-minibatches": 1, **settings,
+        }  # fmt: skip
+        command = [sys.executable, "-m", "headrace.cli", "train", "--env", env, "--run.no-dashboard", "--run.no-video"]
+        for name, value in flags.items():
+            command += [f"--{name}"] if value is None else [f"--{name}", str(value)]
+        began = time.time()
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"headrace train ended with {done.returncode}: {(done.stdout + done.stderr)[-1500:]}")
+        metrics = [row for row in read_jsonl(Path(folder) / "run" / "metrics.jsonl") if "charts/SPS_interval" in row]
+    measured = metrics[int(len(metrics) * sizes.warm_up / (sizes.warm_up + sizes.training)) :]
+    said = [line for line in done.stdout.splitlines() if "without a CUDA graph" in line or "cross the bus twice" in line]
+    phases = [name for name in measured[-1] if name.startswith("time/")]
+    shares = {name: statistics.mean(row[name] for row in measured if name in row) for name in phases}
+    variant = ", ".join(name if value is None else f"{name} {value}" for name, value in settings.items()) or "defaults"
+    return [
+        {
+            "what": f"{env}, {workers} x {envs} environments, {variant}",
+            "steps/s": statistics.mean(row["charts/SPS_interval"] for row in measured),
+            "frames/s": statistics.mean(row["charts/FPS"] for row in measured),
+            "learner waits": shares.get("time/learner/wait", float("nan")),
+            "policy waits": shares.get("time/policy/wait", float("nan")),
+            "rollout steps": shares.get("time/rollout/step", float("nan")),
+            "lag": measured[-1].get("lag/mean", float("nan")),
+            "messages": said, "shares": shares, "whole run, s": time.time() - began,
+        }
+    ]  # fmt: skip
+
+
+def parts(device: str, sizes: Sizes) -> dict[str, Callable[[], list[Row]]]:
+    """By name, in order."""
+    result: dict[str, Callable[[], list[Row]]] = {
+        "transfers": lambda: transfers(device, sizes),
+        "acting": lambda: acting(device, sizes),
+        "learning": lambda: learning(device, sizes),
+        "training": lambda: training(device, sizes, "atari/breakout"),
+    }
+    if device != "cpu" or sizes is not TINY:
+        result["training without graphs"] = lambda: training(device, sizes, "atari/breakout", **{"learning.no-graphs": None})
+        result["training, two transfers"] = lambda: training(device, sizes, "atari/breakout", **{"sampling.one-transfer": "off"})
+    if importlib.util.find_spec("vizdoom") and sizes is not TINY:
+        result["training vizdoom"] = lambda: training(device, sizes, "vizdoom/basic")
+    return result
+
+
+# -- one process for each -------------------------------------------------------------------------------------------------
+
+
+def measured_apart(name: str, arguments: list[str], limit: float) -> Row:
+    """Run one part in a process; its rows, or what went wrong."""
+    began = perf_counter()
+    command = [sys.executable, __file__, *arguments, "--part", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired as error:
+        printed = error.stderr or b""
+        text = printed.decode(errors="replace") if isinstance(printed, bytes) else printed
+        return {"error": f"took longer than {limit:.0f} s: {text[-1500:]}", "seconds": limit}
+    seconds = perf_counter() - began
+    if done.returncode:
+        return {"error": f"exit code {done.returncode}: {done.stderr[-1500:]}", "seconds": seconds}
+    return {"rows": json.loads(done.stdout.splitlines()[-1]), "seconds": seconds}
+
+
+def table(name: str, part: Row) -> str:
+    """Markdown."""
+    if "error" in part:
+        return f"## {name}\n\nFAILED after {part['seconds']:.0f} s: {part['error']}\n"
+    columns = [key for key, value in part["rows"][0].items() if not isinstance(value, (list, dict))]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for row in part["rows"]:
+        lines.append("| " + " | ".join(_number(row[column]) for column in columns) + " |")
+    said = [f"\nSaid: {line}" for row in part["rows"] for line in row.get("messages", ())]
+    return "\n".join([f"## {name}\n", *lines, *said, ""])
+
+
+def _number(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def main() -> None:
+    """Measure all parts, or, as a child, one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter measurements")
+    parser.add_argument("--tiny", action="store_true", help="sizes that say nothing about speed")
+    parser.add_argument("--parts", nargs="*", help="only these")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu_suite.json")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    sizes = TINY if args.tiny else QUICK if args.quick else FULL
+    known = parts(args.device, sizes)
+    if args.part:
+        keep_freed_memory()
+        set_up(args.device)
+        print(json.dumps(known[args.part]()))
+        return
+    if args.device != "cpu" and not torch.cuda.is_available():
+        parser.error("there is no CUDA device here; --device cpu measures the CPU")
+    began = perf_counter()
+    facts = {"machine": system_facts(), "torch": torch.__version__, "device": args.device, "sizes": vars(sizes)}
+    accelerator = facts["machine"]["accelerator"] or "no accelerator"
+    print(f"torch {torch.__version__}, {accelerator}, {os.cpu_count()} cores; device {args.device}\n", flush=True)
+    arguments = ["--device", args.device] + ["--quick"] * args.quick + ["--tiny"] * args.tiny
+    results = {}
+    for name in known:
+        if args.parts is None or name in args.parts:
+            results[name] = measured_apart(name, arguments, sizes.limit)
+            print(table(name, results[name]), flush=True)
+            args.out.write_text(json.dumps({**facts, "load": os.getloadavg(), "parts": results}, indent=2) + "\n")
+    print(f"{perf_counter() - began:.0f} s, load average {os.getloadavg()[0]:.1f}; {args.out}")
+    if failed := [name for name, part in results.items() if "error" in part]:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Memory of an actor between the tables of the exchange and the device: one copy in for each observation, one copy out."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.policies.device import Marker
+
+
+class Staging:
+    """Allocated once for `capacity` groups: page-locked for CUDA, so that copies are asynchronous, and never given back to the
+    system, which would make every batch pay for its pages again. On the CPU the gathered rows are what the network reads, unless
+    `apart` (for tests)."""
+
+    def __init__(self, device: str, capacity: int, apart: bool = False):
+        self._device, self._capacity, self._apart = device, capacity, apart or device != "cpu"
+        self._host: dict[str, Tensor] = {}
+        self._there: dict[str, Tensor] = {}
+        self._done = Marker(device)
+        self._layout: list[tuple[str, torch.Size, torch.dtype]] = []
+
+    def take(self, name: str, array: np.ndarray, index: np.ndarray, rows: int | None = None) -> Tensor:
+        """`array[index]` with its first two axes joined, on the device: [k, E, ...] and [n] give [n E, ...].
+
+        With `rows` >= n it is [rows E, ...], of which what is behind the first n E may be anything. Equal `rows` mean equal
+        memory. The copy may be under way when this returns, but no more after the next `fetch`.
+        """
+        n, rows = len(index), rows or len(index)
+        host = self._host.get(name)
+        if host is None:
+            shape, dtype = (self._capacity, *array.shape[1:]), torch.from_numpy(array[:0]).dtype
+            host = self._host[name] = torch.zeros(shape, dtype=dtype, pin_memory=self._device != "cpu")
+            self._there[name] = torch.zeros_like(host, device=self._device) if self._apart else host
+        np.take(array, index, axis=0, out=host[:n].numpy(), mode="clip")  # the other modes copy once more
+        there = self._there[name]
+        if there is not host:
+            there[:n].copy_(host[:n], non_blocking=True)
+        return there[:rows].flatten(0, 1)
+
+    def pack(self, fields: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What `fetch` wants of fields [N, ...]: on CUDA all of them side by side as bytes, so that they leave in one copy."""
+        if not self._apart:
+            return fields
+        self._layout = layout_of(fields)
+        return {"packed": packed(fields)}
+
+    def fetch(self, tensors: dict[str, Tensor], n: int) -> dict[str, np.ndarray]:
+        """The first `n` rows of what `pack` made, by field on the host; waits for the device."""
+        if not self._apart:
+            return {name: tensor[:n].numpy() for name, tensor in tensors.items()}
+        there = tensors["packed"]
+        host = self._host.get("packed")
+        if host is None or len(host) < n:
+            host = self._host["packed"] = torch.empty(there.shape, dtype=torch.uint8, pin_memory=self._device != "cpu")
+        host[:n].copy_(there[:n], non_blocking=True)
+        self._done.set()
+        self._done.wait()
+        return unpacked(host[:n].numpy(), self._layout)
+
+
+def layout_of(fields: dict[str, Tensor]) -> list[tuple[str, torch.Size, torch.dtype]]:
+    """Names, shapes without the batch dimension, and dtypes."""
+    return [(name, x.shape[1:], x.dtype) for name, x in fields.items()]
+
+
+def packed(fields: dict[str, Tensor]) -> Tensor:
+    """Fields [N, ...] of any dtypes as bytes side by side: uint8 [N, W]."""
+    flat = (x.reshape(len(x), x.shape[1:].numel()).contiguous() for x in fields.values())
+    return torch.cat([x.view(torch.uint8) for x in flat], dim=1)
+
+
+def unpacked(rows: np.ndarray, layout: list[tuple[str, torch.Size, torch.dtype]]) -> dict[str, np.ndarray]:
+    """The inverse of `packed`: views of uint8 [N, W]."""
+    fields, at = {}, 0
+    for name, shape, dtype in layout:
+        width = shape.numel() * dtype.itemsize
+        column = np.ascontiguousarray(rows[:, at : at + width])
+        fields[name] = column.view(torch.empty(0, dtype=dtype).numpy().dtype).reshape(len(rows), *shape)
+        at += width
+    return fields

@@ -1,0 +1,361 @@
+"""Recorded work, staging and the observations that stay on the device: the logic of the GPU's path, on the CPU."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace import config as configs
+from headrace.config import Config
+from headrace.envs.contract import EnvSpec
+from headrace.envs.registry import describe, import_files
+from headrace.experience.trajectories import TrajectoryBatches, _Memory
+from headrace.learning.learner import Learner, Progress, _Report
+from headrace.policies.device import WARM_UPS, Function, Recorded, Tensors
+from headrace.runs import checkpoint
+from headrace.runs.metrics import read_jsonl
+from headrace.sampling.actor import Actor
+from headrace.sampling.device_slab import DeviceSlab
+from headrace.sampling.exchange import Exchange
+from headrace.sampling.processes import make_algorithm_and_model
+from headrace.sampling.serial import SerialSampler
+from headrace.sampling.staging import Staging, layout_of, packed, unpacked
+from headrace.sampling.weights import FlatWeights, Publisher, weights_nbytes
+from headrace.train import train
+
+HERE = Path(__file__).parent
+
+
+class Replayer:
+    """Records like a GPU does: nothing is done while recording, a replay works on the same memory every time."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def warm_up(self, function: Function, inputs: Tensors) -> Tensors:
+        return function(inputs)
+
+    def record(self, function: Function, inputs: Tensors) -> tuple[Callable[[], object], Tensors]:
+        outputs: Tensors = {}
+
+        def replay() -> None:
+            self.replays += 1
+            for name, x in function(inputs).items():
+                if name in outputs:
+                    outputs[name].copy_(x)
+                else:
+                    outputs[name] = x.clone()
+
+        return replay, outputs
+
+
+class Refuser(Replayer):
+    """A device that cannot record."""
+
+    def record(self, function: Function, inputs: Tensors) -> tuple[Callable[[], object], Tensors]:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+
+def walk_config(**settings: Any) -> Config:
+    defaults = {
+        "sampling.placement": "serial", "sampling.num_workers": 3, "sampling.envs_per_worker": 4, "sampling.rollout": 8,
+        "learning.batch_size": 8 * 2 * 4, "learning.num_minibatches": 2, "learning.num_epochs": 2, "learning.device": "cpu",
+        "policy.mlp": (16,), "policy.normalize_observations": True, "policy.normalize_returns": True,
+    }  # fmt: skip
+    return configs.override(Config(env="walk", imports=(str(HERE / "walk.py"),)), **{**defaults, **settings})
+
+
+def start(config: Config) -> tuple[EnvSpec, Any, Any, Exchange]:
+    import_files(config.imports)
+    spec = describe(config.env, config.envs)
+    algorithm, model = make_algorithm_and_model(config, spec)
+    exchange = Exchange(config, spec, model.core_width, weights_nbytes(model), algorithm.extra_fields(spec))
+    return spec, algorithm, model, exchange
+
+
+# -- recorded work --------------------------------------------------------------------------------------------------------
+
+
+def test_one_recording_for_each_set_of_shapes() -> None:
+    calls, recorder = [], Replayer()
+    memory = torch.zeros(1)
+
+    def work(x: Tensors) -> Tensors:
+        calls.append(x["a"].shape)
+        memory.add_(1)
+        return {"sum": x["a"].sum() + x["b"]}
+
+    recorded = Recorded("work", work, recorder, pytest.fail)
+    for n in (3, 5, 3, 5, 3, 5, 3, 5, 3, 5):
+        a, b = torch.rand(n), torch.rand(())
+        torch.testing.assert_close(recorded({"a": a, "b": b})["sum"], a.sum() + b)
+    assert memory == 10  # nothing done twice, nothing left out, while warming up and recording too
+    assert recorder.replays == 10 - 2 * WARM_UPS
+
+
+def test_what_cannot_be_recorded_runs_as_it_is_and_says_so() -> None:
+    said: list[str] = []
+    recorded = Recorded("acting", lambda x: {"y": x["x"] + 1}, Refuser(), said.append)
+    for i in range(WARM_UPS + 3):
+        assert recorded({"x": torch.tensor(i)})["y"] == i + 1
+    assert said == [
+        "acting runs without a CUDA graph, recording one failed: operation not permitted when stream is capturing"
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"policy.core": "gru", "policy.core_size": 8},
+        {"learning.returns": "gae", "learning.value_clip": 0.2},
+        {"learning.optimizer": "rmsprop", "learning.ppo_clip": None, "learning.num_minibatches": 1},
+    ],
+    ids=["appo", "gru", "gae-single-rows", "impala"],
+)
+def test_recorded_learning_gives_the_same_weights(settings: dict[str, Any]) -> None:
+    config = walk_config(**settings, **{"learning.lr_schedule": "linear", "learning.total_steps": 10_000})
+    spec, algorithm, model, exchange = start(config)
+    recorder = Replayer()
+    plain = Learner(model, algorithm, config)
+    recorded = Learner(make_algorithm_and_model(config, spec)[1], algorithm, config, pytest.fail, recorder)
+    sampler = SerialSampler(config, spec, exchange)
+    FlatWeights(plain.model).publish(exchange.board, 0)
+    batches = TrajectoryBatches(exchange, config.slots_per_batch, "cpu", sampler.collect)
+    for _ in range(WARM_UPS + 4):
+        batch = batches.get()
+        assert batch is not None
+        fields = {name: x.clone() for name, x in batch.fields.items()}
+        expected, found = plain.learn(batch.fields, batch.host), recorded.learn(fields, batch.host)
+        for name, number in expected.items():
+            torch.testing.assert_close(found[name], number, rtol=0, atol=0, equal_nan=True, msg=name)
+        FlatWeights(plain.model).publish(exchange.board, plain.progress.updates)
+        batches.done()
+    sampler.close()
+    for a, b in zip(plain.model.state_dict().values(), recorded.model.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    assert plain.progress == recorded.progress
+    steps = config.learning.num_epochs * config.learning.num_minibatches
+    assert recorder.replays == 4 + (WARM_UPS + 4) * steps - WARM_UPS
+
+
+def test_a_gradient_that_is_not_finite_is_stopped_with_the_numbers() -> None:
+    config = walk_config(**{"policy.normalize_returns": False})
+    spec, algorithm, model, exchange = start(config)
+    learner, sampler = Learner(model, algorithm, config), SerialSampler(config, spec, exchange)
+    FlatWeights(learner.model).publish(exchange.board, 0)
+    batch = TrajectoryBatches(exchange, config.slots_per_batch, "cpu", sampler.collect).get()
+    sampler.close()
+    assert batch is not None
+    before = {name: x.clone() for name, x in learner.model.state_dict().items() if "weight" in name}
+    batch.fields["reward"][:] = torch.inf
+    with pytest.raises(FloatingPointError, match=r"update 0, step 0: the gradient is not finite \(losses/loss .*grad_norm nan\)"):
+        learner.learn(batch.fields, batch.host)
+    assert all(torch.equal(learner.model.state_dict()[name], x) for name, x in before.items())
+
+
+def test_a_report_is_checked_when_it_has_arrived() -> None:
+    report, names = _Report("cpu"), ("losses/loss", "losses/grad_norm")
+    report.check(names)  # nothing was sent
+    report.send(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), Progress(updates=6))
+    report.check(names)
+    report.send(torch.tensor([[1.0, 2.0], [0.5, torch.inf]]), Progress(updates=7, global_step=900))
+    with pytest.raises(FloatingPointError, match=r"update 7, step 900: .*\(losses/loss 0.5, losses/grad_norm inf\)"):
+        report.check(names)
+
+
+# -- staging --------------------------------------------------------------------------------------------------------------
+
+
+def test_fields_of_any_kind_travel_as_bytes_side_by_side() -> None:
+    fields = {
+        "action": torch.arange(10, dtype=torch.int32).reshape(5, 2), "value": torch.randn(5), "core": torch.zeros(5, 0),
+        "flag": torch.tensor([True, False, True, True, False]), "wide": torch.randn(5, 2, 3).transpose(1, 2),
+        "double": torch.randn(5, dtype=torch.float64),
+    }  # fmt: skip
+    back = unpacked(packed(fields).numpy(), layout_of(fields))
+    assert list(back) == list(fields)
+    for name, x in fields.items():
+        assert back[name].dtype == x.numpy().dtype
+        np.testing.assert_array_equal(back[name], x.numpy())
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_equal_sizes_are_equal_memory(apart: bool) -> None:
+    staging, array = Staging("cpu", 4, apart), np.random.default_rng(0).random((10, 2, 3))
+    one = staging.take("a", array, np.array([7, 2, 5]), rows=4)
+    np.testing.assert_array_equal(one[:6], array[[7, 2, 5]].reshape(6, 3))
+    assert one.shape == (8, 3)
+    two = staging.take("a", array, np.array([1, 3, 4, 9]), rows=4)
+    assert two.data_ptr() == one.data_ptr()
+    out = staging.fetch(staging.pack({"x": two, "sum": two.sum(1).float()}), 6)
+    np.testing.assert_array_equal(out["x"], array[[1, 3, 4]].reshape(6, 3))
+    np.testing.assert_allclose(out["sum"], array[[1, 3, 4]].reshape(6, 3).sum(1), rtol=1e-6)
+
+
+def test_padding_and_recording_do_not_change_what_is_computed() -> None:
+    config = walk_config(**{"policy.core": "gru", "policy.core_size": 8})
+    spec, algorithm, model, exchange = start(config)
+    rng, x = np.random.default_rng(0), exchange
+    x.slab.arrays["obs/obs"][:] = rng.random(x.slab.arrays["obs/obs"].shape)
+    x.slab.arrays["first"][:] = rng.random(x.slab.arrays["first"].shape) < 0.3
+    x.cursor[:] = np.stack([np.arange(x.G), rng.integers(x.T, size=x.G)], 1)
+    cores = rng.random(x.cores.shape, np.float32)
+    FlatWeights(model).publish(x.board, 1)
+    recorder = Replayer()
+    actors = [Actor(make_algorithm_and_model(config, spec)[1], algorithm.act, x, "cpu", 0, recorder=r) for r in (None, recorder)]
+    for n in (3, 1, 6, 5, 3, 4, 3, 3, 5, 2, 6, 6):
+        groups = rng.permutation(x.G)[:n]
+        slots, rows = x.cursor[groups].T
+        seen = []
+        for actor in actors:
+            x.cores[:] = cores
+            actor.refresh()
+            actor.act(groups)
+            seen.append({name: x.slab.arrays[name][slots, rows].copy() for name in ("action", "value", "log_prob", "version")})
+            seen[-1]["core"] = x.cores.copy()
+            # log-probabilities are of the actions beside them, though padding makes them other actions
+            obs = torch.from_numpy(x.slab.arrays["obs/obs"][slots, rows]).flatten(0, 1)
+            first = torch.from_numpy(x.slab.arrays["first"][slots, rows]).flatten()
+            with torch.no_grad():
+                out = actor.model.act({"obs": obs}, torch.from_numpy(cores[groups]).flatten(0, 1), first)
+            log_prob = out.distribution.log_prob(torch.from_numpy(seen[-1]["action"]).flatten(0, 1))
+            np.testing.assert_allclose(seen[-1]["log_prob"].reshape(-1), log_prob.numpy(), rtol=1e-5)
+        for name in ("value", "version", "core"):
+            np.testing.assert_allclose(seen[0][name], seen[1][name], rtol=1e-6, atol=1e-7)
+    assert recorder.replays > 0
+
+
+def test_the_publisher_puts_the_newest_weights_on_the_board() -> None:
+    config = walk_config()
+    spec, _, model, exchange = start(config)
+    publisher = Publisher(model, exchange.board, "cpu")
+    for version in (1, 2, 3):
+        with torch.no_grad():
+            next(model.parameters()).fill_(version)
+        publisher.publish(version)
+    publisher.wait()
+    other = make_algorithm_and_model(config, spec)[1]
+    assert FlatWeights(other).read(exchange.board) == 3
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+def test_an_optimizer_is_restored_where_it_is() -> None:
+    """The state of one that kept its learning rate on a device, to one that does not, and back."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    recorded = torch.optim.Adam([weight], lr=torch.tensor(0.5), fused=True)
+    recorded.step()
+    plain = torch.optim.Adam([weight], lr=0.1, foreach=True)
+    checkpoint.load_optimizer(plain, recorded.state_dict())
+    assert plain.param_groups[0]["lr"] == 0.5
+    assert isinstance(plain.param_groups[0]["lr"], float)
+    assert (plain.param_groups[0]["foreach"], plain.param_groups[0]["fused"]) == (True, None)
+    back = torch.optim.Adam([weight], lr=torch.tensor(0.1), fused=True)
+    checkpoint.load_optimizer(back, plain.state_dict())
+    assert torch.equal(back.param_groups[0]["lr"], torch.tensor(0.5))
+    assert back.param_groups[0]["fused"] is True
+
+
+# -- observations that stay -----------------------------------------------------------------------------------------------
+
+
+def leave(slab: DeviceSlab, slots: list[int], row: int, value: int, said: list[str]) -> None:
+    """What a policy worker does for one row of each slot."""
+    s, t = np.array(slots), np.full(len(slots), row)
+    slab.mark(s, t, slab.leave(s, t, {"obs/obs": torch.full((len(s), 2, 6), float(value))}, said.append))
+
+
+def leave_in_a_process(slab: DeviceSlab, rows: int) -> None:
+    for row in range(rows):
+        leave(slab, [1, 2], row, 10 + row, [])
+
+
+def test_observations_are_found_where_another_process_left_them() -> None:
+    *_, exchange = start(walk_config())
+    learner = DeviceSlab(exchange.slab, "cpu")
+    learner.allocate()
+    process = multiprocessing.get_context("spawn").Process(target=leave_in_a_process, args=(learner, 8))
+    process.start()
+    process.join()
+    assert learner.find(0) is None  # nobody left anything there
+    found = learner.find(2)
+    assert found is not None
+    np.testing.assert_array_equal(found["obs/obs"][:, 1, 3], np.arange(10, 18))
+
+
+def test_trajectories_of_another_generation_are_not_found() -> None:
+    *_, exchange = start(walk_config())
+    learner, said = DeviceSlab(exchange.slab, "cpu"), list[str]()
+    worker = DeviceSlab.__new__(DeviceSlab)  # as in another process: the same memory, nothing known of it
+    worker.__setstate__(learner.__getstate__())
+    leave(worker, [0], 0, 1, said)
+    assert learner.find(0) is None  # before there is any memory
+    learner.allocate()
+    for row in range(8):
+        leave(worker, [0], row, 1, said)
+    assert learner.find(0) is not None
+    learner.mark(np.array([0]), np.array([5]), 0)  # a policy worker that could not reach the memory
+    assert learner.find(0) is None
+    leave(worker, [0], 5, 1, said)
+    again = DeviceSlab.__new__(DeviceSlab)  # the learner was restarted
+    again.__setstate__(learner.__getstate__())
+    assert again.find(0) is None
+    again.allocate()
+    assert again.find(0) is None  # left in the memory of the one before
+    for row in range(8):
+        leave(worker, [0], row, 2, said)
+    found = again.find(0)
+    assert found is not None
+    assert (found["obs/obs"] == 2).all()
+    assert not said
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["in-place", "apart"])
+@pytest.mark.parametrize("stayed", [(), (0, 1, 2, 3), (1, 2)], ids=["none", "all", "some"])
+def test_a_batch_takes_what_stayed_from_the_device_and_the_rest_from_the_host(apart: bool, stayed: tuple[int, ...]) -> None:
+    *_, x = start(walk_config())
+    x.device_slab = DeviceSlab(x.slab, "cpu")
+    x.device_slab.allocate()
+    for name, array in x.slab.arrays.items():
+        array[:] = (np.random.default_rng(len(name)).random(array.shape) * 100).astype(array.dtype)
+    memory, slots, T, E = _Memory(x, 4, "cpu", apart), (5, 0, 3, 2), x.T, x.E
+    for place in stayed:
+        for row in range(T):
+            leave(x.device_slab, [slots[place]], row, 1000 + place, [])
+    lefts = [x.device_slab.find(slot) for slot in slots]
+    for place, (slot, left) in enumerate(zip(slots, lefts, strict=True)):
+        memory.take(place, slot, left)
+    memory.send([place for place, left in enumerate(lefts) if left is None])
+    fields = memory.batch.fields
+    for place, slot in enumerate(slots):
+        columns = slice(place * E, (place + 1) * E)
+        for name, array in x.slab.arrays.items():
+            expected = array[slot].copy()
+            if name == "obs/obs" and place in stayed:
+                expected[:T] = 1000 + place  # row T always comes from the host
+            part = fields[name][columns] if name == "core" else fields[name][:, columns]
+            np.testing.assert_array_equal(part.numpy(), expected, err_msg=name)
+
+
+@pytest.mark.parametrize("policy_workers", [1, 2])
+def test_every_row_is_where_it_belongs_when_observations_stay(tmp_path: Path, policy_workers: int) -> None:
+    """The real engine against the world in which every number is known."""
+    settings = {
+        "run.folder": str(tmp_path), "run.dashboard": False, "run.video": False, "run.log_interval": 0.2,
+        "sampling.num_workers": 2, "sampling.envs_per_worker": 6, "sampling.rollout": 7, "sampling.one_transfer": "on",
+        "sampling.num_policy_workers": policy_workers, "learning.batch_size": 7 * 3 * 4, "learning.total_steps": 6000,
+        "learning.algorithm": "counting", "learning.device": "cpu",
+    }  # fmt: skip
+    config = configs.override(Config(env="counting", imports=(str(HERE / "counting.py"),)), **settings)
+    assert config.one_transfer
+    assert train(config).global_step >= 6000
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    assert rows[-1]["losses/rows_checked"] > 0
+    assert rows[-1].get("sampling/faults", 0) == 0
