@@ -15,8 +15,8 @@ from headrace.envs.contract import ArraySpec, EnvSpec
 class Algorithm(Protocol):
     """One algorithm: its network, how it acts, what it minimises.
 
-    On CUDA `act`, `prepare` and `loss` are recorded as graphs: they must not wait for the device (`.item()`, boolean indexing), and
-    what they do in Python is done only while recording. `learning.graphs` turns that off.
+    On CUDA `act`, `prepare` and `loss` are recorded as graphs: they must not wait for the device (`.item()`, boolean indexing),
+    and what they do in Python is done only while recording. `learning.graphs` turns that off.
     """
 
     def make_model(self, spec: EnvSpec, config: Config) -> nn.Module:
