@@ -402,8 +402,9 @@ class Config:
     @property
     def one_transfer(self) -> bool:
         """Whether policy workers leave observations on the device for the learner."""
-        wanted = self.sampling.one_transfer == "on" or (self.sampling.one_transfer == "auto" and self.device != "cpu")
-        return wanted and self.sampling.placement == "served" and not self.uses_replay
+        if self.sampling.placement != "served" or self.uses_replay or self.sampling.one_transfer == "off":
+            return False
+        return self.sampling.one_transfer == "on" or self.device != "cpu"
 
     @property
     def precision(self) -> Literal["float32", "bf16"]:

@@ -87,9 +87,13 @@ class CudaRecorder:
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
-        # Only this thread is watched: others go on copying batches meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            outputs = function(inputs)
+        here = torch.cuda.current_stream(self._device)
+        try:
+            # Only this thread is watched: others go on copying batches meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                outputs = function(inputs)
+        finally:
+            torch.cuda.set_stream(here)  # a recording that fails leaves its own stream behind
         return graph.replay, outputs
 
 
@@ -124,7 +128,9 @@ class Recorded:
             try:
                 recording = (*self._recorder.record(self._function, mine), mine)
             except RuntimeError as error:
-                self._say(f"{self._name} runs without a CUDA graph, recording one failed: {str(error).splitlines()[0]}")
+                # The first error ends the recording, which is the second one.
+                why = str(error.__context__ or error).partition("\n")[0]
+                self._say(f"{self._name} runs without a CUDA graph, recording one failed: {why}")
                 self._recorder = None
                 return self._function(inputs)
             self._recordings[shapes] = recording
