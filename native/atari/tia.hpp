@@ -226,8 +226,9 @@ HR_HD inline int32_t reset_after_hmove(Object object, int32_t since_hmove, int32
   }
 }
 
+// A missile goes on at its old position for eight clocks more; the ball does not.
 HR_NOINLINE void write_resm(Console& s, const Frame& frame, Object object, int32_t clock) {
-  note_access(s, clock);
+  note_access(s, clock + (object == kBall ? 0 : 8));
   catch_up(s, frame);
   const int32_t h = clock % kLineClocks;
   const int32_t position = h < kBlankClocks ? 2 : static_cast<int32_t>(wrap_pixel(h - kBlankClocks + 4));

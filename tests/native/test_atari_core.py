@@ -45,6 +45,11 @@ def test_plays_as_ale(game: str, drawn: bool) -> None:
     assert (run.frames, run.resets) == (150, 1)
 
 
+def test_a_missile_that_is_being_drawn_is_reset() -> None:
+    run = play(Run("phoenix", games()["phoenix"]["default_mode"], 0, seed=1, drawn=True), frames=1640)
+    assert run.difference is None
+
+
 def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another mode of the same game on our side is not taken for the same."""
     emulator = native.Emulator
