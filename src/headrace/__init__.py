@@ -6,7 +6,8 @@
     print(headrace.evaluate(result.folder, episodes=100))
     policy = headrace.load_policy(result.folder)
 
-Everything is imported when first asked for: a process that only steps environments never pays for torch.
+Everything is imported when first asked for: a process that only steps environments never pays for torch. Only the ids of
+the built-in Atari games (`gymnasium.make_vec("headrace/Pong-v5", ...)`) are registered with Gymnasium at once.
 """
 
 import importlib
@@ -56,3 +57,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+importlib.import_module("headrace.envs.gymnasium_ids")

@@ -1,5 +1,8 @@
 """AtariVector against ale_py.AtariVectorEnv, bit for bit, and what only AtariVector does."""
 
+import subprocess
+import sys
+
 import ale_py
 import gymnasium
 import numpy as np
@@ -318,6 +321,16 @@ def test_bad_input_is_refused(tmp_path):
     with pytest.raises(RuntimeError, match="follows a reset"):
         env.send(np.array([0, 1]))
     env.recv()
+
+
+@pytest.mark.parametrize(("first", "env_id"), [("headrace", "headrace/Pong-v5"), ("gymnasium", "headrace:headrace/Pong-v5")])
+def test_gymnasium_finds_the_games(first, env_id):
+    program = (
+        f"import {first}, gymnasium, sys; env = gymnasium.make_vec({env_id!r}, num_envs=2, stack_num=3)\n"
+        "print(env.reset(seed=0)[0].shape, 'torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "(2, 3, 84, 84) False"
 
 
 def test_gymnasium_registration():

@@ -389,18 +389,3 @@ ACTION_OF_DIRECTION = np.array(
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
-
-
-def register_games() -> None:
-    """Makes every game known to Gymnasium as `headrace/<Name>-v5`, with the settings of `ALE/<Name>-v5`."""
-    for name in games():
-        env_id = f"headrace/{''.join(part.capitalize() for part in name.split('_'))}-v5"
-        if env_id not in gymnasium.registry:
-            gymnasium.register(
-                env_id,
-                vector_entry_point="headrace.envs.atari_vector:AtariVector",
-                kwargs={"game": name, "repeat_action_probability": 0.25},
-            )
-
-
-register_games()
