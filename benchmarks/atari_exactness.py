@@ -46,14 +46,18 @@ class Run:
     difference: str | None = None
 
 
-def play(run: Run, frames: int, reset_every: int = 4000) -> Run:
-    """Plays `frames` frames on both consoles and fills in `run`; stops at the first difference."""
+def play(run: Run, frames: int, reset_every: int = 4000, translate: bool = True) -> Run:
+    """Plays `frames` frames on both consoles and fills in `run`; stops at the first difference.
+
+    `translate`: our console runs the program as machine code where it can, as it does by default.
+    """
     path = rom_path(run.game)
     ale = ale_py.ALEInterface()
     ale.setFloat("repeat_action_probability", 0.0)
     ale.setInt("random_seed", run.seed)
     ale.loadROM(str(path))
-    ours = native.Emulator(native.make_game(games()[run.game]["index"], path.read_bytes()), run.mode, run.difficulty)
+    game = native.make_game(games()[run.game]["index"], path.read_bytes(), translate)
+    ours = native.Emulator(game, run.mode, run.difficulty)
     ale.setMode(run.mode)
     if run.difficulty:  # 0 is what runs unless told otherwise, also where it is not on the list
         ale.setDifficulty(run.difficulty)

@@ -51,7 +51,7 @@ nb::list games() {
   return result;
 }
 
-std::shared_ptr<Game> make_game(int index, nb::bytes rom) {
+std::shared_ptr<Game> make_game(int index, nb::bytes rom, bool translate) {
   if (index < 0 || index >= kNumGames) throw nb::value_error("no game has this index");
   const GameFacts& facts = kGames[index];
   Cartridge cartridge;
@@ -61,7 +61,7 @@ std::shared_ptr<Game> make_game(int index, nb::bytes rom) {
   if (error != LoadError::kNone || !fits)
     throw nb::value_error((std::string("these ") + std::to_string(rom.size()) + " bytes are not the ROM of " +
                            facts.name + " (" + std::to_string(facts.rom_size) + " bytes)").c_str());
-  return std::make_shared<Game>(index, cartridge);
+  return std::make_shared<Game>(index, cartridge, translate);
 }
 
 // The console of one game behind the calls that ALEInterface has.
@@ -174,7 +174,8 @@ NB_MODULE(atari, m) {
 
   nb::class_<Game>(m, "Game", "A ROM and its facts, shared by the consoles that play it.")
       .def_prop_ro("name", [](const Game& game) { return game.facts.name; });
-  m.def("make_game", &make_game, "index"_a, "rom"_a,
+  m.def("make_game", &make_game, "index"_a, "rom"_a, "translate"_a = true,
+        "`translate`: run the program as machine code where that is possible.\n\n"
         "Raises ValueError if `rom` is no cartridge image of the kind that the game comes on.");
 
   nb::class_<Emulator>(m, "Emulator", "One console, frame by frame, for tests and tools.")

@@ -12,6 +12,7 @@
 #include "run_loop.hpp"
 #include "state.hpp"
 #include "system_random.hpp"
+#include "translation.hpp"
 
 namespace headrace::atari {
 
@@ -20,7 +21,11 @@ namespace detail {
 HR_HD inline Frame make_frame(const Cartridge& cart, const Input& input) {
   const int32_t limit = cart.tv == TvFormat::kPal ? kPalLineLimit : kNtscLineLimit;
   const int32_t start = kLineClocks * cart.first_row;
-  return {cart, input, nullptr, start, start + kLineClocks * cart.rows, (limit + 1) * kLineCycles};
+  Frame frame = {cart, input, nullptr, start, start + kLineClocks * cart.rows, (limit + 1) * kLineCycles, {}};
+  for (int i = 0; i < 4; ++i)
+    if (input.paddle[i] != Input::kNoPaddle)
+      frame.charging[i] = static_cast<uint32_t>(1.6 * input.paddle[i] * 0.01e-6 * 1.19e6);
+  return frame;
 }
 
 // Counts all times from a moment `shift` cycles later.
@@ -76,6 +81,27 @@ HR_HD inline void continue_frame(Console& s, const Frame& frame) {
   s.last_access_clock = 0;
 }
 
+HR_HD inline void run_decoded(Console& console, const Frame& frame) {
+  switch (frame.cart.mapper) {
+    case Mapper::k2K:
+    case Mapper::k4K: return run_loop<Mapper::k4K>(console, frame);
+    case Mapper::kF8: return run_loop<Mapper::kF8>(console, frame);
+    case Mapper::kF6: return run_loop<Mapper::kF6>(console, frame);
+    case Mapper::kF8SC: return run_loop<Mapper::kF8SC>(console, frame);
+    case Mapper::kF6SC: return run_loop<Mapper::kF6SC>(console, frame);
+    case Mapper::kE0: return run_loop<Mapper::kE0>(console, frame);
+    case Mapper::kFE: return run_loop<Mapper::kFE>(console, frame);
+    case Mapper::kDPC: return run_loop<Mapper::kDPC>(console, frame);
+  }
+}
+
+HR_HD inline void run_program(Console& console, const Frame& frame) {
+#ifdef HR_TRANSLATES
+  if (frame.cart.translation) return frame.cart.translation->run(console, frame, run_decoded);
+#endif
+  run_decoded(console, frame);
+}
+
 }  // namespace detail
 
 // The buffer that the last run_frame drew into: rows x 160 bytes.
@@ -125,19 +151,7 @@ HR_HD inline void run_frame(Console& console, const Cartridge& cart, const Input
   else detail::continue_frame(console, frame);
   console.frame_complete = false;
   if (screens) frame.pixels = front_buffer(console, cart, screens);
-  if (!console.jammed) {
-    switch (cart.mapper) {
-      case Mapper::k2K:
-      case Mapper::k4K: run_loop<Mapper::k4K>(console, frame); break;
-      case Mapper::kF8: run_loop<Mapper::kF8>(console, frame); break;
-      case Mapper::kF6: run_loop<Mapper::kF6>(console, frame); break;
-      case Mapper::kF8SC: run_loop<Mapper::kF8SC>(console, frame); break;
-      case Mapper::kF6SC: run_loop<Mapper::kF6SC>(console, frame); break;
-      case Mapper::kE0: run_loop<Mapper::kE0>(console, frame); break;
-      case Mapper::kFE: run_loop<Mapper::kFE>(console, frame); break;
-      case Mapper::kDPC: run_loop<Mapper::kDPC>(console, frame); break;
-    }
-  }
+  if (!console.jammed) detail::run_program(console, frame);
   catch_up(console, frame);
   console.rows_missing = console.drawn_to_clock < frame.display_stop;
   if (!console.frame_complete) detail::gray_out(console, frame);

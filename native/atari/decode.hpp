@@ -19,7 +19,7 @@ namespace headrace::atari {
   HR_ALU_HANDLERS(X, Imm) HR_ALU_HANDLERS(X, Ram) HR_ALU_HANDLERS(X, ZpX) HR_ALU_HANDLERS(X, Abs)                  \
   HR_ALU_HANDLERS(X, AbsX) HR_ALU_HANDLERS(X, AbsY) HR_ALU_HANDLERS(X, IndY) HR_ALU_HANDLERS(X, IndX)             \
   HR_ALU_HANDLERS(X, Tia)                                                                                          \
-  X(LdxImm) X(LdxRam) X(LdxAbs) X(LdxAbsY) X(LdyImm) X(LdyRam) X(LdyZpX) X(LdyAbs) X(LdyAbsX)                      \
+  X(LdxImm) X(LdxRam) X(LdxAbs) X(LdxAbsY) X(LdxZpY) X(LdyImm) X(LdyRam) X(LdyZpX) X(LdyAbs) X(LdyAbsX)                      \
   X(CpxImm) X(CpxRam) X(CpyImm) X(CpyRam) X(BitRam) X(BitAbs)                                                      \
   X(LdxTia) X(LdyTia) X(BitTia) X(LdaTimer) X(LdxTimer) X(LdyTimer)                                                \
   X(StaRam) X(StxRam) X(StyRam) X(StaTia) X(StxTia) X(StyTia) X(StaTiaAbs) X(StxTiaAbs) X(StyTiaAbs)               \
@@ -97,6 +97,7 @@ inline uint8_t handler_of(uint8_t opcode, uint16_t operand) {
     case 0xA2: return kLdxImm;
     case 0xA6: return zero_page(operand, kLdxRam, kLdxTia);
     case 0xAE: return absolute_load(operand, kLdxAbs, kLdxTimer);
+    case 0xB6: return kLdxZpY;
     case 0xBE: return kLdxAbsY;
     case 0xA0: return kLdyImm;
     case 0xA4: return zero_page(operand, kLdyRam, kLdyTia);

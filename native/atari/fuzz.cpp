@@ -2,8 +2,8 @@
 //
 //   atari_fuzz [rounds] [seed]
 //
-// Three consoles run each image: one draws, one does not, and one executes every instruction with the complete
-// interpreter instead of the decoded loop. All must agree after every frame, and every frame must end.
+// Four consoles run each image: one draws, one does not, one runs translated code, and one executes every instruction with
+// the complete interpreter instead of the decoded loop. All must agree after every frame, and every frame must end.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -75,7 +75,7 @@ Input random_input(Random& random) {
 }
 
 bool same(const Console& a, const Console& b) {
-  return a.pc == b.pc && a.a == b.a && a.x == b.x && a.y == b.y && a.sp == b.sp && a.carry == b.carry &&
+  return a.pc == b.pc && a.a == b.a && a.x == b.x && a.y == b.y && a.sp == b.sp && a.nz == b.nz && a.carry == b.carry &&
          a.overflow == b.overflow && a.decimal == b.decimal && a.jammed == b.jammed && a.cycle == b.cycle &&
          a.collisions == b.collisions && a.bank == b.bank && a.parity == b.parity &&
          a.frame_complete == b.frame_complete && a.rows_missing == b.rows_missing &&
@@ -103,23 +103,28 @@ int first_bad_frame(Mapper mapper, uint32_t seed) {
   decoded->rows = 200 + static_cast<int32_t>(random.below(kMaxScreenRows - 200 + 1));
   *stepped = *decoded;
   for (Decoded& code : stepped->decoded) code = kStep;
+  auto compiled = std::make_unique<Cartridge>(*decoded);
+  const std::unique_ptr<Translation> translation = Translation::make(*compiled);
+  compiled->translation = translation.get();
 
   uint8_t ram[128];
   for (uint8_t& byte : ram) byte = random.byte();
   std::vector<uint8_t> screens(2 * decoded->rows * kScreenWidth);
+  std::vector<uint8_t> other_screens(screens.size());
   ResetDraws draws;
   draws.timer = static_cast<uint8_t>(25 + random.below(75));
-  Console drawn, blind, reference;
+  Console drawn, blind, reference, translated;
   power_on(drawn, *decoded, ram);
   system_reset(drawn, *decoded, draws, screens.data());
-  blind = reference = drawn;
+  blind = reference = translated = drawn;
   const int frames = 1 + static_cast<int>(random.below(30));
   for (int frame = 0; frame < frames; ++frame) {
     const Input input = random_input(random);
     run_frame(drawn, *decoded, input, screens.data());
     run_frame(blind, *decoded, input, nullptr);
     run_frame(reference, *stepped, input, nullptr);
-    if (!same(drawn, blind) || !same(drawn, reference) || !sound(drawn)) return frame;
+    run_frame(translated, *compiled, input, random.below(2) ? other_screens.data() : nullptr);
+    if (!same(drawn, blind) || !same(drawn, reference) || !same(drawn, translated) || !sound(drawn)) return frame;
   }
   return -1;
 }

@@ -34,7 +34,10 @@ struct Snapshot {
 
 class Game {
  public:
-  Game(int index, const Cartridge& rom) : index(index), facts(kGames[index]), cartridge(rom) {
+  // `translate`: to machine code, where that is possible.
+  Game(int index, const Cartridge& rom, bool translate = true)
+      : index(index), facts(kGames[index]), cartridge(rom), translation_(translate ? Translation::make(cartridge) : nullptr) {
+    cartridge.translation = translation_.get();
     if (facts.pal) cartridge.tv = TvFormat::kPal;
     cartridge.hmove_blanks = facts.hmove_blanks;
     cartridge.first_row = facts.first_row;
@@ -73,6 +76,7 @@ class Game {
   }
 
  private:
+  const std::unique_ptr<Translation> translation_;
   mutable std::mutex mutex_;
   std::unordered_map<uint32_t, std::shared_ptr<const Snapshot>> snapshots_;
 };

@@ -4,7 +4,7 @@
 #include "platform.hpp"
 #include "state.hpp"
 
-#if defined(__AVX__) && !defined(__CUDACC__)
+#if defined(__AVX2__) && !defined(__CUDACC__)
 #include <immintrin.h>
 #endif
 
@@ -31,8 +31,20 @@ HR_INLINE uint64_t widen_16_by_4(uint64_t bits) {
          static_cast<uint64_t>(widen_4(static_cast<uint32_t>(bits >> 8 & 0xFF))) << 32;
 }
 
-// Adds `pattern` (at most 34 pixels) from pixel x (0..159) on; what passes the right edge enters at the left.
+// Adds `pattern` (at most 64 pixels) from pixel x (0..159) on; what passes the right edge enters at the left.
 HR_INLINE void add_pattern(LineMask& mask, uint64_t pattern, uint32_t x) {
+#if defined(__AVX2__) && !defined(__CUDACC__)
+  // Shifts by 64 and more, which negative counts are too, leave nothing.
+  const __m256i bits = _mm256_set1_epi64x(static_cast<int64_t>(pattern)), begin = _mm256_setr_epi64x(0, 64, 128, 192);
+  const __m256i at = _mm256_set1_epi64x(x);
+  __m256i placed = _mm256_or_si256(_mm256_sllv_epi64(bits, _mm256_sub_epi64(at, begin)),
+                                   _mm256_srlv_epi64(bits, _mm256_sub_epi64(begin, at)));
+  const __m256i rest = _mm256_sub_epi64(_mm256_setr_epi64x(160, 224, 288, 352), at);
+  placed = _mm256_or_si256(placed, _mm256_srlv_epi64(bits, rest));
+  placed = _mm256_and_si256(placed, _mm256_setr_epi64x(-1, -1, 0xFFFFFFFF, 0));
+  __m256i* const target = reinterpret_cast<__m256i*>(&mask);
+  _mm256_store_si256(target, _mm256_or_si256(_mm256_load_si256(target), placed));
+#else
   const uint32_t shift = x & 63;
   const uint64_t low = pattern << shift;
   const uint64_t high = shift ? pattern >> (64 - shift) : 0;
@@ -41,11 +53,13 @@ HR_INLINE void add_pattern(LineMask& mask, uint64_t pattern, uint32_t x) {
     mask.word[1] |= high;
   } else if (x < 128) {
     mask.word[1] |= low;
-    mask.word[2] |= high;
+    mask.word[2] |= high & 0xFFFFFFFF;
+    mask.word[0] |= high >> 32;
   } else {
     mask.word[2] |= low & 0xFFFFFFFF;
     mask.word[0] |= low >> 32 | high << 32;
   }
+#endif
 }
 
 HR_INLINE uint32_t wrap_pixel(uint32_t x) { return x >= 160 ? x - 160 : x; }
@@ -53,11 +67,13 @@ HR_INLINE uint32_t wrap_pixel(uint32_t x) { return x >= 160 ? x - 160 : x; }
 // The offsets 16, 32, 64 of the copies after the first, by NUSIZ & 7: bits 0, 1, 2.
 HR_INLINE uint32_t later_copies(uint8_t nusiz) { return 0x06043210u >> (4 * (nusiz & 7)) & 7; }
 
+// A pattern with copies is at most 8 pixels wide, so those up to 32 pixels on are added as one pattern.
 HR_INLINE LineMask copies_mask(uint64_t pattern, uint32_t position, uint32_t later, bool first_hidden) {
   LineMask mask = {{0, 0, 0, 0}};
-  if (!first_hidden) add_pattern(mask, pattern, position);
-  for (uint32_t i = 0; later >> i; ++i)
-    if (later >> i & 1) add_pattern(mask, pattern, wrap_pixel(position + (16u << i)));
+  const uint64_t copies = static_cast<uint64_t>(!first_hidden) | static_cast<uint64_t>(later & 1) << 16 |
+                          static_cast<uint64_t>(later & 2) << 31;
+  add_pattern(mask, pattern * copies, position);
+  if (later & 4) add_pattern(mask, pattern, wrap_pixel(position + 64));
   return mask;
 }
 
@@ -95,9 +111,9 @@ HR_INLINE LineMask playfield_mask(const Console& s) {
   return {{widen_16_by_4(line & 0xFFFF), widen_16_by_4(line >> 16 & 0xFFFF), widen_16_by_4(line >> 32), 0}};
 }
 
-// Brings the masks of the objects of `set` up to date.
+// Brings the masks of those objects of a set that have pixels up to date. Those of the others are empty all the time.
 HR_INLINE void refresh_masks(Console& s, uint8_t set) {
-  const uint8_t todo = s.stale & set;
+  const uint8_t todo = s.stale & s.solid & set;
   if (!todo) return;
   s.stale &= ~todo;
   if (todo & 1 << kP0) s.mask[kP0] = player_mask(s, 0);
@@ -108,39 +124,10 @@ HR_INLINE void refresh_masks(Console& s, uint8_t set) {
   if (todo & 1 << kPlayfield) s.mask[kPlayfield] = playfield_mask(s);
 }
 
-HR_INLINE bool intersect(const LineMask& a, const LineMask& b) {
-#if defined(__AVX__) && !defined(__CUDACC__)
-  return !_mm256_testz_si256(_mm256_load_si256(reinterpret_cast<const __m256i*>(&a)),
-                             _mm256_load_si256(reinterpret_cast<const __m256i*>(&b)));
-#else
-  return ((a.word[0] & b.word[0]) | (a.word[1] & b.word[1]) | (a.word[2] & b.word[2])) != 0;
-#endif
-}
-
-HR_INLINE LineMask intersection(const LineMask& a, const LineMask& b) {
-  LineMask both;
-  for (int i = 0; i < 4; ++i) both.word[i] = a.word[i] & b.word[i];
-  return both;
-}
-
-struct RangeTable {
-  LineMask below[161];  // of all pixels x < i
-};
-HR_HD constexpr RangeTable make_range_table() {
-  RangeTable table = {};
-  for (int i = 1; i <= 160; ++i) {
-    for (int word = 0; word < 4; ++word) table.below[i].word[word] = table.below[i - 1].word[word];
-    table.below[i].word[(i - 1) >> 6] |= 1ull << ((i - 1) & 63);
-  }
-  return table;
-}
-
-// Pixels from <= x < to.
-HR_INLINE LineMask range_mask(int32_t from, int32_t to) {
-  static constexpr RangeTable table = make_range_table();
-  LineMask range;
-  for (int i = 0; i < 4; ++i) range.word[i] = table.below[to].word[i] & ~table.below[from].word[i];
-  return range;
+// Of the 64 pixels of a word those that lie in from <= x < to, which the word has some of.
+HR_INLINE uint64_t range_of_word(int32_t word, int32_t from, int32_t to) {
+  const int32_t begin = from - 64 * word, end = to - 64 * word;
+  return (begin > 0 ? ~0ull << begin : ~0ull) & (end < 64 ? ~(~0ull << end) : ~0ull);
 }
 
 }  // namespace headrace::atari

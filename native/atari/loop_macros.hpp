@@ -128,10 +128,9 @@
 
 #define HR_FROM_TIMER(name, reg)                                                        \
   HR_CASE(name) {                                                                       \
-    if (HR_EXTRA) {                                                                     \
-      const uint64_t skipped = skip_polling(s, HR_EXTRA, HR_CYCLE + 4);                 \
-      if (HR_LIKELY(clock + skipped < watched)) clock += skipped;                       \
-    }                                                                                   \
+    const uint64_t polls = polls_to_skip(s, HR_EXTRA, HR_CYCLE + 4);                    \
+    const uint64_t skipped = polls * (2 * kCount + kPollingCycles);                     \
+    if (HR_LIKELY(clock + skipped < watched)) clock += skipped;                         \
     reg = nz = read_timer(s, HR_CYCLE + 4);                                             \
     HR_NEXT(3, 4)                                                                       \
   }

@@ -7,53 +7,40 @@
 
 namespace headrace::atari {
 
-// Where each colour shows. The masks are disjoint; what is in none is background.
+// Where each colour shows within 64 pixels. The masks are disjoint; what is in none is background.
 struct Layers {
-  LineMask p0, p1, playfield;
+  uint64_t p0, p1, playfield;
 };
 
-HR_INLINE Layers layers_of(Console& s) {
-  refresh_masks(s, s.solid);
-  LineMask shown[kObjects];
-  for (int object = 0; object < kObjects; ++object) {
-    const uint64_t on = s.solid >> object & 1 ? ~0ull : 0;
-    for (int i = 0; i < 4; ++i) shown[object].word[i] = s.mask[object].word[i] & on;
+HR_INLINE Layers layers_of(const Console& s, int32_t word) {
+  const uint64_t p0 = s.mask[kP0].word[word] | s.mask[kM0].word[word];
+  const uint64_t p1 = s.mask[kP1].word[word] | s.mask[kM1].word[word];
+  const uint64_t playfield = s.mask[kPlayfield].word[word], ball = s.mask[kBall].word[word];
+  if (s.ctrlpf & 4) {  // the playfield comes first
+    const uint64_t first = playfield | ball;
+    return {p0 & ~first, p1 & ~(first | p0), first};
   }
-  Layers layers;
-  for (int i = 0; i < 4; ++i) {
-    const uint64_t p0 = shown[kP0].word[i] | shown[kM0].word[i], p1 = shown[kP1].word[i] | shown[kM1].word[i];
-    const uint64_t playfield = shown[kPlayfield].word[i], ball = shown[kBall].word[i];
-    if (s.ctrlpf & 4) {  // the playfield comes first
-      layers.playfield.word[i] = playfield | ball;
-      layers.p0.word[i] = p0 & ~(playfield | ball);
-      layers.p1.word[i] = p1 & ~(playfield | ball | p0);
-    } else {
-      // Score mode: the left half of the playfield belongs to player 0, the right half to player 1.
-      const uint64_t left = i == 0 ? ~0ull : i == 1 ? 0xFFFF : 0;
-      const uint64_t of_p0 = s.ctrlpf & 2 ? playfield & left : 0;
-      const uint64_t of_p1 = s.ctrlpf & 2 ? playfield & ~left : 0;
-      layers.p0.word[i] = p0 | of_p0;
-      layers.p1.word[i] = (p1 | of_p1) & ~layers.p0.word[i];
-      layers.playfield.word[i] = (playfield | ball) & ~(layers.p0.word[i] | layers.p1.word[i]);
-    }
-  }
-  return layers;
+  // Score mode: the left half of the playfield belongs to player 0, the right half to player 1.
+  const uint64_t left = word == 0 ? ~0ull : word == 1 ? 0xFFFF : 0;
+  const uint64_t scored = s.ctrlpf & 2 ? playfield : 0;
+  const uint64_t of_p0 = p0 | (scored & left), of_p1 = (p1 | (scored & ~left)) & ~of_p0;
+  return {of_p0, of_p1, (playfield | ball) & ~(of_p0 | of_p1)};
 }
 
 #if defined(__AVX512BW__) && !defined(__CUDACC__)
 
 // Paints pixels from <= x < to of the row.
-HR_INLINE void paint_layers(const Console& s, const Layers& layers, uint8_t* row, int32_t from, int32_t to) {
-  const LineMask range = range_mask(from, to);
+HR_INLINE void paint_layers(const Console& s, uint8_t* row, int32_t from, int32_t to) {
   const __m512i background = _mm512_set1_epi8(static_cast<char>(s.color[3]));
   const __m512i p0 = _mm512_set1_epi8(static_cast<char>(s.color[0])),
                 p1 = _mm512_set1_epi8(static_cast<char>(s.color[1])),
                 playfield = _mm512_set1_epi8(static_cast<char>(s.color[2]));
-  for (int i = 0; i < 3; ++i) {
-    __m512i pixels = _mm512_mask_mov_epi8(background, layers.playfield.word[i], playfield);
-    pixels = _mm512_mask_mov_epi8(pixels, layers.p1.word[i], p1);
-    pixels = _mm512_mask_mov_epi8(pixels, layers.p0.word[i], p0);
-    _mm512_mask_storeu_epi8(row + 64 * i, range.word[i], pixels);
+  for (int32_t word = from >> 6; 64 * word < to; ++word) {
+    const Layers layers = layers_of(s, word);
+    __m512i pixels = _mm512_mask_mov_epi8(background, layers.playfield, playfield);
+    pixels = _mm512_mask_mov_epi8(pixels, layers.p1, p1);
+    pixels = _mm512_mask_mov_epi8(pixels, layers.p0, p0);
+    _mm512_mask_storeu_epi8(row + 64 * word, range_of_word(word, from, to), pixels);
   }
 }
 
@@ -66,15 +53,16 @@ HR_INLINE uint64_t bits_to_bytes(uint64_t bits) {
 }
 
 // Paints pixels from <= x < to of the row.
-HR_INLINE void paint_layers(const Console& s, const Layers& layers, uint8_t* row, int32_t from, int32_t to) {
+HR_INLINE void paint_layers(const Console& s, uint8_t* row, int32_t from, int32_t to) {
   const uint64_t each = 0x0101010101010101ull;
   const uint64_t p0 = s.color[0] * each, p1 = s.color[1] * each, playfield = s.color[2] * each,
                  background = s.color[3] * each;
-  for (int32_t x = from & ~7; x < to; x += 8) {
-    const int32_t word = x >> 6, shift = x & 63;
-    const uint64_t in_p0 = bits_to_bytes(layers.p0.word[word] >> shift);
-    const uint64_t in_p1 = bits_to_bytes(layers.p1.word[word] >> shift);
-    const uint64_t in_playfield = bits_to_bytes(layers.playfield.word[word] >> shift);
+  Layers layers = {};
+  for (int32_t x = from & ~7, word = -1; x < to; x += 8) {
+    if (x >> 6 != word) layers = layers_of(s, word = x >> 6);
+    const int32_t shift = x & 63;
+    const uint64_t in_p0 = bits_to_bytes(layers.p0 >> shift), in_p1 = bits_to_bytes(layers.p1 >> shift);
+    const uint64_t in_playfield = bits_to_bytes(layers.playfield >> shift);
     const uint64_t pixels = (in_p0 & p0) | (in_p1 & p1) | (in_playfield & playfield) |
                             (~(in_p0 | in_p1 | in_playfield) & background);
     if (x >= from && x + 8 <= to) {
@@ -92,7 +80,8 @@ HR_INLINE void paint(Console& s, uint8_t* row, int32_t from, int32_t to) {
   if (s.vblank & 2) {
     for (int32_t x = from; x < to; ++x) row[x] = 0;
   } else {
-    paint_layers(s, layers_of(s), row, from, to);
+    refresh_masks(s, s.solid);
+    paint_layers(s, row, from, to);
   }
 }
 

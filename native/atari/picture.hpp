@@ -27,6 +27,7 @@ struct Frame {
   uint8_t* pixels;  // rows x 160 bytes, or null: nothing is drawn
   int32_t display_start, display_stop;  // clocks
   int32_t limit_cycle;                  // a TIA write from here on ends the frame
+  uint32_t charging[4];                 // cycles until the capacitor at INPT0..3 is charged
 };
 
 // Pairs of objects whose collision is latched, by bit of Console::collisions (bit 12 has none).
@@ -70,12 +71,19 @@ HR_INLINE int lowest_bit(uint32_t x) {
 // Latches the collisions of pixels from <= x < to.
 HR_INLINE void collide(Console& s, int32_t from, int32_t to) {
   if (from >= s.tested_from && to <= s.tested_to) return;
-  refresh_masks(s, s.solid);
-  const LineMask range = range_mask(from, to);
-  uint32_t latched = 0;
+  uint8_t objects = 0;
   for (uint32_t pairs = s.pending; pairs; pairs &= pairs - 1) {
     const Pair pair = collision_pair(lowest_bit(pairs));
-    if (intersect(intersection(s.mask[pair.first], range), s.mask[pair.second])) latched |= pairs & -pairs;
+    objects |= static_cast<uint8_t>(1 << pair.first | 1 << pair.second);
+  }
+  refresh_masks(s, objects);
+  uint32_t latched = 0;
+  for (int32_t word = from >> 6; 64 * word < to; ++word) {
+    const uint64_t range = range_of_word(word, from, to);
+    for (uint32_t pairs = s.pending & ~latched; pairs; pairs &= pairs - 1) {
+      const Pair pair = collision_pair(lowest_bit(pairs));
+      if (s.mask[pair.first].word[word] & s.mask[pair.second].word[word] & range) latched |= pairs & -pairs;
+    }
   }
   s.collisions |= static_cast<uint16_t>(latched);
   s.pending &= static_cast<uint16_t>(~latched);
@@ -103,7 +111,9 @@ HR_INLINE void shape_changed(Console& s, uint8_t objects) {
 HR_INLINE void object_changed(Console& s, Object object, bool solid) {
   const uint8_t bit = static_cast<uint8_t>(1 << object);
   shape_changed(s, bit);
-  if (((s.solid & bit) != 0) != solid) set_solid(s, s.solid ^ bit);
+  if (((s.solid & bit) != 0) == solid) return;
+  set_solid(s, s.solid ^ bit);
+  if (!solid) s.mask[object] = LineMask{};
 }
 
 HR_INLINE void player_changed(Console& s, int player) {

@@ -16,6 +16,8 @@ inline constexpr int kScreenWidth = 160;
 inline constexpr int kMaxScreenRows = 256;
 inline constexpr int kMaxRomBytes = 16384;
 
+class Translation;
+
 // Constant while consoles run, and shared by all consoles that run the same ROM.
 // The display properties are per game; load_cartridge sets the defaults and the caller overrides them.
 struct Cartridge {
@@ -28,6 +30,7 @@ struct Cartridge {
   // One image of up to 16 KiB; DPC keeps its 2 KiB of display data behind the 8 KiB of program.
   uint8_t rom[kMaxRomBytes] = {};
   Decoded decoded[kMaxRomBytes] = {};  // of the instruction at each byte
+  Translation* translation = nullptr;  // of this very cartridge to machine code, or null: the host may provide one
 };
 
 namespace detail {

@@ -46,16 +46,17 @@ HR_NOINLINE uint32_t read_port(Console& s, const Frame& frame, uint32_t address,
 
 HR_INLINE bool is_ram(uint32_t address) { return (address & 0x1280) == 0x80; }
 
-// Polling a timer: cycles to skip, so that the last of the reads that certainly go on polling is the next one.
-HR_INLINE uint64_t skip_polling(const Console& s, uint8_t branch, int32_t cycle) {
+// Polling a timer: LDA INTIM and a branch back to it. How often that can be skipped, so that the last of the reads that
+// certainly go on polling is the next one.
+inline constexpr uint32_t kPollingCycles = 4 + 3;
+HR_INLINE uint32_t polls_to_skip(const Console& s, uint8_t branch, int32_t cycle) {
+  if (!branch) return 0;
   const TimerValue now = timer_value(s, cycle);
   // The lowest value that goes on.
   const int32_t lowest = branch == 0xD0 ? 1 : branch == 0x30 ? 128 : 0;
   if (now.remaining < lowest || (branch == 0x10 && now.remaining > 127)) return 0;
   const uint32_t last = ((static_cast<uint32_t>(s.timer) - lowest) << s.timer_shift) - 1;
-  constexpr uint32_t loop_cycles = 4 + 3;
-  const uint32_t iterations = (last - now.elapsed) / loop_cycles;
-  return iterations * (2 * kCount + loop_cycles);
+  return (last - now.elapsed) / kPollingCycles;
 }
 
 // Executes at most a frame. The console's registers are in memory before and after.
@@ -114,29 +115,20 @@ push:
   goto store_tia;
 
 store_color:
-  if (frame.pixels || HR_UNLIKELY(HR_CYCLE >= frame.limit_cycle)) goto store_tia;
-  note_access(s, 3 * HR_CYCLE);
-  s.color[reg - 6] = static_cast<uint8_t>((value & 0xFE) | s.color_loss);
+  if (HR_UNLIKELY(HR_CYCLE >= frame.limit_cycle)) goto store_tia;
+  write_color(s, frame, static_cast<int>(reg - 6), static_cast<uint8_t>(value), 3 * HR_CYCLE);
   goto dispatch;
 
 store_grp:
   if (HR_UNLIKELY(HR_CYCLE >= frame.limit_cycle)) goto store_tia;
-  note_access(s, 3 * HR_CYCLE + 1);
-  if (!catch_up_quietly(s, frame)) goto store_tia;
-  if (reg == 0x1B) set_grp(s, 0, static_cast<uint8_t>(value));
-  else set_grp(s, 1, static_cast<uint8_t>(value));
+  if (reg == 0x1B) write_grp(s, frame, 0, static_cast<uint8_t>(value), 3 * HR_CYCLE);
+  else write_grp(s, frame, 1, static_cast<uint8_t>(value), 3 * HR_CYCLE);
   goto dispatch;
 
-store_playfield: {
-  const int32_t now = HR_CYCLE;
-  if (HR_UNLIKELY(now >= frame.limit_cycle)) goto store_tia;
-  const uint32_t playfield = playfield_with(s.playfield, reg, value);
-  if (playfield == s.playfield) {
-    note_access(s, 3 * now + playfield_delay(now));
-    goto dispatch;
-  }
-  goto store_tia;
-}
+store_playfield:
+  if (HR_UNLIKELY(HR_CYCLE >= frame.limit_cycle)) goto store_tia;
+  write_playfield(s, frame, static_cast<int>(reg), static_cast<uint8_t>(value), 3 * HR_CYCLE);
+  goto dispatch;
 
 store_tia:
   write_tia(s, frame, static_cast<int>(reg), static_cast<uint8_t>(value), HR_CYCLE);
@@ -169,6 +161,7 @@ dispatch:
   HR_FROM_RAM(LdxRam, HR_LDX)
   HR_FROM_MEMORY(LdxAbs, HR_LDX)
   HR_INDEXED_MEMORY(LdxAbsY, y, HR_LDX)
+  HR_INDEXED_RAM(LdxZpY, y, HR_LDX)
   HR_IMM(LdyImm, HR_LDY)
   HR_FROM_RAM(LdyRam, HR_LDY)
   HR_INDEXED_RAM(LdyZpX, x, HR_LDY)

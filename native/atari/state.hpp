@@ -100,7 +100,7 @@ struct Console {
   uint8_t stale;           // set of objects whose mask is out of date
   bool changes_at_line_end;
   uint8_t tested_from, tested_to;  // pixels whose collisions are latched already for the present masks
-  LineMask mask[kObjects];
+  LineMask mask[kObjects];  // empty for objects without pixels
 };
 
 inline constexpr int32_t kNever = 0x7FFFFFFF;

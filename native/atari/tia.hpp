@@ -14,28 +14,31 @@ HR_INLINE void note_access(Console& s, int32_t clock) {
 
 // INPT0..3: a capacitor that a paddle's resistance charges. The time stamp of the release is relative to the frame in
 // the oracle's unsigned arithmetic, so a capacitor released in an earlier frame may never read as charged.
-HR_HD inline uint8_t read_paddle(const Console& s, int32_t resistance, int32_t cycle) {
+HR_HD inline uint8_t read_paddle(const Console& s, const Frame& frame, int paddle, int32_t cycle) {
+  const int32_t resistance = frame.input.paddle[paddle];
   if (resistance == 0) return 0x80;
   if (resistance == Input::kNoPaddle || (s.vblank & 0x80)) return 0;
-  const uint32_t needed = static_cast<uint32_t>(1.6 * resistance * 0.01e-6 * 1.19e6);
+  const uint32_t needed = frame.charging[paddle];
   const uint32_t released = static_cast<uint32_t>(s.dump_released_at - s.frame_began_at);
   return static_cast<uint32_t>(cycle - s.frame_began_at) > released + needed ? 0x80 : 0;
 }
 
 // `bus`: the byte that was on the data bus before; it shows through the bits that the TIA does not drive.
-HR_NOINLINE uint8_t read_tia(Console& s, const Frame& frame, uint16_t address, uint8_t bus, int32_t cycle) {
-  const int reg = address & 15;
+HR_INLINE uint8_t read_register(Console& s, const Frame& frame, int reg, uint8_t bus, int32_t cycle) {
   note_access(s, 3 * cycle);
   uint8_t value = 0;
   if (reg < 8) {
     catch_up(s, frame);
     value = static_cast<uint8_t>((s.collisions >> (2 * reg) & 3) << 6);
   } else if (reg < 12) {
-    value = read_paddle(s, frame.input.paddle[reg - 8], cycle);
+    value = read_paddle(s, frame, reg - 8, cycle);
   } else if (reg < 14) {
     value = frame.input.fire[reg - 12] ? 0 : 0x80;
   }
   return value | (bus & 0x3F);
+}
+HR_NOINLINE uint8_t read_tia(Console& s, const Frame& frame, uint16_t address, uint8_t bus, int32_t cycle) {
+  return read_register(s, frame, address & 15, bus, cycle);
 }
 
 // --- registers by kind. Each notes the access with the delay of its effect, catches up if its value changes, and
@@ -54,7 +57,7 @@ HR_INLINE uint32_t playfield_with(uint32_t playfield, uint32_t reg, uint32_t val
   return (playfield & ~0xFF000u) | value << 12;
 }
 
-HR_NOINLINE void write_playfield(Console& s, const Frame& frame, int reg, uint8_t value, int32_t clock) {
+HR_INLINE void write_playfield(Console& s, const Frame& frame, int reg, uint8_t value, int32_t clock) {
   note_access(s, clock + playfield_delay(clock / 3));
   const uint32_t playfield = playfield_with(s.playfield, static_cast<uint32_t>(reg), value);
   if (playfield == s.playfield) return;
@@ -98,9 +101,16 @@ HR_INLINE void set_grp(Console& s, int player, uint8_t value) {
   }
 }
 
-HR_NOINLINE void write_grp(Console& s, const Frame& frame, int player, uint8_t value, int32_t clock) {
+// Whether set_grp would change what is shown.
+HR_INLINE bool grp_shows(const Console& s, int player, uint8_t value) {
+  const int other = player ^ 1;
+  return (!s.vdelp[player] && value != s.grp[player]) || (s.vdelp[other] && s.grp_old[other] != s.grp[other]) ||
+         (player == 1 && s.vdelbl && s.enabl_old != s.enabl);
+}
+
+HR_INLINE void write_grp(Console& s, const Frame& frame, int player, uint8_t value, int32_t clock) {
   note_access(s, clock + 1);
-  catch_up(s, frame);
+  if (grp_shows(s, player, value)) catch_up(s, frame);
   set_grp(s, player, value);
 }
 
@@ -391,6 +401,17 @@ HR_NOINLINE void write_tia(Console& s, const Frame& frame, int reg, uint8_t valu
     case 0x2C: return clear_collisions(s, frame, clock);
     default: return note_access(s, clock);  // WSYNC is the bus's, RSYNC and sound are not emulated
   }
+}
+
+// A write to any register but VSYNC and WSYNC, known when compiling: what write_tia does, without its switch for the
+// registers written most.
+HR_INLINE void store_register(Console& s, const Frame& frame, uint32_t reg, uint8_t value, int32_t cycle) {
+  const int32_t clock = 3 * cycle;
+  if (HR_UNLIKELY(cycle >= frame.limit_cycle)) return write_tia(s, frame, static_cast<int>(reg), value, cycle);
+  if (reg >= 0x06 && reg <= 0x09) return write_color(s, frame, static_cast<int>(reg - 6), value, clock);
+  if (reg >= 0x0D && reg <= 0x0F) return write_playfield(s, frame, static_cast<int>(reg), value, clock);
+  if (reg == 0x1B || reg == 0x1C) return write_grp(s, frame, static_cast<int>(reg - 0x1B), value, clock);
+  write_tia(s, frame, static_cast<int>(reg), value, cycle);
 }
 
 }  // namespace headrace::atari

@@ -45,6 +45,12 @@ def test_plays_as_ale(game: str, drawn: bool) -> None:
     assert (run.frames, run.resets) == (150, 1)
 
 
+@pytest.mark.parametrize("game", ["pong", "freeway", "montezuma_revenge", "robotank", "pitfall2"])
+def test_plays_as_ale_without_translation(game: str) -> None:
+    run = play(Run(game, games()[game]["default_mode"], 0, seed=3, drawn=True), frames=120, translate=False)
+    assert run.difference is None
+
+
 def test_a_missile_that_is_being_drawn_is_reset() -> None:
     run = play(Run("phoenix", games()["phoenix"]["default_mode"], 0, seed=1, drawn=True), frames=1640)
     assert run.difference is None
@@ -78,7 +84,7 @@ def test_random_programs_under_a_sanitizer(tmp_path: Path, sanitizer: str) -> No
 
 @requires_compiler
 def test_random_programs(tmp_path: Path) -> None:
-    """Drawn or not, decoded or instruction by instruction: random programs run alike, and every frame ends."""
+    """Drawn or not, translated, decoded or instruction by instruction: random programs run alike, and every frame ends."""
     result = subprocess.run([build_fuzzer(tmp_path), "90", "1"], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout
 

@@ -28,7 +28,7 @@ OBSERVATIONS = {
     "rgb": native.ObservationType.RGB,
     "ram": native.ObservationType.RAM,
 }
-STATE_MAGIC = b"headrace-atari-1"
+STATE_MAGIC = b"headrace-atari-2"
 
 
 @cache
@@ -224,7 +224,7 @@ class AtariVector(VectorEnv):
             self.single_action_space: gymnasium.Space = Box(low, high, dtype=np.float32)
         else:
             self.single_action_space = Discrete(len(self.action_set))
-        self.observation_space = batch_space(self.single_observation_space, self.batch_size)
+        self.observation_space = _batch_space(self.single_observation_space, self.batch_size)
         self.action_space = batch_space(self.single_action_space, self.batch_size)
         self.metadata = {"autoreset_mode": self.autoreset_mode}
         self._strengths = np.ones(self.batch_size, np.float32)
@@ -384,6 +384,15 @@ class AtariVector(VectorEnv):
 ACTION_OF_DIRECTION = np.array(
     [[[9, 17], [4, 12], [7, 15]], [[5, 13], [0, 1], [2, 10]], [[8, 16], [3, 11], [6, 14]]], np.int32
 )
+
+
+def _batch_space(single: Box, size: int) -> Box:
+    """What Gymnasium's `batch_space` makes, with bounds that take no memory: there they take four times that of a batch."""
+    batch = batch_space(single, 1)
+    batch._shape = (size, *single.shape)
+    for name in ("low", "high", "bounded_below", "bounded_above"):
+        setattr(batch, name, np.broadcast_to(getattr(batch, name).flat[0], batch._shape))
+    return batch
 
 
 def _require(condition: bool, message: str) -> None:
