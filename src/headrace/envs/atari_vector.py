@@ -388,7 +388,7 @@ ACTION_OF_DIRECTION = np.array(
 
 def _batch_space(single: Box, size: int) -> Box:
     """What Gymnasium's `batch_space` makes, with bounds that take no memory: there they take four times that of a batch."""
-    batch = batch_space(single, 1)
+    batch: Any = batch_space(single, 1)
     batch._shape = (size, *single.shape)
     for name in ("low", "high", "bounded_below", "bounded_above"):
         setattr(batch, name, np.broadcast_to(getattr(batch, name).flat[0], batch._shape))
