@@ -67,7 +67,7 @@ def play(run: Run, frames: int, reset_every: int = 4000, translate: bool = True)
     actions = ale.getMinimalActionSet()
     ram, screen = np.zeros(128, np.uint8), np.zeros(ale.getScreenDims(), np.uint8)
     reward = our_reward = left = 0
-    since_reset = 0
+    since_reset = stillborn = 0
     while True:
         ale.getRAM(ram)
         our_ram = ours.ram()
@@ -84,7 +84,8 @@ def play(run: Run, frames: int, reset_every: int = 4000, translate: bool = True)
             if not np.array_equal(screen, our_screen := ours.screen()):
                 y, x = np.argwhere(screen != our_screen)[0]
                 run.difference = f"{where}: pixel ({x}, {y}) is {our_screen[y, x]}, not {screen[y, x]}"
-        if run.difference or run.frames == frames:
+        stillborn += since_reset == 0 and ale.game_over()  # some modes of demon_attack are over after every reset
+        if run.difference or run.frames == frames or stillborn == 10:
             return run
         if ale.game_over() or since_reset == reset_every:
             ale.reset_game()
