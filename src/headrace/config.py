@@ -356,7 +356,8 @@ class Config:
     def min_request_groups(self) -> int:
         """Waiting groups at which a policy worker starts a batch."""
         s = self.sampling
-        return s.min_request_groups or max(1, self.total_groups // (3 * s.num_policy_workers))
+        third = max(1, self.total_groups // (3 * s.num_policy_workers))
+        return s.min_request_groups or min(third, s.max_request_groups or third)
 
     @property
     def uses_replay(self) -> bool:
@@ -440,6 +441,8 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def from_dict(data: dict[str, Any], cls: type = Config) -> Any:
     """The inverse of `to_dict`. Raises `ConfigError` on fields this version does not know."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"{cls.__name__} must be a JSON object, not {json.dumps(data):.40}")
     hints = typing.get_type_hints(cls)
     unknown = sorted(set(data) - set(hints))
     if unknown:
@@ -469,7 +472,7 @@ def load(path: os.PathLike[str] | str) -> Config:
     """Read a configuration written by `save`. Raises `ConfigError` if it is none."""
     try:
         return from_dict(json.loads(Path(path).read_text()))
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # no text, no JSON, or no settings of ours
         raise ConfigError(f"{path} is no configuration: {error}") from error
 
 

@@ -28,6 +28,7 @@ from headrace.envs.spaces import decoder, leaves
 from headrace.learning.algorithms import make_algorithm
 from headrace.runs import checkpoint
 from headrace.runs.checkpoint import Checkpoint, CheckpointError
+from headrace.validation import check_device
 
 EVALUATION_SEED = 1_000_000
 """Far from the seeds of training, which are small numbers counted up from `Config.seed`."""
@@ -120,9 +121,10 @@ class TrainedPolicy:
 def load_policy(run: os.PathLike[str] | str, *, which: Which = "newest", device: str = "auto", seed: int = 0) -> TrainedPolicy:
     """The policy of a run folder, from its newest or its best checkpoint. `seed`: for sampled actions.
 
-    Raises `ConfigError` if the folder holds no run or no checkpoint, `CheckpointError` if the checkpoint is damaged.
+    Raises `ConfigError` if the folder holds no run or no checkpoint or the device is not here, `CheckpointError` if the checkpoint is damaged.
     """
     config = _run_config(run)
+    check_device(device)
     config.learning.device = device
     import_files(config.imports)
     found = _checkpoint(run, which)
