@@ -33,7 +33,8 @@ from headrace.validation import check_device
 EVALUATION_SEED = 1_000_000
 """Far from the seeds of training, which are small numbers counted up from `Config.seed`."""
 
-Which = Literal["newest", "best"]
+Which = Literal["newest", "best"] | Path
+"""Which checkpoint of a run: the newest, the best, or the one in this folder."""
 
 
 class TrainedPolicy:
@@ -121,7 +122,8 @@ class TrainedPolicy:
 def load_policy(run: os.PathLike[str] | str, *, which: Which = "newest", device: str = "auto", seed: int = 0) -> TrainedPolicy:
     """The policy of a run folder, from its newest or its best checkpoint. `seed`: for sampled actions.
 
-    Raises `ConfigError` if the folder holds no run or no checkpoint or the device is not here, `CheckpointError` if the checkpoint is damaged.
+    Raises `ConfigError` if the folder holds no run or no checkpoint or the device is not here, `CheckpointError` if the
+    checkpoint is damaged.
     """
     config = _run_config(run)
     check_device(device)
@@ -147,6 +149,8 @@ def _run_config(run: os.PathLike[str] | str) -> Config:
 
 
 def _checkpoint(run: os.PathLike[str] | str, which: Which) -> Checkpoint:
+    if isinstance(which, Path):
+        return checkpoint.load(which)
     folder = Path(run) / "checkpoints"
     found = checkpoint.load_newest(folder) if which == "newest" else checkpoint.load_best(folder)
     if found is None:

@@ -1,57 +1,97 @@
-"""Evaluation beside training: a child process plays whole games with the newest checkpoint, every so many steps."""
+"""Evaluation beside training: child processes play whole games with the checkpoints that were due, one after the other."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
+from collections import deque
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
 
 from headrace.config import Config
 from headrace.evaluation import evaluate
+from headrace.runs import checkpoint
 from headrace.sampling.supervisor import without_main_module
+
+WAITING = 16
+"""Checkpoints that may wait for their evaluation."""
+DRAIN = 600.0
+"""Seconds that the end of a run waits for the evaluations still to be made: an episode may have no end."""
 
 
 class Evaluator:
-    """At most one evaluation runs at a time; one that is due meanwhile is made right after it."""
+    """At most one evaluation runs at a time; those that are due meanwhile are made after it, in their order.
+
+    The checkpoints wait in a folder of their own (as further names of the same files), where training does not delete them.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._interval = config.run.eval_interval_steps
         self._due = self._interval or 0
-        self._child: tuple[BaseProcess, Connection] | None = None
+        self._folder = config.run_folder / "evaluating"
+        self._waiting: deque[tuple[int, Path]] = deque()
+        self._child: tuple[BaseProcess, Connection, Path] | None = None
         self._context = multiprocessing.get_context("forkserver")
+        shutil.rmtree(self._folder, ignore_errors=True)  # what a run that was killed left behind
 
-    def saved(self, step: int) -> None:
-        """A checkpoint of this global_step was written: start an evaluation if one is due and none is running."""
-        if self._interval is None or step < self._due or self._child is not None:
-            return
+    def started(self, step: int) -> None:
+        """Training goes on from this global_step: the next evaluation is due at the next multiple of the interval."""
+        if self._interval is not None:
+            self._due = (step // self._interval + 1) * self._interval
+
+    def saved(self, step: int) -> str | None:
+        """A checkpoint of this global_step was written; evaluate it if one is due. Returns what the user should know."""
+        if self._interval is None or step < self._due:
+            return None
+        found = checkpoint.find(self._config.run_folder / "checkpoints", step)
+        if found is None:  # it could not be written; the next one is evaluated instead
+            return None
         self._due = (step // self._interval + 1) * self._interval
+        if len(self._waiting) >= WAITING:
+            return f"No evaluation at step {step:,}: {WAITING} wait already. Set a longer run.eval_interval_steps"
+        try:
+            self._waiting.append((step, _hold(found, self._folder)))
+        except OSError as error:
+            return f"No evaluation at step {step:,}: {error}"
+        self._start()
+        return None
+
+    def _start(self) -> None:
+        """Start the next evaluation, unless one is running or none waits."""
+        if self._child is not None or not self._waiting:
+            return
+        step, held = self._waiting.popleft()
         here, there = self._context.Pipe(duplex=False)
         run = self._config.run
         child = self._context.Process(
             target=_evaluate,
-            args=(str(self._config.run_folder), run.eval_episodes, there),
-            name="headrace evaluation",
+            args=(str(self._config.run_folder), held, run.eval_episodes, there),
+            name=f"headrace evaluation of step {step}",
             daemon=True,
         )
         with without_main_module():
             child.start()
         there.close()
-        self._child = (child, here)
+        self._child = (child, here, held)
 
-    def poll(self, wait: bool = False) -> tuple[str, Any] | None:
-        """("eval", metrics) of an evaluation that has ended, ("message", text) of one that failed, else None."""
+    def poll(self, wait: float = 0) -> tuple[str, Any] | None:
+        """("eval", metrics) of an evaluation that has ended, ("message", text) of one that failed, else None.
+
+        Waits up to `wait` seconds for the one that is running; starts the next.
+        """
         if self._child is None:
             return None
-        child, report = self._child
-        if wait:
-            child.join()
-        if not report.poll() and child.is_alive():
+        child, report, held = self._child
+        if not report.poll(wait):  # an end without a report is something to receive, too
             return None
         try:
             result = report.recv()
@@ -60,24 +100,53 @@ class Evaluator:
             result = ("message", f"the evaluation ended with exit code {child.exitcode}")
         child.join()
         report.close()
+        shutil.rmtree(held, ignore_errors=True)
         self._child = None
+        self._start()
         return result
 
+    def drain(self) -> Iterator[tuple[str, Any]]:
+        """What `poll` gives, until every evaluation is made or `DRAIN` seconds are over."""
+        end = monotonic() + DRAIN
+        left = len(self._waiting) + (self._child is not None)
+        if left:
+            yield "message", f"Waiting for {left} evaluation{'s' if left > 1 else ''}, at most {DRAIN:.0f} s (Ctrl-C: without)"
+        while self._child is not None:
+            result = self.poll(wait=max(0.0, end - monotonic()))
+            if result is None:
+                undone = f"{len(self._waiting) + 1} of them not made in {DRAIN:.0f} s"
+                yield "message", f"{undone}: episodes without an end need a limit, envs.max_episode_steps"
+                return
+            yield result
+
     def close(self) -> None:
-        """End an evaluation that is still running."""
+        """End an evaluation that is still running, and let go of the checkpoints."""
         if self._child is not None:
             self._child[0].kill()
             self._child[0].join()
             self._child = None
+        self._waiting.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _evaluate(folder: str, episodes: int, report: Connection) -> None:
+def _hold(found: Path, folder: Path) -> Path:
+    """Give a checkpoint's files further names in `folder`, or copy them where the file system has no links."""
+    held = folder / found.name
+    try:
+        shutil.copytree(found, held, copy_function=os.link)
+    except (OSError, shutil.Error):
+        shutil.rmtree(held, ignore_errors=True)
+        shutil.copytree(found, held)
+    return held
+
+
+def _evaluate(folder: str, held: Path, episodes: int, report: Connection) -> None:
     """What the child runs; it gives way to the processes that train."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(10)
     torch.set_num_threads(1)
     try:
-        result = evaluate(folder, episodes)
+        result = evaluate(folder, episodes, which=held)
     except Exception as error:  # the run goes on without this evaluation, and says why
         report.send(("message", f"evaluation failed: {type(error).__name__}: {error}"))
         return

@@ -109,24 +109,30 @@ class Listener:
             self.done, self.reason, self.mean_return = True, content["reason"], content["mean_return"]
             self.reporter.global_step = content["global_step"]
         elif kind == "saved":
-            self._evaluator.saved(content)
+            if problem := self._evaluator.saved(content):
+                self.reporter.say(problem)
         else:
+            if kind == "start":
+                self._evaluator.started(content)
             clocks = {role: clock.copy() for role, clock in self.exchange.clocks.items()}
             self.reporter.receive(kind, content, clocks, self.restarts)
         self.tick()
 
-    def tick(self, wait: bool = False) -> None:
-        """Pass on the result of an evaluation that has ended; `wait` for one that is running."""
-        if (report := self._evaluator.poll(wait)) is not None:
+    def tick(self) -> None:
+        """Pass on the result of an evaluation that has ended."""
+        if (report := self._evaluator.poll()) is not None:
             self.reporter.receive(*report, {}, self.restarts)
 
     def __enter__(self) -> Listener:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None and self.reason != "interrupted":
-            self.tick(wait=True)
-        self._evaluator.close()
+        try:
+            if error is None and self.reason != "interrupted":
+                for report in self._evaluator.drain():
+                    self.reporter.receive(*report, {}, self.restarts)
+        finally:
+            self._evaluator.close()
 
 
 def _train_processes(config: Config, spec: EnvSpec, exchange: Exchange, listener: Listener) -> None:

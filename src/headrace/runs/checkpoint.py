@@ -205,6 +205,11 @@ def load_best(folder: os.PathLike[str] | str) -> Checkpoint | None:
     return load(max(scored)[2]) if scored else None
 
 
+def find(folder: os.PathLike[str] | str, step: int) -> Path | None:
+    """The newest checkpoint of this global_step in `folder`, unread, or None."""
+    return next((path for _, path in reversed(_entries(Path(folder))) if path.name.endswith(f"-step-{step}")), None)
+
+
 def _entries(folder: Path) -> list[tuple[int, Path]]:
     """Finished checkpoints with their sequence numbers, oldest first."""
     if not folder.exists():

@@ -1,0 +1,70 @@
+"""Evaluation beside training: every point that was due, each with its own checkpoint."""
+
+import re
+
+import pytest
+
+import headrace
+from headrace import evaluator
+from headrace.config import override
+from headrace.evaluator import Evaluator
+from headrace.presets import make_config
+from headrace.runs.metrics import read_jsonl
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """A run that saved three checkpoints, kept one, and was to evaluate each."""
+    return make_config(
+        "gym/CartPole-v1",
+        **{"run.folder": str(tmp_path_factory.mktemp("run") / "r"), "sampling.placement": "serial", "learning.total_steps": 1500,
+           "learning.batch_size": 512, "policy.mlp": [8], "run.dashboard": False, "run.video": False, "learning.device": "cpu",
+           "envs.max_episode_steps": 5, "run.eval_interval_steps": 500, "run.eval_episodes": 2, "run.keep_checkpoints": 1},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(config):
+    return headrace.train(config).folder
+
+
+def saved(config):
+    """The steps of all checkpoints that were written."""
+    return [int(step) for step in re.findall(r"Checkpoint \d+-step-(\d+)", (config.run_folder / "log.txt").read_text())]
+
+
+def test_every_evaluation_that_was_due_is_made_with_its_own_checkpoint(config, folder):
+    evaluated = [line for line in read_jsonl(config.run_folder / "metrics.jsonl") if "eval/episodic_return" in line]
+    steps = [int(line["global_step"]) for line in evaluated]
+    assert [step // 500 for step in steps] == [1, 2, 3]
+    assert steps == saved(config)
+    assert all(line["eval/episodic_return"] == 5 for line in evaluated)
+    assert not (config.run_folder / "evaluating").exists()
+
+
+def test_after_a_resume_the_next_multiple_is_due(config, folder):
+    evaluations = Evaluator(config)
+    evaluations.started(saved(config)[-1])
+    assert evaluations.saved(1999) is None
+    assert evaluations.poll() is None
+    assert evaluations.saved(2000) is None, "there is no such checkpoint: it could not be written"
+    assert evaluations._due == 2000
+
+
+def test_the_end_does_not_wait_for_ever(config, folder, monkeypatch):
+    monkeypatch.setattr(evaluator, "DRAIN", 0.2)
+    monkeypatch.setattr(evaluator, "WAITING", 1)
+    evaluations = Evaluator(override(config, **{"run.eval_episodes": 10**9, "run.eval_interval_steps": 1}))
+    try:
+        for _ in range(3):
+            evaluations._due = 0
+            said = evaluations.saved(saved(config)[-1])
+        assert "1 wait already" in said
+        child = evaluations._child[0]
+        messages = [text for kind, text in evaluations.drain()]
+        assert "Waiting for 2 evaluations" in messages[0]
+        assert "2 of them not made" in messages[1]
+    finally:
+        evaluations.close()
+    assert not child.is_alive()
+    assert not (config.run_folder / "evaluating").exists()
