@@ -1,10 +1,12 @@
-"""The experiments of the Ape-X paper in small (Horgan et al. 2018, figures 4, 5, 7 and 12), on CartPole.
+"""The experiments of the Ape-X paper in small: figures 4, 5, 6, 7 and 12 of Horgan et al. 2018, on CartPole and a cliff walk.
 
-    python benchmarks/learning/apex.py actors priorities --minutes 2 --seeds 3
+    python benchmarks/learning/apex.py                    # all of them, about a quarter of an hour
+    python benchmarks/learning/apex.py priorities --seeds 5
 
-Each arm is one run per seed with a fixed wall time. Writes a plot and JSON per experiment to benchmarks/learning/results. Curves
-are of the environments that explore least, over wall time for `actors` and over steps otherwise; the number of updates is in the
-JSON, for scores per step depend on it.
+Where the environment is the bottleneck (`actors`, `recency`) every arm gets the same wall time, with the learner as fast as it
+can; otherwise the same number of steps, in one process. Writes a plot and JSON per experiment to benchmarks/learning/results:
+curves of the environments that explore least, the number of updates (scores per step depend on it), and at the end an evaluation
+without exploration, which is what arms that explore differently are compared by.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import json
 import os
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,83 +27,146 @@ from headrace.runs.folder import system_facts
 from headrace.runs.metrics import read_jsonl
 
 HERE = Path(__file__).parent
-SLOW = str(HERE / "slow_env.py")
+ENVS = (str(HERE / "apex_envs.py"),)
+EVALUATION = 32
+"""Episodes of the final evaluation."""
 
-EXPERIMENTS: dict[str, dict[str, dict[str, Any]]] = {
-    # one environment per group and worker: the world's slowness is paid by each worker on its own
-    "actors": {
-        f"{n} environments": {"env": "slow/cartpole", "sampling.num_workers": n, "sampling.envs_per_worker": 1,
-                              "sampling.num_groups": 1, "replay.samples_per_insert": None}
-        for n in (1, 2, 4, 8)
-    },
-    "priorities": {"prioritized": {}, "uniform": {"replay.alpha": 0.0}},
-    "capacity": {f"{c:,}": {"replay.capacity": c} for c in (2_000, 10_000, 100_000)},
-    "exploration": {
-        "ladder 0.4 to 0.0007": {},
-        "0.4 for all": {"q.epsilon_alpha": 0.0},
-        "0.05 for all": {"q.epsilon": 0.05, "q.epsilon_alpha": 0.0},
-    },
+
+@dataclass(frozen=True)
+class Experiment:
+    """Runs that differ in one thing."""
+
+    figure: int
+    env: str
+    arms: dict[str, dict[str, Any]]
+    settings: dict[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
+    """Wall time of one run; None: `steps` decide."""
+    steps: int = 10**9
+    seeds: int = 3
+
+
+# One group of environments that takes 20 ms for a step, however many there are. All explore alike (the ladder over one would
+# be its top), and the learner is not held back.
+SLOW = {
+    "sampling.num_workers": 1, "sampling.num_groups": 1, "sampling.rollout": 10, "replay.samples_per_insert": None,
+    "replay.minimum": 500, "q.epsilon": 0.05, "q.epsilon_alpha": 0.0, "run.log_interval": 1.0,
 }  # fmt: skip
+SERIAL = {"sampling.placement": "serial", "sampling.num_workers": 1, "sampling.envs_per_worker": 16, "run.log_interval": 0.5}
+
+EXPERIMENTS = {
+    "actors": Experiment(
+        4,
+        "slow/cartpole",
+        {f"{n} environments": {"sampling.envs_per_worker": n} for n in (1, 4, 16, 64)},
+        SLOW,
+        seconds=40,
+        seeds=1,
+    ),
+    "recency": Experiment(
+        6,
+        "slow/cartpole",
+        {
+            "4 environments": {"sampling.envs_per_worker": 4},
+            "4 environments, each transition 8 times": {"sampling.envs_per_worker": 4, "replay.copies": 8},
+            "32 environments": {"sampling.envs_per_worker": 32},
+        },
+        SLOW | {"replay.capacity": 20_000},
+        seconds=40,
+        seeds=1,
+    ),
+    "priorities": Experiment(
+        12,
+        "cliff/walk",
+        {"prioritized": {}, "uniform": {"replay.alpha": 0.0}},
+        SERIAL | {"replay.samples_per_insert": 4.0},
+        steps=40_000,
+    ),
+    "priorities-cartpole": Experiment(
+        12, "gym/CartPole-v1", {"prioritized": {}, "uniform": {"replay.alpha": 0.0}}, SERIAL, steps=20_000
+    ),
+    "capacity": Experiment(
+        5,
+        "gym/CartPole-v1",
+        {f"{c:,} transitions": {"replay.capacity": c} for c in (1_000, 5_000, 50_000)},
+        SERIAL,
+        steps=20_000,
+    ),
+    "exploration": Experiment(
+        7,
+        "gym/CartPole-v1",
+        {
+            "16 epsilons, 0.4 to 0.0007": {},
+            "6 epsilons, 0.4 to 0.0007": {"q.epsilon_levels": 6},
+            "0.4 for all": {"q.epsilon_alpha": 0.0},
+            "0.02 for all": {"q.epsilon": 0.02, "q.epsilon_alpha": 0.0},
+        },
+        SERIAL,
+        steps=20_000,
+    ),
+}
 
 
-def run(settings: dict[str, Any], seed: int, minutes: float, folder: Path) -> dict[str, Any]:
-    """One run; its curve."""
-    settings = dict(settings)
-    env = settings.pop("env", "gym/CartPole-v1")
-    common = {"run.folder": str(folder), "run.fresh": True, "run.video": False, "run.dashboard": False, "run.log_interval": 2.0,
-              "run.max_minutes": minutes, "sampling.placement": "inline", "sampling.num_workers": 1, "seed": seed}  # fmt: skip
-    base = headrace.make_config("gym/CartPole-v1", "apex-dqn")
-    config = headrace.config.override(base, **{**common, "env": env, "imports": [SLOW], **settings})
+def run(experiment: Experiment, arm: dict[str, Any], seed: int, folder: Path) -> dict[str, Any]:
+    """One run: its curve and its evaluation."""
+    config = headrace.make_config("gym/CartPole-v1", "apex-dqn", imports=ENVS)
+    budget = {"learning.total_steps": experiment.steps, "run.max_minutes": experiment.seconds and experiment.seconds / 60}
+    quiet = {"run.folder": str(folder), "run.fresh": True, "run.video": False, "run.dashboard": False}
+    settings = {"env": experiment.env, "seed": seed, **quiet, **budget, **experiment.settings, **arm}
     load = os.getloadavg()[0]
-    headrace.train(config)
-    rows = [r for r in read_jsonl(folder / "metrics.jsonl") if "charts/episodic_return_100" in r]
+    headrace.train(headrace.config.override(config, **settings))
+    rows = read_jsonl(folder / "metrics.jsonl")
+    curve = [r for r in rows if "charts/episodic_return_100" in r]
     return {
-        "seed": seed, "load_before": round(load, 1), "seconds": [round(r["time"] - rows[0]["time"], 1) for r in rows],
-        "steps": [r["global_step"] for r in rows], "updates": [r["charts/updates"] for r in rows],
-        "returns": [round(r["charts/episodic_return_100"], 2) for r in rows],
+        "seed": seed, "load_before": round(load, 1), "seconds": [round(r["time"] - rows[0]["time"], 1) for r in curve],
+        "steps": [r["global_step"] for r in curve], "updates": [r["charts/updates"] for r in curve],
+        "returns": [round(r["charts/episodic_return_100"], 3) for r in curve],
+        "last": {"steps": rows[-1]["global_step"], "updates": rows[-1]["charts/updates"]},
+        "evaluation": headrace.evaluate(folder, EVALUATION, deterministic=True).mean,
     }  # fmt: skip
 
 
-def plot(name: str, arms: dict[str, list[dict[str, Any]]], path: Path) -> None:
+def plot(name: str, experiment: Experiment, arms: dict[str, list[Any]], path: Path) -> None:
     """All runs of an experiment, one colour per arm."""
     from matplotlib.figure import Figure
 
-    key = "seconds" if name == "actors" else "steps"
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    key = "steps" if experiment.seconds is None else "seconds"
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.add_subplot()
     for i, (arm, runs) in enumerate(arms.items()):
         for j, r in enumerate(runs):
             axes.plot(r[key], r["returns"], color=f"C{i}", label=arm if j == 0 else None)
-    axes.set(xlabel=key, ylabel="return of the last 100 episodes", title=name)
+    axes.set(xlabel=key, ylabel="return of the last 100 episodes", title=f"{name} on {experiment.env}")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=100)
 
 
 def main() -> None:
     """Run the experiments named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("experiments", nargs="+", choices=EXPERIMENTS)
-    parser.add_argument("--minutes", type=float, default=2.0, help="wall time of one run")
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("experiments", nargs="*", help=f"{', '.join(EXPERIMENTS)}; none: all")
+    parser.add_argument("--seeds", type=int, help="instead of each experiment's own number")
     parser.add_argument("--runs", type=Path, default=Path("runs/apex"))
     parser.add_argument("--out", type=Path, default=HERE / "results")
     args = parser.parse_args()
-    import_files((SLOW,))
+    import_files(ENVS)
     args.out.mkdir(parents=True, exist_ok=True)
-    for name in args.experiments:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        arms: dict[str, list[dict[str, Any]]] = {arm: [] for arm in EXPERIMENTS[name]}
-        for seed in range(args.seeds):  # arms alternate, so that a noisy machine disturbs all alike
-            for i, (arm, settings) in enumerate(EXPERIMENTS[name].items()):
-                arms[arm].append(run(settings, seed, args.minutes, args.runs / f"{name}-{i}-{seed}-{stamp}"))
-        plot(name, arms, args.out / f"apex-{name}.png")
-        report = {"experiment": name, "minutes": args.minutes, "arms": arms, "system": system_facts()}
+    for name in args.experiments or EXPERIMENTS:
+        experiment, stamp = EXPERIMENTS[name], time.strftime("%Y%m%d-%H%M%S")
+        arms: dict[str, list[dict[str, Any]]] = {arm: [] for arm in experiment.arms}
+        for seed in range(args.seeds or experiment.seeds):  # arms alternate, so that a noisy machine disturbs all alike
+            for i, (arm, settings) in enumerate(experiment.arms.items()):
+                arms[arm].append(run(experiment, settings, seed, args.runs / f"{name}-{i}-{seed}-{stamp}"))
+        plot(name, experiment, arms, args.out / f"apex-{name}.png")
+        report = {"experiment": name, "figure": experiment.figure, "env": experiment.env, "settings": experiment.settings,
+                  "arms": {arm: {"settings": experiment.arms[arm], "runs": runs} for arm, runs in arms.items()},
+                  "system": system_facts(), "date": time.strftime("%Y-%m-%d")}  # fmt: skip
         (args.out / f"apex-{name}.json").write_text(json.dumps(report, indent=1) + "\n")
         for arm, runs in arms.items():
-            last = [r["returns"][-1] for r in runs if r["returns"]]
-            print(f"{name}, {arm}: last return {np.mean(last):.1f}, steps {np.mean([r['steps'][-1] for r in runs]):,.0f}, "
-                  f"updates {np.mean([r['updates'][-1] for r in runs]):,.0f}")  # fmt: skip
+            evaluations = ", ".join(f"{r['evaluation']:.4g}" for r in runs)
+            steps, updates = (np.mean([r["last"][key] for r in runs]) for key in ("steps", "updates"))
+            print(f"{name}, {arm}: evaluation {evaluations}; {steps:,.0f} steps, {updates:,.0f} updates", flush=True)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ class Task:
 
 
 MEMORY = (str(HERE / "memory_env.py"),)
+MINATAR = (str(HERE / "minatar_env.py"),)
 TASKS = {
     "cartpole": Task(
         "gym/CartPole-v1", 475, 1.0, eval_episodes=100, eval_deterministic=True, note="at most 500 by the time limit"
@@ -68,7 +69,17 @@ TASKS = {
         eval_deterministic=True,
         note="Ape-X DQN",
     ),
-    "apex-pong": Task("atari/pong", 18, 60, {"learning.algorithm": "apex-dqn"}, stop_at=18.5, note="Ape-X DQN, paper's settings"),
+    "apex-pong": Task(
+        "atari/pong",
+        18,
+        60,
+        {"learning.algorithm": "apex-dqn", "learning.num_threads": 2},
+        stop_at=18.5,
+        note="Ape-X DQN; protocol dqn; raw returns of whole games",
+    ),
+    "apex-minatar-breakout": Task(
+        "minatar/breakout", 10, 15, {"learning.algorithm": "apex-dqn"}, MINATAR, note="Ape-X DQN; 10x10 board, sticky actions 0.1"
+    ),
     "apex-cartpole-swingup": Task("dm_control/cartpole-swingup", 800, 30, {"learning.algorithm": "apex-dpg"}, note="Ape-X DPG"),
     "apex-walker-walk": Task("dm_control/walker-walk", 800, 60, {"learning.algorithm": "apex-dpg"}, note="Ape-X DPG"),
     "memory-gru": Task("memory/corridor", 0.95, 5, imports=MEMORY, eval_episodes=200, note="with a GRU"),

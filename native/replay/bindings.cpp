@@ -76,11 +76,16 @@ class Replay {
   std::uint64_t sample(const Vector<std::uint64_t>& keys, const Vector<float>& weights, double beta, bool stratified,
                        std::uint64_t minimum, const std::optional<Arrays>& first, const std::optional<Arrays>& next,
                        const std::optional<Vector<float>>& reward, const std::optional<Vector<float>>& discount,
-                       const std::optional<Vector<double>>& probabilities, int threads) {
+                       const std::optional<Vector<double>>& probabilities, int threads,
+                       const std::optional<std::vector<bool>>& interleaved) {
     std::size_t count = keys.shape(0);
     expect(weights.shape(0) == count, "keys and weights differ in length");
     Batch batch{pointers(first, count, 1, true, true), pointers(next, count, 1, true, false),
-                data_of(reward, count, "reward"), data_of(discount, count, "discount")};
+                data_of(reward, count, "reward"), data_of(discount, count, "discount"),
+                interleaved.value_or(std::vector<bool>(config().field_count))};
+    expect(batch.interleaved.size() == config().field_count, "wrong number of fields");
+    for (std::size_t f = 0; f < batch.interleaved.size(); ++f)
+      expect(!batch.interleaved[f] || config().fields[f].stack == 4, "only stacks of 4 frames can be interleaved");
     double* chosen = data_of(probabilities, count, "probabilities");
     bool assemble = first.has_value();
     nb::gil_scoped_release release;
@@ -305,7 +310,8 @@ NB_MODULE(replay, m) {
       .def("ready", &Replay::ready, "lane"_a, "priorities"_a)
       .def("sample", &Replay::sample, "keys"_a, "weights"_a, "beta"_a, "stratified"_a, "minimum"_a,
            "first"_a.none() = nb::none(), "next"_a.none() = nb::none(), "reward"_a.none() = nb::none(),
-           "discount"_a.none() = nb::none(), "probabilities"_a.none() = nb::none(), "threads"_a = 1)
+           "discount"_a.none() = nb::none(), "probabilities"_a.none() = nb::none(), "threads"_a = 1,
+           "interleaved"_a.none() = nb::none())
       .def("windows", &Replay::windows, "keys"_a, "length"_a, "stacked"_a, "fields"_a.none(), "reward"_a.none(),
            "discount"_a.none(), "age_flags"_a.none(), "intact"_a, "threads"_a = 1)
       .def("update", &Replay::update, "keys"_a, "priorities"_a)

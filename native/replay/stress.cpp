@@ -47,17 +47,20 @@ void read(Memory& memory, const Codec& codec, const std::atomic<bool>& stop, std
   std::vector<std::uint8_t> intact(kBatch);
   std::vector<std::byte> first(kBatch * 4 * kFrame), next(kBatch * 4 * kFrame);
   std::vector<float> priorities(kBatch, 2.0f);
+  bool interleaved = false;
   while (!stop) {
     if (!sampler.draw(kBatch, true, 1, keys.data(), probabilities.data())) continue;
-    assembler.transitions(kBatch, keys.data(), {{first.data()}, {next.data()}, nullptr, nullptr}, intact.data(), 2);
+    interleaved = !interleaved;
+    assembler.transitions(kBatch, keys.data(), {{first.data()}, {next.data()}, nullptr, nullptr, {interleaved}}, intact.data(), 2);
+    auto newest = [&](const std::vector<std::byte>& stacks, std::size_t i, std::uint64_t b) {
+      return stacks[i * 4 * kFrame + (interleaved ? 4 * b + 3 : 3 * kFrame + b)];
+    };
     for (std::size_t i = 0; i < kBatch; ++i) {
       if (!intact[i]) continue;
       ++checked;
       std::uint64_t lane = Sampler::lane_of(keys[i]), time = Sampler::time_of(keys[i]);
       for (std::uint64_t b = 0; b < kFrame; ++b) {
-        if (first[(i * 4 + 3) * kFrame + b] == std::byte{stamp(lane, time)} &&
-            next[(i * 4 + 3) * kFrame + b] == std::byte{stamp(lane, time + 3)})
-          continue;
+        if (newest(first, i, b) == std::byte{stamp(lane, time)} && newest(next, i, b) == std::byte{stamp(lane, time + 3)}) continue;
         std::fprintf(stderr, "lane %lu, time %lu: not the frame that was written\n", lane, time);
         std::abort();
       }

@@ -113,12 +113,13 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--env", default=Config.env)
     first.add_argument("--learning.algorithm", dest="algorithm")
+    first.add_argument("--learning.preset", dest="preset", choices=("desk", "paper"), default="desk")
     first.add_argument("--import", dest="imports", nargs="*", default=[])
     try:
         known, _ = first.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
-    config = make_config(known.env, known.algorithm, known.imports)
+    config = make_config(known.env, known.algorithm, known.imports, **{"learning.preset": known.preset})
     if tuned:
         config = configs.override(config, **tune_module.load(config))
     config = _parse(arguments, config)

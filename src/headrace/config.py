@@ -149,6 +149,9 @@ class ReplaySettings:
     """Memory for this many times the capacity; proportional eviction keeps old transitions longer and wants more."""
     minimum: int = 50_000
     """Transitions that must be there before learning starts, and again after the replay was lost."""
+    copies: int = 1
+    """How many times each transition is added: few environments then fill the memory as fast as many, with less to tell apart
+    (the experiment on recency, figure 6 of the paper)."""
     n_step: int = 3
     """Steps of a return."""
     alpha: float = 0.6
@@ -168,6 +171,9 @@ class ReplaySettings:
     """Batches sampled ahead."""
     threads: int = 1
     """Threads that copy and decode one batch."""
+    checkpoint_contents: bool = False
+    """Save what the replay holds with the newest checkpoint, uncompressed (an Atari transition: 7 KB), so that a run that was
+    stopped need not fill it again; `serial` placement then goes on bit for bit. Off: only its counters."""
 
 
 @dataclass
@@ -178,6 +184,8 @@ class QConfig:
     """Environment i of N explores with probability epsilon^(1 + epsilon_alpha i / (N - 1))."""
     epsilon_alpha: float = 7.0
     """See `epsilon`."""
+    epsilon_levels: int | None = None
+    """So many different epsilons, each for a block of environments, instead of one for each (figure 7 of the paper: 6)."""
     target_period: int = 2500
     """Updates between two copies to the target network."""
     double: bool = True
@@ -214,6 +222,9 @@ class LearningConfig:
     algorithm: str = "appo"
     """`appo`: PPO clipping + V-trace; `ppo`: PPO clipping + GAE; `impala`: V-trace policy gradient; `a2c`: n-step policy
     gradient; `apex-dqn`, `apex-dpg`: prioritized replay; or one registered by `--import`."""
+    preset: Literal["desk", "paper"] = "desk"
+    """Where the defaults of `apex-dqn` and `apex-dpg` come from. `desk`: a few cores and an hour; `paper`: Horgan et al. 2018,
+    for hundreds of actors and days."""
     experience: Literal["trajectories", "replay"] | None = None
     """Trajectories are consumed once, in order; a replay is sampled from. None: as the algorithm's name says."""
     total_steps: int = 10_000_000

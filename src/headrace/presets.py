@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from headrace import config as configs
-from headrace.config import Config
+from headrace.config import REPLAY_ALGORITHMS, Config
 from headrace.envs.registry import check_id, defaults, import_files
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -39,6 +39,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     # Ape-X, appendices C and D. Actors look for new weights every 400 frames = 100 steps.
     "apex-dqn": {
         "policy.encoder": "nature-conv",
+        "policy.hidden": 512,
         "sampling.rollout": 50,
         "sampling.weights_period": 100,
         "replay.codec": "lz4",
@@ -73,32 +74,58 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 """What an algorithm's name stands for, as dotted settings."""
 
-VECTOR_REPLAY: dict[str, dict[str, Any]] = {
-    "apex-dqn": {
-        "policy.mlp": [128],
-        "policy.hidden": 128,
-        "policy.activation": "relu",
-        "sampling.rollout": 10,
-        "sampling.weights_period": 10,
-        "learning.batch_size": 128,
-        "learning.optimizer": "adam",
-        "learning.learning_rate": 1e-3,
-        "learning.optimizer_eps": 1e-5,
-        "replay.capacity": 100_000,
-        "replay.minimum": 1_000,
-        "replay.samples_per_insert": 32.0,
-        "replay.codec": "none",
-        "q.target_period": 50,
+DESK: dict[str, dict[str, dict[str, Any]]] = {
+    "images": {
+        "apex-dqn": {
+            "sampling.num_workers": 1,
+            "sampling.envs_per_worker": 16,
+            "sampling.rollout": 20,
+            "sampling.weights_period": 20,
+            "learning.precision": "auto",
+            "learning.batch_size": 128,
+            "learning.optimizer": "adam",
+            "learning.learning_rate": 2e-4,
+            "learning.optimizer_eps": 1e-5,
+            "learning.max_grad_norm": 10.0,
+            "replay.capacity": 500_000,
+            "replay.minimum": 10_000,
+            "replay.samples_per_insert": 16.0,
+            "replay.prefetch": 4,
+            "q.target_period": 500,
+        },
     },
-    "apex-dpg": {
-        "sampling.rollout": 25,
-        "sampling.weights_period": 10,
-        "learning.learning_rate": 1e-3,
-        "replay.minimum": 2_000,
-        "replay.samples_per_insert": 64.0,
+    "vectors": {
+        "apex-dqn": {
+            "policy.mlp": [128],
+            "policy.hidden": 128,
+            "policy.activation": "relu",
+            "sampling.rollout": 10,
+            "sampling.weights_period": 10,
+            "learning.batch_size": 128,
+            "learning.optimizer": "adam",
+            "learning.learning_rate": 1e-3,
+            "learning.optimizer_eps": 1e-5,
+            "replay.capacity": 100_000,
+            "replay.minimum": 1_000,
+            "replay.samples_per_insert": 32.0,
+            "replay.codec": "none",
+            "q.target_period": 50,
+        },
+        "apex-dpg": {
+            "sampling.rollout": 25,
+            "sampling.weights_period": 10,
+            "learning.learning_rate": 1e-3,
+            "replay.minimum": 2_000,
+            "replay.samples_per_insert": 64.0,
+        },
     },
 }
-"""On top of that, where observations are vectors and a desk's processor does it all: the paper's sizes are for days of Atari."""
+"""On top of that (`learning.preset desk`), by kind of observation: the paper's sizes are for hundreds of actors and days of
+Atari. A few cores step far fewer environments than one learner could take in, so every transition is learned from more often, the
+batches are smaller and the target network follows sooner."""
+
+DUELING_ENCODERS = {"auto": "nature-conv", "nature-cnn": "nature-conv", "impala-shallow": "shallow-conv"}
+"""The same convolutions without a linear layer, for dueling heads, whose streams each have one of their own."""
 
 
 def make_config(env: str, algorithm: str | None = None, imports: Iterable[str] = (), **settings: Any) -> Config:
@@ -115,6 +142,11 @@ def make_config(env: str, algorithm: str | None = None, imports: Iterable[str] =
     of_env = dict(defaults(env))
     algorithm = algorithm or settings.get("learning.algorithm") or of_env.get("learning.algorithm", "appo")
     preset = dict(ALGORITHMS.get(algorithm, {}))
-    if env.split("/")[0] in ("gym", "dm_control"):
-        preset |= VECTOR_REPLAY.get(algorithm, {})
+    if settings.get("learning.preset", base.learning.preset) == "desk" and algorithm in REPLAY_ALGORITHMS:
+        observations = "vectors" if env.split("/")[0] in ("gym", "dm_control") else "images"
+        if algorithm == "apex-dqn":  # the environment's own network
+            encoder = of_env.get("policy.encoder", base.policy.encoder)
+            preset["policy.encoder"] = DUELING_ENCODERS.get(encoder, encoder)
+            preset["policy.hidden"] = of_env.get("policy.hidden", base.policy.hidden)
+        preset |= DESK[observations].get(algorithm, {})
     return configs.override(base, **{**of_env, **preset, "learning.algorithm": algorithm, **settings})

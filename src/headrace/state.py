@@ -11,10 +11,14 @@ import numpy as np
 import torch
 
 from headrace.config import Config
+from headrace.experience.replayed import ReplayBatches
+from headrace.experience.trajectories import TrajectoryBatches
 from headrace.learning.learner import Learner, Progress
 from headrace.runs import checkpoint
 from headrace.sampling.serial import SerialSampler
 
+Experience = TrajectoryBatches | ReplayBatches
+"""Where batches come from."""
 EPISODE_WINDOW = 100
 """Episodes in `charts/episodic_return_100`, which `run.goal` is compared with."""
 
@@ -33,8 +37,9 @@ class TrainingLog:
         return float(np.mean(self.returns)) if self.returns else math.nan
 
     def add(self, statistics: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]) -> None:
-        """One update: its statistics and, in host memory, the episodes that ended in its batch."""
-        self._sums.append(statistics)
+        """One update, or none: its statistics and, in host memory, the episodes that ended in its batch."""
+        if statistics:
+            self._sums.append(statistics)
         returns, lengths = batch["episode_return"], batch["episode_length"]
         ended = ~returns.isnan()
         for r, n in zip(returns[ended].tolist(), lengths[ended].tolist(), strict=True):
@@ -66,8 +71,8 @@ class TrainingLog:
 class TrainingState:
     """Everything a run needs to go on as if it had never stopped, to and from its newest checkpoint."""
 
-    def __init__(self, config: Config, learner: Learner, log: TrainingLog, sampler: SerialSampler | None):
-        self._config, self._learner, self._log, self._sampler = config, learner, log, sampler
+    def __init__(self, config: Config, learner: Learner, log: TrainingLog, sampler: SerialSampler | None, experience: Experience):
+        self._config, self._learner, self._log, self._sampler, self._experience = config, learner, log, sampler, experience
         self._folder = config.run_folder / "checkpoints"
         self._saved_at, self._saved_step, self._saved_updates = perf_counter(), 0, -1
 
@@ -86,7 +91,9 @@ class TrainingState:
         self._saved_step, self._saved_updates = learner.progress.global_step, learner.progress.updates
         if self._sampler is not None and state.get("sampler") is not None:
             self._sampler.set_state(state["sampler"])
-        return [*found.damaged, f"Going on from {found.path.name}: step {learner.progress.global_step:,}"]
+            checkpoint.set_random_state(state["random"])
+        told = self._experience.restore(found.path, state.get("experience"))
+        return [*found.damaged, f"Going on from {found.path.name}: step {learner.progress.global_step:,}", *told]
 
     def due(self, now: float) -> bool:
         """Whether a checkpoint should be written: the interval is over, or a milestone or an evaluation was passed."""
@@ -106,7 +113,7 @@ class TrainingState:
         learner, run = self._learner, self._config.run
         learner.settle()  # nothing is saved that is not finite
         step = learner.progress.global_step
-        if self._saved_updates == learner.progress.updates:
+        if (self._saved_step, self._saved_updates) == (step, learner.progress.updates):
             return f"The checkpoint of step {step:,} is the last"
         tensors, state = checkpoint.pack(
             {
@@ -118,6 +125,8 @@ class TrainingState:
                 "returns": list(self._log.returns),
                 # Only where everything stands still between two updates can the half-filled trajectories be saved too.
                 "sampler": None if self._sampler is None else self._sampler.get_state(),
+                "random": None if self._sampler is None else checkpoint.random_state(),
+                "experience": self._experience.get_state(),
             }
         )
         score = self._log.mean_return if len(self._log.returns) == EPISODE_WINDOW else None
@@ -125,7 +134,8 @@ class TrainingState:
         self._saved_at = perf_counter()
         try:
             path = checkpoint.save(
-                self._folder, step, tensors, state, keep=run.keep_checkpoints, score=score, milestone=milestone
+                self._folder, step, tensors, state, keep=run.keep_checkpoints, score=score, milestone=milestone,
+                attach=self._experience.save,
             )
         except checkpoint.CheckpointError as error:
             if must:

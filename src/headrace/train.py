@@ -37,12 +37,12 @@ from headrace.policies.memory import keep_freed_memory
 from headrace.runs.folder import RunFolder
 from headrace.runs.plots import learning_curve
 from headrace.runs.report import Reporter
-from headrace.sampling.exchange import LEARNER_PHASES, PHASES, Clock, Exchange
+from headrace.sampling.exchange import LEARNER_PHASES, LOOK_AROUND, PHASES, Clock, Exchange
 from headrace.sampling.processes import Start, make_algorithm_and_model
 from headrace.sampling.serial import SerialSampler
 from headrace.sampling.supervisor import Supervisor
 from headrace.sampling.weights import Publisher, weights_nbytes
-from headrace.state import EPISODE_WINDOW, TrainingLog, TrainingState
+from headrace.state import EPISODE_WINDOW, Experience, TrainingLog, TrainingState
 from headrace.validation import validate
 
 VIDEO_STEPS = 3000
@@ -217,7 +217,8 @@ def learn(
     set_up(config.device)
     learner = (ReplayLearner if config.uses_replay else Learner)(model, algorithm, config, lambda text: report("message", text))
     log = TrainingLog()
-    state = TrainingState(config, learner, log, sampler)
+    batches = _experience(config, exchange, sampler)
+    state = TrainingState(config, learner, log, sampler, batches)
     for message in state.load():
         report("message", message)
     learner.progress.continue_after(exchange.board.version)
@@ -232,24 +233,22 @@ def learn(
     publisher.publish(learner.progress.version)
     publisher.wait()
     exchange.control.store(1, 1)  # samplers may start
-    batches = _experience(config, exchange, sampler)
     if exchange.replay is not None:
         report("message", f"Learning begins when the replay holds {config.replay.minimum:,} steps")
     clock = Clock(exchange.clocks["learner"][0], LEARNER_PHASES, perf_counter())
     started = last_log = perf_counter()
     reason = "total_steps" if learner.progress.global_step >= config.learning.total_steps else None
     while reason is None:
-        batch = batches.get(lambda: clock.spent("wait", perf_counter()))
-        clock.spent("wait", perf_counter())
-        if batch is None:
-            reason = "interrupted"
-            break
-        statistics = learner.learn(batch.fields, batch.host)
-        log.add(statistics, batch.host)
-        batches.done()
-        clock.spent("train", perf_counter())
-        publisher.publish(learner.progress.version)
-        clock.spent("publish", now := perf_counter())
+        batch = batches.get(timeout=LOOK_AROUND)
+        clock.spent("wait", now := perf_counter())
+        if batch is not None:
+            statistics = learner.learn(batch.fields, batch.host)
+            log.add(statistics, batch.host)
+            batches.done()
+            clock.spent("train", now := perf_counter())
+            if statistics:  # else the replay is still filling
+                publisher.publish(learner.progress.version)
+                clock.spent("publish", now := perf_counter())
 
         reason = "interrupted" if exchange.stopped else _reason_to_stop(config, learner.progress, log, now - started)
         if reason or now - last_log >= config.run.log_interval:
@@ -263,7 +262,7 @@ def learn(
     report("done", {"reason": reason, "global_step": learner.progress.global_step, "mean_return": log.mean_return})
 
 
-def _experience(config: Config, exchange: Exchange, sampler: SerialSampler | None) -> TrajectoryBatches | ReplayBatches:
+def _experience(config: Config, exchange: Exchange, sampler: SerialSampler | None) -> Experience:
     """Where batches come from; with a serial sampler, from stepping the environments when a batch is asked for."""
     collect = None if sampler is None else sampler.collect
     if exchange.replay is None:

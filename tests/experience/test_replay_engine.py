@@ -40,6 +40,29 @@ def test_every_replayed_transition_is_right(tmp_path: Path, placement: str) -> N
     assert 300 <= rows[-1]["replay/size"] < 2000
 
 
+def test_copies_of_every_transition(tmp_path: Path) -> None:
+    train(counting_config(tmp_path, **{"sampling.placement": "serial", "replay.copies": 3, "replay.capacity": 10**5}))
+    row = read_jsonl(tmp_path / "metrics.jsonl")[-1]
+    assert row["losses/rows_checked"] == 64
+    waiting = 12 * 3 * 3  # lanes' newest rows that have no n-step return yet
+    assert 3 * row["global_step"] - waiting <= row["replay/size"] <= 3 * row["global_step"]
+
+
+@pytest.mark.parametrize(("placement", "minutes"), [("serial", 0.02), pytest.param("inline", 0.3, marks=pytest.mark.slow)])
+def test_a_run_that_waits_for_the_minimum_counts_its_steps_and_ends_in_time(
+    tmp_path: Path, placement: str, minutes: float
+) -> None:
+    endless = {"replay.minimum": 10**6, "replay.capacity": 10**6, "learning.total_steps": 10**9, "run.max_minutes": minutes}
+    result = train(counting_config(tmp_path, **endless, **{"sampling.placement": placement}))
+    assert result.reason == "max_minutes"
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    assert rows[-1]["global_step"] == result.global_step > 0
+    assert rows[-1]["charts/updates"] == 0
+    assert rows[-1]["replay/size"] > 0
+    more = train(counting_config(tmp_path, **endless, **{"sampling.placement": placement}))
+    assert more.global_step > result.global_step
+
+
 def test_every_row_and_core_state_of_replayed_sequences_is_right(tmp_path: Path) -> None:
     sequences = {"learning.algorithm": "counting-sequences", "policy.core": "gru", "q.burn_in": 4, "q.sequence": 9}
     result = train(counting_config(tmp_path, **sequences, **{"sampling.placement": "serial", "learning.batch_size": 16}))

@@ -49,6 +49,21 @@ def test_contents_counters_order_and_keys_survive(tmp_path: Path, codec: str) ->
     check_batch(again, naive, 50)
 
 
+def test_damage_is_noticed_before_anything_is_restored(tmp_path: Path) -> None:
+    config = ReplayConfig(lanes=2, capacity=90, slack=1.5, minimum=1)
+    replay, naive = Replay(config, fields((6, 5), 3)), NaiveReplay(config, 3)
+    run(replay, naive, [Episodes(np.random.default_rng(lane), (6, 5)) for lane in range(2)], 5)
+    replay_state.save(replay, tmp_path, contents=True)
+    path = tmp_path / "lane-1.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+    again = Replay(config, replay.fields)
+    with pytest.raises(ValueError, match=r"lane-1.* is damaged"):
+        replay_state.restore(again, tmp_path)
+    assert again.stats().inserts == 0
+
+
 def test_counters_alone(tmp_path: Path) -> None:
     replay = Replay(ReplayConfig(lanes=2, capacity=90, minimum=1), fields((6, 5), 3))
     replay_state.save(replay, tmp_path, contents=False)

@@ -155,6 +155,9 @@ def test_epsilon_ladder_has_the_paper_s_ends() -> None:
     assert ladder[-1] == pytest.approx(0.00065536)
     assert ladder[100] == pytest.approx(0.4 ** (1 + 700 / 359))
     assert q_learning.epsilon_ladder(torch.tensor([0]), 1, 0.4, 7.0).item() == pytest.approx(0.4)
+    few = q_learning.epsilon_ladder(torch.arange(16), 16, 0.4, 7.0, levels=6)
+    np.testing.assert_allclose(few.unique().flip(0), [0.4 ** (1 + 7 * i / 5) for i in range(6)], rtol=1e-5)
+    assert (few.diff() <= 0).all()
 
 
 # -- networks ---------------------------------------------------------------------------------------------------------

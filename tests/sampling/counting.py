@@ -44,9 +44,9 @@ class CountingEnv(gymnasium.Env[np.ndarray, int]):
     observation_space = gymnasium.spaces.Box(0, 1e6, (3,), np.float32)
     action_space = gymnasium.spaces.Discrete(ACTIONS)
 
-    def __init__(self, first_reset_seconds: float = 0.0) -> None:
+    def __init__(self, first_reset_seconds: float = 0.0, step_seconds: float = 0.0) -> None:
         self._env, self._episode, self._step = 0, -1, 0
-        self._first_reset_seconds = first_reset_seconds
+        self._first_reset_seconds, self._step_seconds = first_reset_seconds, step_seconds
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         """Start the next episode; the seed is the environment's index."""
@@ -59,6 +59,7 @@ class CountingEnv(gymnasium.Env[np.ndarray, int]):
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Count on."""
+        time.sleep(self._step_seconds)
         here = (self._env, self._episode, self._step)
         if int(action) != action_of(*here):
             raise ValueError(f"action {action} came to observation {here}, whose action is {action_of(*here)}")

@@ -78,6 +78,25 @@ def test_same_seed_same_bits_other_seed_other_bits(tmp_path: Path) -> None:
     assert not torch.equal(one["model"][weights], other["model"][weights])
 
 
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_a_resumed_run_on_replay_is_the_run_that_never_stopped(tmp_path: Path, core: str) -> None:
+    settings = {
+        "learning.algorithm": "apex-dqn", "learning.batch_size": 16, "learning.num_minibatches": 1, "learning.num_epochs": 1,
+        "learning.lr_schedule": "constant", "policy.core": core, "policy.hidden": 16, "policy.normalize_observations": False,
+        "policy.normalize_returns": False, "q.target_period": 7, "q.burn_in": 4, "q.sequence": 8, "q.noisy": core == "none",
+        "replay.minimum": 200, "replay.capacity": 600, "replay.slack": 1.5, "replay.evict_period": 5,
+        "replay.samples_per_insert": 1.0, "replay.checkpoint_contents": True,
+    }  # fmt: skip
+    straight = run(tmp_path / "straight", 2000, **settings)
+    run(tmp_path / "stopped", 150, **settings)
+    run(tmp_path / "stopped", 1300, **settings)
+    resumed = run(tmp_path / "stopped", 2000, **settings)
+    assert straight["progress"] == resumed["progress"]
+    assert straight["progress"]["updates"] > 10
+    assert_same(straight, resumed)
+    assert len(list((tmp_path / "stopped" / "checkpoints").glob("*/replay/lane-0.safetensors"))) == 1  # the newest's only
+
+
 @pytest.mark.parametrize("returns", ["vtrace", "gae"])
 def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path, returns: str) -> None:
     settings = {"learning.returns": returns, "learning.lr_schedule": "constant"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -50,13 +51,13 @@ def sequences_of(config: Config) -> Sequences | None:
 
 
 def make_replay(config: Config, spec: EnvSpec, core_width: int = 0) -> Replay:
-    """The replay of a run: one lane per environment, images one frame per row. With a core, the state before a trajectory is laid
-    out over its rows, so that it takes no memory in the others.
+    """The replay of a run: one lane per environment and copy, images one frame per row. With a core, the state before a
+    trajectory is laid out over its rows, so that it takes no memory in the others.
 
     Raises `ConfigError` where images are no stack of `frame_stack` frames, `MemoryError` where there is not the memory.
     """
     r, stack = config.replay, frame_stack(config)
-    per_slot = (r.samples_per_insert or 0) * config.sampling.rollout * config.envs_per_group
+    per_slot = (r.samples_per_insert or 0) * config.sampling.rollout * config.envs_per_group * r.copies
     fields = []
     for name, array in spec.observation.items():
         depth, shape = 1, array.shape
@@ -76,7 +77,7 @@ def make_replay(config: Config, spec: EnvSpec, core_width: int = 0) -> Replay:
         fields += [Field("first", (), "bool"), Field("core", (-(-core_width // period),), "float32")]
     return Replay(
         ReplayConfig(
-            lanes=config.num_envs, capacity=r.capacity // period, period=period, slack=r.slack, n_step=r.n_step,
+            lanes=config.num_envs * r.copies, capacity=r.capacity // period, period=period, slack=r.slack, n_step=r.n_step,
             alpha=r.alpha, beta=r.beta,
             minimum=r.minimum // period, evict_alpha=r.evict_alpha, samples_per_insert=r.samples_per_insert,
             ratio_band=2 * max(config.learning.batch_size, per_slot),
@@ -110,9 +111,15 @@ class ReplayFeeder:
     """
 
     def __init__(
-        self, exchange: Exchange, replay: Replay, gamma: float, judged_from: int = 0, sequences: Sequences | None = None
+        self,
+        exchange: Exchange,
+        replay: Replay,
+        gamma: float,
+        judged_from: int = 0,
+        sequences: Sequences | None = None,
+        copies: int = 1,
     ):
-        self._exchange, self._gamma, self._judged_from = exchange, gamma, judged_from
+        self._exchange, self._gamma, self._judged_from, self._copies = exchange, gamma, judged_from, copies
         self._lanes = [LaneFeed(replay, lane, sequences) for lane in range(replay.config.lanes)]
         self._arrivals, self._lock = Arrivals(), threading.Lock()
 
@@ -138,12 +145,22 @@ class ReplayFeeder:
         for e, lane in enumerate(slot["lane"][0].tolist()):
             columns = {name: array[:T, e] for name, array in slot.items() if name != "core"}
             columns["core"] = _over_rows(slot["core"][e], T)
-            self._lanes[lane].add(columns, self._gamma)
+            for copy in range(self._copies):
+                self._lanes[lane * self._copies + copy].add(columns, self._gamma)
         ended = ~np.isnan(slot["episode_return"]) & (slot["lane"] >= self._judged_from)
         with self._lock:
             self._arrivals.steps += int(slot["valid"][:T].sum())
             self._arrivals.returns += slot["episode_return"][ended].tolist()
             self._arrivals.lengths += slot["episode_length"][ended].tolist()
+
+    def get_state(self) -> list[dict[str, Any]]:
+        """What of the lanes' newest rows is not in the replay yet, to go on from with the same replay."""
+        return [lane.get_state() for lane in self._lanes]
+
+    def set_state(self, state: list[dict[str, Any]]) -> None:
+        """Go on from what `get_state` gave; the replay is restored first."""
+        for lane, of_lane in zip(self._lanes, state, strict=True):
+            lane.set_state(of_lane)
 
     def take_arrivals(self) -> Arrivals:
         """What came in since the last call; from any thread."""
@@ -169,6 +186,19 @@ class LaneFeed:
         """The row before was the last of its episode."""
         self._before: dict[str, np.ndarray] = {}
         """The stacked observations of the row before."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything but the replay's rows; see `ReplayFeeder.get_state`."""
+        return {
+            "writes": self._writer is not None, "waiting": self._priorities.waiting, "errors": self._errors, "known": self._known,
+            "starts_at": list(self._starts_at), "ended": self._ended, "before": self._before,
+        }  # fmt: skip
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `get_state` gave."""
+        self._writer = self._replay.writer(self._number, go_on=True) if state["writes"] else None
+        self._priorities.waiting, self._errors, self._known = state["waiting"], state["errors"], state["known"]
+        self._starts_at, self._ended, self._before = deque(state["starts_at"]), state["ended"], state["before"]
 
     def add(self, slab: dict[str, np.ndarray], gamma: float) -> None:
         """T rows of the slab, [T, ...] each."""

@@ -20,7 +20,8 @@ class NStepPriorities:
 
     def clear(self) -> None:
         """Forget the rows that wait (the lane has a new writer)."""
-        self._waiting = np.empty((6, 0))
+        self.waiting = np.empty((6, 0))
+        """Rows without a priority yet, oldest first: reward, discount, last, final, q, value."""
 
     def push(
         self,
@@ -39,7 +40,7 @@ class NStepPriorities:
             value: max_a q(S_t, a), [T]; on final rows the value to bootstrap from.
         """
         new = np.stack([np.asarray(x, np.float64) for x in (reward, discount, last, final, q, value)])
-        rows = np.concatenate([self._waiting, new], 1)
+        rows = np.concatenate([self.waiting, new], 1)
         r, d, is_last, is_final, q_taken, v = rows
         count = rows.shape[1]
         total, product = np.zeros(count), np.ones(count)
@@ -62,7 +63,7 @@ class NStepPriorities:
         bootstrap = np.where(running, v[np.minimum(after, count - 1)], bootstrap)
         known |= is_final != 0
         ready = count if known.all() else int(np.argmin(known))
-        self._waiting = rows[:, ready:]
+        self.waiting = rows[:, ready:]
         bootstrap = np.nan_to_num(bootstrap)
         target = total + product * (_unscale(bootstrap) if self._rescaled else bootstrap)
         target = _rescale(target) if self._rescaled else target

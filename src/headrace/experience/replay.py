@@ -161,9 +161,10 @@ class ReplayStats:
 class LaneWriter:
     """Adds rows to one lane; made by `Replay.writer`. Never waits and never locks."""
 
-    def __init__(self, replay: Replay, lane: int) -> None:
+    def __init__(self, replay: Replay, lane: int, go_on: bool = False) -> None:
         self._replay, self._native, self.lane = replay, replay.native, lane
-        self._native.open(lane)
+        if not go_on:
+            self._native.open(lane)
         self._ended = True
 
     def append(
@@ -238,17 +239,21 @@ class Replay:
     def __reduce__(self) -> tuple[Callable[..., Replay], tuple[Any, ...]]:
         return type(self), (self.config, self.fields, self.segment)
 
-    def writer(self, lane: int) -> LaneWriter:
-        """The writer of a lane. Taking over the lane of a dead writer ends its episode."""
-        return LaneWriter(self, lane)
+    def writer(self, lane: int, go_on: bool = False) -> LaneWriter:
+        """The writer of a lane. Taking over the lane of a dead writer ends its episode; `go_on`: as if it were the same writer,
+        whose rows without priorities are still to get theirs (a restored replay)."""
+        return LaneWriter(self, lane, go_on)
 
-    def empty_batch(self, size: int, pin: bool = False) -> ReplayBatch:
-        """Memory for a batch of `size` samples, to be given to `sample` again and again."""
+    def empty_batch(self, size: int, pin: bool = False, channels_last: bool = False) -> ReplayBatch:
+        """Memory for a batch of `size` samples, to be given to `sample` again and again. `channels_last`: image stacks [C, H, W]
+        with the channels innermost in memory, where that costs nothing (four frames of one byte a pixel)."""
 
         import torch
 
         def empty(f: Field) -> torch.Tensor:
-            return torch.empty((size, *f.sample_shape), dtype=_torch_dtype(f.dtype), pin_memory=pin)
+            last = channels_last and f.stack == 4 and f.dtype == "uint8" and len(f.shape) == 3 and f.shape[0] == 1
+            layout = torch.channels_last if last else torch.contiguous_format
+            return torch.empty((size, *f.sample_shape), dtype=_torch_dtype(f.dtype), pin_memory=pin, memory_format=layout)
 
         def numbers() -> torch.Tensor:
             return torch.empty(size, dtype=torch.float32, pin_memory=pin)
@@ -271,9 +276,10 @@ class Replay:
         batch = into or self.empty_batch(size)
         batch.size = self.native.sample(
             batch.keys, batch.weights.numpy(), self.config.beta if beta is None else beta, self.config.stratified,
-            self.config.minimum, [batch.first[f.name].numpy() for f in self.fields],
-            [batch.next[f.name].numpy() if f.stack else None for f in self.fields],
-            batch.reward.numpy(), batch.discount.numpy(), None, threads)
+            self.config.minimum, [_in_memory_order(batch.first[f.name]) for f in self.fields],
+            [_in_memory_order(batch.next[f.name]) if f.stack else None for f in self.fields],
+            batch.reward.numpy(), batch.discount.numpy(), None, threads,
+            [not batch.first[f.name].is_contiguous() for f in self.fields])
         return batch if batch.size else None
 
     def sample_keys(
@@ -359,6 +365,11 @@ class SequenceBatch:
     """[B, L]: steps since the episode's first observation."""
     intact: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
     """[B]: False where the rows were overwritten or are not there yet; the rest of such a sample means nothing."""
+
+
+def _in_memory_order(x: torch.Tensor) -> npt.NDArray[Any]:
+    """The tensor's memory as an array without gaps."""
+    return (x if x.is_contiguous() else x.permute(0, 2, 3, 1)).numpy()
 
 
 def _torch_dtype(dtype: str) -> torch.dtype:

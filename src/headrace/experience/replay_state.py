@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load
+from safetensors.numpy import save as to_bytes
 
 import headrace._native.replay as native
 from headrace.experience.replay import Replay
@@ -34,7 +36,7 @@ def save(replay: Replay, folder: os.PathLike[str] | str, contents: bool) -> Path
     }
     if contents:
         for lane in range(replay.config.lanes):
-            state["lanes"].append(_save_lane(replay, lane, folder / f"lane-{lane}.safetensors"))
+            state["lanes"].append(_save_lane(replay, lane, _lane_path(folder, lane)))
     written = folder / (_STATE + ".new")
     written.write_text(json.dumps(state, indent=1))
     os.replace(written, folder / _STATE)
@@ -46,20 +48,31 @@ def restore(replay: Replay, folder: os.PathLike[str] | str) -> bool:
 
     Raises:
         FileNotFoundError: `folder` holds no finished state.
-        ValueError: it was saved by a replay of another shape.
+        ValueError: it was saved by a replay of another shape, or is damaged; the replay is then still empty.
     """
     state = json.loads((Path(folder) / _STATE).read_text())
     fields = [dataclasses.asdict(f) for f in replay.fields]
     if json.loads(json.dumps(fields)) != state["fields"] or replay.config.lanes != state["config"]["lanes"]:
         raise ValueError(f"{folder} holds a replay with other fields or another number of lanes")
-    for lane, first in enumerate(state["lanes"]):
-        _restore_lane(replay, lane, first, Path(folder) / f"lane-{lane}.safetensors")
+    for lane, saved in enumerate(state["lanes"]):
+        if _sha256(_lane_path(folder, lane).read_bytes()) != saved["sha256"]:
+            raise ValueError(f"{_lane_path(folder, lane)} is damaged: its SHA-256 is not the one of what was written")
+    for lane, saved in enumerate(state["lanes"]):
+        _restore_lane(replay, lane, saved["first"], _lane_path(folder, lane))
     if state["lanes"]:
         replay.native.restore_statistics(state["stats"], [int(word) for word in state["random"]])
     return bool(state["lanes"])
 
 
-def _save_lane(replay: Replay, lane: int, path: Path) -> int:
+def _lane_path(folder: os.PathLike[str] | str, lane: int) -> Path:
+    return Path(folder) / f"lane-{lane}.safetensors"
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _save_lane(replay: Replay, lane: int, path: Path) -> dict[str, Any]:
     low, head, ready = replay.native.span(lane)
     count = head - low
     while True:
@@ -76,13 +89,17 @@ def _save_lane(replay: Replay, lane: int, path: Path) -> int:
         low, head, ready = replay.native.span(lane)  # a writer overwrote the oldest rows: leave some out
         low, count = low + (head - low) // 50, head - low - (head - low) // 50
     priorities[max(0, ready - low):] = -1.0
-    save_file({**columns, "reward": reward, "discount": discount, "flags": flags, "stamps": stamps,
-               "priorities": priorities, "ready": np.array([max(0, ready - low)])}, path)
-    return int(low)
+    data = to_bytes({**columns, "reward": reward, "discount": discount, "flags": flags, "stamps": stamps,
+                     "priorities": priorities, "ready": np.array([max(0, ready - low)])})
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"first": int(low), "sha256": _sha256(data)}
 
 
 def _restore_lane(replay: Replay, lane: int, first: int, path: Path) -> None:
-    data = load_file(path)
+    data = load(path.read_bytes())
     flags, ready = data["flags"], int(data["ready"][0])
     replay.native.restore_lane(lane, first, int(flags[0] >> native.FLAG_BITS) if len(flags) else 0)
     mask = np.uint32((1 << native.FLAG_BITS) - 1)  # of the flags; the rest is the age, which follows from them

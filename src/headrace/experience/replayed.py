@@ -7,25 +7,31 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.config import Config
+from headrace.experience import replay_state
 from headrace.experience.feeder import OBSERVATION, Arrivals, ReplayFeeder, Sequences, sequences_of
 from headrace.experience.replay import Replay, ReplayBatch
 from headrace.experience.trajectories import Batch
-from headrace.sampling.exchange import LOOK_AROUND, Exchange
+from headrace.sampling.exchange import Exchange
+
+REPLAY_FOLDER = "replay"
+"""Beside a checkpoint's own files."""
 
 
 class ReplayBatches:
     """Feeds the replay with what the samplers finished and draws batches from it.
 
-    With `collect` None two threads work ahead: one takes finished slots in, one samples up to `replay.prefetch` batches (both
-    let the interpreter go while they copy and decode). Else nothing is done before it is asked for: `collect(n)` steps the
-    environments until n slots are finished.
+    With `collect` None two threads work ahead from the first `get` on: one takes finished slots in, one samples up to
+    `replay.prefetch` batches (both let the interpreter go while they copy and decode). Else nothing is done before it is asked
+    for: `collect(n)` steps the environments until n slots are finished.
     """
 
     def __init__(self, config: Config, exchange: Exchange, replay: Replay, collect: Callable[[int], None] | None):
@@ -34,7 +40,7 @@ class ReplayBatches:
         ladder = config.learning.algorithm == "apex-dqn"  # the returns of the quarter that explores least say how good it is
         judged_from = config.num_envs - max(1, config.num_envs // 4) if ladder else 0
         self._sequences = sequences_of(config)
-        self._feeder = ReplayFeeder(exchange, replay, config.learning.gamma, judged_from, self._sequences)
+        self._feeder = ReplayFeeder(exchange, replay, config.learning.gamma, judged_from, self._sequences, config.replay.copies)
         self._updates = 0
         self._before = (perf_counter(), replay.stats())
         self._failure: BaseException | None = None
@@ -42,39 +48,37 @@ class ReplayBatches:
         self._free: queue.SimpleQueue[ReplayBatch | None] = queue.SimpleQueue()
         self._filled: queue.SimpleQueue[_Drawn | None] = queue.SimpleQueue()
         for _ in range(count):
-            self._free.put(None if self._sequences else replay.empty_batch(self._size, pin=self._device != "cpu"))
+            self._free.put(None if self._sequences else replay.empty_batch(self._size, self._device != "cpu", True))
         self._current: _Drawn | None = None
         self._fields: dict[str, Tensor] = {}
-        self._workers = []
-        if collect is None:
+        self._workers: list[threading.Thread] = []
+
+    def get(self, timeout: float | None = None) -> Batch | None:
+        """The next batch (see `ReplayLearner.learn`); waits for the minimum and for the samples-per-insert limit up to `timeout`
+        seconds (serial: until one more trajectory is there), and then says at least what arrived meanwhile. None at the end of
+        the run."""
+        if self._collect is None and not self._workers:
             for target in (self._feed, self._draw):
                 self._workers.append(threading.Thread(target=self._guard, args=(target,), name=target.__name__, daemon=True))
                 self._workers[-1].start()
-
-    def get(self, waiting: Callable[[], None] = lambda: None) -> Batch | None:
-        """The next batch (see `ReplayLearner.learn`); waits for the minimum and for the samples-per-insert limit, calling
-        `waiting` now and then. None at the end of the run."""
-        self._current = self._draw_now() if self._collect is not None else self._wait(waiting)
+        try:
+            self._current = self._draw_now() if self._collect is not None else self._filled.get(timeout=timeout)
+        except queue.Empty:
+            self._current = None
         if self._failure is not None:
             raise self._failure
-        if self._current is None:
+        if self._current is None and self._exchange.stopped:
             return None
-        fields = self._current.fields
+        fields = self._current.fields if self._current else {}
         if self._device != "cpu":
             fields = {name: x.to(self._device, non_blocking=True) for name, x in fields.items()}
         self._fields = fields | _arrivals(self._feeder.take_arrivals())
         return Batch(self._fields, self._fields)
 
-    def _wait(self, waiting: Callable[[], None]) -> _Drawn | None:
-        while True:
-            try:
-                return self._filled.get(timeout=LOOK_AROUND)
-            except queue.Empty:
-                waiting()
-
     def done(self) -> None:
         """The learner has finished with the batch: its new priorities go to the replay, its memory may be filled again."""
-        assert self._current is not None
+        if self._current is None:  # it only said what arrived
+            return
         self._replay.update(self._current.keys, self._fields["priority"].float().cpu().numpy())
         self._updates += 1
         if self._updates % self._settings.evict_period == 0:
@@ -97,22 +101,46 @@ class ReplayBatches:
             "replay/bytes_per_transition": self._replay.held_bytes() / stats.size if stats.size else math.nan,
         }
 
+    def save(self, folder: Path) -> None:
+        """Write the replay's counters and, if asked for, its contents into `folder`."""
+        replay_state.save(self._replay, folder / REPLAY_FOLDER, self._settings.checkpoint_contents)
+
+    def get_state(self) -> dict[str, Any] | None:
+        """What goes with the contents, where everything stands still (serial). None: they are all there is to go on from."""
+        if self._collect is None or not self._settings.checkpoint_contents:
+            return None
+        return {"updates": self._updates, "feeder": self._feeder.get_state()}
+
+    def restore(self, folder: Path, state: dict[str, Any] | None) -> list[str]:
+        """Go on from what `save` wrote and `get_state` gave, before the first batch; returns what the user should know. A replay
+        that outlived its learner is newer than any checkpoint and stays as it is."""
+        if self._replay.stats().inserts or not (folder / REPLAY_FOLDER).exists():
+            return []
+        try:
+            if not replay_state.restore(self._replay, folder / REPLAY_FOLDER):
+                return []
+        except (ValueError, OSError) as error:
+            return [f"{error}: the replay is filled again"]
+        if state is not None and self._collect is not None:
+            self._updates = state["updates"]
+            self._feeder.set_state(state["feeder"])
+        self._before = (perf_counter(), self._replay.stats())
+        return [f"The replay goes on with {self._before[1].size:,} transitions"]
+
     def _draw_now(self) -> _Drawn | None:
         assert self._collect is not None
-        while True:
-            # One update per trajectory, unless a samples-per-insert limit says how many.
-            if self._replay.config.samples_per_insert is None or not self._replay.may_sample(self._size):
-                self._collect(1)
-                while self._feeder.feed(timeout=0):
-                    pass
-            if self._exchange.stopped:
-                return None
-            if self._replay.may_sample(self._size):
-                memory = self._free.get()
-                drawn = self._fill(memory)
-                if drawn is not None:
-                    return drawn
-                self._free.put(memory)
+        # One update per trajectory, unless a samples-per-insert limit says how many.
+        if self._replay.config.samples_per_insert is None or not self._replay.may_sample(self._size):
+            self._collect(1)
+            while self._feeder.feed(timeout=0):
+                pass
+        if self._exchange.stopped or not self._replay.may_sample(self._size):
+            return None
+        memory = self._free.get()
+        drawn = self._fill(memory)
+        if drawn is None:
+            self._free.put(memory)
+        return drawn
 
     # -- the threads ---------------------------------------------------------------------------------------------------------
 

@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headrace.policies.device import Marker
-from headrace.sampling.exchange import LEARNER, LOOK_AROUND, Exchange
+from headrace.sampling.exchange import LEARNER, Exchange
 from headrace.sampling.ipc import Closed
 
 BOOKKEEPING = ("valid", "version", "episode_return", "episode_length")
@@ -54,13 +55,13 @@ class TrajectoryBatches:
             self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
             self._thread.start()
 
-    def get(self, waiting: Callable[[], None] = lambda: None) -> Batch | None:
-        """The next batch; waits for it, calling `waiting` now and then. None at the end of the run."""
+    def get(self, timeout: float | None = None) -> Batch | None:
+        """The next batch; waits for it up to `timeout` seconds. None if there is none yet, and at the end of the run."""
         if self._collect is not None:
             self._collect(self._slots_per_batch)
             return self._batches[0].batch if self._fill(self._batches[0]) else None
-        while not self._filled.acquire(timeout=LOOK_AROUND):
-            waiting()
+        if not self._filled.acquire(timeout=timeout):
+            return None
         if self._failure is not None:
             raise self._failure
         if self._ended:
@@ -78,6 +79,16 @@ class TrajectoryBatches:
     def metrics(self) -> dict[str, float]:
         """What there is to say about the experience itself: nothing."""
         return {}
+
+    def save(self, folder: Path) -> None:
+        """Trajectories are consumed at once: there is nothing to save..."""
+
+    def get_state(self) -> None:
+        """...nothing..."""
+
+    def restore(self, folder: Path, state: None) -> list[str]:
+        """...and nothing to restore."""
+        return []
 
     def _run(self) -> None:
         i = 0

@@ -56,7 +56,7 @@ class ApexDQN(TargetNetwork):
     def make_model(self, spec: EnvSpec, config: Config) -> QNetwork:
         """A fresh network."""
         model = QNetwork(spec, config.policy, config.q)
-        model.trunk.precision = config.precision
+        model.trunk.precision = model.head.precision = config.precision
         return model
 
     def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
@@ -68,7 +68,8 @@ class ApexDQN(TargetNetwork):
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Epsilon-greedy with each environment's own epsilon; `q` is the taken action's value and `value` the best one's."""
         out = cast(QNetwork, model).act(obs, core, first)
-        epsilon = q_learning.epsilon_ladder(envs, self._num_envs, self._config.epsilon, self._config.epsilon_alpha)
+        q = self._config
+        epsilon = q_learning.epsilon_ladder(envs, self._num_envs, q.epsilon, q.epsilon_alpha, q.epsilon_levels)
         action = out.distribution.explore(epsilon, generator)
         best = out.q.gather(-1, q_learning.greedy(out.q, out.allowed).unsqueeze(-1)).squeeze(-1)
         taken = out.q.gather(-1, action.long()).squeeze(-1)
@@ -111,5 +112,7 @@ class ApexDQN(TargetNetwork):
 
 
 def named(batch: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The entries of a batch whose names begin with `prefix`, without it."""
-    return {name[len(prefix) :]: x for name, x in batch.items() if name.startswith(prefix)}
+    """The entries of a batch whose names begin with `prefix`, without it; images [B, C, H, W] with channels last in memory, as
+    convolutions want them: what the replay did not write so costs one pass over bytes here, in each network one over numbers."""
+    entries = {name[len(prefix) :]: x for name, x in batch.items() if name.startswith(prefix)}
+    return {n: x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x for n, x in entries.items()}

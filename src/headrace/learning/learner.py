@@ -227,12 +227,11 @@ def _columns(batch: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
 def _make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     c = config.learning
     parameters: Any = model.parameters()
-    cuda, graphs = config.device != "cpu", config.cuda_graphs
+    graphs = config.cuda_graphs
     # A recorded step reads the learning rate from the device.
     lr: Any = torch.tensor(c.learning_rate, device=config.device) if graphs else c.learning_rate
     if c.optimizer == "adam":
-        kernel = {"fused": True} if cuda else {"foreach": True}
-        return torch.optim.Adam(parameters, lr=lr, betas=c.adam_betas, eps=c.optimizer_eps, capturable=graphs, **kernel)
+        return torch.optim.Adam(parameters, lr=lr, betas=c.adam_betas, eps=c.optimizer_eps, capturable=graphs, fused=True)
     return torch.optim.RMSprop(
         parameters, lr=lr, alpha=c.rmsprop_alpha, eps=c.optimizer_eps, centered=c.rmsprop_centered, foreach=True,
         capturable=graphs,

@@ -93,12 +93,15 @@ def sequence_targets(reward: Tensor, discount: Tensor, last: Tensor, values: Ten
     return total + product * torch.where(running, values[n_step : n_step + L], bootstrap)
 
 
-def epsilon_ladder(envs: Tensor, num_envs: int, base: float, alpha: float) -> Tensor:
+def epsilon_ladder(envs: Tensor, num_envs: int, base: float, alpha: float, levels: int | None = None) -> Tensor:
     """Ape-X's exploration: environment i of N acts at random with probability base^(1 + alpha i / (N - 1)), for life.
 
     Args:
         envs: int64 [B], the environments' numbers.
+        levels: so many different probabilities, for blocks of environments. None: N.
 
     Returns: float32 [B].
     """
-    return base ** (1 + alpha * envs.float() / max(1, num_envs - 1))
+    rungs = min(levels or num_envs, num_envs)
+    rung = torch.div(envs * rungs, num_envs, rounding_mode="floor")
+    return base ** (1 + alpha * rung.float() / max(1, rungs - 1))

@@ -37,11 +37,17 @@ class ReplayLearner(Learner):
         """One batch of transitions, one optimizer step. Adds `priority` [B] to the batch; returns the loss's statistics.
 
         `batch`: what the algorithm wants (see `ApexDQN`), `version` int32 [B] of the weights that chose the actions, and of the
-        experience that arrived since the last batch: `new_steps` (int64, scalar), `episode_return`, `episode_length` [k].
+        experience that arrived since the last batch: `new_steps` (int64, scalar), `episode_return`, `episode_length` [k]. While
+        the replay fills there are only these: they are counted, no step is made and nothing returned.
 
         Raises `FloatingPointError`, see `Learner.learn`.
         """
-        here = {name: batch.pop(name) for name in ("new_steps", "episode_return", "episode_length") if name in batch}
+        here = {name: batch.pop(name) for name in ("new_steps", "episode_return", "episode_length")}
+        self.progress.global_step += int(here["new_steps"])
+        self.progress.episodes += len(here["episode_return"])
+        if not batch:
+            batch |= here
+            return {}
         self._set_learning_rate()
         with torch.no_grad():
             prepared = self._prepare(batch)
@@ -50,8 +56,6 @@ class ReplayLearner(Learner):
         statistics = self._reported(out["statistics"].clone().unsqueeze(0))
         self.progress.updates += 1
         self.algorithm.after_update(self.model, self.progress.updates)
-        self.progress.global_step += int(here["new_steps"])
-        self.progress.episodes += len(here["episode_return"])
         lag = (self.progress.version - 1 - batch["version"]).float()
         return statistics | {"lag/mean": lag.mean(), "lag/min": lag.min(), "lag/max": lag.max()}
 

@@ -207,6 +207,12 @@ def nature_conv(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.M
     return _network(observation, config, lambda s: Convolutions(s, NATURE_LAYERS, config.activation))
 
 
+@register_network("shallow-conv")
+def shallow_conv(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
+    """IMPALA's shallow network without its linear layer, for dueling heads."""
+    return _network(observation, config, lambda s: Convolutions(s, SHALLOW_LAYERS, config.activation))
+
+
 @register_network("vizdoom-simple")
 def vizdoom_simple(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
     """32@8s4, 64@4s2, 128@3s2, FC `hidden` for images, an MLP (`policy.mlp`) for vectors."""

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from headrace.config import ConfigError, PolicyConfig, QConfig
 from headrace.envs.contract import MASK_KEY, Categorical, EnvSpec
 from headrace.policies.encoders import ACTIVATIONS, orthogonal_
-from headrace.policies.policy import Trunk
+from headrace.policies.policy import Precision, Trunk
 
 EVALUATION_EPSILON = 0.00164
 """Share of random actions when a trained network is asked for a sample (the evaluation actor of Horgan et al. 2018)."""
@@ -100,6 +100,7 @@ class DuelingHead(nn.Module):
         super().__init__()
         linear = NoisyLinear if config.noisy else nn.Linear
         self.actions, self.atoms, self.dueling = actions, config.atoms, config.dueling
+        self.precision: Precision = "float32"
 
         def stream(out: int) -> nn.Sequential:
             layers = nn.Sequential(linear(in_features, hidden), ACTIVATIONS[activation](), linear(hidden, out))
@@ -113,10 +114,16 @@ class DuelingHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """[..., F] -> float32 [..., A, M]."""
-        a = self.advantage(features).float().unflatten(-1, (self.actions, self.atoms))
+        a = self._stream(self.advantage, features).unflatten(-1, (self.actions, self.atoms))
         if self.value is None:
             return a
-        return self.value(features).float().unsqueeze(-2) + a - a.mean(-2, keepdim=True)
+        return self._stream(self.value, features).unsqueeze(-2) + a - a.mean(-2, keepdim=True)
+
+    def _stream(self, layers: nn.Sequential, features: Tensor) -> Tensor:
+        """The wide layer in `precision`, the last one in float32: values differ by less than bf16 can tell."""
+        with torch.autocast(features.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            hidden = layers[1](layers[0](features))
+        return layers[2](hidden.float())
 
 
 class QNetwork(nn.Module):

@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,12 +72,14 @@ def save(
     keep: int = 3,
     score: float | None = None,
     milestone: bool = False,
+    attach: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write a checkpoint to `folder`, then delete those no longer wanted; returns its path.
 
     Kept are the newest `keep`, the one with the highest `score` (the newest of equals), and every milestone. `state` is any
-    JSON-able value. Raises `CheckpointError` when it cannot be written (a full disk, say); the earlier checkpoints are then
-    untouched and what was half written is removed.
+    JSON-able value. `attach` is called with the folder before it gets its name, to put folders into it (a replay, say), which are
+    kept with the newest checkpoint only. Raises `CheckpointError` when it cannot be written (a full disk, say); the earlier
+    checkpoints are then untouched and what was half written is removed.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; at least the newest checkpoint must be kept")
@@ -106,6 +108,8 @@ def save(
             aside.mkdir()
             for name, data in files.items():
                 _write(aside / name, data)
+            if attach is not None:
+                attach(aside)
             _sync(aside)
             os.rename(aside, path)
             _sync(folder)
@@ -149,6 +153,9 @@ def _prune(folder: Path, keep: int) -> None:
             continue
     scored = [path for _, path in entries if manifests.get(path, {}).get("score") is not None]
     best = max(reversed(scored), key=lambda path: manifests[path]["score"], default=None)
+    for _, path in entries[:-1]:  # what was attached may be large
+        for attached in (p for p in path.iterdir() if p.is_dir()):
+            shutil.rmtree(attached)
     for _, path in entries[:-keep]:
         if path != best and not manifests.get(path, {}).get("milestone"):
             # Renamed first: a reader, or a process killed here, never leaves or sees half a checkpoint under its name.
