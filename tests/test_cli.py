@@ -133,6 +133,7 @@ def _session(leader):
         (["train", "--env", "gym/CartPol-v1"], "nearest: gym/CartPole-v1"),
         (["train", *SMALL, "--batch-size", "1000"], "Nearest: 768 or 1024"),
         (["train", *SMALL, "--import", "nowhere.py"], "nowhere.py: there is no such file"),
+        (["train", *SMALL, "--run.folder", "/proc/nope"], "the run folder /proc/nope cannot be used: No such file"),
         (["train", *SMALL, "--learning.gama", "1"], "--learning.gamma"),
         (["train", *SMALL, "--learning.gamma", "high"], "--learning.gamma"),
         (["eval", "nowhere"], "nowhere is no run folder"),

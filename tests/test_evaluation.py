@@ -1,5 +1,6 @@
 """Evaluation: whole games, evenly shared, reproducible; a policy for programs."""
 
+import importlib
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import torch
 
 import headrace
 from headrace.config import ConfigError
+from headrace.envs.contract import EnvironmentFault
 from headrace.evaluation import bootstrap_ci, evaluate, load_policy, record
 from headrace.presets import make_config
 
@@ -99,9 +101,60 @@ def test_a_folder_without_a_checkpoint(run, tmp_path):
 
 
 def test_what_cannot_be_drawn_cannot_be_recorded(run, tmp_path):
-    with pytest.raises(ConfigError, match="cannot be recorded"):
+    with pytest.raises(ConfigError, match="test/countdown has no render mode 'rgb_array'; it has none"):
         record(run, tmp_path / "v.mp4")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (gymnasium.error.DependencyNotInstalled("pygame"), ConfigError, r'pip install "headrace\[video\]" \(pygame\)'),
+        (OSError("no screen"), EnvironmentFault, "test/drawn cannot be drawn: OSError: no screen"),
+    ],
+)
+def test_what_fails_to_draw_says_why(run, tmp_path, error, kind, words):
+    pytest.importorskip("imageio_ffmpeg")
+
+    class Drawn(Countdown):
+        metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+        def render(self):
+            raise error
+
+    headrace.envs.register("test/drawn")(lambda options, render_mode=None: Drawn())
+    policy = load_policy(run)
+    policy.config.env = "test/drawn"
+    with pytest.raises(kind, match=words):
+        record(policy, tmp_path / "v.mp4")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("fails", ["learning_curve", "record"])
+def test_a_finished_training_does_not_end_in_an_error_of_its_pictures(tmp_path, monkeypatch, fails):
+    def broken(*_, **__):
+        raise RuntimeError("no ink")
+
+    training = importlib.import_module("headrace.train")  # the package's attribute of this name is the function
+    monkeypatch.setattr(training, "learning_curve", lambda *_, **__: None)
+    monkeypatch.setattr(training, fails, broken)
+    said = []
+    reporter = type("Reporter", (), {"say": lambda self, text: said.append(text)})()
+    training._keepsakes(make_config("test/countdown", **{"run.folder": str(tmp_path)}), reporter, 1.0)
+    assert said[-1] == "No curve or video: RuntimeError: no ink"
+
+
+def test_a_resume_that_has_nothing_to_do_leaves_the_pictures_as_they_are(run, monkeypatch):
+    training = importlib.import_module("headrace.train")
+    drawn = []
+    monkeypatch.setattr(training, "_keepsakes", lambda *_: drawn.append(1))
+    config = load_policy(run).config
+    (run / "video.mp4").touch()
+    assert training.train(config).reason == "total_steps"
+    assert drawn == []
+    (run / "video.mp4").unlink()
+    training.train(config)
+    assert drawn == [1]
 
 
 def test_bootstrap_interval_covers_the_mean_as_often_as_it_says():

@@ -72,6 +72,7 @@ def _exit_code(error: Exception) -> int | None:
     # Only what was imported can have been raised: a message about a wrong flag does not wait for torch.
     for module, name, code in (
         ("headrace.runs.folder", "FolderInUse", 2),
+        ("headrace.runs.folder", "FolderUnusable", 2),
         ("headrace.runs.checkpoint", "CheckpointError", 2),
         ("headrace.envs.contract", "EnvironmentFault", 1),
         ("headrace.sampling.supervisor", "RunFailed", 1),
@@ -124,7 +125,7 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
         config = configs.override(config, **tune_module.load(config))
     config = _parse(arguments, config)
     saved = config.run_folder / "config.json"
-    if saved.exists():
+    if os.path.exists(saved):  # False, too, where it may not be looked for: `RunFolder` says so
         before = configs.load(saved)
         before.run.fresh = False  # a question about this command, not a property of the run
         config = _parse(arguments, before)

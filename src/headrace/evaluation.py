@@ -22,7 +22,7 @@ from torch import Tensor
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError
-from headrace.envs.contract import EnvSpec, ObsRow, StepRow
+from headrace.envs.contract import EnvironmentFault, EnvSpec, ObsRow, StepRow
 from headrace.envs.registry import describe, import_files, make_env, make_group
 from headrace.envs.spaces import decoder, leaves
 from headrace.learning.algorithms import make_algorithm
@@ -43,7 +43,7 @@ class TrainedPolicy:
     For one environment, pass what `env.reset` and `env.step` return and get what `env.step` takes:
 
         policy = headrace.load_policy("runs/my-run")
-        env = policy.make_env(render_mode="human")
+        env = policy.make_env()
         observation, _ = env.reset()
         policy.reset()
         action = policy.act(observation)
@@ -99,7 +99,11 @@ class TrainedPolicy:
         return torch.zeros(n, self.model.core_width, device=self.device)
 
     def make_env(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-        """One environment of the kind the policy was trained in: whole games, raw rewards."""
+        """One environment of the kind the policy was trained in: whole games, raw rewards.
+
+        `render_mode`: "rgb_array" for pictures, for `gym` environments also "human" for a window. Raises `ConfigError` for one
+        that the environment does not have.
+        """
         return make_env(self.config.env, self.config.envs, render_mode=render_mode)
 
     @cached_property
@@ -315,7 +319,8 @@ def record(
 ) -> list[float]:
     """Record whole games as a video (mp4); returns the raw return of each. `max_steps` ends the recording early.
 
-    Raises `ConfigError` where the environment cannot render or the `video` extra is missing, and what `load_policy` raises.
+    Raises `ConfigError` where the environment has no pictures or a package for them is missing, `EnvironmentFault` where drawing
+    one fails, and what `load_policy` raises.
     """
     from headrace.runs.video import VideoWriter
 
@@ -325,8 +330,6 @@ def record(
     returns: list[float] = []
     steps = 0
     try:
-        if "rgb_array" not in env.metadata.get("render_modes", ()):
-            raise ConfigError(f"{policy.config.env} cannot be recorded: rgb_array is none of its render modes")
         with _threads(1), VideoWriter(path, fps=float(env.metadata.get("render_fps") or 30)) as video:
             for episode in range(episodes):
                 observation, _ = env.reset(seed=seed + episode)
@@ -334,13 +337,25 @@ def record(
                 returns.append(0.0)
                 over = False
                 while not over and (max_steps is None or steps < max_steps):
-                    video.add(np.asarray(env.render()))
+                    video.add(_picture(env, policy.config.env))
                     action = policy.act(observation, deterministic=deterministic)
                     observation, reward, terminated, truncated, _ = env.step(action)
                     returns[-1] += float(reward)
                     over = terminated or truncated
                     steps += 1
-                video.add(np.asarray(env.render()))
+                video.add(_picture(env, policy.config.env))
     finally:
         env.close()
     return returns
+
+
+def _picture(env: gymnasium.Env[Any, Any], env_id: str) -> np.ndarray:
+    """uint8 [H, W, 3]."""
+    try:
+        return np.asarray(env.render())
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ConfigError(
+            f'drawing {env_id} needs packages that are not installed: pip install "headrace[video]" ({error})'
+        ) from error
+    except Exception as error:
+        raise EnvironmentFault(f"{env_id} cannot be drawn: {type(error).__name__}: {error}") from error

@@ -45,6 +45,8 @@ from headrace.sampling.weights import Publisher, weights_nbytes
 from headrace.state import EPISODE_WINDOW, Experience, TrainingLog, TrainingState
 from headrace.validation import validate
 
+VIDEO = "video.mp4"
+"""In the run folder: the video made when training ends."""
 VIDEO_STEPS = 3000
 """Longest video made when training ends, in steps."""
 
@@ -78,7 +80,8 @@ def train(config: Config) -> TrainResult:
         with Listener(config, exchange, reporter) as listener:
             run = _train_serial if config.sampling.placement == "serial" else _train_processes
             run(config, spec, exchange, listener)
-        _keepsakes(config, reporter, listener.mean_return)
+        if listener.learned or not (config.run_folder / VIDEO).exists():
+            _keepsakes(config, reporter, listener.mean_return)
     return TrainResult(str(folder.path), listener.reason, reporter.global_step, listener.mean_return)
 
 
@@ -101,6 +104,7 @@ class Listener:
         self.done = False
         self.reason = "interrupted"
         self.mean_return = math.nan
+        self._began: int | None = None
         self._evaluator = Evaluator(config)
 
     def hear(self, kind: str, content: Any) -> None:
@@ -113,10 +117,16 @@ class Listener:
                 self.reporter.say(problem)
         else:
             if kind == "start":
+                self._began = content if self._began is None else self._began
                 self._evaluator.started(content)
             clocks = {role: clock.copy() for role, clock in self.exchange.clocks.items()}
             self.reporter.receive(kind, content, clocks, self.restarts)
         self.tick()
+
+    @property
+    def learned(self) -> bool:
+        """Whether there was anything left to learn for this run."""
+        return self._began is not None and self.reporter.global_step > self._began
 
     def tick(self) -> None:
         """Pass on the result of an evaluation that has ended."""
@@ -192,10 +202,11 @@ def _keepsakes(config: Config, reporter: Reporter, mean_return: float) -> None:
         if not math.isnan(mean_return):  # else no episode has ended, and there is nothing to draw
             learning_curve([config.run_folder], config.run_folder / "curve.png", title=config.env, goal=config.run.goal)
             reporter.say(f"Learning curve: {config.run_folder / 'curve.png'}")
-        returns = record(config.run_folder, config.run_folder / "video.mp4", max_steps=VIDEO_STEPS)
-        reporter.say(f"Video: {config.run_folder / 'video.mp4'} (return {', '.join(f'{r:.1f}' for r in returns)})")
-    except (ConfigError, EnvironmentFault) as error:  # training is over and saved; only the picture is missing
-        reporter.say(f"No curve or video: {error}")
+        returns = record(config.run_folder, config.run_folder / VIDEO, max_steps=VIDEO_STEPS)
+        reporter.say(f"Video: {config.run_folder / VIDEO} (return {', '.join(f'{r:.1f}' for r in returns)})")
+    except Exception as error:  # training is over and saved; whatever happens here, only a picture is missing
+        kind = "" if isinstance(error, ConfigError | EnvironmentFault) else f"{type(error).__name__}: "
+        reporter.say(f"No curve or video: {kind}{error}")
 
 
 def learner_main(start: Start) -> None:

@@ -153,6 +153,12 @@ def test_environments_of_a_group_must_be_alike(registered: list[str]) -> None:
         registry.make_group("my/different", EnvConfig(), 3)
 
 
+@pytest.mark.parametrize("env_id", ["atari/pong", "vizdoom/basic", "dm_control/cartpole-swingup"])
+def test_a_render_mode_that_an_environment_does_not_have_is_refused(env_id: str) -> None:
+    with pytest.raises(ConfigError, match=f"{env_id} has no render mode 'human'; it has 'rgb_array'"):
+        registry.make_env(env_id, EnvConfig(), render_mode="human")
+
+
 @pytest.mark.parametrize(
     ("env_id", "observation", "parts"),
     [

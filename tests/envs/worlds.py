@@ -27,6 +27,8 @@ def reward_of(episode: int, step: int, action: int) -> float:
 class CountingEnv(gymnasium.Env):
     """Observation [seed, episode, step, last action (-1 at first)]; even seed + episode terminate, odd ones are truncated."""
 
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
     def __init__(self, actions: int = 5) -> None:
         self.observation_space = spaces.Box(-1, 1e6, (4,), np.float32)
         self.action_space = spaces.Discrete(actions)

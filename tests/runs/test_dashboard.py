@@ -71,6 +71,10 @@ def test_without_a_terminal_one_line_per_interval():
     assert lines[1] == "[note] a message of two"
 
 
+def test_the_last_batch_may_go_past_the_total():
+    assert "left 0:00" in draw([{**METRICS, "global_step": 10_001_000.0}])
+
+
 def test_serial_runs_have_no_bottleneck():
     assert "Serial: 40% of the time learning" in draw([METRICS], **{"sampling.placement": "serial"})
 

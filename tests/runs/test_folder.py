@@ -37,6 +37,19 @@ def test_lock_is_released_on_close_and_within_one_process_too(tmp_path):
     RunFolder(tmp_path).close()
 
 
+def test_a_full_disk_is_said_with_the_space_that_is_left(tmp_path):
+    """In a process that may write no file at all: the kernel refuses as on a full device."""
+    code = (
+        "import resource, sys; from headrace.runs.folder import FolderUnusable, RunFolder\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))\n"
+        "try: RunFolder(sys.argv[1])\n"
+        "except FolderUnusable as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "r")], capture_output=True, text=True, check=True)
+    assert f"the run folder {tmp_path / 'r'} cannot be used: File too large" in done.stdout
+    assert "MB free there" in done.stdout
+
+
 def test_new_run_then_resume(tmp_path):
     folder, changes = RunFolder.open(settings(tmp_path))
     assert changes == []

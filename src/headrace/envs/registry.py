@@ -34,7 +34,7 @@ from headrace.config import Config, ConfigError, EnvConfig, override
 from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec
 from headrace.envs.group import LocalGroup, reward_shape, vector_group
 from headrace.envs.spaces import specs_of
-from headrace.envs.wrappers import preprocess
+from headrace.envs.wrappers import preprocess, render_without_screen
 
 Env = gymnasium.Env[Any, Any]
 
@@ -223,8 +223,20 @@ def _import(module: str) -> ModuleType:
 def make_env(env_id: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
     """One environment with all settings applied, for evaluation and video: whole games, raw rewards.
 
-    Raises `UnknownEnvironment`, `MissingExtra`, or `EnvironmentFault` where the environment's constructor fails.
+    Raises `UnknownEnvironment`, `MissingExtra`, `ConfigError` for a render mode that the environment does not have, or
+    `EnvironmentFault` where its constructor fails.
     """
+    if render_mode is None:
+        return _make_env(env_id, options, None)
+    render_without_screen()
+    env = _make_env(env_id, options, render_mode)
+    if render_mode not in (modes := env.metadata.get("render_modes", ())):
+        env.close()
+        raise ConfigError(f"{env_id} has no render mode {render_mode!r}; it has {', '.join(map(repr, modes)) or 'none'}")
+    return env
+
+
+def _make_env(env_id: str, options: EnvConfig, render_mode: str | None) -> Env:
     check_id(env_id)
     prefix, _, name = env_id.partition("/")
     with _making(env_id):

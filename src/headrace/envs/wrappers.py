@@ -22,9 +22,14 @@ Env = gymnasium.Env[Any, Any]
 
 
 def render_without_screen() -> None:
-    """Let MuJoCo render through EGL where there is no screen. Before MuJoCo is imported: it chooses then and fails later."""
+    """Let MuJoCo render through EGL and pygame into memory where there is no screen.
+
+    Before MuJoCo is imported: it chooses then and fails later.
+    """
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")
+        if not os.environ.get("WAYLAND_DISPLAY"):
+            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
 def preprocess(env: Env, options: EnvConfig, *, time_limit: bool = True) -> Env:

@@ -29,6 +29,8 @@ import numpy as np
 import safetensors.torch
 import torch
 
+from headrace.runs.files import free_space
+
 FORMAT = 1
 """Version of the layout on disk."""
 
@@ -119,7 +121,7 @@ def save(
         _prune(folder, keep)
     except OSError as error:
         need = sum(map(len, files.values()))
-        have = shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.exists())).free
+        have = free_space(folder)
         raise CheckpointError(
             f"cannot write a checkpoint of {need / 1e6:.1f} MB to {folder} ({have / 1e6:.1f} MB free): {error.strerror}. "
             "Earlier checkpoints are untouched"

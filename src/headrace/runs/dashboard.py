@@ -95,7 +95,7 @@ class Dashboard:
     @property
     def _seconds_left(self) -> float:
         speed = self._value("charts/SPS_interval")
-        return (self.config.learning.total_steps - self._step) / speed if speed > 0 else math.nan
+        return max(0, self.config.learning.total_steps - self._step) / speed if speed > 0 else math.nan
 
     def _line(self) -> str:
         parts = [

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What the kernel says when there is no room for more."""
+
+
+def free_space(path: Path) -> int:
+    """Bytes free where `path` is, or would be made."""
+    return shutil.disk_usage(next(p for p in (path, *path.absolute().parents) if p.exists())).free
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -21,17 +21,23 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from headrace import config as config_module
 from headrace.config import Config, ConfigError
-from headrace.runs.files import AppendFile, write_whole
+from headrace.runs.files import AppendFile, free_space, write_whole
 
 
 class FolderInUse(RuntimeError):
     """Another process trains in this folder; the message names its process id."""
+
+
+class FolderUnusable(RuntimeError):
+    """The folder of a run cannot be made or written; the message has the reason and the free space."""
 
 
 STRUCTURAL = {
@@ -57,21 +63,27 @@ STRUCTURAL = {
 class RunFolder:
     """A run's folder, locked for this process until `close`.
 
-    Raises `FolderInUse` if another process holds it, `OSError` if it cannot be created.
+    Raises `FolderInUse` if another process holds it, `FolderUnusable` if it cannot be made or written.
     """
 
     def __init__(self, path: os.PathLike[str] | str) -> None:
         self.path = Path(path)
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(self.path / "run.lock")
-        self._log = AppendFile(self.log_path)
+        with _explained(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(self.path / "run.lock")
+            try:
+                self._log = AppendFile(self.log_path)
+            except OSError:
+                os.close(self._lock)
+                raise
 
     @classmethod
     def open(cls, config: Config) -> tuple[RunFolder, list[str]]:
         """Lock the folder of `config`, and start or go on with the run in it.
 
         Returns the folder and one sentence for each setting that differs from the ones the run had before (to be shown).
-        Raises `ConfigError` if the run found there cannot go on with these settings, or if `config.run.fresh` forbids it.
+        Raises what the constructor raises, and `ConfigError` if the run found there cannot go on with these settings, or if
+        `config.run.fresh` forbids it.
         """
         folder = cls(config.run_folder)
         try:
@@ -82,8 +94,9 @@ class RunFolder:
                         f"{folder.path} already holds a run, and run.fresh is set: choose another run.folder or run.name"
                     )
                 changes = compare(config_module.load(folder.config_path), config, folder.path)
-            write_whole(folder.config_path, json.dumps(config_module.to_dict(config), indent=2) + "\n")
-            folder._write_system()
+            with _explained(folder.path):
+                write_whole(folder.config_path, json.dumps(config_module.to_dict(config), indent=2) + "\n")
+                folder._write_system()
         except BaseException:
             folder.close()
             raise
@@ -153,9 +166,25 @@ def _lock(path: Path) -> int:
             f"{path.parent} is in use by process {holder}: two runs in one folder would overwrite each other. "
             "Wait for it, stop it, or choose another run.folder, run.name or seed"
         ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Say of what the system refuses meanwhile which folder it concerns, and how much space is left there."""
+    try:
+        yield
+    except OSError as error:
+        raise FolderUnusable(
+            f"the run folder {path} cannot be used: {error.strerror} ({free_space(path) / 1e6:,.1f} MB free there). "
+            "Choose another run.folder, or make room"
+        ) from error
 
 
 def compare(before: Config, now: Config, folder: Path) -> list[str]:
