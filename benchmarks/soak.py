@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import signal
@@ -46,6 +47,13 @@ class Outcome:
     """From the fault to the learner's next reported step."""
     lost: int = 0
     """Steps."""
+
+    def add(self, other: Outcome) -> None:
+        """Count another soak's too."""
+        self.injected += other.injected
+        self.survived += other.survived
+        self.seconds += other.seconds
+        self.lost += other.lost
 
 
 def inject(run: Run, kind: str, rng: random.Random) -> bool:
@@ -119,6 +127,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60, help="no more faults after this")
     parser.add_argument("--patience", type=float, default=120)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--add", action="store_true", help="add to the faults in the results file")
+    parser.add_argument("--out", type=Path, help="results file; by default results/soak-ENV.json")
     args = parser.parse_args()
     rng = random.Random(args.seed)
     counting = args.env == "counting"
@@ -143,6 +153,13 @@ def main() -> None:
             code, minutes, steps = run.process.returncode, (time.monotonic() - began) / 60, run.step()
             run.assert_nothing_left()
             goal = run.output.splitlines()[-3]
+    path = args.out or Path(__file__).parent / "results" / f"soak-{args.env.replace('/', '-').lower()}.json"
+    runs: list[dict[str, Any]] = []
+    if args.add and path.exists():
+        earlier = json.loads(path.read_text())
+        runs = earlier["runs"]
+        for kind, row in earlier["faults"].items():
+            outcomes[kind].add(Outcome(**row))
     print(f"\n\n{args.env}: {minutes:.1f} minutes, {steps:,} steps, exit code {code}; nothing left behind. {goal}\n")
     print("| fault | injected | survived | seconds to go on (median, longest) | steps lost |\n|---|---|---|---|---|")
     for kind in WEIGHTS:
@@ -150,10 +167,10 @@ def main() -> None:
         if o.seconds:
             times = f"{statistics.median(o.seconds):.1f}, {max(o.seconds):.1f}"
             print(f"| {kind} | {o.injected} | {o.survived} | {times} | {o.lost:,} |")
-    result = {"machine": system_facts(), "env": args.env, "minutes": minutes, "steps": steps, "exit_code": code, "end": goal}
-    rows = {kind: vars(o) for kind, o in outcomes.items()}
-    path = Path(__file__).parent / "results" / f"soak-{args.env.replace('/', '-').lower()}.json"
-    path.write_text(json.dumps({**result, "faults": rows}, indent=2) + "\n")
+    how = {"seed": args.seed, "minutes": minutes, "steps": steps, "exit_code": code, "end": goal, "load": os.getloadavg()[2]}
+    faults = {kind: vars(o) for kind, o in outcomes.items()}
+    result = {"machine": system_facts(), "env": args.env, "runs": [*runs, how], "faults": faults}
+    path.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def test_passing_faults_are_survived(tmp_path):
     once.mkdir()
     faults = "raise+hang+segfault+exit+shape+nan+reward+leak"
     kwargs = f'{{"fault": "{faults}", "once": "{once}"}}'
-    with faulty_run(tmp_path / "run", kwargs, **{"learning.total_steps": 20_000, "sampling.step_timeout": 2}) as run:
+    with faulty_run(tmp_path / "run", kwargs, **{"learning.total_steps": 20_000, "sampling.step_timeout": 5}) as run:
         assert run.end(180) == 0, run.story
         for sign in (
             "RuntimeError: the world is broken",
@@ -63,7 +63,7 @@ def test_a_learner_in_a_deadlock_is_shown_and_replaced(tmp_path):
     ],
 )
 def test_a_lasting_fault_ends_the_run_with_its_error(tmp_path, fault, message):
-    settings = {"sampling.max_restarts": 2, "learning.total_steps": 10**9, "sampling.step_timeout": 2}
+    settings = {"sampling.max_restarts": 2, "learning.total_steps": 10**9, "sampling.step_timeout": 5}
     with faulty_run(tmp_path / "run", f'{{"fault": "{fault}"}}', **settings) as run:
         assert run.end() == 1
         tail = run.output[-4000:]

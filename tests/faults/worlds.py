@@ -73,10 +73,10 @@ class Faulty(gymnasium.Env[np.ndarray, int]):
 def leak() -> None:
     """Take memory until there is none left: here until this process may have no more."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
     kept = []
     while True:
-        kept.append(bytearray(16 << 20))
+        kept.append(bytearray(1 << 20))
 
 
 @register("faulty")
