@@ -45,7 +45,7 @@ TUNABLE = (
 
 PRELOAD = ("headrace.sampling.preload", "headrace.train")
 """Imported by the fork server once for all trials: half of a short trial would be imports of torch otherwise."""
-SLOWEST = 60.0
+SLOWEST = 180.0
 """Seconds a candidate may take for its first update, or its second, before it is given up."""
 HELPS = 1.05
 """Ratio of speeds above which a change is taken to be one."""
