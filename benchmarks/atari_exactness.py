@@ -8,7 +8,8 @@ difficulty is played for `--mode-frames` frames. No sticky actions: the consoles
     python benchmarks/atari_exactness.py                        # 104 games, 20,000 frames each
     python benchmarks/atari_exactness.py pong klax --frames 500
 
-Writes a JSON report with the first difference of each run, and a table in Markdown. Exits with 1 if anything differed.
+Writes a JSON report with the first difference of each run and a table in Markdown, anew after each game. Exits with 1 if
+anything differed.
 """
 
 from __future__ import annotations
@@ -162,16 +163,15 @@ def main() -> int:
             print(f"{len(results):3}/{len(names)} {runs[0].game:22} {frames:8,} frames, {len(bad)} runs differ", flush=True)
             for run in bad[:3]:
                 print(f"      mode {run.mode}, difficulty {run.difficulty}, seed {run.seed}: {run.difference}", flush=True)
-    report = {
-        "ale_py": ale_py.__version__,
-        "machine": platform.machine(),
-        "seconds": round(time.monotonic() - start, 1),
-        "runs": [asdict(run) for runs in results.values() for run in runs],
-    }
-    arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-    text = table(results)
-    arguments.markdown.write_text(text)
-    print(text.splitlines()[0])
+            report = {
+                "ale_py": ale_py.__version__,
+                "machine": platform.machine(),
+                "seconds": round(time.monotonic() - start, 1),
+                "runs": [asdict(run) for game in results.values() for run in game],
+            }
+            arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+            arguments.markdown.write_text(table(results))
+    print(table(results).splitlines()[0])
     return int(any(run.difference for runs in results.values() for run in runs))
 
 

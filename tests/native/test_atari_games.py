@@ -128,6 +128,11 @@ def test_modes(game, mode):
     check_modes(game, [mode], 30)
 
 
+def test_difficulty_changes_the_way_to_a_mode():
+    ale, ours = pair("tic_tac_toe_3d", mode=2, difficulty=2)
+    reset(ale, ours)
+
+
 def test_modes_that_are_chosen_through_sticky_actions():
     check_modes("double_dunk", [0, 5], 30, repeat=0.5)
     check_modes("video_cube", [200], 30, repeat=0.5)
