@@ -159,9 +159,10 @@ def main() -> None:
             for i, (arm, settings) in enumerate(experiment.arms.items()):
                 arms[arm].append(run(experiment, settings, seed, args.runs / f"{name}-{i}-{seed}-{stamp}"))
         plot(name, experiment, arms, args.out / f"apex-{name}.png")
+        system = {fact: value for fact, value in system_facts().items() if fact != "command"}
         report = {"experiment": name, "figure": experiment.figure, "env": experiment.env, "settings": experiment.settings,
                   "arms": {arm: {"settings": experiment.arms[arm], "runs": runs} for arm, runs in arms.items()},
-                  "system": system_facts(), "date": time.strftime("%Y-%m-%d")}  # fmt: skip
+                  "system": system, "date": time.strftime("%Y-%m-%d")}  # fmt: skip
         (args.out / f"apex-{name}.json").write_text(json.dumps(report, indent=1) + "\n")
         for arm, runs in arms.items():
             evaluations = ", ".join(f"{r['evaluation']:.4g}" for r in runs)
