@@ -211,6 +211,15 @@ def test_a_users_file_registers_environments(tmp_path, monkeypatch, capsys):
     assert "my/pole\n" in capsys.readouterr().out
 
 
+def test_a_file_of_a_scenario_is_remembered_by_its_absolute_path(tmp_path, monkeypatch):
+    pytest.importorskip("vizdoom")
+    (tmp_path / "mine.cfg").touch()
+    monkeypatch.chdir(tmp_path)
+    for flags in (["--env", "vizdoom/mine.cfg"], ["--env=vizdoom/./mine.cfg"]):
+        assert cli.parse_config(flags).env == f"vizdoom/{tmp_path}/mine.cfg"
+    assert cli.parse_config(["--env", "vizdoom/basic"]).env == "vizdoom/basic"
+
+
 def test_envs_lists_by_part_of_the_name_or_pattern(capsys):
     assert cli.main(["envs", "cartpole-v"]) == 0
     assert capsys.readouterr().out.split() == ["gym/CartPole-v1"]

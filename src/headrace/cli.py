@@ -61,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _exit_code(error)
         if code is None:
             raise
-        print(f"headrace: {error}", file=sys.stderr)
+        frames = getattr(error, "frames", "")  # an environment's fault: where in the user's code
+        print(f"{frames}headrace: {error}", file=sys.stderr)
         return code
 
 
@@ -121,6 +122,8 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
     config = make_config(known.env, known.algorithm, known.imports, **{"learning.preset": known.preset})
+    if config.env != known.env:
+        arguments += ["--env", config.env]  # the last one counts
     if tuned:
         config = configs.override(config, **tune_module.load(config))
     config = _parse(arguments, config)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import types
 import typing
 from dataclasses import dataclass, field
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+
+from headrace import hardware
 
 
 class ConfigError(ValueError):
@@ -402,9 +403,7 @@ class Config:
         """The learner's and policy workers' device, `auto` resolved."""
         if self.learning.device != "auto":
             return self.learning.device
-        import torch
-
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return hardware.default_device()
 
     @property
     def cuda_graphs(self) -> bool:
@@ -423,23 +422,13 @@ class Config:
         """The network's precision, `auto` resolved."""
         if self.learning.precision != "auto":
             return self.learning.precision
-        return "bf16" if native_bf16(self.device) else "float32"
+        return "bf16" if hardware.native_bf16(self.device) else "float32"
 
     @property
     def learner_threads(self) -> int:
         """The learner's threads on the CPU."""
         cores = len(os.sched_getaffinity(0))
         return self.learning.num_threads or (cores if self.sampling.placement == "serial" else max(1, cores // 2))
-
-
-def native_bf16(device: str) -> bool:
-    """Whether the device computes bfloat16 natively."""
-    if device != "cpu":
-        import torch
-
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    cpuinfo = Path("/proc/cpuinfo")
-    return cpuinfo.exists() and re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", cpuinfo.read_text()) is not None
 
 
 # -- configuration as JSON --------------------------------------------------------------------------------------------

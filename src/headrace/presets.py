@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace import config as configs
 from headrace.config import REPLAY_ALGORITHMS, Config
-from headrace.envs.registry import check_id, defaults, import_files
+from headrace.envs.registry import check_id, defaults, import_files, with_absolute_path
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "appo": {},
@@ -138,6 +138,7 @@ def make_config(env: str, algorithm: str | None = None, imports: Iterable[str] =
     imports = tuple(str(path) for path in imports)
     import_files(imports)
     check_id(env)
+    env = with_absolute_path(env)
     base = Config(env=env, imports=imports)
     of_env = dict(defaults(env))
     algorithm = algorithm or settings.get("learning.algorithm") or of_env.get("learning.algorithm", "appo")

@@ -153,6 +153,25 @@ def test_environments_of_a_group_must_be_alike(registered: list[str]) -> None:
         registry.make_group("my/different", EnvConfig(), 3)
 
 
+def test_a_fault_shows_the_frames_of_the_environment_only() -> None:
+    class Broken(CountingEnv):
+        def step(self, action):
+            return self.divide(0)
+
+        def divide(self, x):
+            return 1 / x
+
+    registry.register("my/broken")(lambda options, *, render_mode=None: Broken())
+    group = registry.make_group("my/broken", EnvConfig(max_episode_steps=9), 1)
+    now, after = rows_for(group.spec, 1)
+    group.reset(0, after)
+    with pytest.raises(EnvironmentFault, match="ZeroDivisionError") as fault:
+        group.step(np.zeros((1, 1), np.int32), now, after)
+    frames = fault.value.frames
+    assert [line.rpartition(", in ")[2] for line in frames.splitlines() if line.startswith("  File")] == ["step", "divide"]
+    assert EnvironmentFault("nothing raised").frames == ""
+
+
 @pytest.mark.parametrize("env_id", ["atari/pong", "vizdoom/basic", "dm_control/cartpole-swingup"])
 def test_a_render_mode_that_an_environment_does_not_have_is_refused(env_id: str) -> None:
     with pytest.raises(ConfigError, match=f"{env_id} has no render mode 'human'; it has 'rgb_array'"):

@@ -71,4 +71,5 @@ def test_a_lasting_fault_ends_the_run_with_its_error(tmp_path, fault, message):
         assert "sampling.max_restarts is 2" in tail
         if fault not in ("segfault", "hang"):
             assert "game 1, step 3" in tail, "where it happened"
+            assert "src/headrace" not in tail.rpartition("sampling.max_restarts is 2")[2], "only the user's frames"
         run.assert_nothing_left()

@@ -15,7 +15,10 @@ and the true last observation to `final_obs` of row t; the slab has that field o
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass, field
+from itertools import dropwhile
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -24,8 +27,21 @@ MASK_KEY = "action_mask"
 """Key of a Dict observation that holds the action mask: uint8, one entry for each choice of each discrete part in order."""
 
 
+_ON_THE_WAY = {str(Path(__file__).with_name(f"{name}.py")) for name in ("group", "gym", "registry", "spaces", "wrappers")}
+"""Files of this package between the engine and an environment's own code."""
+
+
 class EnvironmentFault(RuntimeError):
     """An environment misbehaved; the message names the environment, its index, seed and step."""
+
+    @property
+    def frames(self) -> str:
+        """Where the environment raised, as in a traceback but without the frames that led there; empty if it did not raise."""
+        if self.__cause__ is None:
+            return ""
+        frames = traceback.extract_tb(self.__cause__.__traceback__)
+        own = [*dropwhile(lambda frame: frame.filename in _ON_THE_WAY or "/gymnasium/" in frame.filename, frames)]
+        return "".join(["Traceback (most recent call last):\n", *traceback.format_list(own)]) if own else ""
 
 
 @dataclass(frozen=True)

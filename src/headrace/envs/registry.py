@@ -192,6 +192,13 @@ def check_id(env_id: str) -> None:
     raise UnknownEnvironment(f"there is no environment {env_id!r}; {_nearest(env_id)}")
 
 
+def with_absolute_path(env_id: str) -> str:
+    """An id that names a file (vizdoom/my.cfg), by its absolute path: a run may be evaluated from another directory."""
+    prefix, _, name = env_id.partition("/")
+    is_file = env_id not in _registered and name.endswith(".cfg") and Path(name).is_file()
+    return f"{prefix}/{Path(name).resolve()}" if is_file else env_id
+
+
 def _nearest(env_id: str) -> str:
     by_lower = {known.lower(): known for known in list_ids()}
     # "pong" alone should find "atari/pong"

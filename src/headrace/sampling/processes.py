@@ -19,7 +19,7 @@ from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Config
-from headrace.envs.contract import EnvSpec
+from headrace.envs.contract import EnvironmentFault, EnvSpec
 from headrace.sampling.exchange import LOOK_AROUND, Exchange
 from headrace.sampling.ipc import Segment
 
@@ -53,6 +53,9 @@ def run_child(main: Callable[[Start], None], start: Start) -> None:
     faulthandler.register(signal.SIGUSR1, start.stacks.fd)
     try:
         main(start)
+    except EnvironmentFault as fault:
+        start.report.send(("failed", f"{fault.frames}{fault}"))
+        sys.exit(1)
     except Exception:
         start.report.send(("failed", traceback.format_exc()))
         sys.exit(1)
