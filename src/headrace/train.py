@@ -38,7 +38,7 @@ from headrace.runs.folder import RunFolder
 from headrace.runs.plots import learning_curve
 from headrace.runs.report import Reporter
 from headrace.sampling.exchange import LEARNER_PHASES, LOOK_AROUND, PHASES, Clock, Exchange
-from headrace.sampling.processes import Start, make_algorithm_and_model
+from headrace.sampling.processes import Start, bounds_said, make_algorithm_and_model
 from headrace.sampling.serial import SerialSampler
 from headrace.sampling.supervisor import Supervisor
 from headrace.sampling.weights import Publisher, weights_nbytes
@@ -173,7 +173,7 @@ def _train_serial(config: Config, spec: EnvSpec, exchange: Exchange, listener: L
     torch.set_num_threads(config.learner_threads)
     sampler = SerialSampler(config, spec, exchange)
     # Ctrl-C takes effect between two updates, where everything stands still and can be saved.
-    with _signals(lambda number, frame: exchange.control.store(0, 1)):
+    with _signals(lambda number, frame: exchange.control.store(0, 1)), bounds_said(listener.reporter.say):
         try:
             learn(config, spec, exchange, listener.hear, sampler)
         finally:

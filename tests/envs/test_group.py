@@ -13,8 +13,9 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from worlds import BadEnv, CountingEnv, episode_length, local_group, random_actions, reward_of, rows_for
 
 from headrace.config import EnvConfig
-from headrace.envs.contract import MASK_KEY, EnvGroup, EnvironmentFault
-from headrace.envs.group import LIFE_LOST, vector_group
+from headrace.envs.contract import MASK_KEY, EnvGroup, EnvironmentFault, OutOfBounds
+from headrace.envs.group import BOUNDS_PERIOD, LIFE_LOST, vector_group
+from headrace.sampling.processes import bounds_said
 
 SEED, E, STEPS = 20, 5, 60
 
@@ -200,6 +201,41 @@ def test_faults_of_reset_and_of_vector_environments() -> None:
         vector.step(actions, now, after)
     with pytest.raises(EnvironmentFault, match=r"my/vector, group of 2 environments \(seeds 7 to 8\).*ZeroDivisionError"):
         vector.step(actions, now, after)
+
+
+def test_observations_outside_of_their_space_are_warned_of_once() -> None:
+    class Wide(gymnasium.Env):
+        bounded = spaces.Box(-1, 1, (2,))
+        observation_space = spaces.Dict({"far": bounded, "near": bounded, "any": spaces.Box(-1, np.inf)})
+        action_space = spaces.Discrete(2)
+        far = 1.0
+
+        def observe(self) -> dict[str, np.ndarray]:
+            return {"far": np.float32([0, self.far]), "near": np.float32([-1.001, 0]), "any": np.float32([9])}
+
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+            return self.observe(), {}
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            return self.observe(), 0.0, False, False, {}
+
+    env = Wide()
+    group = local_group([env, Wide()])
+    now, after = rows_for(group.spec, 2)
+    said: list[str] = []
+    with bounds_said(said.append):
+        group.reset(0, after)
+        env.far = 7.0
+        for _ in range(BOUNDS_PERIOD - 1):
+            group.step(np.zeros((2, 1), np.int32), now, after)
+        assert said == []
+        for _ in range(BOUNDS_PERIOD + 1):
+            group.step(np.zeros((2, 1), np.int32), now, after)
+    assert len(said) == 1
+    assert "observation 'far' has values from 0 to 7, but its space says -1 to 1" in said[0]
+    env.far = -7.0
+    with pytest.warns(OutOfBounds, match="from -7 to"):
+        local_group([env]).reset(0, rows_for(group.spec, 1)[1])
 
 
 def test_masks_that_allow_nothing() -> None:

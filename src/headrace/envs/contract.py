@@ -44,6 +44,10 @@ class EnvironmentFault(RuntimeError):
         return "".join(["Traceback (most recent call last):\n", *traceback.format_list(own)]) if own else ""
 
 
+class OutOfBounds(UserWarning):
+    """Observations lie outside their space. No error, since well-known environments do so a little."""
+
+
 @dataclass(frozen=True)
 class ArraySpec:
     """Shape (without batch dimensions) and dtype of one array."""

@@ -10,6 +10,7 @@ ended, the environment's next reset goes on with the same game, and its return a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
@@ -18,12 +19,16 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from headrace.config import EnvConfig
-from headrace.envs.contract import MASK_KEY, Categorical, EnvironmentFault, EnvSpec, ObsRow, StepRow
+from headrace.envs.contract import MASK_KEY, Categorical, EnvironmentFault, EnvSpec, ObsRow, OutOfBounds, StepRow
 from headrace.envs.spaces import PLAIN_KEY, Leaf, batch_decoder, decoder, leaves, specs_of
 
 RewardShape = Callable[[np.ndarray], np.ndarray]
 _STATISTICS = ("_ended", "_returns", "_lengths", "_games")
 """What a group remembers from one step to the next."""
+BOUNDS_PERIOD = 1000
+"""Observations are compared with the bounds of their space at a reset and every so many steps of the group."""
+BOUNDS_SLACK = 1e-3
+"""How far outside they may be, as a share of the bounds' distance: rounding, and simulators that are a little late to clip."""
 LIFE_LOST = "life_lost"
 """Info key: this step ended a training episode but not the game."""
 
@@ -43,6 +48,10 @@ class _Group:
         self.num_envs = num_envs
         self._leaves = list(observation_leaves)
         self._floats = [name for name, array in spec.observation.items() if np.issubdtype(array.dtype, np.floating)]
+        bounds = {name: (spec.observation[name].low, spec.observation[name].high) for name in self._floats}
+        self._bounded = [name for name, low_high in bounds.items() if np.isfinite(low_high).all()]
+        """Observations whose bounds are still watched."""
+        self._steps = 0
         self._shape_reward = shape_reward
         self._seed = 0
         self._ended = np.zeros(num_envs, bool)
@@ -68,6 +77,9 @@ class _Group:
             index = int(np.flatnonzero(~np.isfinite(self._raw))[0])
             raise self.fault(index, f"the reward is {self._raw[index]}")
         self._check(after.obs, after.valid)
+        self._steps += 1
+        if self._bounded and self._steps % BOUNDS_PERIOD == 0:
+            self._check_bounds(after.obs)
         now.reward[:] = self._shape_reward(self._raw)
         self._returns += self._raw
         self._lengths += counted
@@ -103,6 +115,21 @@ class _Group:
                 raise self.fault(index, f"observation {name!r} is {rows[name][(index, *where)]} at index {where}")
         if MASK_KEY in rows:
             self._check_masks(rows[MASK_KEY], valid)
+
+    def _check_bounds(self, rows: dict[str, np.ndarray]) -> None:
+        """Warn of observations outside of their space's bounds, once for each."""
+        for name in list(self._bounded):
+            low, high = self.spec.observation[name].low, self.spec.observation[name].high
+            least, most = float(rows[name].min()), float(rows[name].max())
+            slack = BOUNDS_SLACK * (high - low)
+            if least < low - slack or most > high + slack:
+                self._bounded.remove(name)
+                warnings.warn(
+                    f"{self.spec.name}: observation {name!r} has values from {least:g} to {most:g}, but its space says "
+                    f"{low:g} to {high:g}. Training goes on; correct the space or the observation",
+                    OutOfBounds,
+                    stacklevel=2,
+                )
 
     def _check_masks(self, masks: np.ndarray, valid: np.ndarray) -> None:
         at = 0
@@ -142,6 +169,7 @@ class LocalGroup(_Group):
             except Exception as error:
                 raise self.fault(i, f"reset failed: {type(error).__name__}: {error}") from error
         self._check(out.obs, out.valid)
+        self._check_bounds(out.obs)
 
     def step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
         """See `EnvGroup.step`."""
@@ -213,6 +241,7 @@ class VectorGroup(_Group):
         except Exception as error:
             raise self._group_fault("reset", error) from error
         self._check(out.obs, out.valid)
+        self._check_bounds(out.obs)
 
     def step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
         """See `EnvGroup.step`."""

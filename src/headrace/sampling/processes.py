@@ -13,13 +13,15 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Config
-from headrace.envs.contract import EnvironmentFault, EnvSpec
+from headrace.envs.contract import EnvironmentFault, EnvSpec, OutOfBounds
 from headrace.sampling.exchange import LOOK_AROUND, Exchange
 from headrace.sampling.ipc import Segment
 
@@ -51,14 +53,35 @@ def run_child(main: Callable[[Start], None], start: Start) -> None:
     ctypes.CDLL(None).prctl(PR_SET_NAME, f"{start.role}-{start.index}".encode())  # what `top` and `ps` show
     faulthandler.enable(start.stacks.fd)
     faulthandler.register(signal.SIGUSR1, start.stacks.fd)
+    if start.index > 0:  # one worker's word is enough
+        warnings.simplefilter("ignore", OutOfBounds)
     try:
-        main(start)
+        with bounds_said(lambda text: start.report.send(("message", text))):
+            main(start)
     except EnvironmentFault as fault:
         start.report.send(("failed", f"{fault.frames}{fault}"))
         sys.exit(1)
     except Exception:
         start.report.send(("failed", traceback.format_exc()))
         sys.exit(1)
+
+
+@contextmanager
+def bounds_said(say: Callable[[str], None]) -> Iterator[None]:
+    """What environments are warned of (`OutOfBounds`) goes to `say` meanwhile, so that the run's log has it."""
+    before = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, OutOfBounds):
+            say(str(message))
+        else:
+            before(message, category, *place, **more)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 def _die_with_parent() -> None:
