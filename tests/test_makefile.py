@@ -1,0 +1,55 @@
+"""`make train` and `make test` fetch the build of torch that this machine can use."""
+
+import http.server
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PIP = """#!/bin/sh
+if [ "$1" = config ]; then echo "$CONFIG"; else echo "$@" >>"$LOG"; fi
+"""
+
+
+@pytest.fixture
+def address():
+    """A server that answers, on this machine."""
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def program(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
+@pytest.mark.parametrize("machine", ["plain", "gpu", "own index", "out of reach"])
+def test_torch_without_cuda_where_there_is_no_gpu(tmp_path, address, machine):
+    tools = tmp_path / "tools"
+    for name in ("sh", "grep", "touch", "test", "find", "make"):
+        (tools / name).parent.mkdir(exist_ok=True)
+        (tools / name).symlink_to(shutil.which(name))
+    if machine == "gpu":
+        program(tools / "nvidia-smi", "#!/bin/sh\n")
+    program(tmp_path / "venv/bin/pip", PIP)
+    program(tmp_path / "venv/bin/python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "venv/.tools").touch()
+    index = "http://127.0.0.1:9" if machine == "out of reach" else address
+    config = ":env:.extra-index-url='somewhere'" if machine == "own index" else "global.timeout='9'"
+    command = ["make", "-s", f"VENV={tmp_path / 'venv'}", f"CPU_INDEX={index}", f"{tmp_path / 'venv/.installed'}"]
+    environment = {"PATH": str(tools), "LOG": str(tmp_path / "log"), "CONFIG": config, "no_proxy": "*"}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=60)
+    torch, package = (tmp_path / "log").read_text().splitlines()
+    assert torch.startswith("install -q -c constraints.txt torch")
+    assert torch.endswith(f"--extra-index-url {index}") == (machine == "plain")
+    assert "-e .[" in package
+    assert os.path.exists(tmp_path / "venv/.installed")
