@@ -135,7 +135,7 @@ class SamplingConfig:
     restart_window: float = 3600.0
     """The time (seconds) in which failures count towards `max_restarts`: rare ones never end a long run."""
     pin_workers: bool = True
-    """Rollout workers are bound to one core each, round robin, where there are at least as many cores as workers."""
+    """Rollout workers are bound to one core each, round robin, where there are at least as many workers as cores."""
     worker_niceness: int = 10
     """Niceness of rollout workers; the learner and policy workers go first."""
 

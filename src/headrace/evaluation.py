@@ -164,7 +164,7 @@ def _checkpoint(run: os.PathLike[str] | str, which: Which) -> Checkpoint:
 
 
 @contextlib.contextmanager
-def _threads(number: int) -> Iterator[None]:
+def using_threads(number: int) -> Iterator[None]:
     """Torch computes with so many threads meanwhile.
 
     One is the default here: batches are small, and threads that wait for each other at every layer lose more on busy cores
@@ -246,7 +246,7 @@ def evaluate(
     started = time.perf_counter()
     group = make_group(policy.config.env, policy.config.envs, num_envs, training=False)
     try:
-        with _threads(num_threads):
+        with using_threads(num_threads):
             played = _play(policy, group, episodes, deterministic, seed)
     finally:
         group.close()
@@ -330,7 +330,7 @@ def record(
     returns: list[float] = []
     steps = 0
     try:
-        with _threads(1), VideoWriter(path, fps=float(env.metadata.get("render_fps") or 30)) as video:
+        with using_threads(1), VideoWriter(path, fps=float(env.metadata.get("render_fps") or 30)) as video:
             for episode in range(episodes):
                 observation, _ = env.reset(seed=seed + episode)
                 policy.reset()

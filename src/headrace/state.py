@@ -89,11 +89,17 @@ class TrainingState:
         learner.load_extra_state(state["learner"])
         self._log.returns.extend(state["returns"])
         self._saved_step, self._saved_updates = learner.progress.global_step, learner.progress.updates
-        if self._sampler is not None and state.get("sampler") is not None:
-            self._sampler.set_state(state["sampler"])
+        messages = [*found.damaged, f"Going on from {found.path.name}: step {learner.progress.global_step:,}"]
+        if self._sampler is not None and state["sampler"] is not None:
+            if why := self._sampler.set_state(state["sampler"]):
+                messages.append(why)
             checkpoint.set_random_state(state["random"])
-        told = self._experience.restore(found.path, state.get("experience"))
-        return [*found.damaged, f"Going on from {found.path.name}: step {learner.progress.global_step:,}", *told]
+        return messages + self._experience.restore(found.path, state.get("experience"))
+
+    @property
+    def finite(self) -> bool:
+        """Whether the weights are numbers."""
+        return all(bool(torch.isfinite(p).all()) for p in self._learner.model.parameters())
 
     def due(self, now: float) -> bool:
         """Whether a checkpoint should be written: the interval is over, or a milestone or an evaluation was passed."""
@@ -108,8 +114,11 @@ class TrainingState:
         """A multiple of `interval` steps lies between the last checkpoint and now."""
         return interval is not None and self._learner.progress.global_step // interval > self._saved_step // interval
 
-    def save(self, must: bool) -> str:
-        """Write a checkpoint; returns a line for the log. A failure (a full disk) is an error only if it `must` be written."""
+    def save(self, must: bool, at_rest: bool = True) -> str:
+        """Write a checkpoint; returns a line for the log. A failure (a full disk) is an error only if it `must` be written.
+
+        `at_rest`: everything stands still between two updates, so that a serial sampler's half-filled trajectories can be saved.
+        """
         learner, run = self._learner, self._config.run
         learner.settle()  # nothing is saved that is not finite
         step = learner.progress.global_step
@@ -123,8 +132,7 @@ class TrainingState:
                 "generator": learner.generator.get_state(),
                 "learner": learner.extra_state(),
                 "returns": list(self._log.returns),
-                # Only where everything stands still between two updates can the half-filled trajectories be saved too.
-                "sampler": None if self._sampler is None else self._sampler.get_state(),
+                "sampler": self._sampler.get_state() if self._sampler is not None and at_rest else None,
                 "random": None if self._sampler is None else checkpoint.random_state(),
                 "experience": self._experience.get_state(),
             }

@@ -25,7 +25,7 @@ import torch
 from headrace.config import Config, ConfigError
 from headrace.envs.contract import EnvironmentFault, EnvSpec
 from headrace.envs.registry import describe, import_files
-from headrace.evaluation import record
+from headrace.evaluation import record, using_threads
 from headrace.evaluator import Evaluator
 from headrace.experience.feeder import make_replay
 from headrace.experience.replayed import ReplayBatches
@@ -40,7 +40,7 @@ from headrace.runs.report import Reporter
 from headrace.sampling.exchange import LEARNER_PHASES, LOOK_AROUND, PHASES, Clock, Exchange
 from headrace.sampling.processes import Start, bounds_said, make_algorithm_and_model
 from headrace.sampling.serial import SerialSampler
-from headrace.sampling.supervisor import Supervisor
+from headrace.sampling.supervisor import RunFailed, Supervisor
 from headrace.sampling.weights import Publisher, weights_nbytes
 from headrace.state import EPISODE_WINDOW, Experience, TrainingLog, TrainingState
 from headrace.validation import validate
@@ -158,22 +158,30 @@ def _train_processes(config: Config, spec: EnvSpec, exchange: Exchange, listener
                 listener.tick()
         except KeyboardInterrupt:
             listener.reporter.say("Stopping: one more checkpoint (Ctrl-C again: without)")
+        except RunFailed:  # what was learned until then is kept, if the learner is still there
+            _stop(supervisor, listener)
+            raise
         except BaseException:
             supervisor.kill()
             raise
-        try:
-            for kind, content in supervisor.stop():
-                listener.hear(kind, content)
-        finally:
-            supervisor.kill()
+        _stop(supervisor, listener)
+
+
+def _stop(supervisor: Supervisor, listener: Listener) -> None:
+    """The learner writes its last checkpoint; nothing of the run is alive afterwards."""
+    try:
+        for kind, content in supervisor.stop():
+            listener.hear(kind, content)
+    finally:
+        supervisor.kill()
 
 
 def _train_serial(config: Config, spec: EnvSpec, exchange: Exchange, listener: Listener) -> None:
     """Everything in this process, one after the other: the same seed gives the same weights."""
-    torch.set_num_threads(config.learner_threads)
     sampler = SerialSampler(config, spec, exchange)
     # Ctrl-C takes effect between two updates, where everything stands still and can be saved.
-    with _signals(lambda number, frame: exchange.control.store(0, 1)), bounds_said(listener.reporter.say):
+    stopping = _signals(lambda number, frame: exchange.control.store(0, 1))
+    with using_threads(config.learner_threads), stopping, bounds_said(listener.reporter.say):
         try:
             learn(config, spec, exchange, listener.hear, sampler)
         finally:
@@ -249,28 +257,40 @@ def learn(
     clock = Clock(exchange.clocks["learner"][0], LEARNER_PHASES, perf_counter())
     started = last_log = perf_counter()
     reason = "total_steps" if learner.progress.global_step >= config.learning.total_steps else None
-    while reason is None:
-        batch = batches.get(timeout=LOOK_AROUND)
-        clock.spent("wait", now := perf_counter())
-        if batch is not None:
-            statistics = learner.learn(batch.fields, batch.host)
-            log.add(statistics, batch.host)
-            batches.done()
-            clock.spent("train", now := perf_counter())
-            if statistics:  # else the replay is still filling
-                publisher.publish(learner.progress.version)
-                clock.spent("publish", now := perf_counter())
+    with _saved_if_it_fails(state, report):
+        while reason is None:
+            batch = batches.get(timeout=LOOK_AROUND)
+            clock.spent("wait", now := perf_counter())
+            if batch is not None:
+                statistics = learner.learn(batch.fields, batch.host)
+                log.add(statistics, batch.host)
+                batches.done()
+                clock.spent("train", now := perf_counter())
+                if statistics:  # else the replay is still filling
+                    publisher.publish(learner.progress.version)
+                    clock.spent("publish", now := perf_counter())
 
-        reason = "interrupted" if exchange.stopped else _reason_to_stop(config, learner.progress, log, now - started)
-        if reason or now - last_log >= config.run.log_interval:
-            report("metrics", log.metrics(learner) | batches.metrics())
-            last_log = now
-        if state.due(now):
-            report("message", state.save(must=False))
-            report("saved", learner.progress.global_step)
-            clock.spent("checkpoint", perf_counter())
+            reason = "interrupted" if exchange.stopped else _reason_to_stop(config, learner.progress, log, now - started)
+            if reason or now - last_log >= config.run.log_interval:
+                report("metrics", log.metrics(learner) | batches.metrics())
+                last_log = now
+            if state.due(now):
+                report("message", state.save(must=False))
+                report("saved", learner.progress.global_step)
+                clock.spent("checkpoint", perf_counter())
     report("message", state.save(must=True))
     report("done", {"reason": reason, "global_step": learner.progress.global_step, "mean_return": log.mean_return})
+
+
+@contextmanager
+def _saved_if_it_fails(state: TrainingState, report: Callable[[str, Any], None]) -> Iterator[None]:
+    """Where an environment or the loss ends the run, what was learned until then is kept."""
+    try:
+        yield
+    except (EnvironmentFault, FloatingPointError):
+        if state.finite:
+            report("message", state.save(must=False, at_rest=False))
+        raise
 
 
 def _experience(config: Config, exchange: Exchange, sampler: SerialSampler | None) -> Experience:

@@ -27,6 +27,31 @@ def test_ctrl_c_at_every_stage_of_the_start_ends_cleanly(tmp_path, seconds):
         run.assert_nothing_left()
 
 
+def test_sigterm_to_every_process_ends_with_a_checkpoint(tmp_path):
+    """As `timeout` and service managers send it."""
+    with counting_run(tmp_path / "run", **{"run.checkpoint_interval": 1000}) as run:
+        run.wait_for("the first steps", run.step)
+        os.killpg(run.process.pid, signal.SIGTERM)
+        assert run.end() == 130, run.story
+        assert len(run.checkpoints()) == 1
+        run.assert_nothing_left()
+
+
+def test_rollout_workers_give_way_and_share_the_cores(tmp_path):
+    cores = os.sched_getaffinity(0)
+    with counting_run(tmp_path / "run", **{"sampling.num_workers": len(cores), "learning.batch_size": 7 * 3}) as run:
+        run.wait_for("the first steps", run.step)
+        workers = run.pids("rollout")
+        assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in workers} == {min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)}
+        for pid in run.pids("learner") + run.pids("policy"):
+            assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0)
+            assert os.sched_getaffinity(pid) == cores
+        if len(cores) > 1:
+            assert sorted(os.sched_getaffinity(pid).copy().pop() for pid in workers) == sorted(cores)
+            assert all(len(os.sched_getaffinity(pid)) == 1 for pid in workers)
+        stop(run)
+
+
 def test_too_little_memory_is_said_before_anything_starts(tmp_path):
     huge = {"sampling.num_slots": 30_000, "sampling.rollout": 70_000, "learning.batch_size": 70_000 * 3}
     with counting_run(tmp_path / "run", **huge) as run:

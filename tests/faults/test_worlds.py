@@ -64,10 +64,12 @@ def test_a_learner_in_a_deadlock_is_shown_and_replaced(tmp_path):
 )
 def test_a_lasting_fault_ends_the_run_with_its_error(tmp_path, fault, message):
     settings = {"sampling.max_restarts": 2, "learning.total_steps": 10**9, "sampling.step_timeout": 5}
+    settings |= {"run.checkpoint_interval": 1000}
     with faulty_run(tmp_path / "run", f'{{"fault": "{fault}"}}', **settings) as run:
         assert run.end() == 1
         tail = run.output[-4000:]
         assert message in tail
+        assert run.checkpoints(), "what was learned until then"
         assert "sampling.max_restarts is 2" in tail
         if fault not in ("segfault", "hang"):
             assert "game 1, step 3" in tail, "where it happened"

@@ -12,15 +12,16 @@ import torch
 from headrace import config as configs
 from headrace.config import Config
 from headrace.runs import checkpoint
+from headrace.sampling.processes import actor_seed, environment_seed
 from headrace.train import train
 
 WALK = str(Path(__file__).with_name("walk.py"))
 
 
-def run(folder: Path, total_steps: int, seed: int = 0, **settings: object) -> dict[str, Any]:
+def run(folder: Path, total_steps: int, seed: int = 0, env: str = "walk", **settings: object) -> dict[str, Any]:
     """Train serially; returns the whole state of the last checkpoint."""
     config = configs.override(
-        Config(env="walk", imports=(WALK,), seed=seed),
+        Config(env=env, imports=(WALK,), seed=seed),
         **{
             "run.folder": str(folder),
             "run.dashboard": False,
@@ -107,3 +108,41 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path, returns: st
     assert straight["progress"] == resumed["progress"]
     assert straight["progress"]["updates"] > 40
     assert_same(straight, resumed)
+
+
+def test_plain_gymnasium_environments_are_brought_back_to_where_they_were(tmp_path: Path) -> None:
+    """They cannot give their state; the generator at the episode's start and the actions since can."""
+    settings = {"learning.lr_schedule": "constant", "envs.frame_stack": 2, "policy.core": "none"}
+    for env_id in ("gym/CartPole-v1", "gym/Pendulum-v1"):
+        name = env_id.rpartition("/")[2]
+        straight = run(tmp_path / f"{name}-straight", 1300, env=env_id, **settings)
+        run(tmp_path / f"{name}-stopped", 500, env=env_id, **settings)
+        resumed = run(tmp_path / f"{name}-stopped", 1300, env=env_id, **settings)
+        assert_same(straight, resumed)
+        assert "begin anew" not in (tmp_path / f"{name}-stopped" / "log.txt").read_text()
+
+
+def test_where_that_is_not_possible_it_is_said_and_nothing_is_repeated(tmp_path: Path) -> None:
+    """An environment with a source of randomness of its own."""
+    settings: dict[str, Any] = {"env": "walk/astray", "learning.lr_schedule": "constant"}
+    first = run(tmp_path / "stopped", 500, **settings)
+    resumed = run(tmp_path / "stopped", 1000, **settings)
+    assert resumed["progress"]["global_step"] > first["progress"]["global_step"]
+    log = (tmp_path / "stopped" / "log.txt").read_text()
+    assert "Episodes begin anew: walk/astray: the same actions" in log
+
+
+def test_a_resumed_run_has_other_seeds() -> None:
+    """Where episodes begin anew, they are not those of the run's beginning."""
+    config = Config(env="walk")
+    assert len({environment_seed(config, 0, 0, version) for version in range(100)}) == 100
+    assert len({actor_seed(config, 0, 0, version) for version in range(100)}) == 100
+
+
+def test_training_in_this_process_leaves_torch_as_it_was(tmp_path: Path) -> None:
+    torch.set_num_threads(2)
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    run(tmp_path / "run", 100)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.get_num_threads() == 2

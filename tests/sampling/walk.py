@@ -47,3 +47,16 @@ class Walk(gymnasium.Env[np.ndarray, int]):
 def make(options: EnvConfig, *, render_mode: str | None = None) -> gymnasium.Env[np.ndarray, int]:
     """The walk."""
     return Walk()
+
+
+class Astray(gymnasium.ObservationWrapper):
+    """The walk seen through noise from nowhere; it cannot give its state."""
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return observation * np.float32(np.random.default_rng().random())
+
+
+@register("walk/astray")
+def make_astray(options: EnvConfig, *, render_mode: str | None = None) -> gymnasium.Env[np.ndarray, int]:
+    """The walk through noise."""
+    return Astray(Walk())

@@ -174,12 +174,15 @@ class EnvGroup(Protocol):
         rewards.
         """
 
+    def remember(self) -> None:
+        """Before the first reset: `get_state` will be asked for, so remember what it takes."""
+
     def get_state(self) -> dict[str, Any] | None:
         """Everything the group needs to go on exactly where it is, as a tree of arrays, strings and numbers; None where its
         environments cannot give it."""
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `get_state` gave."""
+        """Go on from what `get_state` gave. Raises `EnvironmentFault` where that does not lead to the same observations."""
 
     def close(self) -> None:
         """Release what the environments hold."""

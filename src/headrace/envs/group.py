@@ -20,6 +20,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from headrace.config import EnvConfig
 from headrace.envs.contract import MASK_KEY, Categorical, EnvironmentFault, EnvSpec, ObsRow, OutOfBounds, StepRow
+from headrace.envs.retrace import Retrace
 from headrace.envs.spaces import PLAIN_KEY, Leaf, batch_decoder, decoder, leaves, specs_of
 
 RewardShape = Callable[[np.ndarray], np.ndarray]
@@ -94,6 +95,9 @@ class _Group:
             self._games += over
         self._ended = ended
 
+    def remember(self) -> None:
+        """See `EnvGroup.remember`."""
+
     def get_state(self) -> dict[str, Any] | None:
         """See `EnvGroup.get_state`."""
         return None
@@ -157,10 +161,21 @@ class LocalGroup(_Group):
         super().__init__(spec, len(envs), leaves(envs[0].observation_space), shape_reward)
         self.envs = list(envs)
         self._decode = decoder(envs[0].action_space)
+        self._traces: list[Retrace] = []
+        """Where states will be asked for and the environments do not have them to give."""
+        self._seen: dict[str, np.ndarray] = {}
+        """There: the observations of the last step."""
+
+    def remember(self) -> None:
+        """See `EnvGroup.remember`."""
+        if not all(hasattr(env, "get_state") and hasattr(env, "set_state") for env in self.envs):
+            self._traces = [Retrace(env) for env in self.envs]
 
     def reset(self, seed: int, out: ObsRow) -> None:
         """See `EnvGroup.reset`."""
         self._start(seed, out)
+        for i, trace in enumerate(self._traces):
+            trace.begin(seed + i)
         for i, env in enumerate(self.envs):
             try:
                 observation, _ = env.reset(seed=seed + i)
@@ -170,9 +185,13 @@ class LocalGroup(_Group):
                 raise self.fault(i, f"reset failed: {type(error).__name__}: {error}") from error
         self._check(out.obs, out.valid)
         self._check_bounds(out.obs)
+        if self._traces:
+            self._seen = {name: row.copy() for name, row in out.obs.items()}
 
     def step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
         """See `EnvGroup.step`."""
+        for trace, starts, action in zip(self._traces, self._ended, actions, strict=False):
+            trace.begin() if starts else trace.note(action)
         raw, terminated, truncated = self._raw, now.terminated, now.truncated
         starting = self._ended.tolist()
         life_lost: np.ndarray | None = None
@@ -196,18 +215,33 @@ class LocalGroup(_Group):
         after.first[:] = self._ended
         np.logical_not(terminated | truncated, out=after.valid)
         self._finish(now, after, ~self._ended, life_lost)
+        if self._traces:
+            self._seen = {name: row.copy() for name, row in after.obs.items()}
 
-    def get_state(self) -> dict[str, Any] | None:
-        """Asks every environment's own `get_state()` (outside of any wrapper, which has a state too)."""
-        if not all(hasattr(env, "get_state") and hasattr(env, "set_state") for env in self.envs):
-            return None
-        return self._statistics() | {"envs": [cast(Any, env).get_state() for env in self.envs]}
+    def get_state(self) -> dict[str, Any]:
+        """Of every environment what its own `get_state()` says (outside of any wrapper, which has a state too), or the way
+        that led there, if `remember` was called before."""
+        sources = self._traces or self.envs
+        return self._statistics() | {"envs": [cast(Any, source).get_state() for source in sources], "seen": self._seen}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """See `EnvGroup.set_state`."""
         super().set_state(state)
-        for env, env_state in zip(self.envs, state["envs"], strict=True):
-            cast(Any, env).set_state(env_state)
+        if not self._traces:
+            for env, env_state in zip(self.envs, state["envs"], strict=True):
+                cast(Any, env).set_state(env_state)
+            return
+        self._seen = {name: np.zeros_like(row) for name, row in state["seen"].items()}
+        for i, (trace, env_state) in enumerate(zip(self._traces, state["envs"], strict=True)):
+            observation = trace.set_state(env_state, self._decode)
+            for leaf in self._leaves:
+                leaf.put_one(self._seen[leaf.name], i, observation)
+        for name, row in state["seen"].items():
+            if not np.array_equal(row, self._seen[name]):
+                raise EnvironmentFault(
+                    f"{self.spec.name}: the same actions from the same `np_random` did not lead back to the same observations; "
+                    "it has other sources of randomness"
+                )
 
     def close(self) -> None:
         """Close every environment, also when one of them fails to."""

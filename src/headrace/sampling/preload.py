@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import socket
 import stat
 from pathlib import Path
@@ -34,4 +35,7 @@ def _clean_up(listener: Path, parent: int) -> None:
 
 
 if listener := _listening_at():
+    # A SIGTERM to the whole group (`timeout`, service managers) is the parent's to answer; without the fork server it would
+    # believe that all its children are dead. The fork server ends with its parent.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     atexit.register(_clean_up, listener, os.getppid())

@@ -47,8 +47,10 @@ class Start:
 
 
 def run_child(main: Callable[[Start], None], start: Start) -> None:
-    """Entry point of every child process: dies with its parent, leaves Ctrl-C to the parent, reports what it dies of."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Entry point of every child process: dies with its parent, leaves Ctrl-C and SIGTERM to the parent, which are often sent
+    to all processes of a group, and reports what it dies of."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     _die_with_parent()
     ctypes.CDLL(None).prctl(PR_SET_NAME, f"{start.role}-{start.index}".encode())  # what `top` and `ps` show
     faulthandler.enable(start.stacks.fd)
@@ -109,37 +111,39 @@ def make_algorithm_and_model(config: Config, spec: EnvSpec) -> tuple[Any, Any]:
     from headrace.learning.algorithms import make_algorithm
 
     import_files(config.imports)
-    torch.manual_seed(config.seed)
     algorithm = make_algorithm(config)
-    return algorithm, algorithm.make_model(spec, config)
+    with torch.random.fork_rng(devices=[]):  # the caller's own random numbers stay what they were
+        torch.manual_seed(config.seed)
+        return algorithm, algorithm.make_model(spec, config)
 
 
 def make_actor(
     config: Config,
     spec: EnvSpec,
     exchange: Exchange,
-    seed: int,
     device: str,
     clock: Any = None,
     say: Callable[[str], None] = print,
 ) -> Actor:
-    """An actor with its own copy of the model."""
+    """An actor with its own copy of the model; seed its generator when the version of the weights is known."""
     from headrace.policies import device as devices
     from headrace.sampling.actor import Actor
 
     devices.set_up(device)
     algorithm, model = make_algorithm_and_model(config, spec)
-    return Actor(model, algorithm.act, exchange, device, seed, clock, config.cuda_graphs, say)
+    return Actor(model, algorithm.act, exchange, device, 0, clock, config.cuda_graphs, say)
 
 
-def environment_seed(config: Config, worker: int, restarts: int = 0) -> int:
-    """Seed of the first environment of a worker; environment i has this + i. A restarted worker does not repeat itself."""
-    return (config.seed * 1_000_003 + worker * config.sampling.envs_per_worker + restarts * 500_009) % 2**31
+def environment_seed(config: Config, worker: int, restarts: int = 0, version: int = 0) -> int:
+    """Seed of the first environment of a worker; environment i has this + i. Neither a restarted worker nor a resumed run,
+    which begins with another `version` of the weights, repeats what was seen."""
+    number = worker * config.sampling.envs_per_worker
+    return (config.seed * 1_000_003 + number + restarts * 500_009 + version * 15_485_863) % 2**31
 
 
-def actor_seed(config: Config, number: int, restarts: int = 0) -> int:
+def actor_seed(config: Config, number: int, restarts: int = 0, version: int = 0) -> int:
     """Seed of an actor's sampling."""
-    return (config.seed * 7_919 + 104_729 * (number + 1) + restarts * 611_953) % 2**31
+    return (config.seed * 7_919 + 104_729 * (number + 1) + restarts * 611_953 + version * 15_485_863) % 2**31
 
 
 def rollout_main(start: Start) -> None:
@@ -156,12 +160,14 @@ def rollout_main(start: Start) -> None:
         import torch
 
         torch.set_num_threads(1)
-        actor = make_actor(config, start.spec, x, actor_seed(config, start.index, start.restarts), "cpu")
+        actor = make_actor(config, start.spec, x, "cpu")
         act = _refreshing(actor, s.weights_period * s.num_groups)
     worker = RolloutWorker(start.index, x, lambda: make_group(config.env, config.envs, x.E), act)
     _wait_for_learner(x)
+    if act is not None:
+        actor.generator.manual_seed(actor_seed(config, start.index, start.restarts, x.board.version))
     try:
-        alive = worker.start(environment_seed(config, start.index, start.restarts))
+        alive = worker.start(environment_seed(config, start.index, start.restarts, x.board.version))
         while alive and not x.stopped:
             for g in worker.wait(LOOK_AROUND):
                 if not worker.step(g):
@@ -195,11 +201,11 @@ def policy_main(start: Start) -> None:
 
     config, x = start.config, start.exchange
     torch.set_num_threads(1)
-    seed = actor_seed(config, start.index, start.restarts)
     clock = x.clocks["policy"][start.index]
-    actor = make_actor(config, start.spec, x, seed, config.device, clock, lambda text: start.report.send(("message", text)))
+    actor = make_actor(config, start.spec, x, config.device, clock, lambda text: start.report.send(("message", text)))
     worker = PolicyWorker(start.index, x, actor, config)
     _wait_for_learner(x)
+    actor.generator.manual_seed(actor_seed(config, start.index, start.restarts, x.board.version))
     while worker.serve(LOOK_AROUND):
         pass
 
@@ -211,7 +217,7 @@ def _wait_for_learner(exchange: Exchange) -> None:
 
 
 def _pin(config: Config, index: int) -> None:
-    """One core per rollout worker where there are at least as many cores as workers."""
+    """One core per rollout worker where there are at least as many workers as cores; fewer are free to move."""
     cores = sorted(os.sched_getaffinity(0))
     if config.sampling.pin_workers and config.sampling.num_workers >= len(cores) > 1:
         os.sched_setaffinity(0, {cores[index % len(cores)]})
