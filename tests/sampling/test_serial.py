@@ -110,16 +110,25 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path, returns: st
     assert_same(straight, resumed)
 
 
-def test_plain_gymnasium_environments_are_brought_back_to_where_they_were(tmp_path: Path) -> None:
-    """They cannot give their state; the generator at the episode's start and the actions since can."""
-    settings = {"learning.lr_schedule": "constant", "envs.frame_stack": 2, "policy.core": "none"}
-    for env_id in ("gym/CartPole-v1", "gym/Pendulum-v1"):
-        name = env_id.rpartition("/")[2]
-        straight = run(tmp_path / f"{name}-straight", 1300, env=env_id, **settings)
-        run(tmp_path / f"{name}-stopped", 500, env=env_id, **settings)
-        resumed = run(tmp_path / f"{name}-stopped", 1300, env=env_id, **settings)
-        assert_same(straight, resumed)
-        assert "begin anew" not in (tmp_path / f"{name}-stopped" / "log.txt").read_text()
+@pytest.mark.parametrize(
+    ("env", "needs"),
+    [
+        ("gym/CartPole-v1", "gymnasium"),
+        ("gym/Pendulum-v1", "gymnasium"),
+        ("atari/pong", "ale_py"),
+        pytest.param("vizdoom/basic", "vizdoom", marks=pytest.mark.slow),
+        ("dm_control/cartpole-swingup", "dm_control"),
+    ],
+)
+def test_real_environments_are_brought_back_to_where_they_were(tmp_path: Path, env: str, needs: str) -> None:
+    """Atari consoles give their state. Of the others the generator at the episode's start and the actions since tell it."""
+    pytest.importorskip(needs)
+    settings: dict[str, Any] = {"learning.lr_schedule": "constant", "envs.frame_stack": 2, "policy.core": "none", "env": env}
+    straight = run(tmp_path / "straight", 700, **settings)
+    run(tmp_path / "stopped", 300, **settings)
+    resumed = run(tmp_path / "stopped", 700, **settings)
+    assert_same(straight, resumed)
+    assert "begin anew" not in (tmp_path / "stopped" / "log.txt").read_text()
 
 
 def test_where_that_is_not_possible_it_is_said_and_nothing_is_repeated(tmp_path: Path) -> None:

@@ -128,6 +128,7 @@ class TrainingEpisodes(VectorWrapper):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on from what `get_state` gave. Raises `ValueError` for states of another game or other options."""
+        self.env.reset()  # a vector environment is stepped only after a reset
         self._lives, self._lost = state["lives"].copy(), state["lost"].copy()
         for i, console in enumerate(state["consoles"]):
             cast(Any, self.env).load_state(i, console.tobytes())
