@@ -24,7 +24,7 @@ class Retrace:
     def begin(self, seed: int | None = None) -> None:
         """To be called before each reset, with its seed."""
         self._seed = seed
-        self._random = None if seed is not None else self._env.unwrapped.np_random.bit_generator.state
+        self._random = None if seed is not None else dict(self._env.unwrapped.np_random.bit_generator.state)
         self._actions = []
 
     def note(self, action: np.ndarray) -> None:
