@@ -73,7 +73,8 @@ def train(config: Config) -> TrainResult:
     import_files(config.imports)
     spec = describe(config.env, config.envs)
     folder, changes = RunFolder.open(config)
-    with folder, Reporter(config, spec, folder, PHASES) as reporter:
+    # The caller's own random numbers stay what they were.
+    with folder, Reporter(config, spec, folder, PHASES) as reporter, torch.random.fork_rng(devices=[]):
         for change in changes:
             reporter.say(change)
         exchange = make_exchange(config, spec)

@@ -112,9 +112,8 @@ def make_algorithm_and_model(config: Config, spec: EnvSpec) -> tuple[Any, Any]:
 
     import_files(config.imports)
     algorithm = make_algorithm(config)
-    with torch.random.fork_rng(devices=[]):  # the caller's own random numbers stay what they were
-        torch.manual_seed(config.seed)
-        return algorithm, algorithm.make_model(spec, config)
+    torch.manual_seed(config.seed)
+    return algorithm, algorithm.make_model(spec, config)
 
 
 def make_actor(
