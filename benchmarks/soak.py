@@ -103,9 +103,10 @@ def soak(run: Run, args: argparse.Namespace, rng: random.Random, steps_per_slot:
         injected += 1
         outcome = outcomes[kind]
         outcome.injected += 1
-        rows = len(run.metrics())
+        since = time.time()
         while run.process.poll() is None and time.monotonic() < began + patience:
-            if len(run.metrics()) > rows + 1 or (len(run.metrics()) < rows and "Going on" in run.output[printed:]):
+            steps = [row["global_step"] for row in run.metrics() if row["time"] > since]
+            if steps and steps[-1] > steps[0]:
                 break
             time.sleep(0.02)
         else:
