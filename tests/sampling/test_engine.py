@@ -66,6 +66,8 @@ def test_lag_is_bounded_by_the_slots(tmp_path: Path) -> None:
     # While everything else is full, slots / slots per batch updates can pass, and one more for the batch that is copied. Only the
     # mean is bounded so: the trajectory of a worker that is held up gets older alone while the others go on.
     bound = config.num_slots / config.slots_per_batch + 3
+    rows = [row for row in rows if "lag/min" in row]  # an interval without an update has no lag
+    assert rows
     assert all(0 <= row["lag/min"] <= row["lag/mean"] <= bound for row in rows)
 
 
