@@ -197,7 +197,8 @@ def measure(config: Config, spec: EnvSpec, seconds: float) -> tuple[float, float
         supervisor.start()
         while True:
             for kind, content in supervisor.messages(timeout=0.1):
-                if kind == "metrics":
+                # The learner also reports while it waits; only an update moves the step.
+                if kind == "metrics" and content["global_step"] > (updates[-1][0] if updates else 0):
                     updates.append((content["global_step"], monotonic()))
             elapsed = monotonic() - (updates[0][1] if updates else began)
             if len(updates) < 2 and elapsed > SLOWEST:
