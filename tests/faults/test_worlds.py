@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from harness import Run
+from test_kills import goes_on, stop
 
 WORLDS = Path(__file__).with_name("worlds.py")
 STUCK = Path(__file__).with_name("stuck.py")
@@ -16,27 +17,26 @@ def faulty_run(folder: Path, kwargs: str, **settings: object) -> Run:
 
 
 def test_passing_faults_are_survived(tmp_path):
-    """Every fault happens once; the run reaches its end all the same, and each is told with its place."""
+    """Every fault happens once; the run goes on all the same, and each is told with its place."""
     once = tmp_path / "claimed"
     once.mkdir()
     faults = "raise+hang+segfault+exit+shape+nan+reward+leak"
     kwargs = f'{{"fault": "{faults}", "once": "{once}"}}'
-    with faulty_run(tmp_path / "run", kwargs, **{"learning.total_steps": 20_000, "sampling.step_timeout": 5}) as run:
-        assert run.end(180) == 0, run.story
-        for sign in (
-            "RuntimeError: the world is broken",
-            "no sign of life",
-            "killed by SIGSEGV",
-            "exit code 7",
-            "observation 'obs' is nan at index",
-            "the reward is inf",
-            "MemoryError",
-        ):
-            assert sign in run.output, f"no {sign}:\n{run.story}"
+    signs = (
+        "RuntimeError: the world is broken",
+        "no sign of life",
+        "killed by SIGSEGV",
+        "exit code 7",
+        "observation 'obs' is nan at index",
+        "the reward is inf",
+        "MemoryError",
+    )
+    with faulty_run(tmp_path / "run", kwargs, **{"learning.total_steps": 10**9, "sampling.step_timeout": 5}) as run:
+        run.wait_for("a word of every fault", lambda: all(sign in run.output for sign in signs), 180)
         assert run.output.count("in step") >= 2, "the Python stacks of what hung and what crashed"
-        assert "total_steps" in run.output
         assert len(list(once.iterdir())) == 8
-        run.assert_nothing_left()
+        goes_on(run)
+        stop(run)
 
 
 @pytest.mark.slow
