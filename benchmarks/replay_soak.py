@@ -70,11 +70,7 @@ def main() -> None:
                 time.sleep(rng.random() * 2 * args.seconds_between)
                 victim = rng.choices(list(VICTIMS), list(VICTIMS.values()))[0]
                 if victim == "the whole run":
-                    assert run.process is not None
-                    run.process.kill()
-                    run.process.wait()
-                    run.assert_nothing_left()
-                    run.start()
+                    run.kill_and_start_again()
                 elif run.signal(victim, signal.SIGKILL) is None:
                     continue
                 kills[victim] += 1

@@ -59,11 +59,7 @@ class Outcome:
 def inject(run: Run, kind: str, rng: random.Random) -> bool:
     """Do it; False where the process was not there at this moment."""
     if kind == "kill the whole run":
-        assert run.process is not None
-        run.process.kill()
-        run.process.wait()
-        run.assert_nothing_left()
-        run.start()
+        run.kill_and_start_again()
         return True
     number = signal.SIGKILL if kind in KILLS else signal.SIGSTOP
     pids = run.pids((KILLS | STOPS)[kind])

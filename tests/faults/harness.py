@@ -69,6 +69,14 @@ class Run:
             )
         return self
 
+    def kill_and_start_again(self) -> None:
+        """kill -9 of the whole run and the same command once more; nothing was left behind in between."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.assert_nothing_left()
+        self.start()
+
     def __enter__(self) -> Run:
         return self.start()
 

@@ -71,6 +71,15 @@ def assert_same(a: Any, b: Any, path: str = "") -> None:
         assert a == b or (a != a and b != b), path
 
 
+def assert_resumed_is_straight(folder: Path, stops: tuple[int, ...], total_steps: int, **settings: Any) -> dict[str, Any]:
+    """A run stopped at `stops` ends in the same state, which is returned, as one that never stopped."""
+    straight = run(folder / "straight", total_steps, **settings)
+    for stop in stops:
+        run(folder / "stopped", stop, **settings)
+    assert_same(straight, run(folder / "stopped", total_steps, **settings))
+    return straight
+
+
 def test_same_seed_same_bits_other_seed_other_bits(tmp_path: Path) -> None:
     one, two, other = run(tmp_path / "1", 1500), run(tmp_path / "2", 1500), run(tmp_path / "3", 1500, seed=1)
     assert_same(one["model"], two["model"])
@@ -88,26 +97,16 @@ def test_a_resumed_run_on_replay_is_the_run_that_never_stopped(tmp_path: Path, c
         "replay.minimum": 200, "replay.capacity": 600, "replay.slack": 1.5, "replay.evict_period": 5,
         "replay.samples_per_insert": 1.0, "replay.checkpoint_contents": True,
     }  # fmt: skip
-    straight = run(tmp_path / "straight", 2000, **settings)
-    run(tmp_path / "stopped", 150, **settings)
-    run(tmp_path / "stopped", 1300, **settings)
-    resumed = run(tmp_path / "stopped", 2000, **settings)
-    assert straight["progress"] == resumed["progress"]
+    straight = assert_resumed_is_straight(tmp_path, (150, 1300), 2000, **settings)
     assert straight["progress"]["updates"] > 10
-    assert_same(straight, resumed)
     assert len(list((tmp_path / "stopped" / "checkpoints").glob("*/replay/lane-0.safetensors"))) == 1  # the newest's only
 
 
 @pytest.mark.parametrize("returns", ["vtrace", "gae"])
 def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path, returns: str) -> None:
     settings = {"learning.returns": returns, "learning.lr_schedule": "constant"}
-    straight = run(tmp_path / "straight", 2000, **settings)
-    run(tmp_path / "stopped", 700, **settings)
-    run(tmp_path / "stopped", 1300, **settings)
-    resumed = run(tmp_path / "stopped", 2000, **settings)
-    assert straight["progress"] == resumed["progress"]
+    straight = assert_resumed_is_straight(tmp_path, (700, 1300), 2000, **settings)
     assert straight["progress"]["updates"] > 40
-    assert_same(straight, resumed)
 
 
 @pytest.mark.parametrize(
@@ -124,10 +123,7 @@ def test_real_environments_are_brought_back_to_where_they_were(tmp_path: Path, e
     """Atari consoles give their state. Of the others the generator at the episode's start and the actions since tell it."""
     pytest.importorskip(needs)
     settings: dict[str, Any] = {"learning.lr_schedule": "constant", "envs.frame_stack": 2, "policy.core": "none", "env": env}
-    straight = run(tmp_path / "straight", 700, **settings)
-    run(tmp_path / "stopped", 300, **settings)
-    resumed = run(tmp_path / "stopped", 700, **settings)
-    assert_same(straight, resumed)
+    assert_resumed_is_straight(tmp_path, (300,), 700, **settings)
     assert "begin anew" not in (tmp_path / "stopped" / "log.txt").read_text()
 
 
