@@ -1,7 +1,8 @@
 // Many environments stepped by a pool of threads. Host side.
 //
-// One thread sends and receives; the pool steps. If a batch holds the results of all environments, environment i has
-// row i; smaller batches are filled in the order in which environments finish.
+// One thread sends and receives; the pool steps, or, where there is none, the thread that receives. If a batch holds the
+// results of all environments, environment i has row i; smaller batches are filled in the order in which environments
+// finish.
 #pragma once
 
 #include <condition_variable>
@@ -31,7 +32,7 @@ namespace headrace::atari {
 class Vector {
  public:
   // One environment per entry of `games`, `seeds` as many. Thread i of the pool is bound to processor first_cpu + i, or
-  // to none if that is negative. Throws std::invalid_argument if the observations would differ in size.
+  // to none if that is negative. Without threads `recv` steps. Throws std::invalid_argument if the observations would differ in size.
   Vector(const std::vector<std::shared_ptr<Game>>& games, const StepOptions& options,
          const std::vector<uint32_t>& seeds, int batch_size, int num_threads, int first_cpu)
       : options_(options), batch_size_(batch_size), jobs_(games.size()) {
@@ -45,8 +46,9 @@ class Vector {
       environments_.push_back(std::make_unique<PreprocessedEnvironment>(games[i], observer, options, seeds[i]));
     }
     pool_ = std::make_shared<BatchPool>(batch_size, observation_bytes_, options.same_step_autoreset);
+    scratch_ = environments_.front()->observer().scratch();
     for (int i = 0; i < num_threads; ++i) {
-      threads_.emplace_back([this, scratch = environments_.front()->observer().scratch()]() mutable { work(scratch); });
+      threads_.emplace_back([this, scratch = scratch_]() mutable { work(scratch); });
       if (first_cpu >= 0) bind(threads_.back(), first_cpu + i);
     }
   }
@@ -100,6 +102,7 @@ class Vector {
   std::shared_ptr<Batch> recv() {
     if (outstanding_ < batch_size_) throw std::logic_error("recv follows a send: less than a batch is under way");
     std::unique_lock lock(mutex_);
+    while (threads_.empty() && complete_.empty()) step_next(lock, scratch_);
     batch_ready_.wait(lock, [this] { return !complete_.empty(); });
     std::shared_ptr<Batch> batch = std::move(complete_.front());
     complete_.pop_front();
@@ -160,6 +163,7 @@ class Vector {
 
   void drain() {
     std::unique_lock lock(mutex_);
+    while (threads_.empty() && unfinished_ > 0) step_next(lock, scratch_);
     batch_ready_.wait(lock, [this] { return unfinished_ == 0; });
     complete_.clear();
     filling_.reset();
@@ -198,20 +202,25 @@ class Vector {
     while (true) {
       work_ready_.wait(lock, [this] { return stopping_ || head_ != tail_; });
       if (stopping_) return;
-      const Job job = jobs_[head_++ % jobs_.size()];
-      lock.unlock();
-      StepResult result;
-      std::exception_ptr error;
-      try {
-        PreprocessedEnvironment& environment = *environments_[job.env];
-        result = job.seed == kStep ? environment.step(job.action, job.strength, scratch)
-                                   : environment.reset(job.seed, scratch);
-      } catch (...) {  // handed to the thread that receives
-        error = std::current_exception();
-      }
-      finish(job, result, error);
-      lock.lock();
+      step_next(lock, scratch);
     }
+  }
+
+  // Takes the next job and does it; the mutex is free meanwhile.
+  void step_next(std::unique_lock<std::mutex>& lock, Observer::Scratch& scratch) {
+    const Job job = jobs_[head_++ % jobs_.size()];
+    lock.unlock();
+    StepResult result;
+    std::exception_ptr error;
+    try {
+      PreprocessedEnvironment& environment = *environments_[job.env];
+      result = job.seed == kStep ? environment.step(job.action, job.strength, scratch)
+                                 : environment.reset(job.seed, scratch);
+    } catch (...) {  // handed to the thread that receives
+      error = std::current_exception();
+    }
+    finish(job, result, error);
+    lock.lock();
   }
 
   void finish(const Job& job, const StepResult& result, const std::exception_ptr& error) {
@@ -262,6 +271,7 @@ class Vector {
   // Of the thread that sends and receives.
   std::vector<int32_t> received_;  // environments that wait for an action
   int outstanding_ = 0;            // results not received yet
+  Observer::Scratch scratch_;      // to step with, where there is no pool
 
   std::mutex mutex_;  // guards the rest
   std::condition_variable work_ready_, batch_ready_;

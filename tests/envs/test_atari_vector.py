@@ -155,7 +155,7 @@ def test_mixed_games_play_as_they_do_alone():
                 np.testing.assert_array_equal(left[i], right[0])
 
 
-@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("num_threads", [None, 1, 3])
 def test_batches_in_order_of_completion(num_threads):
     """With smaller batches each environment sees what it sees in whole batches under the same actions."""
     num_envs, steps = 5, 25

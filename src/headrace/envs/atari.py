@@ -70,15 +70,16 @@ def vector_options(options: EnvConfig) -> dict[str, Any]:
 
 def make_vector(name: str, options: EnvConfig, num_envs: int) -> VectorEnv:
     """The emulators of a group behind ale-py's vector interface, on one thread. Raises `ConfigError`."""
-    kwargs = vector_options(options) | {"num_threads": 1, "autoreset_mode": AutoresetMode.NEXT_STEP}
+    kwargs = vector_options(options) | {"autoreset_mode": AutoresetMode.NEXT_STEP}
     if options.atari_backend == "native":
         try:
             from headrace.envs.atari_vector import AtariVector
         except ImportError as error:
             raise ConfigError("this installation has no native Atari core; use --envs.atari-backend ale") from error
-        return AtariVector(name, num_envs, **kwargs)
+        # in the rollout worker's own thread: handing each step to another one and back costs two wake-ups
+        return AtariVector(name, num_envs, **{"num_threads": None} | kwargs)
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    return AtariVectorEnv(name, num_envs, **kwargs)
+    return AtariVectorEnv(name, num_envs, **{"num_threads": 1} | kwargs)
 
 
 class TrainingEpisodes(VectorWrapper):

@@ -93,7 +93,7 @@ class AtariVector(VectorEnv):
         num_envs: int,
         *,
         batch_size: int = 0,
-        num_threads: int = 0,
+        num_threads: int | None = 0,
         thread_affinity_offset: int = -1,
         max_num_frames_per_episode: int = 108_000,
         repeat_action_probability: float = 0.0,
@@ -123,7 +123,8 @@ class AtariVector(VectorEnv):
             game: A name like "ms_pacman", or several: environment i then plays game[i % len(game)].
             num_envs: Number of consoles.
             batch_size: Results per `recv`; 0 means one per environment.
-            num_threads: Size of the pool; 0 means one per processor, but no more than `num_envs`.
+            num_threads: Size of the pool; 0 means one per processor, but no more than `num_envs`. None: no pool, the thread
+                that calls `recv` (or `step`) steps the consoles itself.
             thread_affinity_offset: Binds thread i to processor offset + i; -1 leaves that to the system.
             max_num_frames_per_episode: Frames, resets not counted, after which an episode is truncated.
             repeat_action_probability: Probability, per frame, that the action of the frame before is repeated.
@@ -159,7 +160,7 @@ class AtariVector(VectorEnv):
         _require(num_envs >= 1, f"num_envs is {num_envs}, must be at least 1")
         _require(len(names) >= 1, "no game is named")
         _require(0 <= batch_size <= num_envs, f"batch_size is {batch_size}, must be in 0..num_envs ({num_envs})")
-        _require(num_threads >= 0, f"num_threads is {num_threads}, must not be negative")
+        _require(num_threads is None or num_threads >= 0, f"num_threads is {num_threads}, must not be negative")
         _require(1 <= frameskip <= 255, f"frameskip is {frameskip}, must be in 1..255")
         _require(1 <= stack_num <= 255, f"stack_num is {stack_num}, must be in 1..255")
         _require(noop_max >= 0, f"noop_max is {noop_max}, must not be negative")
@@ -203,7 +204,7 @@ class AtariVector(VectorEnv):
         self.game_names = [names[i % len(names)] for i in range(num_envs)]
         self.action_set = next(iter(action_sets))
         self.continuous, self.continuous_action_threshold = continuous, continuous_action_threshold
-        self.num_threads = min(num_threads or len(os.sched_getaffinity(0)), num_envs)
+        self.num_threads = 0 if num_threads is None else min(num_threads or len(os.sched_getaffinity(0)), num_envs)
         self._native = native.Vector(
             [loaded[name] for name in self.game_names],
             options,
