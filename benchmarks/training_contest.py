@@ -1,4 +1,4 @@
-"""Training throughput of Headrace beside another system's: what vs_sample_factory.py and vs_stable_baselines3.py have in common.
+"""Training throughput of Headrace beside another system's or other settings': what vs_*.py and atari_backends.py have in common.
 
 Counted are steps that the learner has trained on, from the second batch on, for `seconds`; a step is one decision, 4 frames.
 Rounds alternate and medians are compared.
@@ -29,8 +29,18 @@ System = Callable[[str, Path], Command]
 """Makes the command for an environment and a folder."""
 
 
-def headrace(env: str, envs: int, batch: int, folder: Path, equal: bool = True) -> Command:
-    """Headrace with these numbers; `equal` False: whatever else it does by default."""
+EQUAL: dict[str, Any] = {
+    "learning.returns": "gae",
+    "learning.precision": "float32",
+    "learning.num_epochs": 1,
+    "learning.num_minibatches": 1,
+    "envs.atari_backend": "ale",
+}
+"""What the other systems do, too. Without it: whatever Headrace does by default."""
+
+
+def headrace(env: str, envs: int, batch: int, folder: Path, like: dict[str, Any]) -> Command:
+    """Headrace with these numbers and the settings `like` (`EQUAL`, or some that are compared)."""
     settings: dict[str, Any] = {
         "sampling.num_workers": WORKERS,
         "sampling.envs_per_worker": envs // WORKERS,
@@ -43,9 +53,7 @@ def headrace(env: str, envs: int, batch: int, folder: Path, equal: bool = True) 
         "run.checkpoint_interval": 1e6,
         "run.folder": folder,
     }
-    if equal:
-        settings |= {"learning.returns": "gae", "learning.precision": "float32", "learning.num_epochs": 1}
-        settings |= {"learning.num_minibatches": 1, "envs.atari_backend": "ale"}
+    settings |= like
     command = [sys.executable, "-m", "headrace.cli", "train", "--env", env, "--run.no-dashboard", "--run.no-video"]
     command += [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
 

@@ -19,7 +19,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from training_contest import ROLLOUT, WORKERS, Command, System, arguments, compare, headrace
+from training_contest import EQUAL, ROLLOUT, WORKERS, Command, System, arguments, compare, headrace
 
 
 def sample_factory(python: str, env: str, envs: int, batch: int, folder: Path) -> Command:
@@ -60,9 +60,9 @@ def sample_factory(python: str, env: str, envs: int, batch: int, folder: Path) -
 def main() -> None:
     args = arguments(__doc__, ["atari/breakout", "vizdoom/basic"], "vs_sample_factory.json").parse_args()
     systems: dict[str, System] = {
-        "headrace": lambda env, folder: headrace(env, args.envs, args.batch, folder),
+        "headrace": lambda env, folder: headrace(env, args.envs, args.batch, folder, EQUAL),
         "sample-factory": lambda env, folder: sample_factory(args.python, env, args.envs, args.batch, folder),
-        "headrace, its defaults": lambda env, folder: headrace(env, args.envs, args.batch, folder, equal=False),
+        "headrace, its defaults": lambda env, folder: headrace(env, args.envs, args.batch, folder, {}),
     }
     compare(args, systems, ["sample-factory"])
 

@@ -18,7 +18,7 @@ import re
 from functools import partial
 from pathlib import Path
 
-from training_contest import Command, System, arguments, compare, headrace
+from training_contest import EQUAL, Command, System, arguments, compare, headrace
 
 
 def stable_baselines3(python: str, kind: str, envs: int, batch: int, env: str, folder: Path) -> Command:
@@ -33,11 +33,11 @@ def stable_baselines3(python: str, kind: str, envs: int, batch: int, env: str, f
 
 def main() -> None:
     args = arguments(__doc__, ["atari/breakout"], "vs_stable_baselines3.json").parse_args()
-    systems: dict[str, System] = {"headrace": lambda env, folder: headrace(env, args.envs, args.batch, folder)}
+    systems: dict[str, System] = {"headrace": lambda env, folder: headrace(env, args.envs, args.batch, folder, EQUAL)}
     other = partial(stable_baselines3, args.python)
     others = {f"SB3, {kind}": partial(other, kind, args.envs, args.batch) for kind in ("dummy", "subprocesses")}
     systems |= others
-    systems["headrace, its defaults"] = lambda env, folder: headrace(env, args.envs, args.batch, folder, equal=False)
+    systems["headrace, its defaults"] = lambda env, folder: headrace(env, args.envs, args.batch, folder, {})
     compare(args, systems, list(others))
 
 

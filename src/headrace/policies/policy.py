@@ -7,16 +7,18 @@ what the learner computes is what the actor computed, given equal weights.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from headrace.config import PolicyConfig
 from headrace.envs.contract import MASK_KEY, EnvSpec
-from headrace.policies.cores import make_core
+from headrace.policies.cores import RecurrentCore, make_core
 from headrace.policies.distributions import ActionDistribution
+from headrace.policies.encoders import PixelConv2d
 from headrace.policies.heads import ActionHead, ValueHead
 from headrace.policies.normalizer import RunningMeanStd
 from headrace.policies.registry import make_network, out_features
@@ -73,6 +75,12 @@ class Trunk(nn.Module):
             features = self.network(flat).unflatten(0, first.shape)
             features, core = self.core(features, core, first)
         return features.float(), core.float()
+
+    def layers_under_autocast(self) -> Iterator[nn.Module]:
+        """See `convert_weights`. A `PixelConv2d` scales its weight before that is converted."""
+        for module in (*self.network.modules(), self.core):
+            if isinstance(module, nn.Linear | nn.Conv2d | RecurrentCore) and not isinstance(module, PixelConv2d):
+                yield module
 
     def update_normalizers(self, obs: dict[str, Tensor], mask: Tensor) -> None:
         """Let the observation normalisers see `obs` [T, B, ...] where `mask` (bool [T, B]) is True."""
@@ -156,6 +164,16 @@ class Policy(nn.Module):
         """Let the return normaliser see value targets [T, B] where `mask` (bool [T, B]) is True."""
         if self.returns is not None:
             self.returns.update(returns, mask)
+
+
+def convert_weights(model: nn.Module) -> None:
+    """Convert to bf16, once, the weights that autocast would convert in every forward pass where `precision` is "bf16". Small
+    batches take a fifth less time; what comes out is the same, bit for bit. For models that act: an optimizer needs float32."""
+    for part in model.modules():
+        if getattr(part, "precision", "float32") == "bf16":
+            for layer in cast(Any, part).layers_under_autocast():
+                for parameter in layer.parameters(recurse=False):
+                    parameter.data = parameter.data.to(torch.bfloat16)
 
 
 def make_policy(spec: EnvSpec, config: PolicyConfig, precision: Precision = "float32") -> Policy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -118,6 +119,11 @@ class DuelingHead(nn.Module):
         if self.value is None:
             return a
         return self._stream(self.value, features).unsqueeze(-2) + a - a.mean(-2, keepdim=True)
+
+    def layers_under_autocast(self) -> Iterator[nn.Module]:
+        """See `convert_weights`. Noisy layers make their weights in float32."""
+        wide = [stream[0] for stream in (self.advantage, self.value) if stream is not None]
+        return (layer for layer in wide if isinstance(layer, nn.Linear))
 
     def _stream(self, layers: nn.Sequential, features: Tensor) -> Tensor:
         """The wide layer in `precision`, the last one in float32: values differ by less than bf16 can tell."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.policies.device import CudaRecorder, Recorded, Recorder, Tensors
+from headrace.policies.policy import convert_weights
 from headrace.sampling.exchange import POLICY_PHASES, Clock, Exchange
 from headrace.sampling.staging import Staging
 from headrace.sampling.weights import FlatWeights
@@ -58,9 +59,10 @@ class Actor:
         if device != "cpu":
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             recorder = recorder or (CudaRecorder(device, (self.generator,)) if graphs else None)
+        self.weights = FlatWeights(self.model)
+        convert_weights(self.model)  # behind the line above: on the board all are float32
         self._padded = recorder is not None
         self._forward = Recorded("acting", self._compute, recorder, say, fixed=True)
-        self.weights = FlatWeights(self.model)
         self._updates = 0
         self.version = 0
         self.clock = Clock(np.zeros(len(POLICY_PHASES) + 2) if clock is None else clock, POLICY_PHASES, perf_counter())

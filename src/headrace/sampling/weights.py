@@ -12,11 +12,12 @@ from headrace.sampling.ipc import Board
 
 
 class FlatWeights:
-    """All tensors of `model.state_dict()` laid end to end as bytes, in the dictionary's order. For a model on CUDA they are
-    gathered there first, and cross the bus as one copy from or to page-locked memory."""
+    """All tensors of `model.state_dict()` laid end to end as bytes, in the dictionary's order and as they are now: a model whose
+    parameters get another dtype later has them converted when it reads. For a model on CUDA they are gathered there first, and
+    cross the bus as one copy from or to page-locked memory."""
 
     def __init__(self, model: nn.Module):
-        self._tensors: list[Tensor] = [t.detach() for t in model.state_dict().values()]
+        self._tensors: list[Tensor] = list(model.state_dict(keep_vars=True).values())
         device = next((t.device for t in self._tensors), torch.device("cpu"))
         nbytes, cuda = weights_nbytes(model), device.type != "cpu"
         self._pinned = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=cuda)
