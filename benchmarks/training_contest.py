@@ -29,18 +29,19 @@ System = Callable[[str, Path], Command]
 """Makes the command for an environment and a folder."""
 
 
-EQUAL: dict[str, Any] = {
+SAME_LEARNING: dict[str, Any] = {
     "learning.returns": "gae",
-    "learning.precision": "float32",
     "learning.num_epochs": 1,
     "learning.num_minibatches": 1,
-    "envs.atari_backend": "ale",
+    "learning.precision": "auto",
 }
-"""What the other systems do, too. Without it: whatever Headrace does by default."""
+"""One pass over each batch, like the other systems; how it is computed is left to Headrace."""
+SAME_MEANS = SAME_LEARNING | {"learning.precision": "float32", "envs.atari_backend": "ale"}
+"""The same number format and emulators, too."""
 
 
 def headrace(env: str, envs: int, batch: int, folder: Path, like: dict[str, Any]) -> Command:
-    """Headrace with these numbers and the settings `like` (`EQUAL`, or some that are compared)."""
+    """Headrace with these numbers and the settings `like` (`SAME_LEARNING`, `SAME_MEANS`, or others that are compared)."""
     settings: dict[str, Any] = {
         "sampling.num_workers": WORKERS,
         "sampling.envs_per_worker": envs // WORKERS,
@@ -128,17 +129,19 @@ def arguments(description: str | None, envs: list[str], out: str) -> argparse.Ar
 
 
 def compare(args: argparse.Namespace, systems: dict[str, System], others: list[str]) -> None:
-    """Measure all `systems` in turn; print a table and write JSON. The ratio is `headrace` to the fastest of `others`."""
+    """Measure all `systems` in turn; print a table and write JSON. Ratios are to the fastest of `others`."""
     results: dict[str, Any] = {"machine": system_facts(), "envs": args.envs, "batch": args.batch, "rows": {}}
     print(f"Steps/s trained on, {args.envs} environments, batch {args.batch} (median of {args.rounds}; frames/s = 4 x)\n")
-    print("| | " + " | ".join(systems) + " | ratio | load average |\n|" + "---|" * (len(systems) + 3))
+    print("| | " + " | ".join(systems) + " | load average |\n|" + "---|" * (len(systems) + 2))
     for env in args.only:
         rates: dict[str, list[float]] = {name: [] for name in systems}
         for _ in range(args.rounds):
             for name, make in systems.items():
                 rates[name].append(measure(make, env, args.batch, args.seconds))
         median = {name: statistics.median(values) for name, values in rates.items()}
-        ratio, load = median["headrace"] / max(median[name] for name in others), os.getloadavg()[1]
-        results["rows"][env] = {"steps_per_second": rates, "ratio": ratio, "load_average": load}
-        print(f"| {env} | " + " | ".join(f"{m:,.0f}" for m in median.values()) + f" | {ratio:.2f}x | {load:.1f} |", flush=True)
+        best, load = max(median[name] for name in others), os.getloadavg()[1]
+        ratios = {name: rate / best for name, rate in median.items() if name not in others}
+        results["rows"][env] = {"steps_per_second": rates, "ratios": ratios, "load_average": load}
+        cells = [f"{rate:,.0f}" + (f" ({ratios[name]:.2f}x)" if name in ratios else "") for name, rate in median.items()]
+        print(f"| {env} | " + " | ".join(cells) + f" | {load:.1f} |", flush=True)
         args.out.write_text(json.dumps(results, indent=2) + "\n")

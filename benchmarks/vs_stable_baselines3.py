@@ -6,7 +6,7 @@
 Both: Nature CNN, GAE, one epoch of one minibatch, float32, on the CPU; ale-py with frameskip 4, 84x84, 4 frames, no-ops, lost
 lives and clipped rewards alike. Stable-Baselines3 is synchronous: it collects batch / environments steps of each environment,
 then trains with all cores; its environments are stepped in its own process (`dummy`) or in one process each (`subprocesses`).
-The ratio is to the faster of the two. `headrace, its defaults` is what `headrace train` does: its own epochs, precision and Atari
+The ratio is to the faster of the two. `headrace, its own means` computes in bf16 where the processor has it, on its own Atari
 core.
 
 How it is measured: training_contest.py. Prints a table, writes results/vs_stable_baselines3.json.
@@ -18,7 +18,7 @@ import re
 from functools import partial
 from pathlib import Path
 
-from training_contest import EQUAL, Command, System, arguments, compare, headrace
+from training_contest import SAME_LEARNING, SAME_MEANS, Command, System, arguments, compare, headrace
 
 
 def stable_baselines3(python: str, kind: str, envs: int, batch: int, env: str, folder: Path) -> Command:
@@ -33,11 +33,11 @@ def stable_baselines3(python: str, kind: str, envs: int, batch: int, env: str, f
 
 def main() -> None:
     args = arguments(__doc__, ["atari/breakout"], "vs_stable_baselines3.json").parse_args()
-    systems: dict[str, System] = {"headrace": lambda env, folder: headrace(env, args.envs, args.batch, folder, EQUAL)}
+    systems: dict[str, System] = {"headrace": lambda env, folder: headrace(env, args.envs, args.batch, folder, SAME_MEANS)}
     other = partial(stable_baselines3, args.python)
     others = {f"SB3, {kind}": partial(other, kind, args.envs, args.batch) for kind in ("dummy", "subprocesses")}
     systems |= others
-    systems["headrace, its defaults"] = lambda env, folder: headrace(env, args.envs, args.batch, folder, {})
+    systems["headrace, its own means"] = lambda env, folder: headrace(env, args.envs, args.batch, folder, SAME_LEARNING)
     compare(args, systems, list(others))
 
 
