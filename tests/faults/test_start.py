@@ -132,6 +132,8 @@ def test_damaged_checkpoints_are_passed_over(tmp_path):
                     run.wait_for("the return", lambda printed=printed: "Going on from" in run.output[printed:])
                     assert newest.name in run.output[printed:], "the damage is told"
                     assert f"Going on from {newest.name}" not in run.output[printed:]
+                    # a run that is stopped before it made a step has nothing to save: the damaged one would stay the newest
+                    run.wait_for("a newer checkpoint", lambda newest=newest: run.checkpoints()[-1] > newest)
                     goes_on(run)
         stop(run)
 
