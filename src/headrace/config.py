@@ -118,10 +118,10 @@ class SamplingConfig:
     """Trajectory slots of all groups together: the only brake, so it bounds memory and policy lag.
     None: one per group being filled, plus one or two batches."""
     min_request_groups: int | None = None
-    """A policy worker starts a batch at this many waiting groups... None: a third of all groups per policy worker."""
+    """A policy worker starts a batch at this many waiting groups... None: a third of all groups per policy worker, rounded up."""
     max_request_groups: int | None = None
     """...takes at most this many... None: no limit."""
-    patience: float = 0.002
+    patience: float = 0.005
     """...and waits no longer than this for the minimum after the first request (seconds)."""
     one_transfer: Literal["auto", "on", "off"] = "auto"
     """`served` without replay: policy workers leave observations on the device for the learner, so that each crosses the bus
@@ -368,7 +368,7 @@ class Config:
     def min_request_groups(self) -> int:
         """Waiting groups at which a policy worker starts a batch."""
         s = self.sampling
-        third = max(1, self.total_groups // (3 * s.num_policy_workers))
+        third = -(-self.total_groups // (3 * s.num_policy_workers))
         return s.min_request_groups or min(third, s.max_request_groups or third)
 
     @property

@@ -46,7 +46,9 @@ class PixelConv2d(nn.Conv2d):
         device = image.device.type
         # Straight to bf16 under autocast, instead of by way of float32: 0..255 are exact there too.
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-        return F.conv2d(image.to(dtype), weight, self.bias, self.stride, self.padding)
+        # Channels last, as the convolution wants it: it would convert once more for its backward pass.
+        image = image.to(dtype).contiguous(memory_format=torch.channels_last)
+        return F.conv2d(image, weight, self.bias, self.stride, self.padding)
 
 
 class ConvEncoder(nn.Module):
