@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from headrace.config import Config, LearningConfig
-from headrace.envs.contract import MASK_KEY, ArraySpec, EnvSpec
+from headrace.envs.contract import ArraySpec, EnvSpec
 from headrace.learning import losses
 from headrace.learning.gae import Targets, gae
 from headrace.learning.vtrace import vtrace
-from headrace.policies.distributions import ActionDistribution
 from headrace.policies.policy import Policy, make_policy
 
 
@@ -55,21 +54,21 @@ class PolicyGradient:
     def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
         """Policy, value and exploration loss of a minibatch [T, B]."""
         policy, c, mask, T = cast(Policy, model), config, batch["mask"], len(batch["reward"])
-        prepared = "advantage" in batch
-        # Targets under the present weights need the value of row T under them too.
-        rows = T if prepared else T + 1
-        obs = {n: x[:rows] for n, x in _observations(batch).items()}
-        out = policy.unroll(obs, batch["core"], batch["first"][:rows])
-        allowed = obs[MASK_KEY][:T] if MASK_KEY in obs else None
-        distribution = ActionDistribution(policy.spec.action, out.distribution.params[:T], allowed)
+        obs, first = {n: x[:T] for n, x in _observations(batch).items()}, batch["first"]
+        out = policy.unroll(obs, batch["core"], first[:T])
+        distribution, values = out.distribution, out.value
         log_prob = distribution.log_prob(batch["action"])
-        values = out.value[:T]
-        if prepared:
+        if "advantage" in batch:
             targets = Targets(batch["target"], batch["advantage"])
-        elif c.returns == "gae":
-            targets = self._gae(policy, batch, c, out.value.detach())
         else:
-            targets = self._vtrace(policy, batch, c, log_prob.detach(), out.value.detach())
+            # Targets under the present weights need the value of row T under them too, which no gradient goes through.
+            with torch.no_grad():
+                last = policy.act({n: x[T] for n, x in _observations(batch).items()}, out.core, first[T]).value
+            known = torch.cat([values.detach(), last.unsqueeze(0)])
+            if c.returns == "gae":
+                targets = self._gae(policy, batch, c, known)
+            else:
+                targets = self._vtrace(policy, batch, c, log_prob.detach(), known)
         advantages = losses.normalize_advantages(targets.advantages, mask) if c.normalize_advantages else targets.advantages
 
         surrogate = losses.policy_loss(log_prob, batch["log_prob"], advantages, mask, c.ppo_clip)

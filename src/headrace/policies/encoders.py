@@ -15,9 +15,8 @@ from torch.nn import functional as F
 
 from headrace.config import ConfigError, PolicyConfig
 from headrace.envs.contract import ArraySpec
+from headrace.policies.activations import ACTIVATIONS
 from headrace.policies.registry import out_features, register_network
-
-ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "tanh": nn.Tanh}
 
 
 def orthogonal_(layer: nn.Linear | nn.Conv2d, gain: float = math.sqrt(2)) -> nn.Linear | nn.Conv2d:

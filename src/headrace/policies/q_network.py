@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from headrace.config import ConfigError, PolicyConfig, QConfig
 from headrace.envs.contract import MASK_KEY, Categorical, EnvSpec
-from headrace.policies.encoders import ACTIVATIONS, orthogonal_
+from headrace.policies.activations import ACTIVATIONS
+from headrace.policies.encoders import orthogonal_
 from headrace.policies.policy import Precision, Trunk
 
 EVALUATION_EPSILON = 0.00164
