@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headrace._native import elu as native
+import headrace._native.elu as native
 
 _KINDS = (torch.float32, torch.bfloat16)
 _AS_FAST_AS = 4
