@@ -63,8 +63,7 @@ def bare_loop(config: Config, batch: dict[str, torch.Tensor]) -> Callable[[], No
     """One update of the same network on a batch that stays."""
     _, model = make_algorithm_and_model(config, describe(config.env, config.envs))
     model = model.to(config.device, memory_format=torch.channels_last)
-    kernel = {"foreach": True} if config.device == "cpu" else {"fused": True}
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, **kernel)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
     T = len(batch["reward"])
     obs = {name[4:]: x[:T].clone() for name, x in batch.items() if name.startswith("obs/")}
     core, first, action = batch["core"].clone(), batch["first"][:T].clone(), batch["action"].clone()

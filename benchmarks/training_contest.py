@@ -96,13 +96,15 @@ def measure(make: System, env: str, batch: int, seconds: float) -> float:
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Kill everything that descends from the process. What Sample Factory leaves behind then is removed: torch's shared memory,
-    Doom engines and theirs."""
+    Doom engines and theirs. Python's resource trackers are left to end by themselves: they remove semaphores then."""
     ids, engines = {process.pid}, set()
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
             if f"{MARK}={process.pid}".encode() in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
-                ids.add(int(entry))
                 words = Path(f"/proc/{entry}/cmdline").read_text().split("\0")
+                if any("multiprocessing.resource_tracker" in word for word in words):
+                    continue
+                ids.add(int(entry))
                 engines |= {words[i + 1] for i, word in enumerate(words) if word == "+viz_instance_id"}
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
