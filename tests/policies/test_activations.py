@@ -83,3 +83,10 @@ def test_many_threads_are_pytorchs(monkeypatch):
     monkeypatch.setattr(activations, "_AS_FAST_AS", 0)
     monkeypatch.setattr(activations.native, "forward", None)
     torch.testing.assert_close(ELU()(torch.tensor([-1.0, 2.0])), torch.tensor([-0.6321206, 2.0]))
+
+
+def test_second_derivatives():
+    x = torch.tensor([-1.0, -0.2, 0.5], requires_grad=True)
+    (slope,) = torch.autograd.grad(ELU()(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(slope.square().sum(), x)
+    torch.testing.assert_close(second, torch.where(x > 0, 0.0, 2 * (2 * x).exp()).detach())

@@ -34,6 +34,8 @@ class _NativeELU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Tensor:  # type: ignore[override]
         (x,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # somebody differentiates this, too
+            return torch.ops.aten.elu_backward(dy, 1.0, 1.0, 1.0, False, x)
         dx = torch.empty_like(x)
         dy = torch.empty_like(x).copy_(dy) if dy.stride() != x.stride() or dy.dtype != x.dtype else dy
         native.backward(dy.data_ptr(), x.data_ptr(), dx.data_ptr(), x.numel(), x.dtype == torch.bfloat16)
