@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -80,6 +81,18 @@ def test_eval_prints_one_line_or_json(run, headrace):
     assert data["returns"] == data["lengths"], "CartPole pays 1 per step"
     assert data["mean"] == pytest.approx(np.mean(data["returns"]))
     assert data["ci95"][0] <= data["mean"] <= data["ci95"][1]
+
+
+def test_a_warning_is_a_line_without_source(run, headrace, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(run[0], folder)
+    older, newest = sorted((folder / "checkpoints").iterdir())[-2:]
+    tensors = newest / "tensors.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-1])
+    told = headrace("eval", folder, "--episodes", 1)
+    assert told.err.startswith(f"warning: {tensors} is damaged")
+    assert told.err.endswith(f"using {older.name}\n")
+    assert len(told.err.splitlines()) == 1
 
 
 def test_watch_writes_a_video_that_plays(run, headrace, tmp_path):

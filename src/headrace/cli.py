@@ -12,9 +12,10 @@ import dataclasses
 import fnmatch
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -54,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"headrace: there is no verb {verb!r}\n{USAGE}", file=sys.stderr)
         return 2
     try:
-        return verbs[verb](rest)
+        with warnings.catch_warnings():
+            warnings.showwarning = _without_source(warnings.showwarning)
+            return verbs[verb](rest)
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -64,6 +67,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         frames = getattr(error, "frames", "")  # an environment's fault: where in the user's code
         print(f"{frames}headrace: {error}", file=sys.stderr)
         return code
+
+
+def _without_source(show: Callable[..., None]) -> Callable[..., None]:
+    """What is said to the user needs no file, line and source; DeprecationWarning and the like do, and go to `show`."""
+
+    def told(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if category is UserWarning:
+            print(f"warning: {message}", file=sys.stderr)
+        else:
+            show(message, category, *where, **more)
+
+    return told
 
 
 def _exit_code(error: Exception) -> int | None:
