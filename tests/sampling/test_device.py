@@ -219,7 +219,7 @@ def test_padding_and_recording_do_not_change_what_is_computed() -> None:
             actor.refresh()
             actor.act(groups)
             seen.append({name: x.slab.arrays[name][slots, rows].copy() for name in ("action", "value", "log_prob", "version")})
-            seen[-1]["core"] = x.cores.copy()
+            seen[-1]["core"] = x.next_cores.copy()
             # log-probabilities are of the actions beside them, though padding makes them other actions
             obs = torch.from_numpy(x.slab.arrays["obs/obs"][slots, rows]).flatten(0, 1)
             first = torch.from_numpy(x.slab.arrays["first"][slots, rows]).flatten()
@@ -230,6 +230,28 @@ def test_padding_and_recording_do_not_change_what_is_computed() -> None:
         for name in ("value", "version", "core"):
             np.testing.assert_allclose(seen[0][name], seen[1][name], rtol=1e-6, atol=1e-7)
     assert recorder.replays > 0
+
+
+def test_an_answer_computed_twice_is_the_same_answer() -> None:
+    """A policy worker that dies before it has said that it is done leaves its work to another: core states go on by one row."""
+    config = walk_config(**{"policy.core": "gru", "policy.core_size": 8})
+    spec, algorithm, model, x = start(config)
+    rng = np.random.default_rng(0)
+    x.slab.arrays["obs/obs"][:] = rng.random(x.slab.arrays["obs/obs"].shape)
+    x.slab.arrays["first"][:] = False
+    x.cursor[:] = np.stack([np.arange(x.G), np.zeros(x.G)], 1)
+    x.cores[:] = before = rng.random(x.cores.shape, np.float32)
+    FlatWeights(model).publish(x.board, 1)
+    actor = Actor(make_algorithm_and_model(config, spec)[1], algorithm.act, x, "cpu", 0)
+    actor.refresh()
+    seen = []
+    for _ in range(2):
+        actor.act(np.arange(x.G))
+        seen.append([x.slab.arrays["value"][:, 0].copy(), x.slab.arrays["core"].copy(), x.next_cores.copy()])
+    for once, again in zip(*seen, strict=True):
+        np.testing.assert_array_equal(once, again)
+    np.testing.assert_array_equal(x.cores, before)
+    assert not np.array_equal(x.next_cores, before)
 
 
 def test_the_publisher_puts_the_newest_weights_on_the_board() -> None:

@@ -112,7 +112,7 @@ class Actor:
         if x.cores.shape[-1]:
             start = rows == 0  # the slot's core state is the one before its first row
             arrays["core"][slots[start]] = x.cores[groups[start]]
-            x.cores[groups] = cores
+            x.next_cores[groups] = cores  # to be `cores` when the group's worker takes the action
         self.clock.count(n * E)
         self.clock.spent("scatter", perf_counter())
 

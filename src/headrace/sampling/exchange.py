@@ -63,7 +63,7 @@ class Exchange:
         self.replay: Replay | None = None  # where experience goes through a replay; it outlives the learner process
         self.control = Words(2)  # word 0: 1 = stop; word 1: 1 = the learner is ready, samplers may start
         workers = s.num_workers + s.num_policy_workers + 1
-        core_bytes = max(1, self.G * self.E * core_width) * 4
+        core_bytes = 2 * max(1, self.G * self.E * core_width) * 4
         self._layout = (core_width, s.num_workers, s.num_policy_workers)
         self._segment = Segment(8 * self.G + core_bytes + 4 * config.num_slots + workers * 8 * 12 + 512)
         self._map()
@@ -71,10 +71,11 @@ class Exchange:
 
     def _map(self) -> None:
         core_width, rollout_workers, policy_workers = self._layout
-        cores = self._segment.ndarray(np.float32, (self.G, self.E, core_width), 0)
-        offset = -(-cores.nbytes // 64) * 64
-        self.cores = cores
-        """float32 [G, E, S]: every group's recurrent state before its current row."""
+        both = self._segment.ndarray(np.float32, (2, self.G, self.E, core_width), 0)
+        offset = -(-both.nbytes // 64) * 64
+        self.cores, self.next_cores = both
+        """float32 [G, E, S]: every group's recurrent state before its current row, and behind it, once its action is computed.
+        Two, because the one before must still be there when a policy worker dies and another has to compute the same again."""
         self.cursor = self._segment.ndarray(np.int32, (self.G, 2), offset)
         """int32 [G, 2]: every group's slot and row."""
         offset += -(-self.cursor.nbytes // 64) * 64
@@ -88,7 +89,7 @@ class Exchange:
             offset += self.clocks[name].nbytes
 
     def __getstate__(self) -> dict:
-        return {k: v for k, v in self.__dict__.items() if k not in ("cores", "cursor", "finished", "clocks")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("cores", "next_cores", "cursor", "finished", "clocks")}
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)

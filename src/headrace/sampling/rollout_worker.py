@@ -81,7 +81,11 @@ class RolloutWorker:
 
     def _take(self, g: int) -> bool:
         # A wake-up is only a hint: after a policy worker's death everybody is woken once more.
-        return self.exchange.requests.compare_exchange(self.groups[g].number, READY, IDLE)
+        x, number = self.exchange, self.groups[g].number
+        taken = x.requests.compare_exchange(number, READY, IDLE)
+        if taken:
+            x.cores[number] = x.next_cores[number]  # nobody computes this group's row any more
+        return taken
 
     def step(self, g: int) -> bool:
         """Step group g with the actions of its row, write row t+1 and ask for its actions. False: the run ended meanwhile."""
