@@ -10,7 +10,8 @@ One step of one group, with double buffering the other groups of the worker are 
     rollout worker   writes observation t, cursor = (slot, t), request = WAITING, hint to `inbox`
     policy worker    takes the hint, request WAITING -> taken by me, reads observation t, writes action t and the policy's
                      version, request -> READY, wakes the worker
-    rollout worker   request READY -> IDLE, steps the environments, writes reward t and observation t + 1; every T steps it
+    rollout worker   request READY -> IDLE, the core state behind row t becomes the one before row t + 1; steps the
+                     environments, writes reward t and observation t + 1; every T steps it
                      sends the slot's ticket to `full` and acquires a free slot, which is where it waits for the learner
     learner          takes T-step slots from `full`, copies them to a batch, releases them
 """
