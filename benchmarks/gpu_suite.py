@@ -37,12 +37,12 @@ import numpy as np
 import torch
 from learner_overhead import bare_loop, context, feed, fill
 
+from headrace.accelerator.graphs import set_up
+from headrace.accelerator.memory import keep_freed_memory
 from headrace.config import Config
 from headrace.envs.registry import describe
-from headrace.experience.trajectories import TrajectoryBatches
+from headrace.experience.on_policy import TrajectoryBatches
 from headrace.learning.learner import Learner
-from headrace.policies.device import set_up
-from headrace.policies.memory import keep_freed_memory
 from headrace.presets import make_config
 from headrace.runs.folder import system_facts
 from headrace.runs.metrics import read_jsonl

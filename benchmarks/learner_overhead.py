@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from headrace.accelerator.memory import keep_freed_memory
 from headrace.config import Config
 from headrace.envs.registry import describe
-from headrace.experience.trajectories import TrajectoryBatches
+from headrace.experience.on_policy import TrajectoryBatches
 from headrace.learning.learner import Learner
-from headrace.policies.memory import keep_freed_memory
 from headrace.presets import make_config
 from headrace.runs.folder import system_facts
 from headrace.sampling.exchange import Exchange

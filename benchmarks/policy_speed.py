@@ -24,12 +24,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from headrace.accelerator.memory import keep_freed_memory
 from headrace.config import PolicyConfig
 from headrace.envs.contract import ActionSpec, ArraySpec, Categorical, EnvSpec
 from headrace.learning import losses
 from headrace.learning.vtrace import vtrace
 from headrace.policies import Policy, make_policy
-from headrace.policies.memory import keep_freed_memory
 
 T = 32
 UINT8, FLOAT32 = np.dtype(np.uint8), np.dtype(np.float32)

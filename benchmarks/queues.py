@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from headrace.runs.folder import system_facts
-from headrace.sampling.ipc import Queue
+from headrace.shm.primitives import Queue
 
 CAPACITY, BULK = 1024, 8
 fork = multiprocessing.get_context("fork")

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.experience.replay import Field, Replay, ReplayConfig
+from headrace.experience.replay.buffer import Field, Replay, ReplayConfig
 from headrace.runs.folder import system_facts
 
 GAMES = ("Pong", "Breakout", "MsPacman", "SpaceInvaders", "Seaquest", "Qbert")

@@ -20,7 +20,7 @@ ALPHA, BETA, BATCH = 0.6, 0.4, 512
 
 class Headrace:
     def __init__(self) -> None:
-        import headrace.experience.replay as module
+        import headrace.experience.replay.buffer as module
 
         self.module = module
 

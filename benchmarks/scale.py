@@ -23,8 +23,8 @@ from simulation_distance import emulated_policy, free_slots, make_like, sampler_
 from headrace.envs.registry import describe
 from headrace.runs.folder import system_facts
 from headrace.sampling.exchange import Exchange
-from headrace.sampling.ipc import Segment
 from headrace.sampling.processes import Start, rollout_main, run_child
+from headrace.shm.primitives import Segment
 
 
 def measure(env: str, workers: int, envs: int, seconds: float) -> dict[str, Any]:

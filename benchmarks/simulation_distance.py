@@ -35,9 +35,9 @@ from headrace.envs.registry import describe, make_group
 from headrace.presets import make_config
 from headrace.runs.folder import system_facts
 from headrace.sampling.exchange import POLICY_PHASES, Clock, Exchange
-from headrace.sampling.ipc import Closed, Segment
 from headrace.sampling.policy_worker import PolicyWorker
 from headrace.sampling.processes import LOOK_AROUND, Start, rollout_main, run_child
+from headrace.shm.primitives import Closed, Segment
 
 LEARNER = 1000
 WARM_UP = 1.0

@@ -20,16 +20,16 @@ from typing import Any
 
 import torch
 
+from headrace.accelerator.memory import keep_freed_memory
 from headrace.config import Config
 from headrace.envs.registry import describe
-from headrace.experience.trajectories import TrajectoryBatches
+from headrace.experience.on_policy import TrajectoryBatches
 from headrace.learning.learner import Learner
-from headrace.policies.memory import keep_freed_memory
 from headrace.presets import make_config
 from headrace.runs.folder import system_facts
 from headrace.sampling.exchange import Exchange
+from headrace.sampling.placements.serial import SerialSampler
 from headrace.sampling.processes import make_algorithm_and_model
-from headrace.sampling.serial import SerialSampler
 from headrace.sampling.weights import FlatWeights, weights_nbytes
 
 PARTS = ("environments", "policy network", "learner network", "engine: sampling", "engine: batches", "engine: weights")

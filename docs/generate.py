@@ -22,7 +22,7 @@ DOCS = Path(__file__).parent
 
 CONFIGURATION_HEAD = """# Configuration
 
-Every setting of a run is a field of the dataclasses in [`config.py`](../src/headrace/config.py) and a flag of
+Every setting of a run is a field of the dataclasses in [`config/settings.py`](../src/headrace/config/settings.py) and a flag of
 `headrace train`: `--group.name VALUE`, dashes and underscores alike. Where only one group has the name, the group may be left out
 (`--num-workers 4`). Switches are `--run.video` and `--run.no-video`; lists are words (`--policy.mlp 64 64`); `None` is the word
 `None`.

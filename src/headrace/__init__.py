@@ -18,16 +18,16 @@ from typing import Any
 _API = {
     "Config": ("headrace.config", "Config"),
     "ConfigError": ("headrace.config", "ConfigError"),
-    "EvalResult": ("headrace.evaluation", "EvalResult"),
-    "TrainedPolicy": ("headrace.evaluation", "TrainedPolicy"),
+    "EvalResult": ("headrace.evaluation.play", "EvalResult"),
+    "TrainedPolicy": ("headrace.evaluation.play", "TrainedPolicy"),
     "config": ("headrace.config", None),
     "envs": ("headrace.envs", None),
-    "evaluate": ("headrace.evaluation", "evaluate"),
-    "load_policy": ("headrace.evaluation", "load_policy"),
+    "evaluate": ("headrace.evaluation.play", "evaluate"),
+    "load_policy": ("headrace.evaluation.play", "load_policy"),
     "make_config": ("headrace.presets", "make_config"),
     "make_vec": ("headrace.envs", "make_vec"),
     "policies": ("headrace.policies", None),
-    "record": ("headrace.evaluation", "record"),
+    "record": ("headrace.evaluation.play", "record"),
 }
 __all__ = ["train", *_API]
 

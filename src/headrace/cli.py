@@ -22,7 +22,7 @@ import tyro
 from headrace import config as configs
 from headrace import tune as tune_module
 from headrace.config import Config, ConfigError
-from headrace.validation import validate
+from headrace.config.validation import validate
 
 USAGE = """usage: headrace VERB ...
 
@@ -229,7 +229,7 @@ def evaluate(arguments: list[str]) -> int:
     asked = tyro.cli(Eval, prog="headrace eval", args=arguments)
     if asked.episodes < 1:
         raise ConfigError(f"--episodes is {asked.episodes}; it must be at least 1")
-    from headrace.evaluation import evaluate as play
+    from headrace.evaluation.play import evaluate as play
 
     result = play(
         asked.run,
@@ -266,7 +266,7 @@ class Watch:
 def watch(arguments: list[str]) -> int:
     """`headrace watch`."""
     asked = tyro.cli(Watch, prog="headrace watch", args=arguments)
-    from headrace.evaluation import load_policy, record
+    from headrace.evaluation.play import load_policy, record
 
     policy = load_policy(asked.run, which=asked.checkpoint, seed=asked.seed)
     path = asked.video or asked.run / "videos" / f"step-{policy.step}.mp4"

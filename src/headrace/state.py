@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from headrace.config import Config
-from headrace.experience.replayed import ReplayBatches
-from headrace.experience.trajectories import TrajectoryBatches
+from headrace.experience.on_policy import TrajectoryBatches
+from headrace.experience.replay.batches import ReplayBatches
 from headrace.learning.learner import Learner, Progress
 from headrace.runs import checkpoint
-from headrace.sampling.serial import SerialSampler
+from headrace.sampling.placements.serial import SerialSampler
 
 Experience = TrajectoryBatches | ReplayBatches
 """Where batches come from."""

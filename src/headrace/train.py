@@ -22,28 +22,28 @@ from typing import Any
 
 import torch
 
+from headrace.accelerator.graphs import set_up
+from headrace.accelerator.memory import keep_freed_memory
 from headrace.config import Config, ConfigError
+from headrace.config.validation import validate
 from headrace.envs.contract import EnvironmentFault, EnvSpec
 from headrace.envs.registry import describe, import_files
-from headrace.evaluation import record, using_threads
-from headrace.evaluator import Evaluator
-from headrace.experience.feeder import make_replay
-from headrace.experience.replayed import ReplayBatches
-from headrace.experience.trajectories import TrajectoryBatches
+from headrace.evaluation.background import Evaluator
+from headrace.evaluation.play import record, using_threads
+from headrace.experience.on_policy import TrajectoryBatches
+from headrace.experience.replay.batches import ReplayBatches
+from headrace.experience.replay.writer import make_replay
 from headrace.learning.learner import Learner, Progress
 from headrace.learning.replay_learner import ReplayLearner
-from headrace.policies.device import set_up
-from headrace.policies.memory import keep_freed_memory
 from headrace.runs.folder import RunFolder
 from headrace.runs.plots import learning_curve
 from headrace.runs.report import Reporter
 from headrace.sampling.exchange import LEARNER_PHASES, LOOK_AROUND, PHASES, Clock, Exchange
+from headrace.sampling.placements.serial import SerialSampler
 from headrace.sampling.processes import Start, bounds_said, make_algorithm_and_model
-from headrace.sampling.serial import SerialSampler
 from headrace.sampling.supervisor import RunFailed, Supervisor
 from headrace.sampling.weights import Publisher, weights_nbytes
 from headrace.state import EPISODE_WINDOW, Experience, TrainingLog, TrainingState
-from headrace.validation import validate
 
 VIDEO = "video.mp4"
 """In the run folder: the video made when training ends."""

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError
+from headrace.config.validation import validate
 from headrace.runs.files import write_whole
-from headrace.validation import validate
 
 if TYPE_CHECKING:
     from headrace.envs.contract import EnvSpec

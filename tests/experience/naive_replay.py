@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.experience.replay import Field, LaneWriter, Replay, ReplayConfig
+from headrace.experience.replay.buffer import Field, LaneWriter, Replay, ReplayConfig
 
 LANE_BITS = 40
 

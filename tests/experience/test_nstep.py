@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headrace.experience.nstep import NStepPriorities
+from headrace.experience.replay.priorities import NStepPriorities
 
 
 def slow_priorities(rows: list[dict[str, float]], n: int) -> list[float]:

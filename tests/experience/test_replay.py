@@ -5,7 +5,7 @@ import pytest
 from naive_replay import Episodes, NaiveReplay, check_batch, fields, known, write
 from scipy.stats import chisquare
 
-from headrace.experience.replay import Field, Replay, ReplayConfig
+from headrace.experience.replay.buffer import Field, Replay, ReplayConfig
 
 VECTOR = [Field("observation", (3,), "float32", stack=1), Field("action", (2,), "float32")]
 

@@ -10,8 +10,8 @@ import pytest
 
 from headrace import config as configs
 from headrace.config import Config
-from headrace.experience.feeder import LaneFeed
-from headrace.experience.replay import Field, Replay, ReplayConfig
+from headrace.experience.replay.buffer import Field, Replay, ReplayConfig
+from headrace.experience.replay.writer import LaneFeed
 from headrace.runs.metrics import read_jsonl
 from headrace.train import train
 

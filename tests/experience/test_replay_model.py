@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from naive_replay import Episodes, NaiveReplay, check_batch, fields, known, write
 
-from headrace.experience.replay import Replay, ReplayConfig
+from headrace.experience.replay.buffer import Replay, ReplayConfig
 
 LANES = 3
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.experience.replay import Field, Replay, ReplayConfig
+from headrace.experience.replay.buffer import Field, Replay, ReplayConfig
 
 NATIVE = Path(__file__).parents[2] / "native"
 LANES, FRAME = 4, (24, 24)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from naive_replay import Episodes, NaiveReplay, check_batch, fields, known, write
 
-from headrace.experience import replay_state
-from headrace.experience.replay import Replay, ReplayConfig
+from headrace.experience.replay import state as replay_state
+from headrace.experience.replay.buffer import Replay, ReplayConfig
 
 
 def run(replay: Replay, naive: NaiveReplay, episodes: list[Episodes], rounds: int) -> None:

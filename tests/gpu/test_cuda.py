@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.accelerator.graphs import WARM_UPS, set_up
 from headrace.config import Config
 from headrace.envs.registry import describe
-from headrace.experience.trajectories import TrajectoryBatches
+from headrace.experience.on_policy import TrajectoryBatches
 from headrace.learning.learner import Learner
-from headrace.policies.device import WARM_UPS, set_up
 from headrace.presets import make_config
 from headrace.runs.metrics import read_jsonl
 from headrace.sampling.actor import Actor
 from headrace.sampling.device_slab import DeviceSlab
 from headrace.sampling.exchange import Exchange
+from headrace.sampling.placements.serial import SerialSampler
 from headrace.sampling.processes import make_algorithm_and_model
-from headrace.sampling.serial import SerialSampler
 from headrace.sampling.weights import FlatWeights, Publisher, weights_nbytes
 from headrace.train import train
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.sampling.ipc import Board, Closed, Queue, Segment, Slots, Words, align, available_memory
+from headrace.shm.primitives import Board, Closed, Queue, Segment, Slots, Words, align, available_memory
 
 # Processes that are killed by the hundred must start fast; the other ways to start one are tested by name.
 fork = multiprocessing.get_context("fork")

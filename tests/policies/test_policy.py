@@ -8,9 +8,9 @@ from headrace.envs.registry import describe
 from headrace.policies import make_policy
 from headrace.policies.policy import convert_weights
 from headrace.presets import make_config
-from headrace.sampling.ipc import Board
 from headrace.sampling.processes import make_algorithm_and_model
 from headrace.sampling.weights import FlatWeights, weights_nbytes
+from headrace.shm.primitives import Board
 
 T, B = 6, 3
 UINT8, FLOAT32 = np.dtype(np.uint8), np.dtype(np.float32)

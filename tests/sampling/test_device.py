@@ -12,20 +12,20 @@ import pytest
 import torch
 
 from headrace import config as configs
+from headrace.accelerator.graphs import WARM_UPS, Function, Recorded, Tensors
+from headrace.accelerator.staging import Staging, layout_of, packed, unpacked
 from headrace.config import Config
 from headrace.envs.contract import EnvSpec
 from headrace.envs.registry import describe, import_files
-from headrace.experience.trajectories import TrajectoryBatches, _Memory
+from headrace.experience.on_policy import TrajectoryBatches, _Memory
 from headrace.learning.learner import Learner, Progress, _Report
-from headrace.policies.device import WARM_UPS, Function, Recorded, Tensors
 from headrace.runs import checkpoint
 from headrace.runs.metrics import read_jsonl
 from headrace.sampling.actor import Actor
 from headrace.sampling.device_slab import DeviceSlab
 from headrace.sampling.exchange import Exchange
+from headrace.sampling.placements.serial import SerialSampler
 from headrace.sampling.processes import make_algorithm_and_model
-from headrace.sampling.serial import SerialSampler
-from headrace.sampling.staging import Staging, layout_of, packed, unpacked
 from headrace.sampling.weights import FlatWeights, Publisher, weights_nbytes
 from headrace.train import train
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headrace.accelerator.graphs import CudaRecorder, Marker, Recorded, Recorder, Tensors
 from headrace.config import Config
 from headrace.learning.algorithms import Algorithm
-from headrace.policies.device import CudaRecorder, Marker, Recorded, Recorder, Tensors
 
 
 @dataclass

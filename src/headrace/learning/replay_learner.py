@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from headrace.accelerator.graphs import Tensors
 from headrace.learning.algorithms import Algorithm
 from headrace.learning.learner import Learner
-from headrace.policies.device import Tensors
 
 
 class ReplayAlgorithm(Algorithm, Protocol):

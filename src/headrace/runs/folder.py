@@ -5,7 +5,7 @@
     log.txt          messages with the time they were written
     metrics.jsonl    one line of metrics per interval, see `headrace.runs.metrics`
     checkpoints/     see `headrace.runs.checkpoint`
-    evaluating/      checkpoints that wait for their evaluation, see `headrace.evaluator`
+    evaluating/      checkpoints that wait for their evaluation, see `headrace.evaluation.background`
     tensorboard/     the same metrics as TensorBoard events
 
 Only one process may train in a folder. The lock is the kernel's (`flock`), so it goes with the process however that dies.

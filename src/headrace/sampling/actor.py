@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headrace.policies.device import CudaRecorder, Recorded, Recorder, Tensors
+from headrace.accelerator.graphs import CudaRecorder, Recorded, Recorder, Tensors
+from headrace.accelerator.staging import Staging
 from headrace.policies.policy import convert_weights
 from headrace.sampling.exchange import POLICY_PHASES, Clock, Exchange
-from headrace.sampling.staging import Staging
 from headrace.sampling.weights import FlatWeights
 
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.sampling.ipc import Segment, Words
 from headrace.sampling.slab import Slab
+from headrace.shm.primitives import Segment, Words
 
 if TYPE_CHECKING:  # rollout workers, which are given this too, never import torch
     from torch import Tensor

@@ -25,11 +25,11 @@ import numpy as np
 from headrace.config import Config
 from headrace.envs.contract import ArraySpec, EnvSpec
 from headrace.sampling.device_slab import DeviceSlab
-from headrace.sampling.ipc import Board, Queue, Segment, Slots, Words
 from headrace.sampling.slab import Slab, trajectory_fields
+from headrace.shm.primitives import Board, Queue, Segment, Slots, Words
 
 if TYPE_CHECKING:
-    from headrace.experience.replay import Replay
+    from headrace.experience.replay.buffer import Replay
 
 IDLE, WAITING, READY, TAKEN = 0, 1, 2, 16
 """Values of a group's request word; TAKEN + p: policy worker p is computing the action."""

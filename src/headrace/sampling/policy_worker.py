@@ -9,7 +9,7 @@ import numpy as np
 from headrace.config import Config
 from headrace.sampling.actor import Actor
 from headrace.sampling.exchange import READY, TAKEN, WAITING, Exchange
-from headrace.sampling.ipc import Closed
+from headrace.shm.primitives import Closed
 
 
 class PolicyWorker:

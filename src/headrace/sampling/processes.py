@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.config import Config
 from headrace.envs.contract import EnvironmentFault, EnvSpec, OutOfBounds
 from headrace.sampling.exchange import LOOK_AROUND, Exchange
-from headrace.sampling.ipc import Segment
+from headrace.shm.primitives import Segment
 
 if TYPE_CHECKING:
     from headrace.sampling.actor import Actor
@@ -125,7 +125,7 @@ def make_actor(
     say: Callable[[str], None] = print,
 ) -> Actor:
     """An actor with its own copy of the model; seed its generator when the version of the weights is known."""
-    from headrace.policies import device as devices
+    from headrace.accelerator import graphs as devices
     from headrace.sampling.actor import Actor
 
     devices.set_up(device)

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from headrace.envs.contract import ArraySpec, EnvSpec, ObsRow, StepRow
-from headrace.sampling.ipc import Segment
+from headrace.shm.primitives import Segment
 
 Rows = Literal["T+1", "T", "once"]
 _ALIGN = 64

@@ -22,8 +22,8 @@ from typing import Any, Literal
 from headrace.config import Config
 from headrace.envs.contract import EnvSpec
 from headrace.sampling.exchange import LEARNER, Exchange
-from headrace.sampling.ipc import Segment
 from headrace.sampling.processes import Start, policy_main, rollout_main, run_child
+from headrace.shm.primitives import Segment
 
 Role = Literal["rollout", "policy", "learner"]
 PRELOAD = ("headrace.sampling.preload",)

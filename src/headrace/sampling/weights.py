@@ -7,8 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor, nn
 
-from headrace.policies.device import Marker
-from headrace.sampling.ipc import Board
+from headrace.accelerator.graphs import Marker
+from headrace.shm.primitives import Board
 
 
 class FlatWeights:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.policies.device import Marker
+from headrace.accelerator.graphs import Marker
 
 
 class Staging:

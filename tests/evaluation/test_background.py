@@ -5,9 +5,9 @@ import re
 import pytest
 
 import headrace
-from headrace import evaluator
 from headrace.config import override
-from headrace.evaluator import Evaluator
+from headrace.evaluation import background as evaluator
+from headrace.evaluation.background import Evaluator
 from headrace.presets import make_config
 from headrace.runs.metrics import read_jsonl
 

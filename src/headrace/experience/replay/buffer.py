@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 import headrace._native.replay as native
-from headrace.sampling.ipc import Segment
+from headrace.shm.primitives import Segment
 
 if TYPE_CHECKING:  # processes that only add to the replay do not need torch
     import torch

@@ -14,7 +14,7 @@ from safetensors.numpy import load
 from safetensors.numpy import save as to_bytes
 
 import headrace._native.replay as native
-from headrace.experience.replay import Replay
+from headrace.experience.replay.buffer import Replay
 
 _STATE = "replay.json"
 

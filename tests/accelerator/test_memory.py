@@ -7,7 +7,7 @@ import pytest
 PROGRAM = """
 import resource, sys
 import torch
-from headrace.policies.memory import keep_freed_memory
+from headrace.accelerator.memory import keep_freed_memory
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()

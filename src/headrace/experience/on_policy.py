@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headrace.policies.device import Marker
+from headrace.accelerator.graphs import Marker
 from headrace.sampling.exchange import LEARNER, Exchange
-from headrace.sampling.ipc import Closed
+from headrace.shm.primitives import Closed
 
 BOOKKEEPING = ("valid", "version", "episode_return", "episode_length")
 """Fields that are counted rather than computed with: the learner reads them on the host."""

@@ -2,25 +2,22 @@
 
 The groups are named after the packages they steer: `envs`, `policy`, `sampling`, `learning`, `run`. The docstring under each
 field is its help text and its documentation. A configuration is data: it is saved as JSON with the run and a run is resumed
-from it. `headrace.validation` refuses impossible combinations.
+from it. `headrace.config.validation` refuses impossible combinations.
 
 Units: a *step* is one decision of one agent; a *frame* is one frame of the simulator (steps x frameskip).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
-import types
-import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from headrace import hardware
+from headrace.config import machine
 
 
 class ConfigError(ValueError):
@@ -403,7 +400,7 @@ class Config:
         """The learner's and policy workers' device, `auto` resolved."""
         if self.learning.device != "auto":
             return self.learning.device
-        return hardware.default_device()
+        return machine.default_device()
 
     @property
     def cuda_graphs(self) -> bool:
@@ -422,69 +419,10 @@ class Config:
         """The network's precision, `auto` resolved."""
         if self.learning.precision != "auto":
             return self.learning.precision
-        return "bf16" if hardware.native_bf16(self.device) else "float32"
+        return "bf16" if machine.native_bf16(self.device) else "float32"
 
     @property
     def learner_threads(self) -> int:
         """The learner's threads on the CPU."""
         cores = len(os.sched_getaffinity(0))
         return self.learning.num_threads or (cores if self.sampling.placement == "serial" else max(1, cores // 2))
-
-
-# -- configuration as JSON --------------------------------------------------------------------------------------------
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """The configuration as plain JSON types."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
-
-
-def from_dict(data: dict[str, Any], cls: type = Config) -> Any:
-    """The inverse of `to_dict`. Raises `ConfigError` on fields this version does not know."""
-    if not isinstance(data, dict):
-        raise ConfigError(f"{cls.__name__} must be a JSON object, not {json.dumps(data):.40}")
-    hints = typing.get_type_hints(cls)
-    unknown = sorted(set(data) - set(hints))
-    if unknown:
-        raise ConfigError(f"unknown setting{'s' if len(unknown) > 1 else ''} in {cls.__name__}: {', '.join(unknown)}")
-    return cls(**{name: _from_json(value, hints[name]) for name, value in data.items()})
-
-
-def _from_json(value: Any, hint: Any) -> Any:
-    """JSON knows no tuples and no dataclasses: put them back where the annotation says so."""
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return from_dict(value, hint)
-    if isinstance(value, list):
-        return tuple(value)
-    if isinstance(hint, types.UnionType) and value is not None:
-        for option in typing.get_args(hint):
-            if dataclasses.is_dataclass(option) and isinstance(value, dict):
-                return from_dict(value, option)  # type: ignore[arg-type]
-    return value
-
-
-def save(config: Config, path: os.PathLike[str] | str) -> None:
-    """Write the configuration as JSON."""
-    Path(path).write_text(json.dumps(to_dict(config), indent=2) + "\n")
-
-
-def load(path: os.PathLike[str] | str) -> Config:
-    """Read a configuration written by `save`. Raises `ConfigError` if it is none."""
-    try:
-        return from_dict(json.loads(Path(path).read_text()))
-    except ValueError as error:  # no text, no JSON, or no settings of ours
-        raise ConfigError(f"{path} is no configuration: {error}") from error
-
-
-def override(config: Config, **settings: Any) -> Config:
-    """A copy with dotted settings replaced, e.g. ``override(c, **{"learning.gamma": 0.9})``; raises `ConfigError`."""
-    data = to_dict(config)
-    for dotted, value in settings.items():
-        *groups, name = dotted.split(".")
-        node = data
-        for group in groups:
-            node = node.get(group, {})
-        if name not in node:
-            raise ConfigError(f"there is no setting {dotted!r}")
-        node[name] = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
-    return from_dict(data)

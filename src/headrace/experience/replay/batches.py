@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from headrace.config import Config
-from headrace.experience import replay_state
-from headrace.experience.feeder import OBSERVATION, Arrivals, ReplayFeeder, Sequences, sequences_of
-from headrace.experience.replay import Replay, ReplayBatch
-from headrace.experience.trajectories import Batch
+from headrace.experience.on_policy import Batch
+from headrace.experience.replay import state as replay_state
+from headrace.experience.replay.buffer import Replay, ReplayBatch
+from headrace.experience.replay.writer import OBSERVATION, Arrivals, ReplayFeeder, Sequences, sequences_of
 from headrace.sampling.exchange import Exchange
 
 REPLAY_FOLDER = "replay"

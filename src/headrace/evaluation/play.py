@@ -22,13 +22,13 @@ from torch import Tensor
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError
+from headrace.config.validation import check_device
 from headrace.envs.contract import EnvironmentFault, EnvSpec, ObsRow, StepRow
 from headrace.envs.registry import describe, import_files, make_env, make_group
 from headrace.envs.spaces import decoder, leaves
 from headrace.learning.algorithms import make_algorithm
 from headrace.runs import checkpoint
 from headrace.runs.checkpoint import Checkpoint, CheckpointError
-from headrace.validation import check_device
 
 EVALUATION_SEED = 1_000_000
 """Far from the seeds of training, which are small numbers counted up from `Config.seed`."""

@@ -8,8 +8,8 @@ import torch
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError, override
+from headrace.config.validation import RANGES, check_device, validate
 from headrace.presets import make_config
-from headrace.validation import RANGES, check_device, validate
 
 
 def numbers(cls=Config, prefix=""):

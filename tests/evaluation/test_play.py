@@ -12,7 +12,7 @@ import torch
 import headrace
 from headrace.config import ConfigError
 from headrace.envs.contract import EnvironmentFault
-from headrace.evaluation import bootstrap_ci, evaluate, load_policy, record
+from headrace.evaluation.play import bootstrap_ci, evaluate, load_policy, record
 from headrace.presets import make_config
 
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from headrace.config import Config, ConfigError
 from headrace.envs.contract import EnvSpec
-from headrace.experience.nstep import NStepPriorities
-from headrace.experience.replay import Field, LaneWriter, Replay, ReplayConfig
+from headrace.experience.replay.buffer import Field, LaneWriter, Replay, ReplayConfig
+from headrace.experience.replay.priorities import NStepPriorities
 from headrace.sampling.exchange import LEARNER, Exchange
-from headrace.sampling.ipc import Closed
+from headrace.shm.primitives import Closed
 
 OBSERVATION = "obs/"
 PRIORITY_ETA = 0.9

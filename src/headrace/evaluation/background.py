@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from headrace.config import Config
-from headrace.evaluation import evaluate
+from headrace.evaluation.play import evaluate
 from headrace.runs import checkpoint
 from headrace.sampling.supervisor import without_main_module
 

@@ -1,0 +1,1 @@
+"""What every part needs of a device: recorded work, staging memory, allocators."""

@@ -1,0 +1,1 @@
+"""Playing whole games with a trained policy."""

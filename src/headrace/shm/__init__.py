@@ -1,0 +1,1 @@
+"""What processes share: memory, queues, words, tables."""
