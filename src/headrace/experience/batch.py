@@ -1,0 +1,80 @@
+"""What the learner is given, and what gives it: one typed batch, whether trajectories are consumed once or transitions replayed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+
+@dataclass
+class Arrivals:
+    """What came in since it was last asked for: numbers in host memory."""
+
+    steps: int
+    """Transitions, over all environments."""
+    returns: np.ndarray
+    """float32 [k]: unclipped returns of the episodes that ended (those that are reported, see `Algorithm.reported_from`)."""
+    lengths: np.ndarray
+    """int32 [k]: their lengths in steps."""
+
+
+@dataclass
+class Batch:
+    """Something to learn from: B trajectories of T steps, or B replayed transitions or sequences."""
+
+    data: dict[str, Tensor]
+    """The algorithm's fields, on the learner's device. Trajectories: every field of the trajectory store, [T+1, B, ...] or
+    [T, B, ...] by its number of rows, `core` [B, S]. Replay: see the algorithm, such as `headrace.learning.apex_dqn.ApexDQN`. The
+    dictionary is the learner's; the tensors are overwritten after `Experience.release`."""
+    version: Tensor
+    """int32, of the shape of the actions, in host memory: version of the weights that chose each action."""
+    valid: Tensor | None
+    """bool [T+1, B], in host memory: rows that are transitions. None: every row is one (replay)."""
+    keys: np.ndarray | None
+    """uint64 [B]: what `Experience.update_priorities` wants. None: there are no priorities (trajectories)."""
+    arrivals: Arrivals
+
+
+@dataclass
+class Filling:
+    """There is nothing to learn from yet: the replay is below its minimum, or held back by its samples-per-insert limit."""
+
+    arrivals: Arrivals
+
+
+class Experience(Protocol):
+    """Where batches come from."""
+
+    def next(self, timeout: float | None = None) -> Batch | Filling | None:
+        """The next batch. Waits up to `timeout` seconds (None: without a limit); None if there was nothing within that time, and
+        at the end of the run. Raises what failed while batches were made."""
+        ...
+
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """New priorities, float32 [B], of what the batch with these keys held. Replay only."""
+        ...
+
+    def release(self) -> None:
+        """The learner has given its device all the work there is with the batch got last: behind that its memory may be
+        overwritten."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers about the experience itself since the last call, by metric name."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write what a checkpoint keeps of the experience into the checkpoint's folder."""
+        ...
+
+    def get_state(self) -> dict[str, Any] | None:
+        """What belongs to the checkpoint's own state, where everything stands still (serial)."""
+        ...
+
+    def restore(self, folder: Path, state: Any) -> list[str]:
+        """Go on from what `save` and `get_state` gave; returns what the user should know."""
+        ...
