@@ -172,7 +172,7 @@ def sampler_config(env: str, workers: int, k: int, groups: int) -> Config:
     settings = {"num_workers": workers, "envs_per_worker": k, "num_groups": groups, "rollout": 32}
     settings["num_slots"] = 3 * workers * groups
     config = make_config(env, **{f"sampling.{name}": value for name, value in settings.items()})
-    config.sampling.min_request_groups, config.sampling.patience = 1, 0.0
+    config.sampling.min_request_groups, config.sampling.batch_timeout = 1, 0.0
     return config
 
 

@@ -12,25 +12,39 @@ import inspect
 import itertools
 import json
 import sys
+import types
 import typing
 from pathlib import Path
 
 from headrace import config
+from headrace.config.ranges import Range
 from headrace.runs.metrics import KEYS
 
 DOCS = Path(__file__).parent
 
 CONFIGURATION_HEAD = """# Configuration
 
-Every setting of a run is a field of the dataclasses in [`config/settings.py`](../src/headrace/config/settings.py) and a flag of
-`headrace train`: `--group.name VALUE`, dashes and underscores alike. Where only one group has the name, the group may be left out
-(`--num-workers 4`). Switches are `--run.video` and `--run.no-video`; lists are words (`--policy.mlp 64 64`); `None` is the word
-`None`.
+Every setting of a run is a field of a dataclass in [`config`](../src/headrace/config/settings.py) and a flag of `headrace train`.
 
-Settings come, weakest first, from the defaults below, the environment's own defaults, the algorithm's preset
-([`presets.py`](../src/headrace/presets.py)), what `headrace tune ENV` found for this machine, the run found in the run folder,
-and the flags. The result is `config.json` in the run folder; `headrace train --env ENV --help` shows the defaults for one
-environment. A *step* is one decision of one agent; a *frame* is one frame of the simulator (steps x frameskip).
+- A flag is `--group.name VALUE`, with dashes or underscores. The group may be omitted if only one group has the name:
+  `--num-workers 4`.
+- A switch is turned on by `--run.video` and off by `--run.no-video`.
+- The values of a list are separated by spaces: `--policy.mlp 64 64`.
+- The value None is written `None`.
+
+A setting takes its value from the last of these sources that has one:
+
+1. the default below;
+2. the defaults of the environment;
+3. the defaults of the algorithm and its preset ([`presets.py`](../src/headrace/presets.py));
+4. what `headrace tune ENV` found for this machine;
+5. `config.json` in the run folder, if the run is resumed;
+6. the flags.
+
+`headrace train --env ENV --help` shows the defaults for one environment. The resulting settings are saved as `config.json` in the
+run folder. The file has a format number: a run folder whose settings do not fit this version is refused, with the reason.
+
+A *step* is one decision of one agent. A *frame* is one frame of the simulator (steps x frameskip).
 """
 
 METRICS_HEAD = """# Metrics
@@ -57,15 +71,22 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def type_name(cls: type, name: str) -> str:
-    """A field's type as a person would write it."""
-    hint = typing.get_type_hints(cls)[name]
-    if hint is dict or typing.get_origin(hint) is dict:
+def type_name(hint: typing.Any) -> str:
+    """A field's type as a person would write it, with its range."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        ranges = [f" ({entry.describe()})" for entry in arguments[1:] if isinstance(entry, Range)]
+        return type_name(arguments[0]) + "".join(ranges)
+    if origin is dict:
         return "JSON"
-    choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
-    if choices:
-        return " \\| ".join(f"`{choice}`" for choice in choices)
-    return str(getattr(hint, "__name__", hint) if not typing.get_args(hint) else hint).replace("|", "\\|")
+    if origin is typing.Literal:
+        return " \\| ".join(f"`{choice}`" for choice in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " \\| ".join("None" if option is types.NoneType else type_name(option) for option in arguments)
+    if origin is tuple:
+        each = type_name(arguments[0])
+        return f"list of {each}" if arguments[-1] is Ellipsis else f"{len(arguments)} x {each}"
+    return hint.__name__
 
 
 def default(field: dataclasses.Field) -> str:
@@ -78,14 +99,14 @@ def default(field: dataclasses.Field) -> str:
 
 def settings_table(cls: type, prefix: str) -> list[str]:
     """Markdown rows for the settings of one dataclass, groups left out."""
-    rows = ["| flag | type | default | |", "| --- | --- | --- | --- |"]
-    docs = field_docs(cls)
+    rows = ["| flag | value | default | meaning |", "| --- | --- | --- | --- |"]
+    docs, hints = field_docs(cls), typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
         if not dataclasses.is_dataclass(field.default_factory):
             flag = "import" if field.name == "imports" else field.name.replace("_", "-")
             shown = default(field)
             text = docs[field.name].replace("|", "\\|")
-            rows.append(f"| `--{prefix}{flag}` | {type_name(cls, field.name)} | {f'`{shown}`' if shown else ''} | {text} |")
+            rows.append(f"| `--{prefix}{flag}` | {type_name(hints[field.name])} | {f'`{shown}`' if shown else ''} | {text} |")
     return rows
 
 

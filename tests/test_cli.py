@@ -67,7 +67,7 @@ def test_the_same_command_goes_on_and_says_what_changed(run, headrace):
     assert json.loads((folder / "config.json").read_text())["learning"]["total_steps"] == 6000
     refused = headrace("train", *SMALL, "--run.folder", folder, "--core", "gru", code=2)
     assert "policy.core: none -> gru" in refused.err
-    refused = headrace("train", *SMALL, "--run.folder", folder, "--fresh", code=2)
+    refused = headrace("train", *SMALL, "--run.folder", folder, "--must-be-new", code=2)
     assert "already holds a run" in refused.err
 
 
@@ -200,10 +200,10 @@ def test_dashes_underscores_and_short_names():
 def test_explicit_flags_beat_the_saved_run_and_the_rest_is_kept(tmp_path):
     from headrace import config as configs
 
-    saved = cli.parse_config(["--env", "gym/CartPole-v1", "--gamma", "0.9", "--entropy-coef", "0.5", "--fresh"])
+    saved = cli.parse_config(["--env", "gym/CartPole-v1", "--gamma", "0.9", "--entropy-coef", "0.5", "--must-be-new"])
     configs.save(saved, tmp_path / "config.json")
     config = cli.parse_config(["--env", "gym/CartPole-v1", "--run.folder", str(tmp_path), "--gamma", "0.8"])
-    assert (config.learning.gamma, config.learning.entropy_coef, config.run.fresh) == (0.8, 0.5, False)
+    assert (config.learning.gamma, config.learning.entropy_coef, config.run.must_be_new) == (0.8, 0.5, False)
 
 
 USERS_FILE = """

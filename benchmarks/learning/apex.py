@@ -111,7 +111,7 @@ def run(experiment: Experiment, arm: dict[str, Any], seed: int, folder: Path) ->
     """One run: its curve and its evaluation."""
     config = headrace.make_config("gym/CartPole-v1", "apex-dqn", imports=ENVS)
     budget = {"learning.total_steps": experiment.steps, "run.max_minutes": experiment.seconds and experiment.seconds / 60}
-    quiet = {"run.folder": str(folder), "run.fresh": True, "run.video": False, "run.dashboard": False}
+    quiet = {"run.folder": str(folder), "run.must_be_new": True, "run.video": False, "run.dashboard": False}
     settings = {"env": experiment.env, "seed": seed, **quiet, **budget, **experiment.settings, **arm}
     load = os.getloadavg()[0]
     headrace.train(headrace.config.override(config, **settings))

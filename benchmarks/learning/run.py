@@ -97,7 +97,7 @@ def train_once(task: Task, seed: int, folder: Path, go_on: bool = False) -> dict
         **{
             "seed": seed,
             "run.folder": str(folder),
-            "run.fresh": not go_on,
+            "run.must_be_new": not go_on,
             "run.goal": task.stop_at or task.goal,
             "run.max_minutes": task.minutes,
             "run.video": False,

@@ -130,7 +130,7 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--env", default=Config.env)
     first.add_argument("--learning.algorithm", dest="algorithm")
-    first.add_argument("--learning.preset", dest="preset", choices=("desk", "paper"), default="desk")
+    first.add_argument("--learning.preset", dest="preset", choices=("small", "paper"), default="small")
     first.add_argument("--import", dest="imports", nargs="*", default=[])
     try:
         known, _ = first.parse_known_args(arguments)
@@ -145,7 +145,7 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     saved = config.run_folder / "config.json"
     if os.path.exists(saved):  # False, too, where it may not be looked for: `RunFolder` says so
         before = configs.load(saved)
-        before.run.fresh = False  # a question about this command, not a property of the run
+        before.run.must_be_new = False  # a question about this command, not a property of the run
         config = _parse(arguments, before)
     config.imports = tuple(str(Path(path).resolve()) for path in config.imports)
     return config

@@ -74,7 +74,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 """What an algorithm's name stands for, as dotted settings."""
 
-DESK: dict[str, dict[str, dict[str, Any]]] = {
+SMALL: dict[str, dict[str, dict[str, Any]]] = {
     "images": {
         "apex-dqn": {
             "sampling.num_workers": 1,
@@ -120,7 +120,7 @@ DESK: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }
-"""On top of that (`learning.preset desk`), by kind of observation: the paper's sizes are for hundreds of actors and days of
+"""On top of that (`learning.preset small`), by kind of observation: the paper's sizes are for hundreds of actors and days of
 Atari. A few cores step far fewer environments than one learner could take in, so every transition is learned from more often, the
 batches are smaller and the target network follows sooner."""
 
@@ -143,11 +143,11 @@ def make_config(env: str, algorithm: str | None = None, imports: Iterable[str] =
     of_env = dict(defaults(env))
     algorithm = algorithm or settings.get("learning.algorithm") or of_env.get("learning.algorithm", "appo")
     preset = dict(ALGORITHMS.get(algorithm, {}))
-    if settings.get("learning.preset", base.learning.preset) == "desk" and algorithm in REPLAY_ALGORITHMS:
+    if settings.get("learning.preset", base.learning.preset) == "small" and algorithm in REPLAY_ALGORITHMS:
         observations = "vectors" if env.split("/")[0] in ("gym", "dm_control") else "images"
         if algorithm == "apex-dqn":  # the environment's own network
             encoder = of_env.get("policy.encoder", base.policy.encoder)
             preset["policy.encoder"] = DUELING_ENCODERS.get(encoder, encoder)
             preset["policy.hidden"] = of_env.get("policy.hidden", base.policy.hidden)
-        preset |= DESK[observations].get(algorithm, {})
+        preset |= SMALL[observations].get(algorithm, {})
     return configs.override(base, **{**of_env, **preset, "learning.algorithm": algorithm, **settings})

@@ -77,7 +77,7 @@ def test_what_the_weights_depend_on_cannot_change(tmp_path, name, value):
 
 
 def test_fresh_refuses_a_run_that_is_there(tmp_path):
-    fresh = settings(tmp_path, **{"run.fresh": True})
+    fresh = settings(tmp_path, **{"run.must_be_new": True})
     RunFolder.open(fresh)[0].close()
     with pytest.raises(ConfigError, match="already holds a run"):
         RunFolder.open(fresh)

@@ -1,19 +1,11 @@
-"""Settings: the tree (`settings`), ranges and impossible combinations (`validation`), JSON (`io`)."""
+"""Settings: the tree (`settings`), its groups (`groups`, `learning`), types and ranges (`ranges`), impossible combinations
+(`validation`), JSON (`io`)."""
 
-from headrace.config.io import from_dict, load, override, save, to_dict
-from headrace.config.settings import (
-    REPLAY_ALGORITHMS,
-    Config,
-    ConfigError,
-    EnvConfig,
-    LearningConfig,
-    Placement,
-    PolicyConfig,
-    QConfig,
-    ReplaySettings,
-    RunConfig,
-    SamplingConfig,
-)
+from headrace.config.errors import ConfigError
+from headrace.config.groups import EnvConfig, Placement, PolicyConfig, RunConfig, SamplingConfig
+from headrace.config.io import from_dict, load, override, save, to_dict, to_json
+from headrace.config.learning import LearningConfig, QConfig, ReplaySettings
+from headrace.config.settings import REPLAY_ALGORITHMS, Config
 
 __all__ = [
     "REPLAY_ALGORITHMS",
@@ -32,4 +24,5 @@ __all__ = [
     "override",
     "save",
     "to_dict",
+    "to_json",
 ]

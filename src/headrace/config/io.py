@@ -10,7 +10,13 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from headrace.config.settings import Config, ConfigError
+from headrace.config.errors import ConfigError
+from headrace.config.ranges import check
+from headrace.config.settings import Config
+
+FORMAT = 2
+"""Version of config.json. It goes up when a setting keeps its name and changes its meaning; settings that come, go or are renamed
+are noticed without it. Format 1 had no number."""
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -18,41 +24,84 @@ def to_dict(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
-def from_dict(data: dict[str, Any], cls: type = Config) -> Any:
-    """The inverse of `to_dict`. Raises `ConfigError` on fields this version does not know."""
+def to_json(config: Config) -> str:
+    """The text of config.json."""
+    return json.dumps({"format": FORMAT, **to_dict(config)}, indent=2) + "\n"
+
+
+def from_dict(data: dict[str, Any]) -> Config:
+    """The inverse of `to_dict`; settings that are not in `data` have their defaults.
+
+    Raises `ConfigError` for unknown settings, and for values of another type than the setting's or out of its range.
+    """
+    config = _build(data, Config, "")
+    check(config)
+    return config
+
+
+def _build(data: Any, cls: type, prefix: str) -> Any:
     if not isinstance(data, dict):
-        raise ConfigError(f"{cls.__name__} must be a JSON object, not {json.dumps(data):.40}")
+        raise ConfigError(f"{prefix.rstrip('.') or 'a configuration'} must be a JSON object, not {json.dumps(data):.40}")
     hints = typing.get_type_hints(cls)
-    unknown = sorted(set(data) - set(hints))
-    if unknown:
-        raise ConfigError(f"unknown setting{'s' if len(unknown) > 1 else ''} in {cls.__name__}: {', '.join(unknown)}")
-    return cls(**{name: _from_json(value, hints[name]) for name, value in data.items()})
+    if unknown := sorted(prefix + name for name in data.keys() - hints.keys()):
+        raise ConfigError(f"unknown setting{'s' if len(unknown) > 1 else ''}: {', '.join(unknown)}")
+    return cls(**{name: _from_json(value, hints[name], f"{prefix}{name}.") for name, value in data.items()})
 
 
-def _from_json(value: Any, hint: Any) -> Any:
-    """JSON knows no tuples and no dataclasses: put them back where the annotation says so."""
+def _from_json(value: Any, hint: Any, prefix: str) -> Any:
+    """JSON has no tuples and no dataclasses: put them back where the annotation has them."""
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return from_dict(value, hint)
-    if isinstance(value, list):
-        return tuple(value)
-    if isinstance(hint, types.UnionType) and value is not None:
-        for option in typing.get_args(hint):
-            if dataclasses.is_dataclass(option) and isinstance(value, dict):
-                return from_dict(value, option)  # type: ignore[arg-type]
-    return value
+        return _build(value, hint, prefix)
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union else (hint,)
+    is_tuple = isinstance(value, list) and any(typing.get_origin(option) is tuple for option in options)
+    return tuple(value) if is_tuple else value
 
 
 def save(config: Config, path: os.PathLike[str] | str) -> None:
     """Write the configuration as JSON."""
-    Path(path).write_text(json.dumps(to_dict(config), indent=2) + "\n")
+    Path(path).write_text(to_json(config))
 
 
 def load(path: os.PathLike[str] | str) -> Config:
-    """Read a configuration written by `save`. Raises `ConfigError` if it is none."""
+    """Read a configuration written by `save`.
+
+    Raises `ConfigError` if the file cannot be read, holds no configuration, was written by another version, or has a setting with
+    a value that is not allowed.
+    """
+    path = Path(path)
+    other_version = "version of headrace: start a new run in another folder, or use the version that made this one"
     try:
-        return from_dict(json.loads(Path(path).read_text()))
-    except ValueError as error:  # no text, no JSON, or no settings of ours
-        raise ConfigError(f"{path} is no configuration: {error}") from error
+        if not path.is_file():  # opening a pipe would wait for ever
+            raise ConfigError("it is no regular file")
+        data = json.loads(path.read_text())
+        if not isinstance(data, dict):
+            raise ConfigError(f"it must hold a JSON object, not {json.dumps(data):.40}")
+        if (found := data.pop("format", 1)) != FORMAT:
+            age = "a newer" if isinstance(found, int) and found > FORMAT else "an older"
+            raise ConfigError(f"it has format {found!r:.40}, not {FORMAT}. The run was made by {age} {other_version}")
+        expected, names = _names(to_dict(Config())), _names(data)
+        if names != expected:
+            unlike = {"unknown": sorted(names - expected), "missing": sorted(expected - names)}
+            faults = [f"{what}: {_some(which)}" for what, which in unlike.items() if which]
+            raise ConfigError(f"its settings do not fit ({'; '.join(faults)}). The run was made by another {other_version}")
+        return from_dict(data)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is no configuration: it is nested too deeply") from error
+    except ValueError as error:  # no text, no JSON, or what is refused above
+        raise ConfigError(f"{path} is no configuration of this version: {error}") from error
+
+
+def _names(data: dict[str, Any]) -> set[str]:
+    """Dotted names of the settings in `data`, groups included; what is within a setting is not looked at."""
+    groups = {field.name for field in dataclasses.fields(Config) if dataclasses.is_dataclass(field.default_factory)}
+    inside = [(name, data[name]) for name in groups & data.keys() if isinstance(data[name], dict)]
+    return data.keys() | {f"{name}.{setting}" for name, settings in inside for setting in settings}
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def override(config: Config, **settings: Any) -> Config:
@@ -60,10 +109,10 @@ def override(config: Config, **settings: Any) -> Config:
     data = to_dict(config)
     for dotted, value in settings.items():
         *groups, name = dotted.split(".")
-        node = data
+        node: Any = data
         for group in groups:
-            node = node.get(group, {})
-        if name not in node:
+            node = node.get(group) if isinstance(node, dict) else None
+        if not isinstance(node, dict) or name not in node:
             raise ConfigError(f"there is no setting {dotted!r}")
         node[name] = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
     return from_dict(data)

@@ -26,7 +26,7 @@ _ADVICE: dict[Part, str] = {
     "bf16, a smaller network or an accelerator.",
     "environments": "More sampling.num-workers (up to one per core) or more environments per worker.",
     "processor": "More or faster cores, an accelerator for the network, or less work per step (a smaller network, fewer epochs).",
-    "handover": "More sampling.envs-per-worker or sampling.num-groups; a smaller sampling.patience.",
+    "handover": "More sampling.envs-per-worker or sampling.num-groups; a smaller sampling.batch_timeout.",
 }
 
 

@@ -83,19 +83,19 @@ class RunFolder:
 
         Returns the folder and one sentence for each setting that differs from the ones the run had before (to be shown).
         Raises what the constructor raises, and `ConfigError` if the run found there cannot go on with these settings, or if
-        `config.run.fresh` forbids it.
+        `config.run.must_be_new` forbids it.
         """
         folder = cls(config.run_folder)
         try:
             changes: list[str] = []
             if folder.has_run:
-                if config.run.fresh:
+                if config.run.must_be_new:
                     raise ConfigError(
-                        f"{folder.path} already holds a run, and run.fresh is set: choose another run.folder or run.name"
+                        f"{folder.path} already holds a run, and run.must_be_new is set: choose another run.folder or run.name"
                     )
                 changes = compare(config_module.load(folder.config_path), config, folder.path)
             with _explained(folder.path):
-                write_whole(folder.config_path, json.dumps(config_module.to_dict(config), indent=2) + "\n")
+                write_whole(folder.config_path, config_module.to_json(config))
                 folder._write_system()
         except BaseException:
             folder.close()

@@ -18,7 +18,7 @@ class PolicyWorker:
     def __init__(self, index: int, exchange: Exchange, actor: Actor, config: Config):
         self.index, self.exchange, self.actor = index, exchange, actor
         groups = exchange.G
-        self._patience = config.sampling.patience
+        self._patience = config.sampling.batch_timeout
         self._inbox = np.zeros(min(config.sampling.max_request_groups or groups, groups), np.int32)
         self._minimum = min(config.min_request_groups, len(self._inbox))
 

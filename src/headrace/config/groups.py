@@ -1,0 +1,171 @@
+"""Settings of what acts and of the run: environment, policy, sampling, run folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from headrace.config.ranges import Count, Length, Positive, Range, Seconds, Timeout, Width
+
+JsonObject = Annotated[
+    dict[str, Any],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="JSON",
+        instance_from_str=lambda words: json.loads(words[0]),
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda value: [json.dumps(value)],
+    ),
+]
+"""A dictionary, given on the command line as one JSON object."""
+
+Pixels = Annotated[int, Range(1, 4096)]
+
+
+@dataclass
+class EnvConfig:
+    """The environment: which variant of it, and what is done to observations and rewards."""
+
+    frameskip: Annotated[int, Range(1, 10_000)] | None = None
+    """Number of simulator frames per step. None: the default of the environment's family (Atari and VizDoom 4, others 1)."""
+    protocol: Literal["dqn", "ale-v5"] = "dqn"
+    """Atari only: the rules of an episode. `dqn`: no sticky actions, up to 30 no-ops and FIRE at the start, and a training
+    episode ends when a life is lost. `ale-v5`: sticky actions with probability 0.25, no no-ops, and episodes are whole games."""
+    atari_backend: Literal["native", "ale"] = "native"
+    """Atari only: the emulator. `native`: this package's own, which steps whole batches. `ale`: one ale-py emulator per
+    environment, as a reference."""
+    resize: tuple[Pixels, Pixels] | None = None
+    """Height and width (pixels) to which images are resized. None: the default of the environment's family (Atari 84x84, VizDoom
+    72x128)."""
+    grayscale: bool | None = None
+    """Convert images from RGB to one grey channel. None: the default of the environment's family (Atari yes, VizDoom no)."""
+    frame_stack: Annotated[int, Range(1, 1024)] | None = None
+    """Number of successive images in one observation. None: the default of the environment's family (Atari 4, others 1)."""
+    max_episode_steps: Annotated[int, Range(1, 2**31 - 1)] | None = None
+    """Episodes are truncated after this many steps. None: the environment's own limit."""
+    info_action_mask: bool = False
+    """Read the mask of allowed actions from `info["action_mask"]`, where gym/Taxi-v4 has it, instead of from the observation."""
+    reward_scale: float = 1.0
+    """Rewards are multiplied by this before they are learned from. Reported returns are never scaled."""
+    reward_clip: Positive | None = None
+    """Rewards are clipped to [-x, x] after scaling, where x is this value. None: no clipping. Reported returns are never
+    clipped."""
+    kwargs: JsonObject = field(default_factory=dict)
+    """Further keyword arguments of the environment's constructor, as one JSON object."""
+
+
+@dataclass
+class PolicyConfig:
+    """The network: encoder for each observation, core, heads."""
+
+    encoder: str = "auto"
+    """Network that encodes an observation: `nature-cnn`, `impala-shallow`, `impala-resnet`, `vizdoom-simple`, `vizdoom-full`,
+    `mlp`, or a name that an imported file registers. `auto`: `nature-cnn` for images, `mlp` for vectors."""
+    hidden: Width = 512
+    """Width of the layer that follows an image encoder."""
+    mlp: tuple[Width, ...] = (64, 64)
+    """Widths of the layers that encode vector observations."""
+    core: Literal["none", "gru", "lstm"] = "none"
+    """Recurrent core between the encoder and the heads."""
+    core_size: Width = 512
+    """Width of the recurrent core."""
+    activation: Literal["relu", "elu", "tanh"] = "relu"
+    """Activation function of the encoders."""
+    normalize_observations: bool = False
+    """Normalise vector observations by their running mean and standard deviation, which are saved with the model. Images are
+    always divided by 255."""
+    normalize_returns: bool = False
+    """The value head predicts returns that are normalised by their running mean and standard deviation, which are saved with the
+    model."""
+    initial_std: Positive = 1.0
+    """Standard deviation of continuous actions at the start of training, before they are squashed into their bounds."""
+
+
+Placement = Literal["served", "inline", "serial"]
+
+
+@dataclass
+class SamplingConfig:
+    """How experience is gathered: processes, environments, buffers."""
+
+    placement: Placement = "served"
+    """Where the policy acts. `served`: policy workers compute the actions, in batches, for many rollout workers. `inline`: each
+    rollout worker has its own copy of the policy. `serial`: everything runs in one process and is deterministic."""
+    num_workers: Annotated[int, Range(1, 4096)] = 2
+    """Number of rollout workers, the processes that step environments."""
+    envs_per_worker: Annotated[int, Range(1, 65_536)] = 16
+    """Number of environments of each rollout worker. It must be a multiple of `num_groups`."""
+    num_groups: Annotated[int, Range(1, 32)] = 2  # one bit each in the worker's wake-up word
+    """Number of groups that the environments of a rollout worker are divided into. With 2 groups (double buffering), one is
+    stepped while the actions of the other are computed."""
+    num_policy_workers: Annotated[int, Range(1, 4096)] = 1
+    """`served` placement: number of policy workers, the processes that compute actions."""
+    rollout: Length = 32
+    """Number of steps (T) of a trajectory."""
+    num_slots: Annotated[int, Range(1, 2**15)] | None = None  # a ticket has 15 bits for the slot
+    """Number of trajectory slots in shared memory. A rollout worker waits when none is free, so the number of slots limits both
+    memory and policy lag. None: one per group, plus one or two batches."""
+    min_request_groups: Length | None = None
+    """A policy worker waits until this many groups have requested actions, but no longer than `batch_timeout`. None: a third of
+    all groups, divided by the number of policy workers and rounded up."""
+    max_request_groups: Length | None = None
+    """A policy worker computes the actions of at most this many groups at once. None: no limit."""
+    batch_timeout: Seconds = 0.005
+    """Longest time (seconds) that a policy worker waits for `min_request_groups`, counted from the first request."""
+    one_transfer: Literal["auto", "on", "off"] = "auto"
+    """`served` placement without replay: policy workers keep observations on the device for the learner, so that each is copied
+    there once instead of twice. This takes device memory for the observations of all slots. `auto`: on if the device is a GPU."""
+    weights_period: Count = 1
+    """`inline` placement: number of steps of a group between two checks for new weights."""
+    step_timeout: Timeout = 120.0
+    """Longest time (seconds) that a step or a reset of an environment may take. A rollout worker that takes longer counts as
+    hung: its Python stack is shown, and it is replaced."""
+    max_restarts: Annotated[int, Range(0, 1_000_000)] = 10
+    """Number of failed processes that may be replaced within `restart_window`. The next failure ends the run with its error."""
+    restart_window: Timeout = 3600.0
+    """Time (seconds) for which a failure counts towards `max_restarts`. Failures that are rarer never end a run."""
+    pin_workers: bool = True
+    """Bind each rollout worker to one core, round robin, if there are at least as many workers as cores."""
+    worker_niceness: Annotated[int, Range(0, 19)] = 10
+    """Scheduling niceness of rollout workers. With a higher value the learner and the policy workers get more of a busy
+    processor."""
+
+
+@dataclass
+class RunConfig:
+    """The run folder and what is written to it."""
+
+    folder: str | None = None
+    """Run folder. Training resumes the run that is found there. None: runs/<env>__<name>__<seed>."""
+    name: str = "default"
+    """Name of the experiment. It is part of the default folder's name."""
+    must_be_new: bool = False
+    """Refuse to start if the folder already holds a run, instead of resuming it."""
+    goal: float | None = None
+    """Training ends when the mean return of the last 100 episodes reaches this value. None: no goal."""
+    max_minutes: Annotated[float, Range(0, 1e6, above=True)] | None = None
+    """Training ends after this wall-clock time (minutes), counted from the start of this process. None: no limit."""
+    log_interval: Seconds = 5.0
+    """Time (seconds) between two lines of metrics."""
+    checkpoint_interval: Seconds = 120.0
+    """Time (seconds) between two checkpoints."""
+    keep_checkpoints: Length = 3
+    """Number of newest checkpoints that are kept. The best checkpoint and all milestones are kept as well."""
+    milestone_steps: Count | None = None
+    """Number of steps between two milestones, which are checkpoints that are never deleted. None: no milestones."""
+    eval_interval_steps: Count | None = None
+    """Number of steps between two evaluations during training. None: no evaluations."""
+    eval_episodes: Length = 10
+    """Number of episodes of each evaluation during training."""
+    dashboard: bool = True
+    """Show a live dashboard in the terminal. If it is off, or output is not a terminal, each interval prints one line."""
+    video: bool = True
+    """Save a learning curve and a video of one episode in the run folder when training ends. This needs the extras `plots` and
+    `video`."""
+    track: bool = False
+    """Log metrics to Weights & Biases as well. This needs the extra `wandb`."""
+    wandb_project: str = "headrace"
+    """Name of the project in Weights & Biases."""

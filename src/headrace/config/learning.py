@@ -1,0 +1,169 @@
+"""Settings of what learns: the algorithm and its optimizer, the replay buffer, Q-learning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from headrace.config.ranges import MANY, Count, Fraction, Length, NonNegative, Positive, Range, Timeout, Width
+
+
+@dataclass
+class LearningConfig:
+    """The algorithm and its optimizer. Defaults: Sample Factory's Table A.5 (APPO)."""
+
+    algorithm: str = "appo"
+    """Learning algorithm. `appo`: asynchronous PPO with V-trace. `ppo`: PPO with GAE. `impala`: policy gradient with V-trace.
+    `a2c`: policy gradient with n-step returns. `apex-dqn`, `apex-dpg`: Q-learning and deterministic policy gradient with
+    prioritized replay. Other names are algorithms that an imported file registers."""
+    preset: Literal["small", "paper"] = "small"
+    """Source of the defaults of `apex-dqn` and `apex-dpg`. `small`: sizes for a few cores and about an hour. `paper`: the sizes
+    of Horgan et al. 2018, for hundreds of actors and days."""
+    experience: Literal["trajectories", "replay"] | None = None
+    """What the learner learns from. `trajectories`: every trajectory once, in order. `replay`: transitions sampled from a replay
+    buffer. None: what the algorithm declares."""
+    total_steps: Count = 10_000_000
+    """Training ends after this many steps of experience."""
+    batch_size: Annotated[int, Range(1, 2**31 - 1)] = 2048
+    """Steps per batch. It must be a multiple of `sampling.rollout` times the environments of a group. With replay: transitions
+    per update."""
+    num_minibatches: Length = 1
+    """Number of minibatches that a batch is divided into, in whole trajectories."""
+    num_epochs: Annotated[int, Range(1, 1000)] = 1
+    """Number of passes over each batch."""
+    gamma: Fraction = 0.99
+    """Discount factor per step."""
+    returns: Literal["vtrace", "gae"] = "vtrace"
+    """Method that computes value targets and advantages."""
+    gae_lambda: Fraction = 0.95
+    """Lambda of GAE. V-trace multiplies its trace coefficients by it."""
+    vtrace_rho: Positive = 1.0
+    """V-trace: upper limit of the importance weights (rho). It determines which value function the critic converges to."""
+    vtrace_c: NonNegative = 1.0
+    """V-trace: upper limit of the trace coefficients (c). It determines how fast the critic converges."""
+    ppo_clip: Positive | None = 0.1
+    """PPO: the probability ratio is clipped to [1/(1+c), 1+c], where c is this value. None: no clipping, the plain policy
+    gradient."""
+    value_clip: Positive | None = None
+    """Value predictions are clipped to within this distance of the behaviour policy's predictions. None: no clipping."""
+    value_coef: NonNegative = 0.5
+    """Weight of the value loss in the total loss."""
+    entropy_coef: NonNegative = 0.003
+    """Weight of the exploration term in the total loss."""
+    exploration: Literal["entropy", "symmetric-kl"] = "entropy"
+    """Exploration term of the loss. `entropy`: the policy's entropy. `symmetric-kl`: the symmetric KL divergence from the uniform
+    distribution, for discrete actions."""
+    normalize_advantages: bool = True
+    """Normalise the advantages of each minibatch to mean 0 and standard deviation 1."""
+    max_policy_lag: Annotated[int, Range(0, MANY)] = 1000
+    """Samples whose action was chosen by weights more than this many updates old are excluded from all losses and statistics."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """Optimizer of the network's weights."""
+    learning_rate: NonNegative = 1e-4
+    """Learning rate at the start of training."""
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    """`constant`: the learning rate does not change. `linear`: it falls linearly, to 0 at `total_steps`."""
+    adam_betas: tuple[Annotated[float, Range(0, 1, below=True)], Annotated[float, Range(0, 1, below=True)]] = (0.9, 0.999)
+    """Adam: decay rates of the first and the second moment."""
+    optimizer_eps: NonNegative = 1e-6
+    """Epsilon of Adam or RMSProp."""
+    rmsprop_alpha: Fraction = 0.99
+    """RMSProp: decay rate of the mean square of the gradients."""
+    rmsprop_centered: bool = False
+    """RMSProp: divide by the standard deviation of the gradients instead of their root mean square."""
+    max_grad_norm: Positive | None = 4.0
+    """Gradients are scaled down to at most this norm. None: no limit."""
+    precision: Literal["auto", "float32", "bf16"] = "float32"
+    """Arithmetic of convolutions and matrix products, in the learner and the policy workers. `bf16`: bfloat16 autocast. `auto`:
+    `bf16` if the processor or the GPU computes it natively, else `float32`."""
+    compile: bool = False
+    """Compile the learner's network with torch.compile."""
+    graphs: bool = True
+    """On a GPU, record acting and optimizer steps as CUDA graphs, which launch all their kernels at once."""
+    device: str = "auto"
+    """Device of the learner and the policy workers: `cpu`, `cuda`, or one of several GPUs such as `cuda:1`. `auto`: `cuda` if
+    there is one, else `cpu`."""
+    update_timeout: Timeout = 600.0
+    """Longest time (seconds) that an update or a checkpoint may take. A learner that takes longer counts as hung: its Python
+    stack is shown, and it is restarted from the newest checkpoint."""
+    num_threads: Annotated[int, Range(1, 4096)] | None = None
+    """CPU threads of the learner. None: half of the cores; all cores in `serial` placement."""
+
+
+@dataclass
+class ReplaySettings:
+    """Prioritized replay: `apex-dqn` and `apex-dpg`. Defaults: Ape-X DQN (Horgan et al. 2018)."""
+
+    capacity: Annotated[int, Range(1, 10**10)] = 2_000_000
+    """Number of transitions that the replay keeps. It may hold more until the next eviction."""
+    slack: Annotated[float, Range(1, 1000)] = 1.1
+    """The replay has memory for this many times its capacity. Proportional eviction keeps some transitions longer and needs
+    more memory."""
+    minimum: Count = 50_000
+    """Learning starts when the replay holds this many transitions. If the replay is lost, learning pauses until it is filled to
+    this number again."""
+    copies: Annotated[int, Range(1, 10_000)] = 1
+    """Number of times that each transition is added. More than 1 repeats the experiment on recency in figure 6 of the Ape-X
+    paper: few environments fill the replay as fast as many, with fewer distinct transitions."""
+    n_step: Annotated[int, Range(1, 10_000)] = 3
+    """Number of rewards in an n-step return."""
+    alpha: NonNegative = 0.6
+    """Exponent of the priorities in sampling. 0: uniform sampling."""
+    beta: NonNegative = 0.4
+    """Exponent of the importance-sampling weights. 0: no correction; 1: full correction."""
+    evict_alpha: float | None = None
+    """Transitions are evicted with a probability proportional to priority^evict_alpha (Ape-X DPG: -0.4). None: the oldest are
+    evicted first."""
+    evict_period: Count = 100
+    """Number of updates between two evictions."""
+    samples_per_insert: Positive | None = None
+    """Ratio of sampled to inserted transitions. The learner and the rollout workers wait for each other to keep it. None: nobody
+    waits, and `serial` placement makes one update per trajectory."""
+    codec: Literal["none", "lz4", "zstd"] = "none"
+    """Compression of images in the replay."""
+    prefetch: Annotated[int, Range(1, 4096)] = 16
+    """Number of batches that are sampled in advance."""
+    threads: Annotated[int, Range(1, 4096)] = 1
+    """Number of threads that copy and decompress one batch."""
+    checkpoint_contents: bool = False
+    """Save all transitions with the newest checkpoint, uncompressed (about 7 KB per Atari transition), so that a resumed run need
+    not fill the replay again. In `serial` placement the resumed run is then exact, bit for bit. Off: only counters are saved."""
+
+
+@dataclass
+class QConfig:
+    """Q-learning: exploration, target network, and the parts of Rainbow."""
+
+    epsilon: Fraction = 0.4
+    """Base of the exploration rates. Environment i of N takes a random action with probability
+    epsilon^(1 + epsilon_alpha * i / (N - 1))."""
+    epsilon_alpha: NonNegative = 7.0
+    """Spread of the exploration rates: the last environment's rate is epsilon^(1 + epsilon_alpha), the first one's is epsilon."""
+    epsilon_levels: Annotated[int, Range(1, 1_000_000)] | None = None
+    """Number of different exploration rates, each for one block of environments (figure 7 of the Ape-X paper: 6). None: one rate
+    per environment."""
+    target_period: Count = 2500
+    """Number of updates between two copies of the weights to the target network."""
+    double: bool = True
+    """Double Q-learning: the online network chooses the action whose value the target network estimates."""
+    dueling: bool = True
+    """Dueling network: one stream for the value of the state, one for the advantages of the actions."""
+    noisy: bool = False
+    """Noisy linear layers in the heads, for exploration. With `epsilon` 0 they are the only exploration."""
+    atoms: Annotated[int, Range(1, 10_000)] = 1
+    """Number of atoms in the distribution of the return (C51: 51). 1: only the expected return is learned."""
+    support: tuple[float, float] = (-10.0, 10.0)
+    """Returns at the first and at the last atom."""
+    burn_in: Annotated[int, Range(0, 1_000_000)] = 40
+    """Recurrent core (R2D2): number of rows at the start of a sequence that only warm up the core state."""
+    sequence: Length = 80
+    """Recurrent core (R2D2): number of rows of a sequence that are learned from. A sequence starts every `sampling.rollout` rows,
+    from the core state stored there."""
+    rescale: bool = False
+    """Recurrent core (R2D2): learn values rescaled by h(x) = sign(x)(sqrt(|x| + 1) - 1) + 0.001 x."""
+    noise: NonNegative = 0.3
+    """Ape-X DPG: standard deviation of the Gaussian noise that is added to actions, in units of half the range of an action."""
+    actor_layers: tuple[Width, ...] = (300, 200)
+    """Ape-X DPG: widths of the actor's layers."""
+    critic_layers: tuple[Width, ...] = (400, 300)
+    """Ape-X DPG: widths of the critic's layers. The action is an input of the second layer."""

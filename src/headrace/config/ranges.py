@@ -1,0 +1,137 @@
+"""Which values a setting may have. The type and the range stand beside the field, and `check` compares a whole tree with them.
+
+    num_workers: Annotated[int, Range(1, 4096)] = 2
+    support: tuple[Annotated[float, Range(-1e9, 1e9)], ...] = (-10.0, 10.0)
+
+Upper limits are far above what is useful. They keep absurd values away from libraries in C, which would crash, or hang where
+Ctrl-C does not reach them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+import types
+import typing
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from headrace.config.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values that a number may have: finite, from `low` to `high`; `above` and `below` exclude the ends themselves."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+
+    def fault(self, value: float) -> str | None:
+        """What a number outside the range must be, e.g. "at least 1"; None for one inside. NaN and infinity are never inside."""
+        if not abs(value) <= sys.float_info.max:
+            return "a finite number"
+        if value < self.low or (self.above and value == self.low):
+            return f"{'above' if self.above else 'at least'} {_plain(self.low)}"
+        if value > self.high or (self.below and value == self.high):
+            return f"{'below' if self.below else 'at most'} {_plain(self.high)}"
+        return None
+
+    def describe(self) -> str:
+        """For documentation: "1 to 4096", "above 0", "0 to below 1". Upper limits from a million on are left out."""
+        if self.high >= 1e6:
+            return f"{'above' if self.above else 'at least'} {_plain(self.low)}"
+        end = f"{'below ' if self.below else ''}{_plain(self.high)}"
+        return f"above {_plain(self.low)}, up to {end}" if self.above else f"{_plain(self.low)} to {end}"
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if abs(number) <= MANY and number == int(number) else f"{number:g}"
+
+
+MANY = 2**53
+"""The largest whole number that every float below it represents exactly: the limit of counters."""
+
+Count = Annotated[int, Range(1, MANY)]
+"""At least 1."""
+Width = Annotated[int, Range(1, 65_536)]
+"""Units of a layer."""
+Length = Annotated[int, Range(1, 1_000_000)]
+"""Rows of a sequence, groups, minibatches."""
+Positive = Annotated[float, Range(0, above=True)]
+NonNegative = Annotated[float, Range(0)]
+Fraction = Annotated[float, Range(0, 1)]
+Seconds = Annotated[float, Range(0, 1e9)]
+"""Up to 31 years: times in nanoseconds fit into 64 bits."""
+Timeout = Annotated[float, Range(0, 1e9, above=True)]
+
+
+def check(settings: Any, prefix: str = "") -> None:
+    """Compare every field of a dataclass, and of the dataclasses in it, with its type and range.
+
+    Raises `ConfigError` with the dotted name of the first field whose value has another type or is out of range. A bool is no
+    number, and a whole number may stand where a float is expected.
+    """
+    hints = typing.get_type_hints(type(settings), include_extras=True)
+    for field in dataclasses.fields(settings):
+        name, value, hint = prefix + field.name, getattr(settings, field.name), hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            if not isinstance(value, hint):  # type: ignore[arg-type]
+                raise ConfigError(f"{name} is {_shown(value)}; it must be a group of settings")
+            check(value, f"{name}.")
+        elif fault := _fault(value, hint):
+            raise ConfigError(f"{name} is {_shown(value)}; {fault}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+_KINDS: dict[type, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str,), "text"),
+    dict: ((dict,), "a JSON object"),
+}
+"""For each type of a setting: the types its value may have, and its name in messages."""
+
+
+def _fault(value: Any, hint: Any) -> str | None:
+    """The text "it must be ..." where `value` is not what the annotation `hint` says; None where it is."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        inner, *metadata = arguments
+        if fault := _fault(value, inner):
+            return fault
+        faults = [limit.fault(value) for limit in metadata if isinstance(limit, Range) and value is not None]
+        return next((f"it must be {fault}" for fault in faults if fault), None)
+    if origin in (typing.Union, types.UnionType):
+        found = [_fault(value, option) for option in arguments if option is not types.NoneType]
+        allowed = None in found or (value is None and types.NoneType in arguments)
+        return None if allowed else found[0]
+    if origin is Literal:
+        names = ", ".join(map(str, arguments))
+        return None if isinstance(value, str) and value in arguments else f"it must be one of {names}"
+    if origin is tuple:
+        return _tuple_fault(value, arguments)
+    allowed_types, words = _KINDS[origin or hint]
+    if not isinstance(value, allowed_types) or (isinstance(value, bool) and hint is not bool):
+        return f"it must be {words}"
+    if hint is float and (fault := Range().fault(typing.cast(float, value))):
+        return f"it must be {fault}"
+    return None
+
+
+def _tuple_fault(value: Any, items: tuple[Any, ...]) -> str | None:
+    if not isinstance(value, list | tuple):
+        return "it must be a list"
+    if items[-1] is Ellipsis:
+        items = items[:1] * len(value)
+    if len(value) != len(items):
+        return f"it must be a list of {len(items)}"
+    found = next(filter(None, (_fault(item, hint) for item, hint in zip(value, items, strict=True))), None)
+    return found and found.replace("it must", "each must", 1)
