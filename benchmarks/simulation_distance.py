@@ -30,7 +30,7 @@ import numpy as np
 import psutil
 
 from headrace.config import Config
-from headrace.envs.contract import Categorical
+from headrace.envs.contract import Categorical, LaneRow
 from headrace.envs.registry import describe, make_group
 from headrace.presets import make_config
 from headrace.runs.folder import system_facts
@@ -100,16 +100,20 @@ def bare(start: Start) -> None:
     os.sched_setaffinity(0, {cores[start.index % len(cores)]})
     groups = [make_group(config.env, config.envs, x.E) for _ in range(x.num_groups)]
     first = start.index * x.num_groups
-    rows = [[x.slab.obs_row(first + g, t) for t in range(2)] for g in range(x.num_groups)]
-    steps = [x.slab.step_row(first + g, 0) for g in range(x.num_groups)]
+    rows = [
+        LaneRow(x.slab.arrays["action"][first + g, 0], x.slab.step_row(first + g, 0), x.slab.obs_row(first + g, 1))
+        for g in range(x.num_groups)
+    ]
     choices = [part.n for part in start.spec.action.parts if isinstance(part, Categorical)]
     rng = np.random.default_rng(start.index)
     for g, group in enumerate(groups):
-        group.reset(start.index * 1000 + g * x.E, rows[g][0])
+        group.reset(start.index * 1000 + g * x.E, [rows[g].after])
     count = x.clocks["rollout"][start.index]
     while not x.stopped:
         for g, group in enumerate(groups):
-            group.step(random_actions(rng, choices, (x.E, len(choices))), steps[g], rows[g][1])
+            rows[g].actions[:] = random_actions(rng, choices, (x.E, len(choices)))
+            group.send(rows[g : g + 1])
+            group.recv()
             count[-1] += x.E
     for group in groups:
         group.close()

@@ -8,7 +8,7 @@ import ale_py
 import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
-from worlds import random_actions, rows_for
+from worlds import random_actions, reset_group, rows_for, step_group
 
 from headrace.config import EnvConfig
 from headrace.envs import registry
@@ -43,7 +43,7 @@ def test_a_whole_game_with_life_loss_episodes(backend: Literal["ale", "native"])
     group = make_group("breakout", EnvConfig(atari_backend=backend, reward_clip=1.0), num_envs)
     reference = AtariVectorEnv("breakout", num_envs, num_threads=1, reward_clipping=False)
     now, after = rows_for(group.spec, num_envs)
-    group.reset(5, after)
+    reset_group(group, 5, after)
     pictures, infos = reference.reset(seed=5)
     assert np.array_equal(after.obs["obs"], pictures)
     rng = np.random.default_rng(0)
@@ -51,7 +51,7 @@ def test_a_whole_game_with_life_loss_episodes(backend: Literal["ale", "native"])
     games, was_over = 0, np.zeros(num_envs, bool)
     for _ in range(1500):
         actions, was_valid, lives = random_actions(group.spec, num_envs, rng), after.valid.copy(), infos["lives"].copy()
-        group.step(actions, now, after)
+        step_group(group, actions, now, after)
         # the same emulators driven directly: NOOP in rows that are no transition
         pictures, rewards, over, _, infos = reference.step(np.where(was_valid, actions[:, 0], 0))
         assert np.array_equal(after.obs["obs"], pictures)
@@ -80,11 +80,11 @@ def test_evaluation_and_ale_v5_know_no_life_loss_episodes() -> None:
     for settings, training in (({"protocol": "dqn"}, False), ({"protocol": "ale-v5"}, True)):
         group = make_group("breakout", options(**settings), 2, training=training)
         now, after = rows_for(group.spec, 2)
-        group.reset(0, after)
+        reset_group(group, 0, after)
         rng = np.random.default_rng(0)
         games = 0
         while games < 2:
-            group.step(random_actions(group.spec, 2, rng), now, after)
+            step_group(group, random_actions(group.spec, 2, rng), now, after)
             games += int(now.terminated.sum())
             assert np.array_equal(now.terminated, ~np.isnan(now.episode_return))
         group.close()
@@ -96,20 +96,20 @@ def test_a_saved_group_goes_on_where_it_was() -> None:
     config = EnvConfig(atari_backend="native", protocol="dqn", reward_clip=1.0)
     first, second = make_group("breakout", config, num_envs), make_group("breakout", config, num_envs)
     now, after = rows_for(first.spec, num_envs)
-    first.reset(5, after)
-    second.reset(77, after)
+    reset_group(first, 5, after)
+    reset_group(second, 77, after)
     rng = np.random.default_rng(0)
     played = [random_actions(first.spec, num_envs, rng) for _ in range(600)]
     for actions in played[:123]:
-        first.step(actions, now, after)
+        step_group(first, actions, now, after)
     state = first.get_state()
     assert state is not None
     second.set_state(state)
     ends = 0
     for actions in played[123:]:
-        first.step(actions, now, after)
+        step_group(first, actions, now, after)
         other_now, other_after = rows_for(first.spec, num_envs)
-        second.step(actions, other_now, other_after)
+        step_group(second, actions, other_now, other_after)
         assert np.array_equal(after.obs["obs"], other_after.obs["obs"])
         for name in ("reward", "terminated", "truncated", "episode_return", "episode_length"):
             assert np.array_equal(getattr(now, name), getattr(other_now, name), equal_nan=name == "episode_return"), name
@@ -118,7 +118,7 @@ def test_a_saved_group_goes_on_where_it_was() -> None:
         ends += np.isfinite(now.episode_return).sum()
     assert ends >= 3
     ale = make_group("breakout", options(), 1)
-    ale.reset(0, rows_for(ale.spec, 1)[1])
+    reset_group(ale, 0, rows_for(ale.spec, 1)[1])
     assert ale.get_state() is None
 
 
@@ -149,9 +149,9 @@ def test_a_single_game_shows_what_the_vector_environment_shows(game: str, settin
 def test_step_limit_counts_steps() -> None:
     group = make_group("pong", options(max_episode_steps=50), 1)
     now, after = rows_for(group.spec, 1)
-    group.reset(0, after)
+    reset_group(group, 0, after)
     for step in range(1, 51):
-        group.step(np.zeros((1, 1), np.int32), now, after)
+        step_group(group, np.zeros((1, 1), np.int32), now, after)
         assert now.truncated[0] == (step == 50)
     assert now.episode_length[0] == 50
 

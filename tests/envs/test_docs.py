@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from worlds import rows_for
+from worlds import reset_group, rows_for, step_group
 
 from headrace.config import EnvConfig
 from headrace.envs import registry
@@ -24,10 +24,10 @@ def test_the_examples_run() -> None:
 
     group = registry.make_group("my/guess", EnvConfig(kwargs={"questions": 4}), 2)
     now, after = rows_for(group.spec, 2)
-    group.reset(0, after)
+    reset_group(group, 0, after)
     for _ in range(4):
         right = after.obs["shown"].argmax(axis=1)[:, None].astype(np.int32)
-        group.step(right, now, after)
+        step_group(group, right, now, after)
     assert now.terminated.all()
     assert (now.episode_return == 4).all()
     assert registry.describe("my/many", EnvConfig()).autoreset == "same-step"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,22 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from worlds import BadEnv, CountingEnv, episode_length, local_group, random_actions, reward_of, rows_for
+from worlds import (
+    BadEnv,
+    CountingEnv,
+    DelayedGroup,
+    episode_length,
+    local_group,
+    random_actions,
+    reset_group,
+    reward_of,
+    rows_for,
+    step_group,
+)
 
 from headrace.config import EnvConfig
-from headrace.envs.contract import MASK_KEY, EnvGroup, EnvironmentFault, OutOfBounds
-from headrace.envs.group import BOUNDS_PERIOD, LIFE_LOST, vector_group
+from headrace.envs.contract import MASK_KEY, EnvGroup, EnvironmentFault, LaneRow, OutOfBounds
+from headrace.envs.group import BOUNDS_PERIOD, LIFE_LOST, Completion, vector_group
 from headrace.sampling.processes import bounds_said
 
 SEED, E, STEPS = 20, 5, 60
@@ -29,6 +41,7 @@ GROUPS: dict[str, Callable[[], EnvGroup]] = {
     "next-step": lambda: counting_vector(AutoresetMode.NEXT_STEP),
     "same-step": lambda: counting_vector(AutoresetMode.SAME_STEP),
     "disabled": lambda: counting_vector(AutoresetMode.DISABLED),
+    "delayed": lambda: DelayedGroup(local_group([CountingEnv() for _ in range(E)])),
 }
 
 
@@ -39,7 +52,7 @@ def test_every_row_of_the_counting_world(kind: str) -> None:
     same_step = group.spec.autoreset == "same-step"
     assert same_step == (kind in ("same-step", "disabled"))
     now, after = rows_for(group.spec, E)
-    group.reset(SEED, after)
+    reset_group(group, SEED, after)
     assert after.first.all()
     assert after.valid.all()
     here = [(SEED + i, 0, 0, -1) for i in range(E)]
@@ -51,7 +64,7 @@ def test_every_row_of_the_counting_world(kind: str) -> None:
     for _ in range(STEPS):
         actions = random_actions(group.spec, E, rng)
         now, after = rows_for(group.spec, E)
-        group.step(actions, now, after)
+        step_group(group, actions, now, after)
         for i in range(E):
             seed, episode, step, _ = here[i]
             action = int(actions[i, 0])
@@ -87,6 +100,58 @@ def test_every_row_of_the_counting_world(kind: str) -> None:
     group.close()
 
 
+def test_a_step_that_is_finished_later_wakes_who_waits() -> None:
+    """As an environment server's group: `recv` never blocks and is False until the step is written; then `wake` is called."""
+    group = DelayedGroup(local_group([CountingEnv(), CountingEnv()]), seconds=0.1)
+    now, after = rows_for(group.spec, 2)
+    changed = threading.Event()
+    group.notify(changed.set)
+    for begin in (lambda: group.reset(SEED, [after]), lambda: group.send([LaneRow(np.zeros((2, 1), np.int32), now, after)])):
+        after.obs["obs"][:] = 77
+        changed.clear()
+        begin()
+        assert not group.recv()
+        assert (after.obs["obs"] == 77).all()
+        wakes = 0
+        while not group.recv():
+            assert changed.wait(5)
+            changed.clear()
+            wakes += 1
+        assert wakes == 2  # the first was for nothing
+        assert after.obs["obs"][:, 0].tolist() == [SEED, SEED + 1]
+        assert group.recv()
+    asked = group.asked
+    step_group(group, np.zeros((2, 1), np.int32), now, after)
+    assert group.asked - asked <= 4  # the waiting thread sleeps between wake-ups
+
+
+def test_a_fault_of_a_step_that_is_finished_later_is_raised_by_recv() -> None:
+    group = DelayedGroup(local_group([BadEnv("raises")], name="my/far"))
+    now, after = rows_for(group.spec, 1)
+    reset_group(group, 0, after)
+    for _ in range(2):
+        step_group(group, np.zeros((1, 1), np.int32), now, after)
+    group.send([LaneRow(np.zeros((1, 1), np.int32), now, after)])
+    with pytest.raises(EnvironmentFault, match="my/far, environment 0"):
+        Completion(group).wait()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in GROUPS if kind != "delayed"])
+def test_groups_of_this_process_finish_in_send_and_have_one_lane(kind: str) -> None:
+    group = GROUPS[kind]()
+    now, after = rows_for(group.spec, E)
+    assert (group.lanes, group.lane_size, group.num_envs) == (1, E, E)
+    group.notify(lambda: pytest.fail("nobody has to wait for this group"))
+    group.reset(SEED, [after])
+    assert group.recv()
+    group.send([LaneRow(np.zeros((E, 1), np.int32), now, after)])
+    assert group.recv()
+    assert (now.reward < 1e9).all()
+    with pytest.raises(ValueError, match="unpack"):
+        group.send([])
+    group.close()
+
+
 def test_same_step_with_processes_and_dictionaries() -> None:
     """`final_obs` comes in another form for Dict observations; the values are the same."""
 
@@ -100,10 +165,10 @@ def test_same_step_with_processes_and_dictionaries() -> None:
         envs = kind([lambda: InDict(CountingEnv())] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
         group = vector_group(envs, EnvConfig(), "counting")
         now, after = rows_for(group.spec, 3)
-        group.reset(SEED, after)
+        reset_group(group, SEED, after)
         ends = 0
         for _ in range(12):
-            group.step(np.zeros((3, 1), np.int32), now, after)
+            step_group(group, np.zeros((3, 1), np.int32), now, after)
             for i in np.flatnonzero(now.terminated | now.truncated):
                 ends += 1
                 seed, episode, step, _ = now.final_obs["a/b"][i]
@@ -124,10 +189,10 @@ def test_autoreset_mode_must_be_said() -> None:
 def test_rewards_are_scaled_then_clipped_and_returns_are_raw() -> None:
     group = local_group([CountingEnv()], EnvConfig(reward_scale=0.5, reward_clip=2.0))
     now, after = rows_for(group.spec, 1)
-    group.reset(4, after)  # episode of 1 + 12 % 7 = 6 steps
+    reset_group(group, 4, after)  # episode of 1 + 12 % 7 = 6 steps
     rewards = []
     for _ in range(6):
-        group.step(np.array([[3]], np.int32), now, after)
+        step_group(group, np.array([[3]], np.int32), now, after)
         rewards.append(float(now.reward[0]))
     assert rewards == [1.5, 2.0, 2.0, 2.0, 2.0, 2.0]
     assert now.episode_return[0] == sum(8 * step + 3 for step in range(6))
@@ -144,10 +209,10 @@ def test_lost_lives_end_episodes_but_not_games() -> None:
 
     group = local_group([Lives()])
     now, after = rows_for(group.spec, 1)
-    group.reset(0, after)
+    reset_group(group, 0, after)
     games, ends, total, steps = [], 0, 0.0, 0
     for _ in range(60):
-        group.step(np.zeros((1, 1), np.int32), now, after)
+        step_group(group, np.zeros((1, 1), np.int32), now, after)
         total += float(now.reward[0])
         steps += int(not after.first[0])
         ends += int(now.terminated[0])
@@ -174,12 +239,12 @@ def test_lost_lives_end_episodes_but_not_games() -> None:
 def test_faults_name_environment_seed_and_step(way: str, message: str) -> None:
     group = local_group([CountingEnv(), CountingEnv(), BadEnv(way)], name="my/world")
     now, after = rows_for(group.spec, 3)
-    group.reset(1, after)
+    reset_group(group, 1, after)
     actions = np.zeros((3, 1), np.int32)
     for _ in range(2):
-        group.step(actions, now, after)
+        step_group(group, actions, now, after)
     with pytest.raises(EnvironmentFault, match=rf"my/world, environment 2 \(seed 3\), game 1, step 3: .*{message}") as caught:
-        group.step(actions, now, after)
+        step_group(group, actions, now, after)
     if way == "raises":
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
@@ -191,16 +256,16 @@ def test_faults_of_reset_and_of_vector_environments() -> None:
 
     group = local_group([CountingEnv(), NoStart()])
     with pytest.raises(EnvironmentFault, match=r"environment 1 \(seed 8\).*reset failed: OSError: no screen"):
-        group.reset(7, rows_for(group.spec, 2)[1])
+        reset_group(group, 7, rows_for(group.spec, 2)[1])
 
     vector = vector_group(SyncVectorEnv([CountingEnv, lambda: BadEnv("raises")]), EnvConfig(), "my/vector")
     now, after = rows_for(vector.spec, 2)
-    vector.reset(7, after)
+    reset_group(vector, 7, after)
     actions = np.zeros((2, 1), np.int32)
     for _ in range(2):
-        vector.step(actions, now, after)
+        step_group(vector, actions, now, after)
     with pytest.raises(EnvironmentFault, match=r"my/vector, group of 2 environments \(seeds 7 to 8\).*ZeroDivisionError"):
-        vector.step(actions, now, after)
+        step_group(vector, actions, now, after)
 
 
 def test_observations_outside_of_their_space_are_warned_of_once() -> None:
@@ -224,18 +289,18 @@ def test_observations_outside_of_their_space_are_warned_of_once() -> None:
     now, after = rows_for(group.spec, 2)
     said: list[str] = []
     with bounds_said(said.append):
-        group.reset(0, after)
+        reset_group(group, 0, after)
         env.far = 7.0
         for _ in range(BOUNDS_PERIOD - 1):
-            group.step(np.zeros((2, 1), np.int32), now, after)
+            step_group(group, np.zeros((2, 1), np.int32), now, after)
         assert said == []
         for _ in range(BOUNDS_PERIOD + 1):
-            group.step(np.zeros((2, 1), np.int32), now, after)
+            step_group(group, np.zeros((2, 1), np.int32), now, after)
     assert len(said) == 1
     assert "observation 'far' has values from 0 to 7, but its space says -1 to 1" in said[0]
     env.far = -7.0
     with pytest.warns(OutOfBounds, match="from -7 to"):
-        local_group([env]).reset(0, rows_for(group.spec, 1)[1])
+        reset_group(local_group([env]), 0, rows_for(group.spec, 1)[1])
 
 
 def test_masks_that_allow_nothing() -> None:
@@ -252,15 +317,15 @@ def test_masks_that_allow_nothing() -> None:
 
     group = local_group([Masked(forget=-1)])
     now, after = rows_for(group.spec, 1)
-    group.reset(3, after)
+    reset_group(group, 3, after)
     for _ in range(30):  # an empty mask on a last observation is nothing to choose by
-        group.step(np.zeros((1, 1), np.int32), now, after)
+        step_group(group, np.zeros((1, 1), np.int32), now, after)
         assert after.obs[MASK_KEY].all()
     group = local_group([Masked(forget=2)])
-    group.reset(3, after)
-    group.step(np.zeros((1, 1), np.int32), now, after)
+    reset_group(group, 3, after)
+    step_group(group, np.zeros((1, 1), np.int32), now, after)
     with pytest.raises(EnvironmentFault, match="step 2: the action mask allows no choice in discrete part 0"):
-        group.step(np.zeros((1, 1), np.int32), now, after)
+        step_group(group, np.zeros((1, 1), np.int32), now, after)
 
 
 def test_close_reaches_every_environment() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from worlds import CountingEnv, random_actions, rows_for
+from worlds import CountingEnv, random_actions, reset_group, rows_for, step_group
 
 from headrace.config import Config, ConfigError, EnvConfig, override
 from headrace.envs import registry
@@ -164,9 +164,9 @@ def test_a_fault_shows_the_frames_of_the_environment_only() -> None:
     registry.register("my/broken")(lambda options, *, render_mode=None: Broken())
     group = registry.make_group("my/broken", EnvConfig(max_episode_steps=9), 1)
     now, after = rows_for(group.spec, 1)
-    group.reset(0, after)
+    reset_group(group, 0, after)
     with pytest.raises(EnvironmentFault, match="ZeroDivisionError") as fault:
-        group.step(np.zeros((1, 1), np.int32), now, after)
+        step_group(group, np.zeros((1, 1), np.int32), now, after)
     frames = fault.value.frames
     assert [line.rpartition(", in ")[2] for line in frames.splitlines() if line.startswith("  File")] == ["step", "divide"]
     assert EnvironmentFault("nothing raised").frames == ""
@@ -209,9 +209,9 @@ def test_mujoco_renders_without_a_screen() -> None:
 def test_gymnasium_step_limit_and_arguments() -> None:
     group = registry.make_group("gym/CartPole-v1", EnvConfig(max_episode_steps=5, frameskip=2), 1)
     now, after = rows_for(group.spec, 1)
-    group.reset(0, after)
+    reset_group(group, 0, after)
     for step in range(1, 6):
-        group.step(np.array([[step % 2]], np.int32), now, after)
+        step_group(group, np.array([[step % 2]], np.int32), now, after)
         assert now.truncated[0] == (step == 5)
     assert now.episode_return[0] == 10
     spec = registry.describe("gym/FrozenLake-v1", EnvConfig(kwargs={"map_name": "8x8"}))
@@ -246,12 +246,12 @@ def test_dm_control_seeds_limits_and_names() -> None:
 def _run(group: registry.EnvGroup, steps: int) -> list[float]:
     """Step at random; rows have to be consistent. Returns the returns of finished games."""
     now, after = rows_for(group.spec, group.num_envs)
-    group.reset(1, after)
+    reset_group(group, 1, after)
     rng = np.random.default_rng(0)
     returns: list[float] = []
     ended = np.zeros(group.num_envs, bool)
     for _ in range(steps):
-        group.step(random_actions(group.spec, group.num_envs, rng), now, after)
+        step_group(group, random_actions(group.spec, group.num_envs, rng), now, after)
         assert np.array_equal(after.first, ended)
         ended = now.terminated | now.truncated
         assert np.array_equal(after.valid, ~ended)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import vizdoom
 from gymnasium import spaces
-from worlds import random_actions, rows_for
+from worlds import random_actions, reset_group, rows_for, step_group
 
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs import registry
@@ -56,12 +56,12 @@ def test_a_short_run(scenario: str) -> None:
     assert group.spec.frameskip == 4
     assert group.spec.observation["obs"].shape == (3, 72, 128)
     now, after = rows_for(group.spec, 2)
-    group.reset(0, after)
+    reset_group(group, 0, after)
     assert after.obs["obs"].std() > 10
     rng = np.random.default_rng(0)
     pictures = []
     for _ in range(40):
-        group.step(random_actions(group.spec, 2, rng), now, after)
+        step_group(group, random_actions(group.spec, 2, rng), now, after)
         pictures.append(after.obs["obs"].copy())
         assert (after.obs["measurements"] >= 0).all()
     assert np.std(pictures, axis=0).max() > 10
@@ -140,9 +140,9 @@ def test_a_users_own_scenario(tmp_path: Path) -> None:
     assert group.spec.action.parts == (Categorical(2), Categorical(21))
     assert group.spec.observation["measurements"].shape == (2,)
     now, after = rows_for(group.spec, 1)
-    group.reset(0, after)
+    reset_group(group, 0, after)
     for step in range(1, 11):
-        group.step(np.array([[0, 10]], np.int32), now, after)
+        step_group(group, np.array([[0, 10]], np.int32), now, after)
         assert now.truncated[0] == (step == 10)
     assert now.episode_return[0] == 3 * 40
     group.close()

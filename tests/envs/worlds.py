@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -9,8 +12,8 @@ import numpy as np
 from gymnasium import spaces
 
 from headrace.config import EnvConfig
-from headrace.envs.contract import EnvSpec, ObsRow, StepRow
-from headrace.envs.group import LocalGroup, reward_shape
+from headrace.envs.contract import EnvGroup, EnvSpec, LaneRow, ObsRow, StepRow
+from headrace.envs.group import Completion, LocalGroup, reward_transform
 from headrace.envs.spaces import specs_of
 
 
@@ -105,7 +108,78 @@ def local_group(envs: list[gymnasium.Env], options: EnvConfig | None = None, nam
     """A group of these environments."""
     options = options or EnvConfig()
     observation, action = specs_of(envs[0].observation_space, envs[0].action_space, name)
-    return LocalGroup(envs, EnvSpec(observation, action, name=name), reward_shape(options.reward_scale, options.reward_clip))
+    return LocalGroup(envs, EnvSpec(observation, action, name=name), reward_transform(options.reward_scale, options.reward_clip))
+
+
+def reset_group(group: EnvGroup, seed: int, after: ObsRow) -> None:
+    """`reset` of a group with one lane, until it is finished."""
+    completion = Completion(group)
+    group.reset(seed, [after])
+    completion.wait()
+
+
+def step_group(group: EnvGroup, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
+    """One step of a group with one lane, until it is finished."""
+    completion = Completion(group)
+    group.send([LaneRow(actions, now, after)])
+    completion.wait()
+
+
+class DelayedGroup:
+    """Another group behind a thread that takes its time, as an environment server's would be."""
+
+    def __init__(self, group: EnvGroup, seconds: float = 0.002) -> None:
+        self.spec, self.num_envs, self.lanes, self.lane_size = group.spec, group.num_envs, group.lanes, group.lane_size
+        self._group, self._seconds = group, seconds
+        self._wake: Callable[[], None] = lambda: None
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self.asked = 0
+        """Calls of `recv` so far."""
+
+    def reset(self, seed: int, out: Sequence[ObsRow]) -> None:
+        self._begin(self._group.reset, seed, out)
+
+    def send(self, rows: Sequence[LaneRow]) -> None:
+        self._begin(self._group.send, rows)
+
+    def _begin(self, call: Callable[..., None], *arguments: Any) -> None:
+        assert self._thread is None, "the step before is not finished"
+
+        def run() -> None:
+            time.sleep(self._seconds)
+            self._wake()  # for nothing
+            time.sleep(self._seconds)
+            try:
+                call(*arguments)
+                self._thread = None
+            except Exception as error:
+                self._error = error
+            self._wake()
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+
+    def recv(self) -> bool:
+        self.asked += 1
+        if self._error is not None:
+            raise self._error
+        return self._thread is None
+
+    def notify(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def remember(self) -> None:
+        self._group.remember()
+
+    def get_state(self) -> dict[str, Any] | None:
+        return self._group.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._group.set_state(state)
+
+    def close(self) -> None:
+        self._group.close()
 
 
 def random_actions(spec: EnvSpec, num_envs: int, rng: np.random.Generator) -> np.ndarray:

@@ -8,10 +8,12 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from worlds import DelayedGroup
 
 import headrace
 from headrace.config import ConfigError
 from headrace.envs.contract import EnvironmentFault
+from headrace.evaluation import play
 from headrace.evaluation.play import bootstrap_ci, evaluate, load_policy, record
 from headrace.presets import make_config
 
@@ -49,6 +51,13 @@ def run(tmp_path_factory):
     result = headrace.train(config)
     assert result.global_step >= 600
     return folder
+
+
+def test_environments_that_answer_later_are_waited_for(run, monkeypatch):
+    here = evaluate(run, 4, num_envs=2)
+    make = play.make_group
+    monkeypatch.setattr(play, "make_group", lambda *arguments, **more: DelayedGroup(make(*arguments, **more)))
+    assert evaluate(run, 4, num_envs=2).lengths == here.lengths
 
 
 def test_episodes_are_shared_out_beforehand_and_returns_are_raw(run):

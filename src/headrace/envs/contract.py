@@ -1,56 +1,62 @@
-"""What the engine asks of environments.
+"""The contract between the engine and environments.
 
-The engine steps *groups*: E environments together, which write into memory that the caller owns (rows of the slab). Nothing
-is allocated and nothing is copied twice on the way. Autoreset has one owner, this contract, and it follows Gymnasium's
-NEXT_STEP convention row by row:
+**Group.** The engine steps *groups*: environments that are stepped together (`EnvGroup`). Rollout workers hold groups and know
+nothing of what stands behind them: environments of their own process, a batch of emulators, an environment server.
 
-    row t    observation o_t; the action on it leads to reward, terminated / truncated flags, written to row t
-    row t+1  if the episode ended at t: its true last observation, `valid` False. The action computed on it is ignored.
+**Lane.** The agents of a group form L lanes of C agents each. The agents of a lane act at the same time and are acted for by the
+same policy. Where every environment has one agent there is one lane, and C is the number of environments.
+
+**Memory** belongs to the caller. A group reads actions from the arrays of the rows that it is given (`LaneRow`, `ObsRow`) and
+writes observations, rewards and flags to them. It may do so from `reset` or `send` until `recv` has returned True; the caller
+leaves the arrays alone meanwhile. Rows are views of trajectories in shared memory. Their objects are made once and used for many
+steps, so that a step allocates nothing.
+
+**Arrays** are NumPy arrays, or torch tensors on the device where the group's environments run. This is decided where the group is
+made, and whoever makes a group gives it rows of that kind; nothing is converted here. Shapes and dtypes are the same.
+
+**Steps** are asynchronous: `send` begins one, `recv` says whether it is finished. A group whose environments run in the calling
+process steps them in `send`, and its `recv` always returns True. Any other group calls the function given to `notify` when it is
+time to call `recv` again.
+
+**Autoreset** follows Gymnasium's NEXT_STEP convention row by row:
+
+    row t    observation o_t and the action taken on it; the reward and the terminated / truncated flags which that led to
+    row t+1  if the episode ended at t: its true last observation, `valid` False. The action taken on it is ignored.
     row t+2  the first observation of the next episode, `first` True
 
 So the learner bootstraps a truncated episode from row t+1 like any other row, and masks the one row that is no transition.
 A vectorised environment that can only do SAME_STEP writes the next episode's first observation to row t+1 (`first`, `valid`)
-and the true last observation to `final_obs` of row t; the slab has that field only for such environments.
+and the true last observation to `final_obs` of row t. Trajectories have that field only for such environments.
+
+**Errors.** `reset`, `send` and `recv` raise `EnvironmentFault`: for an exception in an environment, an observation outside the
+declared shape or dtype, a NaN or infinite observation or reward, or an action mask that allows nothing. Afterwards a group can
+only be closed.
 """
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import dropwhile
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
+
+Array: TypeAlias = Any
+"""np.ndarray or torch.Tensor."""
 
 MASK_KEY = "action_mask"
 """Key of a Dict observation that holds the action mask: uint8, one entry for each choice of each discrete part in order."""
 
 
-_ON_THE_WAY = {str(Path(__file__).with_name(f"{name}.py")) for name in ("group", "gym", "registry", "spaces", "wrappers")}
-"""Files of this package between the engine and an environment's own code."""
-
-
-class EnvironmentFault(RuntimeError):
-    """An environment misbehaved; the message names the environment, its index, seed and step."""
-
-    @property
-    def frames(self) -> str:
-        """Where the environment raised, as in a traceback but without the frames that led there; empty if it did not raise."""
-        if self.__cause__ is None:
-            return ""
-        frames = traceback.extract_tb(self.__cause__.__traceback__)
-        own = [*dropwhile(lambda frame: frame.filename in _ON_THE_WAY or "/gymnasium/" in frame.filename, frames)]
-        return "".join(["Traceback (most recent call last):\n", *traceback.format_list(own)]) if own else ""
-
-
-class OutOfBounds(UserWarning):
-    """Observations lie outside their space. No error, since well-known environments do so a little."""
+# -- what an environment is like --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """Shape (without batch dimensions) and dtype of one array."""
+    """Shape (without batch dimensions), dtype and bounds of one array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -112,7 +118,7 @@ class ActionSpec:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What the engine has to know of an environment before it makes one."""
+    """What the engine has to know of an environment before it makes one. The same for all agents of a lane."""
 
     observation: dict[str, ArraySpec]
     """By name; a plain observation space has the one name "obs". The action mask, if any, is in here under `MASK_KEY`."""
@@ -121,6 +127,7 @@ class EnvSpec:
     """Simulator frames per step."""
     autoreset: Literal["next-step", "same-step"] = "next-step"
     name: str = ""
+    """The environment's id, for messages."""
 
     @property
     def masked(self) -> bool:
@@ -128,61 +135,123 @@ class EnvSpec:
         return MASK_KEY in self.observation
 
 
+# -- rows: where a step reads and writes ------------------------------------------------------------------------------
+
+
 @dataclass
 class StepRow:
-    """Where the consequences of the actions of row t go. Arrays of shape [E]."""
+    """What the actions of row t led to. Arrays of shape [C]."""
 
-    reward: np.ndarray
+    reward: Array
     """float32, after scaling and clipping."""
-    terminated: np.ndarray
-    """bool"""
-    truncated: np.ndarray
-    """bool"""
-    episode_return: np.ndarray
+    terminated: Array
+    """bool: the episode ended in a state that has no future."""
+    truncated: Array
+    """bool: the episode ended for another reason, such as a time limit."""
+    episode_return: Array
     """float32: the raw (unscaled, unclipped) return of the whole game if one ended with this step, else NaN."""
-    episode_length: np.ndarray
+    episode_length: Array
     """int32: its length in steps, else 0."""
-    final_obs: dict[str, np.ndarray] = field(default_factory=dict)
-    """[E, ...] by name; only for `same-step` environments, written where truncated or terminated."""
+    final_obs: dict[str, Array] = field(default_factory=dict)
+    """[C, ...] by name; only for `same-step` environments, written where truncated or terminated."""
 
 
 @dataclass
 class ObsRow:
-    """Where the next observations go: row t+1."""
+    """Observations to act on. Arrays of shape [C]."""
 
-    obs: dict[str, np.ndarray]
-    """[E, ...] by name."""
-    first: np.ndarray
-    """bool [E]: the observation is the first of an episode."""
-    valid: np.ndarray
-    """bool [E]: False where the observation is the last of an episode, so that no transition starts here."""
+    obs: dict[str, Array]
+    """[C, ...] by name, as `EnvSpec.observation` says."""
+    first: Array
+    """bool: the observation is the first of an episode."""
+    valid: Array
+    """bool: False where the observation is the last of an episode, so that no transition starts here."""
+
+
+@dataclass
+class LaneRow:
+    """One step of one lane."""
+
+    actions: Array
+    """[C, A], as `EnvSpec.action` says: read. Actions on an observation that is not `valid` are ignored."""
+    step: StepRow
+    """Row t: written."""
+    after: ObsRow
+    """Row t+1: written."""
+
+
+# -- the group --------------------------------------------------------------------------------------------------------
 
 
 class EnvGroup(Protocol):
-    """E environments stepped together."""
+    """Environments stepped together. All methods are called by one thread; from `reset` or `send` until `recv` has returned True,
+    only `recv` and `close`."""
 
     spec: EnvSpec
     num_envs: int
+    lanes: int
+    """L."""
+    lane_size: int
+    """C: agents of one lane. With one agent for each environment, lanes = 1 and lane_size = num_envs."""
 
-    def reset(self, seed: int, out: ObsRow) -> None:
-        """Start E episodes; environment i is seeded with `seed + i`. Later resets go on with the environment's own generator."""
+    def reset(self, seed: int, out: Sequence[ObsRow]) -> None:
+        """Begin the first episodes; `out`: row 0 of each lane, finished when `recv` returns True.
 
-    def step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
-        """Take `actions` [E, A] (rows with `valid` False are ignored), write the consequences to `now` and `after`.
+        Environment i is seeded with `seed + i`. Later resets go on with the environment's own generator.
+        """
 
-        Raises `EnvironmentFault` for observations outside the declared shape or dtype, or NaN or infinite observations or
-        rewards.
+    def send(self, rows: Sequence[LaneRow]) -> None:
+        """Begin one step of all lanes, finished when `recv` returns True; `rows`: one for each lane."""
+
+    def recv(self) -> bool:
+        """Whether everything of the last `reset` or `send` has been written. Never blocks."""
+
+    def notify(self, wake: Callable[[], None]) -> None:
+        """Call `wake`, instead of the function given before, whenever `recv` has returned False and may now return True or raise.
+
+        The group may call it from any thread, also when nothing has changed. `wake` returns at once and never raises.
         """
 
     def remember(self) -> None:
-        """Before the first reset: `get_state` will be asked for, so remember what it takes."""
+        """`get_state` will be called: keep what it takes. Called before the first `reset`."""
 
     def get_state(self) -> dict[str, Any] | None:
         """Everything the group needs to go on exactly where it is, as a tree of arrays, strings and numbers; None where its
         environments cannot give it."""
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `get_state` gave. Raises `EnvironmentFault` where that does not lead to the same observations."""
+        """Go on from what `get_state` gave, instead of `reset`; finished on return. Raises `EnvironmentFault` where that does not
+        lead to the same observations."""
 
     def close(self) -> None:
         """Release what the environments hold."""
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+_INTERNAL = {str(Path(__file__).with_name(f"{name}.py")) for name in ("group", "gym", "registry", "spaces", "wrappers")}
+"""Files of this package between the engine and an environment's own code."""
+
+
+class EnvironmentFault(RuntimeError):
+    """An environment misbehaved; the message names the environment, its index, seed and step.
+
+    `frames`: where it did, as text, if that happened in another process; else the traceback of the cause is used.
+    """
+
+    def __init__(self, message: str, frames: str = "") -> None:
+        super().__init__(message)
+        self._frames = frames
+
+    @property
+    def frames(self) -> str:
+        """Where the environment raised, as in a traceback but without the frames that led there; empty if it did not raise."""
+        if self.__cause__ is None:
+            return self._frames
+        frames = traceback.extract_tb(self.__cause__.__traceback__)
+        own = [*dropwhile(lambda frame: frame.filename in _INTERNAL or "/gymnasium/" in frame.filename, frames)]
+        return "".join(["Traceback (most recent call last):\n", *traceback.format_list(own)]) if own else ""
+
+
+class OutOfBounds(UserWarning):
+    """Observations lie outside their space. No error, since well-known environments do so a little."""

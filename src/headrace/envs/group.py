@@ -1,17 +1,19 @@
-"""Groups of environments, stepped together into the engine's memory: the row convention of `contract` in one place.
+"""Groups whose environments run in the calling process and have one agent each: the contract's rows, written in one place.
 
 `LocalGroup` steps a list of Gymnasium environments one after the other. `VectorGroup` drives a `gymnasium.vector.VectorEnv`
-in any of its autoreset modes.
+in any of its autoreset modes, the native Atari batch among them. Both take NumPy arrays, have one lane, and finish a step in
+`send`.
 
-Two kinds of end are told apart. An *episode* ends for the learner where `terminated` or `truncated` is true. A *game* ends
-for the statistics at the same step, unless the step's info says ``"life_lost": True``: then only a training episode has
-ended, the environment's next reset goes on with the same game, and its return and length go on being added up.
+An *episode* is what the learner sees end, where `terminated` or `truncated` is true. A *game* is what the statistics report. It
+ends with the same step, unless the step's info says ``"life_lost": True``: then the environment's next reset goes on with the
+same game, whose return and length are still added up.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from threading import Event
 from typing import Any, Literal, cast
 
 import gymnasium
@@ -19,60 +21,116 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from headrace.config import EnvConfig
-from headrace.envs.contract import MASK_KEY, Categorical, EnvironmentFault, EnvSpec, ObsRow, OutOfBounds, StepRow
-from headrace.envs.retrace import Retrace
+from headrace.envs.action_log import ActionLog
+from headrace.envs.contract import (
+    MASK_KEY,
+    Categorical,
+    EnvGroup,
+    EnvironmentFault,
+    EnvSpec,
+    LaneRow,
+    ObsRow,
+    OutOfBounds,
+    StepRow,
+)
 from headrace.envs.spaces import PLAIN_KEY, Leaf, batch_decoder, decoder, leaves, specs_of
 
-RewardShape = Callable[[np.ndarray], np.ndarray]
+RewardTransform = Callable[[np.ndarray], np.ndarray]
 _STATISTICS = ("_ended", "_returns", "_lengths", "_games")
-"""What a group remembers from one step to the next."""
+"""Attributes that a group keeps from one step to the next."""
 BOUNDS_PERIOD = 1000
 """Observations are compared with the bounds of their space at a reset and every so many steps of the group."""
 BOUNDS_SLACK = 1e-3
-"""How far outside they may be, as a share of the bounds' distance: rounding, and simulators that are a little late to clip."""
+"""How far outside their bounds they may be, as a share of the distance between the bounds: for rounding, and for simulators that
+clip one step late."""
 LIFE_LOST = "life_lost"
 """Info key: this step ended a training episode but not the game."""
 
 
-def reward_shape(scale: float, clip: float | None) -> RewardShape:
-    """What the learner sees of a raw reward: scaled, then clipped to [-clip, clip]."""
+def reward_transform(scale: float, clip: float | None) -> RewardTransform:
+    """A function from raw rewards to those that are learned from: scaled, then clipped to [-clip, clip]."""
     if clip is None:
         return lambda raw: raw * scale
     return lambda raw: np.clip(raw * scale, -clip, clip)
 
 
-class _Group:
-    """What both groups share: statistics of games, names of environments in errors, checks of what came out of them."""
+class Completion:
+    """Waits for a group, for callers that have nothing else to do until its step is finished."""
 
-    def __init__(self, spec: EnvSpec, num_envs: int, observation_leaves: Sequence[Leaf], shape_reward: RewardShape) -> None:
+    def __init__(self, group: EnvGroup) -> None:
+        self._group, self._changed = group, Event()
+        group.notify(self._changed.set)
+
+    def wait(self) -> None:
+        """Return when the group's last `reset` or `send` is finished. Raises what `recv` raises."""
+        while not self._group.recv():
+            self._changed.wait()
+            self._changed.clear()  # before `recv`: what changes from here on is waited for no longer
+
+
+class _Group:
+    """What both groups share: one lane, steps that are finished at once, statistics of games, names of environments in errors,
+    checks of observations and rewards."""
+
+    lanes = 1
+
+    def __init__(self, spec: EnvSpec, num_envs: int, observation_leaves: Sequence[Leaf], to_learn: RewardTransform) -> None:
         self.spec = spec
-        self.num_envs = num_envs
+        self.num_envs = self.lane_size = num_envs
         self._leaves = list(observation_leaves)
         self._floats = [name for name, array in spec.observation.items() if np.issubdtype(array.dtype, np.floating)]
         bounds = {name: (spec.observation[name].low, spec.observation[name].high) for name in self._floats}
         self._bounded = [name for name, low_high in bounds.items() if np.isfinite(low_high).all()]
-        """Observations whose bounds are still watched."""
+        """Observations that were always within their bounds so far."""
         self._steps = 0
-        self._shape_reward = shape_reward
+        self._to_learn = to_learn
         self._seed = 0
         self._ended = np.zeros(num_envs, bool)
-        """The episode ended with the last step: the coming one starts the next."""
+        """Bool [E]: the last step ended an episode, and the next one resets."""
         self._raw = np.zeros(num_envs, np.float64)
         self._returns = np.zeros(num_envs, np.float64)
         self._lengths = np.zeros(num_envs, np.int32)
         self._games = np.zeros(num_envs, np.int64)
 
-    def _start(self, seed: int, out: ObsRow) -> None:
+    def reset(self, seed: int, out: Sequence[ObsRow]) -> None:
+        """See `EnvGroup.reset`."""
+        (row,) = out
+        self._clear(seed)
+        row.first[:] = True
+        row.valid[:] = True
+        self._reset(seed, row)
+        self._check(row.obs, row.valid)
+        self._check_bounds(row.obs)
+
+    def send(self, rows: Sequence[LaneRow]) -> None:
+        """See `EnvGroup.send`; the step is finished on return."""
+        (row,) = rows
+        self._step(row.actions, row.step, row.after)
+
+    def recv(self) -> bool:
+        """See `EnvGroup.recv`."""
+        return True
+
+    def notify(self, wake: Callable[[], None]) -> None:
+        """See `EnvGroup.notify`; never called, since `recv` is always True."""
+
+    def _reset(self, seed: int, out: ObsRow) -> None:
+        """Write the first observations."""
+        raise NotImplementedError
+
+    def _step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
+        """Take `actions` [E, A]; write their consequences and the next observations."""
+        raise NotImplementedError
+
+    def _clear(self, seed: int) -> None:
         self._seed = seed
         self._ended[:] = False
         self._returns[:] = 0
         self._lengths[:] = 0
         self._games[:] = 0
-        out.first[:] = True
-        out.valid[:] = True
 
     def _finish(self, now: StepRow, after: ObsRow, counted: np.ndarray, life_lost: np.ndarray | None) -> None:
-        """Check what the step gave and fill the rest of `now`; `counted` is False where the step only reset."""
+        """Check observations and rewards and write the rest of `now`; `counted` is False where the step only reset."""
         ended = now.terminated | now.truncated
         if not np.isfinite(self._raw).all():
             index = int(np.flatnonzero(~np.isfinite(self._raw))[0])
@@ -81,7 +139,7 @@ class _Group:
         self._steps += 1
         if self._bounded and self._steps % BOUNDS_PERIOD == 0:
             self._check_bounds(after.obs)
-        now.reward[:] = self._shape_reward(self._raw)
+        now.reward[:] = self._to_learn(self._raw)
         self._returns += self._raw
         self._lengths += counted
         now.episode_return[:] = np.nan
@@ -121,7 +179,7 @@ class _Group:
             self._check_masks(rows[MASK_KEY], valid)
 
     def _check_bounds(self, rows: dict[str, np.ndarray]) -> None:
-        """Warn of observations outside of their space's bounds, once for each."""
+        """Warn of observations outside their space's bounds, once for each."""
         for name in list(self._bounded):
             low, high = self.spec.observation[name].low, self.spec.observation[name].high
             least, most = float(rows[name].min()), float(rows[name].max())
@@ -143,11 +201,11 @@ class _Group:
             if (nothing & valid).any():
                 index = int(np.flatnonzero(nothing & valid)[0])
                 raise self.fault(index, f"the action mask allows no choice in discrete part {number}")
-            allowed[nothing] = 1  # after an episode's end no action is taken, but one is computed
+            allowed[nothing] = 1  # an action is computed for the last observation of an episode too, though it is ignored
             at += part.n
 
     def fault(self, index: int, what: str) -> EnvironmentFault:
-        """The error for environment `index`: what went wrong and where."""
+        """The error for environment `index`; `what` went wrong."""
         return EnvironmentFault(
             f"{self.spec.name}, environment {index} (seed {self._seed + index}), game {self._games[index] + 1}, "
             f"step {self._lengths[index] + 1}: {what}"
@@ -157,25 +215,23 @@ class _Group:
 class LocalGroup(_Group):
     """Gymnasium environments with equal spaces, stepped one after the other in this process."""
 
-    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], spec: EnvSpec, shape_reward: RewardShape) -> None:
-        super().__init__(spec, len(envs), leaves(envs[0].observation_space), shape_reward)
+    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], spec: EnvSpec, to_learn: RewardTransform) -> None:
+        super().__init__(spec, len(envs), leaves(envs[0].observation_space), to_learn)
         self.envs = list(envs)
         self._decode = decoder(envs[0].action_space)
-        self._traces: list[Retrace] = []
-        """Where states will be asked for and the environments do not have them to give."""
-        self._seen: dict[str, np.ndarray] = {}
-        """There: the observations of the last step."""
+        self._logs: list[ActionLog] = []
+        """One for each environment where states will be asked for and environments have no `get_state`; else none."""
+        self._last_obs: dict[str, np.ndarray] = {}
+        """With logs: a copy of the observations of the last step, by name."""
 
     def remember(self) -> None:
         """See `EnvGroup.remember`."""
         if not all(hasattr(env, "get_state") and hasattr(env, "set_state") for env in self.envs):
-            self._traces = [Retrace(env) for env in self.envs]
+            self._logs = [ActionLog(env) for env in self.envs]
 
-    def reset(self, seed: int, out: ObsRow) -> None:
-        """See `EnvGroup.reset`."""
-        self._start(seed, out)
-        for i, trace in enumerate(self._traces):
-            trace.begin(seed + i)
+    def _reset(self, seed: int, out: ObsRow) -> None:
+        for i, log in enumerate(self._logs):
+            log.start_episode(seed + i)
         for i, env in enumerate(self.envs):
             try:
                 observation, _ = env.reset(seed=seed + i)
@@ -183,15 +239,11 @@ class LocalGroup(_Group):
                     leaf.put_one(out.obs[leaf.name], i, observation)
             except Exception as error:
                 raise self.fault(i, f"reset failed: {type(error).__name__}: {error}") from error
-        self._check(out.obs, out.valid)
-        self._check_bounds(out.obs)
-        if self._traces:
-            self._seen = {name: row.copy() for name, row in out.obs.items()}
+        self._copy_obs(out.obs)
 
-    def step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
-        """See `EnvGroup.step`."""
-        for trace, starts, action in zip(self._traces, self._ended, actions, strict=False):
-            trace.begin() if starts else trace.note(action)
+    def _step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
+        for log, starts, action in zip(self._logs, self._ended, actions, strict=False):
+            log.start_episode() if starts else log.append(action)
         raw, terminated, truncated = self._raw, now.terminated, now.truncated
         starting = self._ended.tolist()
         life_lost: np.ndarray | None = None
@@ -215,29 +267,32 @@ class LocalGroup(_Group):
         after.first[:] = self._ended
         np.logical_not(terminated | truncated, out=after.valid)
         self._finish(now, after, ~self._ended, life_lost)
-        if self._traces:
-            self._seen = {name: row.copy() for name, row in after.obs.items()}
+        self._copy_obs(after.obs)
+
+    def _copy_obs(self, rows: dict[str, np.ndarray]) -> None:
+        if self._logs:
+            self._last_obs = {name: row.copy() for name, row in rows.items()}
 
     def get_state(self) -> dict[str, Any]:
-        """Of every environment what its own `get_state()` says (outside of any wrapper, which has a state too), or the way
-        that led there, if `remember` was called before."""
-        sources = self._traces or self.envs
-        return self._statistics() | {"envs": [cast(Any, source).get_state() for source in sources], "seen": self._seen}
+        """The state of every environment: what its own `get_state()` returns (wrappers have a state too, so the outermost one is
+        asked), or else the actions of its episode, if `remember` was called before."""
+        sources = self._logs or self.envs
+        return self._statistics() | {"envs": [cast(Any, source).get_state() for source in sources], "last_obs": self._last_obs}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """See `EnvGroup.set_state`."""
         super().set_state(state)
-        if not self._traces:
+        if not self._logs:
             for env, env_state in zip(self.envs, state["envs"], strict=True):
                 cast(Any, env).set_state(env_state)
             return
-        self._seen = {name: np.zeros_like(row) for name, row in state["seen"].items()}
-        for i, (trace, env_state) in enumerate(zip(self._traces, state["envs"], strict=True)):
-            observation = trace.set_state(env_state, self._decode)
+        self._last_obs = {name: np.zeros_like(row) for name, row in state["last_obs"].items()}
+        for i, (log, env_state) in enumerate(zip(self._logs, state["envs"], strict=True)):
+            observation = log.set_state(env_state, self._decode)
             for leaf in self._leaves:
-                leaf.put_one(self._seen[leaf.name], i, observation)
-        for name, row in state["seen"].items():
-            if not np.array_equal(row, self._seen[name]):
+                leaf.put_one(self._last_obs[leaf.name], i, observation)
+        for name, row in state["last_obs"].items():
+            if not np.array_equal(row, self._last_obs[name]):
                 raise EnvironmentFault(
                     f"{self.spec.name}: the same actions from the same `np_random` did not lead back to the same observations; "
                     "it has other sources of randomness"
@@ -249,36 +304,34 @@ class LocalGroup(_Group):
 
 
 class VectorGroup(_Group):
-    """A `gymnasium.vector.VectorEnv`; its ``metadata["autoreset_mode"]`` says which rows it gives.
+    """A `gymnasium.vector.VectorEnv`; its ``metadata["autoreset_mode"]`` says how it resets.
 
     NEXT_STEP gives the contract's rows as they are. SAME_STEP, and DISABLED (where ended environments are reset at once),
     give same-step rows: `spec.autoreset` is "same-step" and the true last observation goes to `StepRow.final_obs`.
+
+    Vector environments with processes of their own (AsyncVectorEnv) are waited for in `send`: Gymnasium has no public way to
+    ask whether their step is finished, and a run steps environments side by side by more rollout workers.
     """
 
-    def __init__(self, envs: VectorEnv[Any, Any, Any], spec: EnvSpec, shape_reward: RewardShape, in_place: bool = False) -> None:
+    def __init__(self, envs: VectorEnv[Any, Any, Any], spec: EnvSpec, to_learn: RewardTransform, in_place: bool = False) -> None:
         """`in_place`: the environment's `step` takes ``out``, memory for its (plain) observations."""
-        super().__init__(spec, envs.num_envs, leaves(envs.single_observation_space), shape_reward)
+        super().__init__(spec, envs.num_envs, leaves(envs.single_observation_space), to_learn)
         self.envs = envs
         self.mode = autoreset_mode(envs)
         self._in_place = in_place
         self._decode = batch_decoder(envs.single_action_space)
         self._in_game = np.ones(self.num_envs, bool)
-        """False where the coming step only resets."""
+        """Bool [E]: False where the next step only resets."""
 
-    def reset(self, seed: int, out: ObsRow) -> None:
-        """See `EnvGroup.reset`."""
-        self._start(seed, out)
+    def _reset(self, seed: int, out: ObsRow) -> None:
         self._in_game[:] = True
         try:
             observations, _ = self.envs.reset(seed=seed)
             self._put(out.obs, observations)
         except Exception as error:
             raise self._group_fault("reset", error) from error
-        self._check(out.obs, out.valid)
-        self._check_bounds(out.obs)
 
-    def step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
-        """See `EnvGroup.step`."""
+    def _step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
         try:
             out = {"out": after.obs[PLAIN_KEY]} if self._in_place else {}
             stepped = self.envs.step(self._decode(actions), **out)
@@ -295,11 +348,11 @@ class VectorGroup(_Group):
         started = self._ended
         self._finish(now, after, self._in_game, life_lost)
         if next_step:
-            now.reward[started] = 0  # what a life-loss reset earned belongs to the game, but to no action of the learner's
+            now.reward[started] = 0  # a reward of the step after a lost life counts for the game, but followed no chosen action
             self._in_game = ~ended if life_lost is None else ~ended | life_lost
 
     def _write_final(self, now: StepRow, observations: Any, infos: dict[str, Any]) -> Any:
-        """Write true last observations where episodes ended; return the observations to go on with."""
+        """Write true last observations where episodes ended; return the observations to act on next."""
         ended = now.terminated | now.truncated
         if not ended.any():
             return observations
@@ -328,14 +381,14 @@ class VectorGroup(_Group):
                     leaf.put_value(row[i], value[i])
 
     def _group_fault(self, doing: str, error: Exception) -> EnvironmentFault:
-        # a vector environment does not say which of its environments failed
+        """The error of the whole group: a vector environment does not say which of its environments failed."""
         return EnvironmentFault(
             f"{self.spec.name}, group of {self.num_envs} environments (seeds {self._seed} to {self._seed + self.num_envs - 1}), "
             f"steps {(self._lengths + 1).tolist()}: {doing} failed: {type(error).__name__}: {error}"
         )
 
     def get_state(self) -> dict[str, Any] | None:
-        """Asks the vector environment's own `get_state()`, which may give None."""
+        """Asks the vector environment's own `get_state()`; None if there is no such method or it returns None."""
         state = self.envs.get_state() if hasattr(self.envs, "get_state") else None
         return None if state is None else self._statistics() | {"in_game": self._in_game.copy(), "envs": state}
 
@@ -353,16 +406,16 @@ class VectorGroup(_Group):
 def vector_group(
     envs: VectorEnv[Any, Any, Any], options: EnvConfig, env_id: str, frameskip: int = 1, in_place: bool = False
 ) -> VectorGroup:
-    """The group of a vector environment, its specification read off it. Raises `UnsupportedSpace`."""
+    """The group of a vector environment, with the specification that its spaces and metadata give. Raises `UnsupportedSpace`."""
     observation, action = specs_of(envs.single_observation_space, envs.single_action_space, env_id)
     next_step = autoreset_mode(envs) is AutoresetMode.NEXT_STEP
     autoreset: Literal["next-step", "same-step"] = "next-step" if next_step else "same-step"
     spec = EnvSpec(observation, action, options.frameskip or frameskip, autoreset, env_id)
-    return VectorGroup(envs, spec, reward_shape(options.reward_scale, options.reward_clip), in_place)
+    return VectorGroup(envs, spec, reward_transform(options.reward_scale, options.reward_clip), in_place)
 
 
 def autoreset_mode(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """How a vector environment resets; raises `ValueError` where its metadata does not say."""
+    """How a vector environment resets ended episodes; raises `ValueError` where its metadata does not say."""
     mode = (envs.metadata or {}).get("autoreset_mode")
     if mode is None:
         raise ValueError(

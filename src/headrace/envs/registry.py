@@ -32,7 +32,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from headrace.config import Config, ConfigError, EnvConfig, override
 from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec
-from headrace.envs.group import LocalGroup, reward_shape, vector_group
+from headrace.envs.group import LocalGroup, reward_transform, vector_group
 from headrace.envs.spaces import specs_of
 from headrace.envs.wrappers import preprocess, render_without_screen
 
@@ -290,7 +290,7 @@ def make_group(env_id: str, options: EnvConfig, num_envs: int, *, training: bool
                 raise EnvironmentFault(f"{env_id}: environment {index} has other spaces than environment 0")
         spec = EnvSpec(observation, action, options.frameskip or _frameskip(env_id), name=env_id)
         opened.pop_all()
-    return LocalGroup(envs, spec, reward_shape(options.reward_scale, options.reward_clip))
+    return LocalGroup(envs, spec, reward_transform(options.reward_scale, options.reward_clip))
 
 
 def make_vec(env_id: str, num_envs: int, options: EnvConfig | None = None) -> VectorEnv:

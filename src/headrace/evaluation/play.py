@@ -23,7 +23,8 @@ from torch import Tensor
 from headrace import config as configs
 from headrace.config import Config, ConfigError
 from headrace.config.validation import check_device
-from headrace.envs.contract import EnvironmentFault, EnvSpec, ObsRow, StepRow
+from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec, LaneRow, ObsRow, StepRow
+from headrace.envs.group import Completion
 from headrace.envs.registry import describe, import_files, make_env, make_group
 from headrace.envs.spaces import decoder, leaves
 from headrace.learning.algorithms import make_algorithm
@@ -265,7 +266,7 @@ def evaluate(
     )
 
 
-def _play(policy: TrainedPolicy, group: Any, episodes: int, deterministic: bool, seed: int) -> list[tuple[float, int]]:
+def _play(policy: TrainedPolicy, group: EnvGroup, episodes: int, deterministic: bool, seed: int) -> list[tuple[float, int]]:
     """(return, length) of each environment's share of the episodes, environment by environment."""
     n, spec = group.num_envs, group.spec
     share = [episodes // n + (i < episodes % n) for i in range(n)]
@@ -282,11 +283,16 @@ def _play(policy: TrainedPolicy, group: Any, episodes: int, deterministic: bool,
         np.zeros(n, np.float32), np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, np.float32), np.zeros(n, np.int32), final
     )
     current, after = row(), row()
+    step = LaneRow(None, now, after)
+    completion = Completion(group)
     core = policy.initial_core(n)
-    group.reset(seed, current)
+    group.reset(seed, [current])
+    completion.wait()
     while any(len(done) < wanted for done, wanted in zip(played, share, strict=True)):
-        actions, core = policy.act_rows(current.obs, core, current.first, deterministic=deterministic)
-        group.step(actions, now, after)
+        step.actions, core = policy.act_rows(current.obs, core, current.first, deterministic=deterministic)
+        step.after = after
+        group.send([step])
+        completion.wait()
         for i in np.flatnonzero(~np.isnan(now.episode_return)):
             if len(played[i]) < share[i]:
                 played[i].append((float(now.episode_return[i]), int(now.episode_length[i])))

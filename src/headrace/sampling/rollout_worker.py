@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.envs.contract import EnvGroup, ObsRow, StepRow
+from headrace.envs.contract import EnvGroup, LaneRow, ObsRow
+from headrace.envs.group import Completion
 from headrace.sampling.exchange import IDLE, READY, ROLLOUT_PHASES, Clock, Exchange
 
 
 class _Row(NamedTuple):
-    """Views of one row of a slot. Row T has only the observation."""
+    """Views of one row of a slot, as a group of environments takes them: one of each lane. Row T has only the observation."""
 
-    observation: ObsRow
-    actions: np.ndarray
-    step: StepRow
+    observation: tuple[ObsRow]
+    lanes: tuple[LaneRow, ...]
 
 
 @dataclass
@@ -31,6 +31,7 @@ class _Group:
 
     number: int
     envs: EnvGroup
+    completion: Completion
     slot: int = -1
     t: int = 0
 
@@ -44,7 +45,9 @@ class RolloutWorker:
     ):
         self.index, self.exchange, self._act = index, exchange, act
         first = index * exchange.num_groups
-        self.groups = [_Group(first + g, make_group()) for g in range(exchange.num_groups)]
+        self.groups = [
+            _Group(first + g, envs, Completion(envs)) for g, envs in enumerate(make_group() for _ in range(exchange.num_groups))
+        ]
         self._views: dict[int, list[_Row]] = {}  # views of rows are made once for each slot
         self._one = np.zeros(1, np.int32)
         self.clock = Clock(exchange.clocks["rollout"][index], ROLLOUT_PHASES, perf_counter())
@@ -56,6 +59,7 @@ class RolloutWorker:
             if not self._acquire(group):
                 return False
             group.envs.reset(seed + g * self.exchange.E, self._rows(group.slot)[0].observation)
+            group.completion.wait()
             self.clock.spent("other", perf_counter())
             self._request(group)
         return True
@@ -90,8 +94,9 @@ class RolloutWorker:
     def step(self, g: int) -> bool:
         """Step group g with the actions of its row, write row t+1 and ask for its actions. False: the run ended meanwhile."""
         group = self.groups[g]
-        rows, t = self._rows(group.slot), group.t
-        group.envs.step(rows[t].actions, rows[t].step, rows[t + 1].observation)
+        lanes, t = self._rows(group.slot)[group.t].lanes, group.t
+        group.envs.send(lanes)
+        group.completion.wait()
         self.clock.spent("step", perf_counter())
         self.clock.count(self.exchange.E)
         group.t = t + 1
@@ -102,14 +107,14 @@ class RolloutWorker:
 
     def _next_slot(self, group: _Group) -> bool:
         """Hand the finished slot to the learner and go on in a free one: row T here is row 0 there."""
-        x, last = self.exchange, self._rows(group.slot)[self.exchange.T].observation
+        x, (last,) = self.exchange, self._rows(group.slot)[self.exchange.T].observation
         # Kept aside, because from the next line on the slot may be learned from and given to somebody else.
         last = ObsRow({name: array.copy() for name, array in last.obs.items()}, last.first.copy(), last.valid.copy())
         x.hand_over(group.slot)
         # The only brake: without a free slot the learner is behind, and waiting here bounds memory and policy lag.
         if not self._acquire(group):
             return False
-        first = self._rows(group.slot)[0].observation
+        (first,) = self._rows(group.slot)[0].observation
         for name, array in first.obs.items():
             array[:] = last.obs[name]
         first.first[:], first.valid[:] = last.first, last.valid
@@ -140,8 +145,9 @@ class RolloutWorker:
         rows = self._views.get(slot)
         if rows is None:
             slab, T = self.exchange.slab, self.exchange.T
-            rows = [_Row(slab.obs_row(slot, t), slab.arrays["action"][slot, t], slab.step_row(slot, t)) for t in range(T)]
-            rows.append(_Row(slab.obs_row(slot, T), rows[0].actions[:0], rows[0].step))
+            obs = [slab.obs_row(slot, t) for t in range(T + 1)]
+            steps = [LaneRow(slab.arrays["action"][slot, t], slab.step_row(slot, t), obs[t + 1]) for t in range(T)]
+            rows = [_Row((obs[t],), (steps[t],)) for t in range(T)] + [_Row((obs[T],), ())]
             self._views[slot] = rows
         return rows
 
