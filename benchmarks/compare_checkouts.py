@@ -5,8 +5,8 @@
 BEFORE and AFTER are folders of checkouts, each with its own `benchmarks/step_budget.py` and an interpreter at `.venv/bin/python`
 in which its own package is installed. The runs alternate, and who goes first changes from round to round, so that a machine that
 gets slower or faster does so for both. A round gives one ratio AFTER / BEFORE of each part. Their median is robust against rounds
-that something disturbed; its 95 % interval (the binomial one, which assumes nothing of the noise; fewer than 6 rounds give less
-than 95 %) says how far it can be trusted. Costs are CPU microseconds per environment step.
+that something disturbed; its 95 % interval (the binomial one, which assumes nothing of the noise; below 6 rounds it is only the
+range, and proves nothing) says how far it can be trusted. Costs are CPU microseconds per environment step.
 
 Prints a table and writes a small JSON summary. The exit code is 1 if a part's median ratio is above `--limit` and its interval
 above 1. A median above the limit without that is noise: more rounds, or more updates, have to tell (an update of a cheap
@@ -30,6 +30,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+ENOUGH_ROUNDS = 6
+"""From here on the range of the ratios holds their median with 95 % probability."""
 TIMEOUT = 1800.0
 """Seconds for one run of step_budget.py."""
 
@@ -39,7 +41,7 @@ def measure(checkout: Path, env: str, updates: int) -> tuple[dict[str, float], d
     python, script = checkout / ".venv/bin/python", checkout / "benchmarks/step_budget.py"
     with tempfile.TemporaryDirectory(prefix="compare-") as temporary:
         out = Path(temporary) / "step_budget.json"
-        command = [python, script, "--env", env, "--updates", str(updates), "--out", out]
+        command = [str(python), str(script), "--env", env, "--updates", str(updates), "--out", str(out)]
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         done = subprocess.run(command, cwd=temporary, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
         if done.returncode != 0:
@@ -95,7 +97,9 @@ def main() -> None:
     args = parser.parse_args()
     # Not `resolve`: links in the path may be meant.
     checkouts = [Path(os.path.abspath(checkout)) for checkout in (args.before, args.after)]
-    commits, machine, rows, failed = [commit(checkout) for checkout in checkouts], {}, {}, False
+    commits, failed = [commit(checkout) for checkout in checkouts], False
+    machine: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     notes: list[str] = []
     print(f"before: {commits[0]}; after: {commits[1]}; {args.rounds} rounds of {args.updates} updates; CPU microseconds per step")
     for env in args.env:
@@ -112,9 +116,9 @@ def main() -> None:
             cells += [f"{of['ratio']:.3f}", f"{of['low']:.3f} to {of['high']:.3f}"] if "ratio" in of else ["-", "-"]
             print(f"| {part} | " + " | ".join(cells) + " |", flush=True)
             if of.get("ratio", 0.0) > args.limit:
-                clear = of["low"] > 1
+                clear = of["low"] > 1 and args.rounds >= ENOUGH_ROUNDS
                 failed |= clear
-                notes.append(f"{env}: {part} costs {of['ratio']:.3f} times as much" + ("" if clear else ", within the noise"))
+                notes.append(f"{env}: {part} costs {of['ratio']:.3f} times as much" + ("" if clear else ", which noise can explain"))
     facts = {key: machine[key] for key in ("processor", "cores", "platform", "python") if key in machine}
     settings = {"before": commits[0], "after": commits[1], "rounds": args.rounds, "updates": args.updates}
     args.out.write_text(json.dumps({"machine": facts, **settings, "cpu_us_per_step": rows}, indent=2) + "\n")
