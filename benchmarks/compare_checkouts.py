@@ -118,7 +118,9 @@ def main() -> None:
             if of.get("ratio", 0.0) > args.limit:
                 clear = of["low"] > 1 and args.rounds >= ENOUGH_ROUNDS
                 failed |= clear
-                notes.append(f"{env}: {part} costs {of['ratio']:.3f} times as much" + ("" if clear else ", which noise can explain"))
+                notes.append(
+                    f"{env}: {part} costs {of['ratio']:.3f} times as much" + ("" if clear else ", which noise can explain")
+                )
     facts = {key: machine[key] for key in ("processor", "cores", "platform", "python") if key in machine}
     settings = {"before": commits[0], "after": commits[1], "rounds": args.rounds, "updates": args.updates}
     args.out.write_text(json.dumps({"machine": facts, **settings, "cpu_us_per_step": rows}, indent=2) + "\n")
