@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -74,7 +75,10 @@ def measure(make: System, env: str, batch: int, seconds: float) -> float:
         with log.open("wb") as out:
             # The mark is the shell's process id, which becomes the command's: whatever it starts inherits it.
             marked = ["sh", "-c", f'export {MARK}=$$; exec "$@"', "sh", *command]
-            process = subprocess.Popen(marked, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
+            # In a folder that goes away: Doom engines leave their settings, _vizdoom.ini, wherever they are started.
+            process = subprocess.Popen(
+                marked, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True, cwd=temporary
+            )
         try:
             first: tuple[float, int] | None = None
             started, last = time.monotonic(), 0
@@ -120,7 +124,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def arguments(description: str | None, envs: list[str], out: str) -> argparse.ArgumentParser:
     """The flags of both scripts."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("python", help="interpreter of the other system's virtual environment")
+    parser.add_argument("python", type=interpreter, help="interpreter of the other system's virtual environment")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=40)
     parser.add_argument("--envs", type=int, default=16, help="environments, in all")
@@ -128,6 +132,15 @@ def arguments(description: str | None, envs: list[str], out: str) -> argparse.Ar
     parser.add_argument("--only", nargs="*", default=envs)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / out)
     return parser
+
+
+def interpreter(name: str) -> str:
+    """The absolute path of a program: the systems are not started in the directory of this script's caller. Links are kept,
+    since a virtual environment's interpreter is one."""
+    found = shutil.which(name)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{name} is no program")
+    return os.path.abspath(found)
 
 
 def compare(args: argparse.Namespace, systems: dict[str, System], others: list[str]) -> None:

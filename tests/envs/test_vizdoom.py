@@ -152,6 +152,17 @@ def test_a_users_own_scenario(tmp_path: Path) -> None:
         registry.describe(name, EnvConfig(kwargs={"buttons": ["JUMPP"]}))
 
 
+def test_the_working_directory_stays_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doom writes its settings (_vizdoom.ini) and a folder _vizdoom wherever it is started, unless it is told where else."""
+    monkeypatch.chdir(tmp_path)
+    VizdoomEnv("basic", EnvConfig()).close()
+    env = VizdoomEnv("basic", EnvConfig())
+    env.reset(seed=0)
+    env.step(0)
+    env.close()
+    assert not list(tmp_path.iterdir())
+
+
 def _engines(folder: Path) -> list[psutil.Process]:
     return [p for p in psutil.process_iter(["cmdline"]) if any(str(folder) in part for part in p.info["cmdline"] or [])]
 
