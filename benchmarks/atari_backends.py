@@ -19,10 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import summary
 from training_contest import Command, headrace, measure
 
 from headrace.presets import make_config
-from headrace.runs.folder import system_facts
 
 HERE = Path(__file__).parent
 ENV, BACKENDS = "atari/pong", ("native", "ale")
@@ -59,8 +59,8 @@ def main() -> None:
                      "minutes_to_goal": {name: steps / rate / 60 for name, rate in median.items()}})  # fmt: skip
         cells = " | ".join(f"{rate:,.0f} ({steps / rate / 60:.0f} min)" for rate in median.values())
         print(f"| {threads} | {cells} | {ratio:.2f} |")
-    result = {"machine": system_facts(), "env": ENV, "steps_to_goal": steps, "rows": rows, "load_average": load}
-    args.out.write_text(json.dumps(result, indent=2) + "\n")
+    result = {"machine": summary.machine(), "env": ENV, "steps_to_goal": steps, "rows": rows, "load_average": load}
+    summary.write(args.out, result)
 
 
 if __name__ == "__main__":

@@ -8,23 +8,26 @@ difficulty is played for `--mode-frames` frames. No sticky actions: the consoles
     python benchmarks/atari_exactness.py                        # 104 games, 20,000 frames each
     python benchmarks/atari_exactness.py pong klax --frames 500
 
-Writes a JSON report with the first difference of each run and a table in Markdown, anew after each game. Exits with 1 if
-anything differed.
+Writes a summary as JSON and as a table in Markdown, anew after each game: one line for each game that differs, with the first
+difference of each run, and one for all others. Exits with 1 if anything differed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import platform
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ale_py
 import numpy as np
+import summary
 
 import headrace._native.atari as native
 from headrace.envs.atari_vector import games, rom_path
@@ -120,24 +123,52 @@ def check(job: tuple[str, int, int, int]) -> list[Run]:
     return [play(run, frames) for run, frames in runs_of(*job)]
 
 
-def table(results: dict[str, list[Run]]) -> str:
-    """The report in Markdown: a summary, one line per game, and the differences."""
-    runs = [run for game in results.values() for run in game]
-    exact = sum(all(run.difference is None for run in game) for game in results.values())
-    total = sum(run.frames for run in runs)
+def sums(runs: Iterable[Run]) -> dict[str, int]:
+    """What the runs of one or several games played, in all."""
+    runs = list(runs)
+    counted = {field: sum(getattr(run, field) for run in runs) for field in ("frames", "resets", "rewards")}
+    return counted | {"variants": len({(run.game, run.mode, run.difficulty) for run in runs})}
+
+
+def differences(runs: Iterable[Run]) -> list[str]:
+    """The first difference of each run that has one; difficulties that differ in the same way are named together."""
+    alike: dict[tuple[int, int, str], list[int]] = defaultdict(list)
+    for run in runs:
+        if run.difference:
+            alike[run.mode, run.seed, run.difference].append(run.difficulty)
+    return [
+        f"mode {mode}, difficulty {', '.join(map(str, difficulties))}, seed {seed}: {difference}"
+        for (mode, seed, difference), difficulties in alike.items()
+    ]
+
+
+def report(results: dict[str, list[Run]]) -> dict[str, Any]:
+    """The games that differ, one by one, and all others together."""
+    differ = {game: runs for game, runs in results.items() if differences(runs)}
+    exact = {game: runs for game, runs in results.items() if game not in differ}
+    return {
+        "ale_py": ale_py.__version__,
+        "machine": platform.machine(),
+        "all": {"games": len(results), **sums(run for runs in results.values() for run in runs)},
+        "differ": {game: sums(runs) | {"differences": differences(runs)} for game, runs in differ.items()},
+        "exact": {"count": len(exact), **sums(run for runs in exact.values() for run in runs), "games": list(exact)},
+    }
+
+
+def table(facts: dict[str, Any]) -> str:
+    """The report in Markdown."""
+    everything, exact = facts["all"], facts["exact"]
     lines = [
-        f"{exact} of {len(results)} games without a difference in {total:,} frames, ale-py {ale_py.__version__}.",
+        f"{exact['count']} of {everything['games']} games without a difference in {everything['frames']:,} frames, "
+        f"ale-py {facts['ale_py']}.",
         "",
         "| game | frames | resets | rewarded frames | modes x difficulties | first difference |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for game, played in results.items():
-        variants = len({(run.mode, run.difficulty) for run in played})
-        differences = [
-            f"mode {run.mode}, difficulty {run.difficulty}, seed {run.seed}: {run.difference}" for run in played if run.difference
-        ]
-        sums = [sum(getattr(run, field) for run in played) for field in ("frames", "resets", "rewards")]
-        lines.append(f"| {game} | {sums[0]:,} | {sums[1]} | {sums[2]:,} | {variants} | {'; '.join(differences) or 'none'} |")
+    rows = [(game, row, "; ".join(row["differences"])) for game, row in facts["differ"].items()]
+    for name, row, found in [*rows, (f"the other {exact['count']}", exact, "none")]:
+        counted = f"{row['frames']:,} | {row['resets']:,} | {row['rewards']:,} | {row['variants']:,}"
+        lines.append(f"| {name} | {counted} | {found} |")
     return "\n".join(lines) + "\n"
 
 
@@ -163,15 +194,10 @@ def main() -> int:
             print(f"{len(results):3}/{len(names)} {runs[0].game:22} {frames:8,} frames, {len(bad)} runs differ", flush=True)
             for run in bad[:3]:
                 print(f"      mode {run.mode}, difficulty {run.difficulty}, seed {run.seed}: {run.difference}", flush=True)
-            report = {
-                "ale_py": ale_py.__version__,
-                "machine": platform.machine(),
-                "seconds": round(time.monotonic() - start, 1),
-                "runs": [asdict(run) for game in results.values() for run in game],
-            }
-            arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-            arguments.markdown.write_text(table(results))
-    print(table(results).splitlines()[0])
+            facts = report(results) | {"seconds": round(time.monotonic() - start, 1)}
+            summary.write(arguments.json, facts)
+            arguments.markdown.write_text(table(facts))
+    print(table(facts).splitlines()[0])
     return int(any(run.difference for runs in results.values() for run in runs))
 
 

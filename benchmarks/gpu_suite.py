@@ -34,6 +34,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import summary
 import torch
 from learner_overhead import bare_loop, context, feed, fill
 
@@ -44,7 +45,6 @@ from headrace.envs.registry import describe
 from headrace.experience.on_policy import TrajectoryBatches
 from headrace.learning.learner import Learner
 from headrace.presets import make_config
-from headrace.runs.folder import system_facts
 from headrace.runs.metrics import read_jsonl
 from headrace.sampling.actor import Actor
 from headrace.sampling.exchange import Exchange
@@ -321,7 +321,7 @@ def main() -> None:
     if args.device != "cpu" and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --device cpu measures the CPU")
     began = perf_counter()
-    facts = {"machine": system_facts(), "torch": torch.__version__, "device": args.device, "sizes": vars(sizes)}
+    facts = {"machine": summary.machine(), "torch": torch.__version__, "device": args.device, "sizes": vars(sizes)}
     accelerator = facts["machine"]["accelerator"] or "no accelerator"
     print(f"torch {torch.__version__}, {accelerator}, {os.cpu_count()} cores; device {args.device}\n", flush=True)
     arguments = ["--device", args.device] + ["--quick"] * args.quick + ["--tiny"] * args.tiny
@@ -330,7 +330,7 @@ def main() -> None:
         if args.parts is None or name in args.parts:
             results[name] = measured_apart(name, arguments, sizes.limit)
             print(table(name, results[name]), flush=True)
-            args.out.write_text(json.dumps({**facts, "load": os.getloadavg(), "parts": results}, indent=2) + "\n")
+            summary.write(args.out, {**facts, "load": os.getloadavg(), "parts": results})
     print(f"{perf_counter() - began:.0f} s, load average {os.getloadavg()[0]:.1f}; {args.out}")
     if failed := [name for name, part in results.items() if "error" in part]:
         sys.exit(f"failed: {', '.join(failed)}")

@@ -12,7 +12,6 @@ row more than is learned from: T + 1 rows of forward against T. Prints a table, 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import statistics
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
+import summary
 import torch
 
 from headrace.accelerator.memory import keep_freed_memory
@@ -29,7 +29,6 @@ from headrace.envs.registry import describe
 from headrace.experience.on_policy import TrajectoryBatches
 from headrace.learning.learner import Learner
 from headrace.presets import make_config
-from headrace.runs.folder import system_facts
 from headrace.sampling.exchange import Exchange
 from headrace.sampling.processes import make_algorithm_and_model
 from headrace.sampling.weights import FlatWeights, weights_nbytes
@@ -142,8 +141,8 @@ def main() -> None:
             rows.append(row)
             numbers = f"{row['batch']} | {row['bare']:,.0f} | {row['engine']:,.0f} | {row['share']:.1%} | {row['cpu_share']:.1%}"
             print(f"| {env}, {precision} | {numbers} |", flush=True)
-    facts = {"machine": system_facts(), "threads": torch.get_num_threads(), "rows": rows}
-    args.out.write_text(json.dumps(facts, indent=2) + "\n")
+    facts = {"machine": summary.machine(), "threads": torch.get_num_threads(), "rows": rows}
+    summary.write(args.out, facts)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import summary
 import torch
 
 from headrace.accelerator.memory import keep_freed_memory
@@ -178,8 +179,7 @@ def main() -> None:
     if arguments.json:
         machine = {"cpu": _cpu_name(), "cores": os.cpu_count(), "load": os.getloadavg()[0], "torch": torch.__version__}
         settings = {"threads": arguments.threads, "clock": arguments.clock, "rollout": T}
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps({"machine": machine, **settings, "rows": rows}, indent=1) + "\n")
+        summary.write(arguments.json, {"machine": machine, **settings, "rows": rows})
 
 
 def _cpu_name() -> str:

@@ -12,7 +12,6 @@ wake-up included. Rounds of all queues alternate and medians are compared. Print
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import sys
 import time
@@ -21,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import summary
 
-from headrace.runs.folder import system_facts
 from headrace.shm.primitives import Queue
 
 CAPACITY, BULK = 1024, 8
@@ -148,7 +147,7 @@ def main() -> None:
             delays[name].append(latency(make, 3000))
 
     results: dict[str, Any] = {
-        "machine": system_facts(),
+        "machine": summary.machine(),
         "capacity": CAPACITY,
         "bulk": BULK,
         "throughput": [],
@@ -174,8 +173,7 @@ def main() -> None:
         median, tail = (float(np.median([np.percentile(d, q) for d in delays[name]])) for q in (50, 99))
         results["latency"][name] = {"median_us": median, "p99_us": tail}
         print(f"| {name} | {median:.1f} | {tail:.1f} |")
-    args.out.parent.mkdir(exist_ok=True)
-    args.out.write_text(json.dumps(results, indent=2) + "\n")
+    summary.write(args.out, results)
 
 
 if __name__ == "__main__":

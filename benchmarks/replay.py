@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import summary
 
 from headrace.experience.replay.buffer import Field, Replay, ReplayConfig
-from headrace.runs.folder import system_facts
 
 GAMES = ("Pong", "Breakout", "MsPacman", "SpaceInvaders", "Seaquest", "Qbert")
 EPISODE = 500
@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=20_000, help="Atari frames per measurement, a multiple of 500")
     parser.add_argument("--seconds", type=float, default=20.0, help="of the measurement of sustained rates")
     args = parser.parse_args()
-    result: dict[str, Any] = {"system": system_facts(), "batch": 512, "frames": args.frames}
+    result: dict[str, Any] = {"system": summary.machine(), "batch": 512, "frames": args.frames}
     with tempfile.TemporaryDirectory() as folder:
         recorded = {game: record(game, min(args.frames, 8000)) for game in GAMES}
         path = f"{folder}/frames.npy"
@@ -227,8 +227,7 @@ def main() -> None:
     table("Ape-X's rates: 12.5K inserts/s and 19 batches of 512 per second", list(result["sustained"][0]),
           [list(r.values()) for r in result["sustained"]])
     target = Path(__file__).with_name("results") / "replay.json"
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps(result, indent=1) + "\n")
+    summary.write(target, result)
 
 
 if __name__ == "__main__":

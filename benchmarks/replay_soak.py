@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from headrace.runs.folder import system_facts
+import summary
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path.insert(0, str(TESTS / "faults"))
@@ -84,11 +84,19 @@ def main() -> None:
     early, late = (statistics.median(m for _, m in part) for part in (samples[third : 2 * third], samples[2 * third :]))
     updates = last["charts/updates"]
     print(f"{args.minutes:g} minutes, {steps:,} steps, {updates:,.0f} updates of 64 checked transitions, exit code {code}")
-    print(f"longest pause {longest:.0f} s; memory, median of the second and of the last third: {early:.0f}, {late:.0f} MB")
+    lowest, highest = min(m for _, m in samples), max(m for _, m in samples)
+    seconds, megabytes = zip(*summary.thin(samples), strict=True)
+    print(
+        f"longest pause {longest:.0f} s; memory, median of the second and of the last third: {early:.0f}, {late:.0f} MB; "
+        f"single values from {lowest:.0f} to {highest:.0f} MB"
+    )
     print("| killed | times |\n|---|---|\n" + "\n".join(f"| {victim} | {n} |" for victim, n in kills.most_common()))
-    result = {"machine": system_facts(), "minutes": args.minutes, "steps": steps, "updates": updates, "exit_code": code,
-              "kills": kills, "longest_pause": longest, "memory_mb": samples, "median_mb": [early, late]}  # fmt: skip
-    (Path(__file__).parent / "results" / "soak-replay.json").write_text(json.dumps(result, indent=1) + "\n")
+    result = {
+        "machine": summary.machine(), "minutes": args.minutes, "steps": steps, "updates": updates, "exit_code": code,
+        "kills": kills, "longest_pause": longest, "median_mb": [early, late], "range_mb": [lowest, highest],
+        "memory": {"seconds": seconds, "mb": megabytes},
+    }  # fmt: skip
+    summary.write(Path(__file__).parent / "results" / "soak-replay.json", result)
 
 
 if __name__ == "__main__":

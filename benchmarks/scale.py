@@ -10,7 +10,6 @@ all processes, in which shared memory counts once. Prints a table, writes result
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from pathlib import Path
@@ -18,10 +17,10 @@ from time import perf_counter
 from typing import Any
 
 import psutil
+import summary
 from simulation_distance import emulated_policy, free_slots, make_like, sampler_config
 
 from headrace.envs.registry import describe
-from headrace.runs.folder import system_facts
 from headrace.sampling.exchange import Exchange
 from headrace.sampling.processes import Start, rollout_main, run_child
 from headrace.shm.primitives import Segment
@@ -83,7 +82,7 @@ def main() -> None:
         each = (row["pss"] - rows[0]["pss"]) / (envs - rows[0]["envs"]) if len(rows) > 1 else float("nan")
         memory = f"{row['pss'] / 2**20:,.0f} MiB | {row['slab'] / 2**20:,.0f} MiB | {each / 2**10:,.0f} KiB"
         print(f"| {envs} | {row['start_s']:.1f} s | {row['steps_per_s']:,.0f} | {memory} | {row['fds']} |", flush=True)
-    args.out.write_text(json.dumps({"machine": system_facts(), "env": args.env, "rows": rows}, indent=2) + "\n")
+    summary.write(args.out, {"machine": summary.machine(), "env": args.env, "rows": rows})
 
 
 if __name__ == "__main__":

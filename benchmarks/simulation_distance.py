@@ -28,12 +28,12 @@ from typing import Any
 
 import numpy as np
 import psutil
+import summary
 
 from headrace.config import Config
 from headrace.envs.contract import Categorical, LaneRow
 from headrace.envs.registry import describe, make_group
 from headrace.presets import make_config
-from headrace.runs.folder import system_facts
 from headrace.sampling.exchange import POLICY_PHASES, Clock, Exchange
 from headrace.sampling.policy_worker import PolicyWorker
 from headrace.sampling.processes import LOOK_AROUND, Start, rollout_main, run_child
@@ -220,9 +220,9 @@ def main() -> None:
                 rows.append({**row, "predicted": model, "cpu_us": [cpu, cpu1, cpu2]})
                 shares = f"{one:,.0f} ({one / base:.1%}) | {two:,.0f} ({two / base:.1%}) | {model[0]:.0%}, {model[1]:.0%}"
                 print(f"| {k} | {ms} ms | {base:,.0f} | {shares} | {cpu:.0f} | {cpu1:.0f} | {cpu2:.0f} |", flush=True)
-        conditions = {"machine": system_facts(), "workers": args.workers, "load_average": os.getloadavg()[0]}
+        conditions = {"machine": summary.machine(), "workers": args.workers, "load_average": os.getloadavg()[0]}
         result["envs"][env] = {**conditions, "rows": rows}
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+        summary.write(args.out, result)
     plot(result, args.out.with_suffix(".png"))
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headrace.runs.folder import system_facts
+import summary
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "faults"))
 from harness import COUNTING, SMALL, Run
@@ -166,8 +166,8 @@ def main() -> None:
             print(f"| {kind} | {o.injected} | {o.survived} | {times} | {o.lost:,} |")
     how = {"seed": args.seed, "minutes": minutes, "steps": steps, "exit_code": code, "end": goal, "load": os.getloadavg()[2]}
     faults = {kind: vars(o) for kind, o in outcomes.items()}
-    result = {"machine": system_facts(), "env": args.env, "runs": [*runs, how], "faults": faults}
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    result = {"machine": summary.machine(), "env": args.env, "runs": [*runs, how], "faults": faults}
+    summary.write(path, result)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ results/step_budget.json.
 from __future__ import annotations
 
 import argparse
-import json
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from time import process_time
 from typing import Any
 
+import summary
 import torch
 
 from headrace.accelerator.memory import keep_freed_memory
@@ -26,7 +26,6 @@ from headrace.envs.registry import describe
 from headrace.experience.on_policy import TrajectoryBatches
 from headrace.learning.learner import Learner
 from headrace.presets import make_config
-from headrace.runs.folder import system_facts
 from headrace.sampling.exchange import Exchange
 from headrace.sampling.placements.serial import SerialSampler
 from headrace.sampling.processes import make_algorithm_and_model
@@ -91,7 +90,7 @@ def main() -> None:
         rows[env] = budget(env, args.updates)
         share = sum(value for part, value in rows[env].items() if part.startswith("engine")) / sum(rows[env].values())
         print(f"| {env} | " + " | ".join(f"{value:.1f}" for value in rows[env].values()) + f" | {share:.1%} |", flush=True)
-    args.out.write_text(json.dumps({"machine": system_facts(), "cpu_us_per_step": rows}, indent=2) + "\n")
+    summary.write(args.out, {"machine": summary.machine(), "cpu_us_per_step": rows})
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headrace.runs.folder import system_facts
+import summary
 
 ROLLOUT, WORKERS, MARK = 32, 2, "HEADRACE_BENCHMARK"
 Command = tuple[list[str], Callable[[str], list[int]]]
@@ -145,7 +145,7 @@ def interpreter(name: str) -> str:
 
 def compare(args: argparse.Namespace, systems: dict[str, System], others: list[str]) -> None:
     """Measure all `systems` in turn; print a table and write JSON. Ratios are to the fastest of `others`."""
-    results: dict[str, Any] = {"machine": system_facts(), "envs": args.envs, "batch": args.batch, "rows": {}}
+    results: dict[str, Any] = {"machine": summary.machine(), "envs": args.envs, "batch": args.batch, "rows": {}}
     print(f"Steps/s trained on, {args.envs} environments, batch {args.batch} (median of {args.rounds}; frames/s = 4 x)\n")
     print("| | " + " | ".join(systems) + " | load average |\n|" + "---|" * (len(systems) + 2))
     for env in args.only:
@@ -159,4 +159,4 @@ def compare(args: argparse.Namespace, systems: dict[str, System], others: list[s
         results["rows"][env] = {"steps_per_second": rates, "ratios": ratios, "load_average": load}
         cells = [f"{rate:,.0f}" + (f" ({ratios[name]:.2f}x)" if name in ratios else "") for name, rate in median.items()]
         print(f"| {env} | " + " | ".join(cells) + f" | {load:.1f} |", flush=True)
-        args.out.write_text(json.dumps(results, indent=2) + "\n")
+        summary.write(args.out, results)

@@ -4,37 +4,41 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+RESULTS = sorted((ROOT / "benchmarks").rglob("results/*.json"))
+Load = Callable[[str], ModuleType]
 
 
 @pytest.fixture
-def contest(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def load(monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Imports a file of benchmarks/."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("training_contest")
+    return importlib.import_module
 
 
-def test_a_contender_leaves_nothing_in_the_working_directory(
-    contest: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_contender_leaves_nothing_in_the_working_directory(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contest = load("training_contest")
     monkeypatch.chdir(tmp_path)
     code = "import time; open('left behind', 'w')\nfor n in range(1, 999): print(10 * n, flush=True); time.sleep(0.02)"
 
-    def trains(env: str, folder: Path) -> contest.Command:
+    def trains(env: str, folder: Path) -> tuple[list[str], Callable[[str], list[int]]]:
         return [sys.executable, "-c", code], lambda printed: [int(number) for number in printed.split()]
 
     assert contest.measure(trains, "any", 10, 0.2) > 0
     assert not list(tmp_path.iterdir())
 
 
-def test_the_contenders_interpreter_is_found_from_anywhere(
-    contest: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_contenders_interpreter_is_found_from_anywhere(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contest = load("training_contest")
     python = tmp_path / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
@@ -43,3 +47,65 @@ def test_the_contenders_interpreter_is_found_from_anywhere(
     assert parser.parse_args(["venv/bin/python"]).python == str(python)
     with pytest.raises(argparse.ArgumentTypeError, match="no/such is no program"):
         contest.interpreter("no/such")
+
+
+def test_results_are_summaries(load: Load) -> None:
+    """Few kilobytes each, in the form that `summary.write` gives, and of this machine's file system they say nothing."""
+    summary = load("summary")
+    assert len(RESULTS) > 20
+    for path in RESULTS:
+        text = path.read_text()
+        assert len(text) < 16_000, path
+        assert text.count("\n") <= 200, path
+        assert text == summary.text(json.loads(text)) + "\n", f"{path}: write it with summary.write"
+        assert not any(f'"{folder}/' in text for folder in ("/tmp", "/home", "/root", "/work")), path
+
+
+def test_a_summary_has_a_row_on_a_line_and_loses_nothing(load: Load, tmp_path: Path) -> None:
+    summary = load("summary")
+    rows = [{"batch": n, "rate": n / 3, "of": [1.5, None, "a"]} for n in range(8)]
+    data = {"rows": rows, "curve": [n / 7 for n in range(500)], "none": [], "facts": {}, "nested": {"deep": {"x": rows * 10}}}
+    summary.write(tmp_path / "new" / "result.json", data)
+    text = (tmp_path / "new" / "result.json").read_text()
+    assert json.loads(text) == data
+    lines = text.splitlines()
+    assert ' {"batch": 2, "rate": 0.6666666666666666, "of": [1.5, null, "a"]},' in [line[1:] for line in lines]
+    assert sum(line.startswith(' "curve": [0.0, ') for line in lines) == 1
+    assert len(lines) == 2 + (2 + 8) + 3 + 4 + (2 + 80)
+
+
+def test_a_thinned_curve_keeps_its_ends(load: Load) -> None:
+    summary = load("summary")
+    assert summary.thin(range(60)) == list(range(60))
+    thinned = summary.thin(range(1000), 7)
+    assert thinned[0] == 0
+    assert thinned[-1] == 999
+    assert len(thinned) == 7
+    assert {b - a for a, b in itertools.pairwise(thinned)} <= {166, 167}
+
+
+def test_paths_of_a_command_are_shortened(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = load("summary")
+    monkeypatch.setattr(sys, "argv", ["/somewhere/benchmarks/x.py", "--python", "/a/venv/bin/python", "--n", "3", "a/b"])
+    assert summary.machine()["command"] == ["x.py", "--python", "python", "--n", "3", "a/b"]
+
+
+def test_exactness_has_a_line_for_each_game_that_differs_and_one_for_the_others(load: Load) -> None:
+    pytest.importorskip("ale_py")
+    exactness = load("atari_exactness")
+
+    def run(game: str, difficulty: int, difference: str | None = None, mode: int = 0) -> object:
+        return exactness.Run(game, mode, difficulty, 1, True, 100, 2, 7, difference)
+
+    results = {
+        "pong": [run("pong", 0), run("pong", 1)],
+        "klax": [run("klax", 0), run("klax", 1, "frame 3"), run("klax", 2, "frame 3"), run("klax", 0, "frame 4", mode=5)],
+        "hero": [run("hero", 0)],
+    }
+    facts = exactness.report(results)
+    assert facts["all"] == {"games": 3, "frames": 700, "resets": 14, "rewards": 49, "variants": 7}
+    assert facts["exact"]["games"] == ["pong", "hero"]
+    first, _, _, _, klax, others = exactness.table(facts).splitlines()
+    assert first.startswith("2 of 3 games without a difference in 700 frames")
+    assert klax == "| klax | 400 | 8 | 28 | 4 | mode 0, difficulty 1, 2, seed 1: frame 3; mode 5, difficulty 0, seed 1: frame 4 |"
+    assert others == "| the other 2 | 300 | 6 | 21 | 3 | none |"

@@ -12,8 +12,8 @@ without exploration, which is what arms that explore differently are compared by
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +23,12 @@ import numpy as np
 
 import headrace
 from headrace.envs.registry import import_files
-from headrace.runs.folder import system_facts
 from headrace.runs.metrics import read_jsonl
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+import summary  # noqa: E402
+
 ENVS = (str(HERE / "apex_envs.py"),)
 EVALUATION = 32
 """Episodes of the final evaluation."""
@@ -118,19 +120,30 @@ def run(experiment: Experiment, arm: dict[str, Any], seed: int, folder: Path) ->
     rows = read_jsonl(folder / "metrics.jsonl")
     curve = [r for r in rows if "charts/episodic_return_100" in r]
     return {
-        "seed": seed, "load_before": round(load, 1), "seconds": [round(r["time"] - rows[0]["time"], 1) for r in curve],
-        "steps": [r["global_step"] for r in curve], "updates": [r["charts/updates"] for r in curve],
-        "returns": [round(r["charts/episodic_return_100"], 3) for r in curve],
-        "last": {"steps": rows[-1]["global_step"], "updates": rows[-1]["charts/updates"]},
+        "seed": seed, "load_before": round(load, 1),
         "evaluation": headrace.evaluate(folder, EVALUATION, deterministic=True).mean,
+        "last": {"steps": rows[-1]["global_step"], "updates": rows[-1]["charts/updates"]},
+        "seconds": [round(r["time"] - rows[0]["time"], 1) for r in curve], "steps": [r["global_step"] for r in curve],
+        "returns": [round(r["charts/episodic_return_100"], 3) for r in curve],
     }  # fmt: skip
+
+
+def axis(experiment: Experiment) -> str:
+    """What a curve goes over: that of which every arm gets the same amount."""
+    return "steps" if experiment.seconds is None else "seconds"
+
+
+def shortened(experiment: Experiment, r: dict[str, Any]) -> dict[str, Any]:
+    """A run as it is kept: of its curve the axis of the plot and the returns, few points of each."""
+    facts = {key: r[key] for key in ("seed", "load_before", "evaluation", "last")}
+    return facts | {key: summary.thin(r[key]) for key in (axis(experiment), "returns")}
 
 
 def plot(name: str, experiment: Experiment, arms: dict[str, list[Any]], path: Path) -> None:
     """All runs of an experiment, one colour per arm."""
     from matplotlib.figure import Figure
 
-    key = "steps" if experiment.seconds is None else "seconds"
+    key = axis(experiment)
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.add_subplot()
     for i, (arm, runs) in enumerate(arms.items()):
@@ -159,11 +172,12 @@ def main() -> None:
             for i, (arm, settings) in enumerate(experiment.arms.items()):
                 arms[arm].append(run(experiment, settings, seed, args.runs / f"{name}-{i}-{seed}-{stamp}"))
         plot(name, experiment, arms, args.out / f"apex-{name}.png")
-        system = {fact: value for fact, value in system_facts().items() if fact != "command"}
+        system = {fact: value for fact, value in summary.machine().items() if fact != "command"}
         report = {"experiment": name, "figure": experiment.figure, "env": experiment.env, "settings": experiment.settings,
-                  "arms": {arm: {"settings": experiment.arms[arm], "runs": runs} for arm, runs in arms.items()},
+                  "arms": {arm: {"settings": experiment.arms[arm], "runs": [shortened(experiment, r) for r in runs]}
+                           for arm, runs in arms.items()},
                   "system": system, "date": time.strftime("%Y-%m-%d")}  # fmt: skip
-        (args.out / f"apex-{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+        summary.write(args.out / f"apex-{name}.json", report)
         for arm, runs in arms.items():
             evaluations = ", ".join(f"{r['evaluation']:.4g}" for r in runs)
             steps, updates = (np.mean([r["last"][key] for r in runs]) for key in ("steps", "updates"))

@@ -15,6 +15,7 @@ import dataclasses
 import json
 import os
 import platform
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,8 @@ from headrace.runs.metrics import read_jsonl
 from headrace.runs.plots import learning_curve
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+import summary  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ def train_once(task: Task, seed: int, folder: Path, go_on: bool = False) -> dict
         "steps_per_second_median": round(float(np.median(rates)), 1),
         "training_return_100": result.mean_return,
         "evaluation": {"mean": evaluation.mean, "ci95": evaluation.ci95, "episodes": len(evaluation.returns),
-                       "deterministic": task.eval_deterministic},
+                       "deterministic": task.eval_deterministic, "returns": evaluation.returns},
         "load_before": round(load, 1),
     }  # fmt: skip
 
@@ -162,7 +165,7 @@ def main() -> None:
                         "torch": torch.__version__, "cuda": torch.cuda.is_available()},
             "date": time.strftime("%Y-%m-%d"),
         }  # fmt: skip
-        (arguments.out / f"{name}.json").write_text(json.dumps(report, indent=2) + "\n")
+        summary.write(arguments.out / f"{name}.json", report)
         for s in seeds:
             print(f"{name} seed {s['seed']}: {s['ended']} after {s['steps']:,} steps, {s['seconds_with_start_up']:.0f} s; "
                   f"evaluation {s['evaluation']['mean']:.2f} {s['evaluation']['ci95']}")  # fmt: skip
