@@ -6,6 +6,7 @@ import argparse
 import importlib
 import itertools
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -109,3 +110,16 @@ def test_exactness_has_a_line_for_each_game_that_differs_and_one_for_the_others(
     assert first.startswith("2 of 3 games without a difference in 700 frames")
     assert klax == "| klax | 400 | 8 | 28 | 4 | mode 0, difficulty 1, 2, seed 1: frame 3; mode 5, difficulty 0, seed 1: frame 4 |"
     assert others == "| the other 2 | 300 | 6 | 21 | 3 | none |"
+
+
+def test_emulator_throughput(tmp_path: Path) -> None:
+    pytest.importorskip("ale_py")
+    out = tmp_path / "throughput.json"
+    flags = ["--games", "pong", "--rounds", "1", "--seconds", "0.05", "--num-envs", "2", "--json", str(out)]
+    script = ROOT / "benchmarks" / "atari_throughput.py"
+    done = subprocess.run([sys.executable, script, *flags], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "envpool is left out" in done.stdout
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["game"] == "pong"
+    assert min(row[name] for name in ("headrace", "ale", "headrace-raw", "ale-raw", "ratio_ale", "ratio_raw")) > 0

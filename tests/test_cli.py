@@ -244,10 +244,3 @@ def test_envs_lists_by_part_of_the_name_or_pattern(capsys):
 def test_fault_of_configuration_is_an_exception_for_programs():
     with pytest.raises(ConfigError):
         cli.parse_config(["--env", "nothing/there"])
-
-
-def test_bench_measures_the_emulator(capsys):
-    assert cli.main(["bench", "emulator", "--games", "pong", "--rounds", "1", "--seconds", "0.05", "--num-envs", "2"]) == 0
-    assert "pong" in capsys.readouterr().out
-    assert cli.main(["bench", "toaster"]) == 2
-    assert "headrace bench measures: emulator" in capsys.readouterr().err

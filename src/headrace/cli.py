@@ -1,4 +1,4 @@
-"""The command line: headrace train | tune | eval | watch | envs | bench.
+"""The command line: headrace train | tune | eval | watch | envs.
 
 Settings come, weakest first, from `config.py`, from the environment's defaults and the algorithm's preset, from what `headrace
 tune` found for this machine, from the run found in the folder, and from the flags. A person sees one message and exit code 2 for
@@ -31,7 +31,6 @@ USAGE = """usage: headrace VERB ...
   eval    play whole games with a trained policy and report their returns
   watch   record a video of a trained policy
   envs    list the environments
-  bench   measure this machine: headrace bench emulator
 
 headrace VERB --help shows the verb's flags."""
 
@@ -45,7 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "eval": evaluate,
         "watch": watch,
         "envs": envs,
-        "bench": bench,
     }
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
@@ -303,21 +301,6 @@ def envs(arguments: list[str]) -> int:
         except registry.MissingExtra as error:
             print(f"headrace: {error}", file=sys.stderr)
     return 0 if found else 1
-
-
-# -- bench ------------------------------------------------------------------------------------------------------------
-
-
-def bench(arguments: list[str]) -> int:
-    """`headrace bench emulator`: the Atari core against ale-py on this machine."""
-    if arguments[:1] != ["emulator"]:
-        raise ConfigError("headrace bench measures: emulator (headrace bench emulator --help)")
-    try:
-        from headrace.envs import atari_bench
-    except ModuleNotFoundError as error:
-        raise ConfigError(f'{error}: pip install "headrace[atari]"') from error
-    atari_bench.main(arguments[1:])
-    return 0
 
 
 if __name__ == "__main__":
