@@ -129,11 +129,6 @@ class EnvSpec:
     name: str = ""
     """The environment's id, for messages."""
 
-    @property
-    def masked(self) -> bool:
-        """Whether the environment gives action masks."""
-        return MASK_KEY in self.observation
-
 
 # -- rows: where a step reads and writes ------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ def render_without_screen() -> None:
             os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
-def preprocess(env: Env, options: EnvConfig, *, time_limit: bool = True) -> Env:
+def preprocess(env: Env, options: EnvConfig) -> Env:
     """Apply frame skip, resizing, grey scale, frame stack and the step limit, in this order, as far as `options` ask for them."""
     if options.info_action_mask:
         env = InfoActionMask(env)
@@ -42,7 +42,7 @@ def preprocess(env: Env, options: EnvConfig, *, time_limit: bool = True) -> Env:
         env = ImageTransform(env, options.resize, bool(options.grayscale))
     if (options.frame_stack or 1) > 1:
         env = FrameStack(env, options.frame_stack or 1)
-    if time_limit and options.max_episode_steps is not None:
+    if options.max_episode_steps is not None:
         env = gymnasium.wrappers.TimeLimit(env, options.max_episode_steps)
     return env
 

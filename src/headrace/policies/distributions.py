@@ -234,20 +234,6 @@ class ActionDistribution:
                 total = total + (slope @ weights).sum(-1)
         return total
 
-    def kl(self, other: ActionDistribution) -> Tensor:
-        """KL(self || other) for the same spec and the same masks, summed over the parts: float32 [...].
-
-        The squashing is the same invertible map on both sides, so it drops out: Gaussian parts compare before squashing.
-        """
-        total = self.params.new_zeros(self.params.shape[:-1])
-        if self._layout.choices:
-            total = total + (self._log_probs.exp() * (self._log_probs - other._log_probs)).sum((-1, -2))
-        if self._mean.shape[-1]:
-            ratio = (2 * (self._log_std - other._log_std)).exp()
-            distance = ((self._mean - other._mean) * (-other._log_std).exp()).square()
-            total = total + (0.5 * (ratio + distance - 1) + other._log_std - self._log_std).sum(-1)
-        return total
-
     def symmetric_kl_to_uniform(self) -> Tensor:
         """(KL(p || u) + KL(u || p)) / 2 with u uniform over the allowed choices, summed over the discrete parts: float32 [...].
 

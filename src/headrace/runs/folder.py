@@ -115,16 +115,6 @@ class RunFolder:
         return self.path / "log.txt"
 
     @property
-    def metrics_path(self) -> Path:
-        """Metrics, one JSON object a line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
     def has_run(self) -> bool:
         """Whether a run was started here before."""
         return self.config_path.exists()

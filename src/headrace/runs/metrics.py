@@ -79,15 +79,7 @@ KEYS: dict[str, str] = {
     "eval/episodic_return": "Mean return of an evaluation (`run.eval_episodes` whole games).",
     "eval/episodic_length": "Mean length of the episodes of an evaluation (steps).",
 }
-"""Every key the engine logs, with its meaning and unit."""
-
-OPEN_GROUPS = ("env/",)
-"""Groups whose keys are the user's own."""
-
-
-def undescribed(metrics: dict[str, float]) -> list[str]:
-    """Keys that neither `KEYS` nor `OPEN_GROUPS` know."""
-    return sorted(key for key in metrics if key not in KEYS and not key.startswith(OPEN_GROUPS))
+"""Every key the engine logs, with its meaning and unit. Keys that begin with "env/" are the user's own."""
 
 
 class MetricsWriter:
