@@ -30,6 +30,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from summary import write
+
 ENOUGH_ROUNDS = 6
 """From here on the range of the ratios holds their median with 95 % probability."""
 TIMEOUT = 1800.0
@@ -123,7 +125,7 @@ def main() -> None:
                 )
     facts = {key: machine[key] for key in ("processor", "cores", "platform", "python") if key in machine}
     settings = {"before": commits[0], "after": commits[1], "rounds": args.rounds, "updates": args.updates}
-    args.out.write_text(json.dumps({"machine": facts, **settings, "cpu_us_per_step": rows}, indent=2) + "\n")
+    write(args.out, {"machine": facts, **settings, "cpu_us_per_step": rows})
     print("\n" + ("\n".join(notes) or f"No part costs more than {args.limit} times as much."))
     sys.exit(1 if failed else 0)
 

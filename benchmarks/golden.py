@@ -27,6 +27,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from summary import write
+
 RESULTS = Path(__file__).parent / "results" / "golden.json"
 LEAST_UPDATES = 4
 TIMEOUT = 600.0
@@ -190,7 +192,7 @@ def main() -> None:
     if args.command == "record":
         kept = {case: {k: v for k, v in result.items() if k != "seconds"} for case, result in results.items()}
         facts[0].pop("package")
-        args.results.write_text(json.dumps({"facts": facts[0], "settings": settings, "results": kept}, indent=2) + "\n")
+        write(args.results, {"facts": facts[0], "settings": settings, "results": kept})
     sys.exit(1 if failed else 0)
 
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.runs.folder import system_facts
-
 WIDTH = 300
 """What fits into this many characters is one line. An array of plain values is one line however long it is."""
 
 
 def machine() -> dict[str, Any]:
     """Facts of the machine, the packages and the command; of paths in the command only the last part."""
+    from headrace.runs.folder import system_facts  # only here: some scripts outlive the package's names
+
     facts = system_facts()
     return facts | {"command": [os.path.basename(part) if os.path.isabs(part) else part for part in facts["command"]]}
 
