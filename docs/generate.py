@@ -49,15 +49,18 @@ A *step* is one decision of one agent. A *frame* is one frame of the simulator (
 
 METRICS_HEAD = """# Metrics
 
-Each interval (`--run.log-interval` seconds) adds one line to `metrics.jsonl` in the run folder and the same scalars to
-TensorBoard (`tensorboard --logdir runs`) and, with `--run.track`, to Weights & Biases. The x axis is always `global_step`. A key
-whose value is not known in an interval (no episode has ended) is left out of it. Means are over the updates of the interval;
-`lag/min` and `lag/max` are its extremes. Shares of time (`time/<part>/<phase>`) are of all processes of that part together and
-add up to 1 for each part. Keys under `env/` are the environment's own.
+Every `--run.log-interval` seconds a run adds one line to `metrics.jsonl` in the run folder. The same values go to TensorBoard
+(`tensorboard --logdir runs`) and, with `--run.track`, to Weights & Biases. The x axis is always `global_step`.
 
-A run that goes on from a checkpoint repeats the steps after it: their first lines are removed from `metrics.jsonl` and hidden in
-TensorBoard. An evaluation (`eval/...`) has a line of its own, at the step of the policy that was evaluated. Every line also holds
-`time`, the seconds since 1970 at which it was written.
+- A mean is taken over the updates of the interval; `lag/min` and `lag/max` are its extremes.
+- A key is absent if its value is unknown, for instance a return before the first episode has ended.
+- A share of time (`time/<part>/<phase>`) refers to all processes of that part. The shares of a part add up to 1.
+- Keys under `env/` are defined by the environment.
+- Every line also has `time`, the time at which it was written (seconds since 1970).
+- An evaluation (`eval/...`) has a line of its own, at the step of the policy that was evaluated.
+
+A resumed run repeats the steps after its checkpoint. The earlier lines of these steps are removed from `metrics.jsonl`, and their
+points are hidden in TensorBoard.
 """
 
 
@@ -124,7 +127,7 @@ def configuration() -> str:
 def metrics() -> str:
     """metrics.md."""
     rows = [f"| `{key}` | {text.replace('|', chr(92) + '|')} |" for key, text in KEYS.items()]
-    return "\n".join([METRICS_HEAD, "| key | |", "| --- | --- |", *rows, ""])
+    return "\n".join([METRICS_HEAD, "| key | meaning |", "| --- | --- |", *rows, ""])
 
 
 PAGES = {"configuration.md": configuration, "metrics.md": metrics}

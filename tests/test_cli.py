@@ -151,7 +151,7 @@ def _session(leader):
         (["train", *SMALL, "--learning.gamma", "high"], "--learning.gamma"),
         (["eval", "nowhere"], "nowhere is no run folder"),
         (["eval", "nowhere", "--episodes", "0"], "at least 1"),
-        (["walk"], "there is no verb 'walk'"),
+        (["walk"], "unknown command 'walk'"),
         ([], ""),
     ],
 )

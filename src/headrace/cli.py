@@ -1,8 +1,9 @@
 """The command line: headrace train | tune | eval | watch | envs.
 
-Settings come, weakest first, from `config.py`, from the environment's defaults and the algorithm's preset, from what `headrace
-tune` found for this machine, from the run found in the folder, and from the flags. A person sees one message and exit code 2 for
-what a person can put right; a run that failed ends with 1.
+A setting takes its value from the last of these sources that has one: the defaults in `headrace.config`, the environment's
+defaults, the algorithm's preset, the result of `headrace tune` for this machine, config.json in the run folder, the flags.
+
+An error that the user can correct is one message and exit code 2. A run that failed ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from headrace import tune as tune_module
 from headrace.config import Config, ConfigError
 from headrace.config.validation import validate
 
-USAGE = """usage: headrace VERB ...
+USAGE = """usage: headrace COMMAND [OPTIONS]
 
-  train   train a policy; the same command goes on with a run that was stopped
+  train   train a policy; the same command resumes a run that was stopped
   tune    find the workers, environments and placement that train fastest on this machine
   eval    play whole games with a trained policy and report their returns
   watch   record a video of a trained policy
   envs    list the environments
 
-headrace VERB --help shows the verb's flags."""
+headrace COMMAND --help shows the options of a command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    verbs: dict[str, Callable[[list[str]], int]] = {
+    commands: dict[str, Callable[[list[str]], int]] = {
         "train": train,
         "tune": tune,
         "eval": evaluate,
@@ -48,14 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if arguments else 2
-    verb, rest = arguments[0], arguments[1:]
-    if verb not in verbs:
-        print(f"headrace: there is no verb {verb!r}\n{USAGE}", file=sys.stderr)
+    command, rest = arguments[0], arguments[1:]
+    if command not in commands:
+        print(f"headrace: unknown command {command!r}\n{USAGE}", file=sys.stderr)
         return 2
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _without_source(warnings.showwarning)
-            return verbs[verb](rest)
+            warnings.showwarning = _show_without_source(warnings.showwarning)
+            return commands[command](rest)
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -67,23 +68,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
 
 
-def _without_source(show: Callable[..., None]) -> Callable[..., None]:
-    """What is said to the user needs no file, line and source; DeprecationWarning and the like do, and go to `show`."""
+def _show_without_source(show: Callable[..., None]) -> Callable[..., None]:
+    """Show a `UserWarning` as one line, without file, line number and source. Warnings for developers go to `show`."""
 
-    def told(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    def show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if category is UserWarning:
             print(f"warning: {message}", file=sys.stderr)
         else:
             show(message, category, *where, **more)
 
-    return told
+    return show_warning
 
 
 def _exit_code(error: Exception) -> int | None:
-    """2 for what the user can put right, 1 for a run that failed; None for a defect of ours, which shows its traceback."""
+    """2 for an error that the user can correct, 1 for a run that failed, None for a bug, which shows its traceback."""
     if isinstance(error, ConfigError | MemoryError):
         return 2
-    # Only what was imported can have been raised: a message about a wrong flag does not wait for torch.
+    # An error can only come from a module that was imported; importing torch for a wrong flag would take seconds.
     for module, name, code in (
         ("headrace.runs.folder", "FolderInUse", 2),
         ("headrace.runs.folder", "FolderUnusable", 2),
@@ -100,12 +101,12 @@ def _exit_code(error: Exception) -> int | None:
 
 
 def train(arguments: list[str]) -> int:
-    """`headrace train`: exit code 0 when the run ended as it should, 130 when it was interrupted."""
+    """`headrace train`. Exit code 0 if the run ended by itself, 130 if it was interrupted."""
     config = parse_config(arguments)
     validate(config)
     print(f"{config.env}, {config.learning.algorithm}, run folder {config.run_folder}", flush=True)
     if found := tune_module.in_use(config):
-        print(f"As headrace tune found: {tune_module.describe(found)} ({tune_module.path(config)})", flush=True)
+        print(f"Settings found by headrace tune: {tune_module.describe(found)} ({tune_module.path(config)})", flush=True)
     from headrace.train import train as run  # seconds, for torch
 
     result = run(config)
@@ -117,14 +118,14 @@ def train(arguments: list[str]) -> int:
 
 
 def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
-    """The configuration that `headrace train`'s flags mean; with `tuned`, on top of what `headrace tune` found.
+    """The configuration for the flags of `headrace train`; with `tuned`, including the result of `headrace tune`.
 
-    Raises `ConfigError`, and `SystemExit` for flags that are wrong in themselves and for --help.
+    Raises `ConfigError`, and `SystemExit` for flags that cannot be parsed and for --help.
     """
     from headrace.presets import make_config
 
     arguments = [_full_name(argument) for argument in arguments]
-    # These decide the defaults of the other flags, and an imported file may define the environment.
+    # These flags determine the defaults of the others, and an imported file may register the environment.
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--env", default=Config.env)
     first.add_argument("--learning.algorithm", dest="algorithm")
@@ -141,9 +142,9 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
         config = configs.override(config, **tune_module.load(config))
     config = _parse(arguments, config)
     saved = config.run_folder / "config.json"
-    if os.path.exists(saved):  # False, too, where it may not be looked for: `RunFolder` says so
+    if os.path.exists(saved):  # also False without permission to look: `RunFolder` reports that
         before = configs.load(saved)
-        before.run.must_be_new = False  # a question about this command, not a property of the run
+        before.run.must_be_new = False  # it is about this command, not a property of the run
         config = _parse(arguments, before)
     config.imports = tuple(str(Path(path).resolve()) for path in config.imports)
     return config
@@ -154,7 +155,7 @@ def _parse(arguments: list[str], default: Config) -> Config:
 
 
 def _full_name(argument: str) -> str:
-    """A flag without its group, where only one group has it: --placement means --sampling.placement."""
+    """Add the group to a flag without one, if only one group has the setting: --placement is --sampling.placement."""
     name, equals, value = argument.removeprefix("--").partition("=")
     if not argument.startswith("--") or "." in name:
         return argument
@@ -177,17 +178,18 @@ def _has_field(group: dataclasses.Field, setting: str) -> bool:
 
 @dataclasses.dataclass
 class Tune:
-    """Find the workers, environments, placement and threads that train fastest on this machine, by short real trainings.
+    """Find the workers, environments, placement and threads that train fastest on this machine.
 
-    Further flags are those of `headrace train`; what they set stays as it is. `headrace train` starts from the result.
+    Candidates are compared by short training runs. The flags of `headrace train` are accepted too; a setting given by a flag is
+    not changed. `headrace train` uses the result.
     """
 
     env: tyro.conf.Positional[str]
-    """family/name, as for --env."""
+    """Environment, as family/name."""
     minutes: float = 2.0
-    """About how long it may take."""
+    """Approximate time that the search takes (minutes)."""
     batch_sizes: tuple[int, ...] = ()
-    """Learner's batch sizes to try as well. Another batch size changes what is learned, not only how fast."""
+    """Values of learning.batch_size to try. Another batch size changes what is learned, not only how fast."""
 
 
 def tune(arguments: list[str]) -> int:
@@ -209,17 +211,17 @@ class Eval:
     run: tyro.conf.Positional[Path]
     """Run folder."""
     episodes: int = 100
-    """Games, shared out evenly over the environments."""
+    """Number of games, divided evenly among the environments."""
     num_envs: int | None = None
-    """Environments stepped together. None: as many as episodes, at most 16."""
+    """Number of environments that are stepped together. None: one per game, at most 16."""
     deterministic: bool = False
-    """The most probable action instead of a sampled one."""
+    """Take the most probable action instead of sampling one."""
     checkpoint: Literal["newest", "best"] = "newest"
-    """Which checkpoint."""
+    """Checkpoint that is loaded."""
     seed: int = 1_000_000
-    """Seed of the environments and of sampling; the same seed gives the same games."""
+    """Seed of the environments and of action sampling. The same seed gives the same games."""
     json: bool = False
-    """Print JSON with every episode."""
+    """Print the result as JSON, with the return and the length of every game."""
 
 
 def evaluate(arguments: list[str]) -> int:
@@ -248,17 +250,17 @@ class Watch:
     run: tyro.conf.Positional[Path]
     """Run folder."""
     video: Path | None = None
-    """The mp4 file. None: videos/step-N.mp4 in the run folder."""
+    """Name of the mp4 file. None: videos/step-N.mp4 in the run folder."""
     episodes: int = 1
-    """Games, one after the other."""
+    """Number of games, recorded one after the other."""
     deterministic: bool = False
-    """The most probable action instead of a sampled one."""
+    """Take the most probable action instead of sampling one."""
     max_steps: int | None = None
-    """Stop recording after this many steps."""
+    """Stop recording after this many steps. None: no limit."""
     checkpoint: Literal["newest", "best"] = "newest"
-    """Which checkpoint."""
+    """Checkpoint that is loaded."""
     seed: int = 1_000_000
-    """Seed of the environment and of sampling."""
+    """Seed of the environment and of action sampling."""
 
 
 def watch(arguments: list[str]) -> int:
@@ -280,13 +282,13 @@ class Envs:
     """List the environments."""
 
     pattern: tyro.conf.Positional[str] = ""
-    """Show only ids that contain this or match it (with * and ?)."""
+    """Show only ids that contain this text, or match it as a pattern with * and ?."""
     imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
     """Python files to import first."""
 
 
 def envs(arguments: list[str]) -> int:
-    """`headrace envs`: exit code 1 if nothing matches."""
+    """`headrace envs`. Exit code 1 if no id matches."""
     asked = tyro.cli(Envs, prog="headrace envs", args=arguments)
     from headrace.envs import registry
 

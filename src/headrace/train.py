@@ -76,7 +76,7 @@ def train(config: Config) -> TrainResult:
     # The caller's own random numbers stay what they were.
     with folder, Reporter(config, spec, folder, PHASES) as reporter, torch.random.fork_rng(devices=[]):
         for change in changes:
-            reporter.say(change)
+            reporter.message(change)
         exchange = make_exchange(config, spec)
         with Listener(config, exchange, reporter) as listener:
             run = _train_serial if config.sampling.placement == "serial" else _train_processes
@@ -115,7 +115,7 @@ class Listener:
             self.reporter.global_step = content["global_step"]
         elif kind == "saved":
             if problem := self._evaluator.saved(content):
-                self.reporter.say(problem)
+                self.reporter.message(problem)
         else:
             if kind == "start":
                 self._began = content if self._began is None else self._began
@@ -148,7 +148,7 @@ class Listener:
 
 def _train_processes(config: Config, spec: EnvSpec, exchange: Exchange, listener: Listener) -> None:
     """Supervise the processes until the learner is done; Ctrl-C (or SIGTERM) ends the run with a checkpoint."""
-    supervisor = Supervisor(config, spec, exchange, learner_main, listener.reporter.say)
+    supervisor = Supervisor(config, spec, exchange, learner_main, listener.reporter.message)
     with _signals(signal.default_int_handler):
         try:
             supervisor.start()
@@ -158,7 +158,7 @@ def _train_processes(config: Config, spec: EnvSpec, exchange: Exchange, listener
                     listener.hear(kind, content)
                 listener.tick()
         except KeyboardInterrupt:
-            listener.reporter.say("Stopping: one more checkpoint (Ctrl-C again: without)")
+            listener.reporter.message("Stopping: one more checkpoint (Ctrl-C again: without)")
         except RunFailed:  # what was learned until then is kept, if the learner is still there
             _stop(supervisor, listener)
             raise
@@ -182,7 +182,7 @@ def _train_serial(config: Config, spec: EnvSpec, exchange: Exchange, listener: L
     sampler = SerialSampler(config, spec, exchange)
     # Ctrl-C takes effect between two updates, where everything stands still and can be saved.
     stopping = _signals(lambda number, frame: exchange.control.store(0, 1))
-    with using_threads(config.learner_threads), stopping, bounds_said(listener.reporter.say):
+    with using_threads(config.learner_threads), stopping, bounds_said(listener.reporter.message):
         try:
             learn(config, spec, exchange, listener.hear, sampler)
         finally:
@@ -210,12 +210,12 @@ def _keepsakes(config: Config, reporter: Reporter, mean_return: float) -> None:
     try:
         if not math.isnan(mean_return):  # else no episode has ended, and there is nothing to draw
             learning_curve([config.run_folder], config.run_folder / "curve.png", title=config.env, goal=config.run.goal)
-            reporter.say(f"Learning curve: {config.run_folder / 'curve.png'}")
+            reporter.message(f"Learning curve: {config.run_folder / 'curve.png'}")
         returns = record(config.run_folder, config.run_folder / VIDEO, max_steps=VIDEO_STEPS)
-        reporter.say(f"Video: {config.run_folder / VIDEO} (return {', '.join(f'{r:.1f}' for r in returns)})")
+        reporter.message(f"Video: {config.run_folder / VIDEO} (return {', '.join(f'{r:.1f}' for r in returns)})")
     except Exception as error:  # training is over and saved; whatever happens here, only a picture is missing
         kind = "" if isinstance(error, ConfigError | EnvironmentFault) else f"{type(error).__name__}: "
-        reporter.say(f"No curve or video: {kind}{error}")
+        reporter.message(f"No curve or video: {kind}{error}")
 
 
 def learner_main(start: Start) -> None:

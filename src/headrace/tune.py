@@ -216,12 +216,12 @@ def measure(config: Config, spec: EnvSpec, seconds: float) -> tuple[float, float
 
 @dataclass
 class Search:
-    """Tries candidates until the time is over. `say` gets lines for the user."""
+    """Tries candidates until the time is over. `show` is called with lines for the user."""
 
     config: Config
     spec: EnvSpec
     seconds: float
-    say: Callable[[str], None]
+    show: Callable[[str], None]
     began: float = field(default_factory=monotonic)
     overhead: list[float] = field(default_factory=list)
     """Seconds that trials took beside what was measured: starting, the first update."""
@@ -253,7 +253,7 @@ class Search:
             trial.error = str(error).strip().splitlines()[-1]
         self.overhead.append(monotonic() - began - took)
         clock = f"{max(0, int(self.left)) // 60}:{max(0, int(self.left)) % 60:02} left"
-        self.say(f"{clock}  {describe(trial.settings)}: {trial.error or f'{trial.rate:,.0f} steps/s'}")
+        self.show(f"{clock}  {describe(trial.settings)}: {trial.error or f'{trial.rate:,.0f} steps/s'}")
 
     def run(self, fixed: Collection[str], batch_sizes: Iterable[int]) -> tuple[Trial, list[Trial]]:
         """The default, and everything tried, best first."""
@@ -281,7 +281,7 @@ def tune(
     minutes: float = 2.0,
     fixed: Collection[str] = (),
     batch_sizes: Iterable[int] = (),
-    say: Callable[[str], None] = print,
+    show: Callable[[str], None] = print,
 ) -> Settings:
     """Find the fastest settings for `config` on this machine, write them where `headrace train` finds them, and return them.
 
@@ -298,12 +298,12 @@ def tune(
         raise ConfigError("headrace tune tries placements with several processes; `serial` has nothing to choose")
     import_files(config.imports)
     spec = describe_env(config.env, config.envs)
-    default, trials = Search(_endless(config), spec, 60 * minutes, say).run(fixed, batch_sizes)
+    default, trials = Search(_endless(config), spec, 60 * minutes, show).run(fixed, batch_sizes)
     best = _choose(default, trials)
-    say("\n" + "\n".join(_table(default, trials)))
+    show("\n" + "\n".join(_table(default, trials)))
     file = _save(config, best.settings, trials)
     gain = f"{best.rate / default.rate - 1:+.0%} against the defaults" if best.settings else "nothing was clearly faster"
-    say(f"\n{describe(best.settings)}: {gain}\n{file}: headrace train starts from it; your own flags win; remove it to undo")
+    show(f"\n{describe(best.settings)}: {gain}\n{file}: headrace train starts from it; your own flags win; remove it to undo")
     return best.settings
 
 

@@ -76,7 +76,7 @@ def test_the_last_batch_may_go_past_the_total():
 
 
 def test_serial_runs_have_no_bottleneck():
-    assert "Serial: 40% of the time learning" in draw([METRICS], **{"sampling.placement": "serial"})
+    assert "Serial placement: 40% of the time is spent learning" in draw([METRICS], **{"sampling.placement": "serial"})
 
 
 FAILING = """

@@ -55,12 +55,12 @@ LIMITED = r"""
 def test_what_a_full_disk_refuses_is_written_when_there_is_room(tmp_path):
     fits, refused, whole, still, room, after, lost = run(LIMITED, tmp_path / "f").splitlines()
     assert fits == "[None, None]"
-    assert "cannot be written now (File too large); what belongs there is kept" in refused
+    assert "cannot be written now (File too large). The data is kept" in refused
     assert whole == "['123456789', '123456789']", "no torn line"
     assert still == "False"
     assert room == "None"
     assert after == "['123456789', '123456789', 'too', 'long', 'x', 'y', 'last']"
-    assert "No space left for what was to be written last" in lost
+    assert "No space left on the disk for the last data" in lost
 
 
 METRICS = """

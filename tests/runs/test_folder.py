@@ -70,7 +70,7 @@ def test_new_run_then_resume(tmp_path):
 def test_what_the_weights_depend_on_cannot_change(tmp_path, name, value):
     RunFolder.open(settings(tmp_path))[0].close()
     before = (tmp_path / "config.json").read_text()
-    with pytest.raises(ConfigError, match=rf"cannot go on.*\n.*{name}: .* -> {value} \("):
+    with pytest.raises(ConfigError, match=rf"cannot be resumed.*\n.*{name}: .* -> {value} \("):
         RunFolder.open(settings(tmp_path, **{name: value}))
     assert (tmp_path / "config.json").read_text() == before
     RunFolder(tmp_path).close()  # refused, and not left locked

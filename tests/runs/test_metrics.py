@@ -10,6 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import headrace
 from headrace.config import Config, override
+from headrace.runs import phases as phases_module
 from headrace.runs.metrics import KEYS, MetricsWriter, read_jsonl
 from headrace.sampling.exchange import PHASES
 
@@ -83,6 +84,11 @@ def test_the_code_logs_what_is_described_and_nothing_else():
     logged |= {f"time/{part}/{phase}" for part, phases in PHASES.items() for phase in phases}
     assert logged - KEYS.keys() == set(), "not described in KEYS"
     assert KEYS.keys() - logged == set(), "described, but never logged"
+
+
+def test_every_phase_of_the_shared_clocks_is_described():
+    assert {part: set(phases) for part, phases in phases_module.PHASES.items()} == {k: set(v) for k, v in PHASES.items()}
+    assert phases_module.PARTS.keys() == PHASES.keys()
 
 
 def test_descriptions_are_sentences():

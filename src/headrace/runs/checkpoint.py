@@ -1,4 +1,4 @@
-"""Checkpoints: tensors and JSON on disk, each either whole and verified or not there at all.
+"""Checkpoints: tensors and JSON on disk, each complete and verified or absent.
 
 A checkpoint is a folder `checkpoints/<sequence>-step-<step>`:
 
@@ -6,8 +6,9 @@ A checkpoint is a folder `checkpoints/<sequence>-step-<step>`:
     state.json            everything else
     manifest              step, score, milestone, length and SHA-256 of both files (JSON, under a line with its own SHA-256)
 
-It is written aside, flushed to the device and renamed, so a process killed at any instruction leaves the earlier ones as they
-were. The sequence number is never used twice: nothing is ever overwritten. Nothing is pickled, so loading runs no code.
+A checkpoint is written under another name, flushed to the device and renamed: a process that is killed at any instruction leaves
+the earlier checkpoints unchanged. A sequence number is never used twice, so nothing is overwritten. Nothing is pickled, so
+loading runs no code.
 
 `pack` and `unpack` turn any tree of modules' and optimizers' states into that form and back, exactly.
 """
@@ -39,7 +40,7 @@ _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or read; the message says which, why, and what is left."""
+    """A checkpoint could not be written or read. The message says which one, why, and what is left."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Checkpoint:
     state: Any
     """What `state.json` holds."""
     damaged: tuple[str, ...] = ()
-    """One sentence for each newer checkpoint that was passed over because it is damaged."""
+    """A message for each newer checkpoint that was skipped because it is damaged."""
 
     def unpack(self) -> Any:
         """The tree that was given to `pack`."""
@@ -76,12 +77,12 @@ def save(
     milestone: bool = False,
     attach: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Write a checkpoint to `folder`, then delete those no longer wanted; returns its path.
+    """Write a checkpoint to `folder`, delete those that are no longer kept, and return its path.
 
     Kept are the newest `keep`, the one with the highest `score` (the newest of equals), and every milestone. `state` is any
     JSON-able value. `attach` is called with the folder before it gets its name, to put folders into it (a replay, say), which are
-    kept with the newest checkpoint only. Raises `CheckpointError` when it cannot be written (a full disk, say); the earlier
-    checkpoints are then untouched and what was half written is removed.
+    kept with the newest checkpoint only. Raises `CheckpointError` when it cannot be written, for instance on a full disk; the
+    earlier checkpoints are then unchanged, and the incomplete one is removed.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; at least the newest checkpoint must be kept")
@@ -116,7 +117,7 @@ def save(
             os.rename(aside, path)
             _sync(folder)
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)  # what went wrong before matters more, and the next save tries again
+            shutil.rmtree(aside, ignore_errors=True)  # the first error is the one to raise; the next save removes the rest
             raise
         _prune(folder, keep)
     except OSError as error:
@@ -151,16 +152,16 @@ def _prune(folder: Path, keep: int) -> None:
     for _, path in entries:
         try:
             manifests[path] = _manifest(path)
-        except CheckpointError:  # `load_newest` says so; here it only has no marks that would keep it
+        except CheckpointError:  # `load_newest` reports it; here it counts as one without a score
             continue
     scored = [path for _, path in entries if manifests.get(path, {}).get("score") is not None]
     best = max(reversed(scored), key=lambda path: manifests[path]["score"], default=None)
-    for _, path in entries[:-1]:  # what was attached may be large
+    for _, path in entries[:-1]:  # attached folders may be large
         for attached in (p for p in path.iterdir() if p.is_dir()):
             shutil.rmtree(attached)
     for _, path in entries[:-keep]:
         if path != best and not manifests.get(path, {}).get("milestone"):
-            # Renamed first: a reader, or a process killed here, never leaves or sees half a checkpoint under its name.
+            # Renamed first, so that no reader sees, and no killed process leaves, an incomplete checkpoint under its name.
             doomed = path.with_name(f".tmp-{path.name}")
             os.rename(path, doomed)
             shutil.rmtree(doomed)
@@ -170,7 +171,7 @@ def _prune(folder: Path, keep: int) -> None:
 
 
 def load(path: os.PathLike[str] | str) -> Checkpoint:
-    """Read and verify one checkpoint. Raises `CheckpointError` if any of its bytes is not what was written."""
+    """Read and verify one checkpoint. Raises `CheckpointError` if any byte differs from what was written."""
     path = Path(path)
     manifest = _manifest(path)
     data = {}
@@ -179,15 +180,15 @@ def load(path: os.PathLike[str] | str) -> Checkpoint:
         if len(data[name]) != facts["bytes"]:
             raise CheckpointError(f"{path / name} is damaged: {len(data[name])} bytes, {facts['bytes']} were written")
         if _sha256(data[name]) != facts["sha256"]:
-            raise CheckpointError(f"{path / name} is damaged: its SHA-256 is not the one of what was written")
+            raise CheckpointError(f"{path / name} is damaged: its SHA-256 differs from that of the data written")
     return Checkpoint(path, manifest["step"], manifest["score"], safetensors.torch.load(data[_TENSORS]), json.loads(data[_STATE]))
 
 
 def load_newest(folder: os.PathLike[str] | str) -> Checkpoint | None:
-    """The newest checkpoint in `folder` that is whole; None if there are none at all.
+    """The newest undamaged checkpoint in `folder`; None if there are no checkpoints.
 
-    Damaged ones are passed over and listed in `Checkpoint.damaged`, for the caller to say. Raises `CheckpointError` if there are
-    checkpoints but every one is damaged: a run must not silently start again from nothing.
+    Damaged ones are skipped and listed in `Checkpoint.damaged`, for the caller to report. Raises `CheckpointError` if there are
+    checkpoints but all are damaged: a run must not start from the beginning unnoticed.
     """
     damaged: list[str] = []
     for _, path in reversed(_entries(Path(folder))):
@@ -215,7 +216,7 @@ def load_best(folder: os.PathLike[str] | str) -> Checkpoint | None:
 
 
 def find(folder: os.PathLike[str] | str, step: int) -> Path | None:
-    """The newest checkpoint of this global_step in `folder`, unread, or None."""
+    """The path of the newest checkpoint of this global step in `folder`, or None. The checkpoint is not read."""
     return next((path for _, path in reversed(_entries(Path(folder))) if path.name.endswith(f"-step-{step}")), None)
 
 
@@ -237,7 +238,7 @@ def _manifest(path: Path) -> dict[str, Any]:
     raw = _read(path / _MANIFEST)
     digest, _, body = raw.partition(b"\n")
     if digest.decode(errors="replace") != _sha256(body):
-        raise CheckpointError(f"{path / _MANIFEST} is damaged: its SHA-256 is not the one of what was written")
+        raise CheckpointError(f"{path / _MANIFEST} is damaged: its SHA-256 differs from that of the data written")
     manifest = json.loads(body)
     if manifest["format"] != FORMAT:
         raise CheckpointError(f"{path} has format {manifest['format']}; this version reads format {FORMAT}")
@@ -256,7 +257,7 @@ def _sha256(data: bytes) -> str:
 
 # -- trees of state ---------------------------------------------------------------------------------------------------
 #
-# In the JSON half a tensor is {"$tensor": name}, an array {"$array": name}, a tuple {"$tuple": [...]}, and a dictionary whose
+# In the JSON a tensor is {"$tensor": name}, an array {"$array": name}, a tuple {"$tuple": [...]}, and a dictionary whose
 # keys are not all plain strings (an optimizer's state is keyed by integers) {"$dict": [[key, value], ...]}.
 
 
@@ -264,7 +265,7 @@ def pack(tree: Any) -> tuple[dict[str, torch.Tensor], Any]:
     """Split a tree into its tensors, named by their path (`policy/encoder.0.weight`), and JSON for everything else.
 
     The tree may hold dictionaries, lists, tuples, tensors, NumPy arrays and scalars (which come back as Python numbers), and
-    what JSON knows, NaN and infinity included. Raises `TypeError` for anything else, naming the path.
+    JSON values, NaN and infinity included. Raises `TypeError`, with the path, for anything else.
     """
     tensors: dict[str, torch.Tensor] = {}
     return tensors, _pack(tree, "", tensors)
@@ -321,11 +322,11 @@ def unpack(tensors: dict[str, torch.Tensor], state: Any) -> Any:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """`optimizer.load_state_dict(state)`, with moments in the memory format of their parameters, and where the optimizer is.
+    """`optimizer.load_state_dict(state)`, with every moment in the memory format and on the device of its parameter.
 
-    Checkpoints hold contiguous tensors; moments of a channels-last parameter laid out otherwise would give the same numbers
-    by a slower kernel. Which kernels there are depends on the device, which may be another than that of the run that saved; the
-    learning rate is a tensor for some of them, and is kept in its place.
+    Checkpoints hold contiguous tensors. Without this, the moments of a channels-last parameter would give the same numbers by a
+    slower kernel. The choice of kernel (`foreach`, `fused`, `capturable`) is the optimizer's own, because the device may differ
+    from that of the run that saved; so is whether the learning rate is a tensor.
     """
     groups = []
     for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True):

@@ -1,4 +1,4 @@
-"""The live screen of a training run; one plain line per interval where output is not a terminal."""
+"""The dashboard of a training run: a live screen in a terminal, one plain line per interval elsewhere."""
 
 from __future__ import annotations
 
@@ -18,31 +18,18 @@ from rich.text import Text
 
 from headrace.config import Config
 from headrace.runs import bottleneck
+from headrace.runs.phases import PARTS, PHASES
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE = 60
 
-PHASES: dict[str, dict[str, str]] = {
-    "rollout": {
-        "step": "stepping",
-        "forward": "forward",
-        "other": "other",
-        "wait_actions": "waiting for actions",
-        "wait_slots": "waiting for slots",
-    },
-    "policy": {"forward": "forward", "gather": "gathering", "scatter": "scattering", "weights": "weights", "wait": "waiting"},
-    "learner": {"train": "computing", "publish": "publishing", "checkpoint": "checkpoint", "wait": "waiting for data"},
-}
-"""Phases shown for each part, in order, by the last words of their `time/<part>/<phase>` keys."""
-
-_PARTS = {"rollout": "rollout workers", "policy": "policy workers", "learner": "learner"}
 _COLOURS = ("green", "cyan", "magenta", "blue", "yellow")
 
 
 class Dashboard:
-    """Shows a run's progress: `update` with each interval's metrics, `message` for what the user should read.
+    """Shows the progress of a run: `update` takes the metrics of each interval, `message` a text for the user.
 
-    Use as a context manager: the terminal is put back in order however the run ends.
+    It is a context manager, which restores the terminal however the run ends.
     """
 
     def __init__(self, config: Config, console: Console | None = None) -> None:
@@ -56,7 +43,7 @@ class Dashboard:
             self._live.start()
 
     def update(self, metrics: dict[str, float]) -> None:
-        """Show one interval: keys as in `headrace.runs.metrics.KEYS`; what is missing is not shown."""
+        """Show the metrics of one interval. Keys are those of `headrace.runs.metrics.KEYS`; a missing one is not shown."""
         self.metrics = dict(metrics)
         mean = metrics.get("charts/episodic_return_100", math.nan)
         if not math.isnan(mean):
@@ -67,12 +54,12 @@ class Dashboard:
             self.console.print(self._line(), soft_wrap=True, markup=False, highlight=False)
 
     def message(self, text: str) -> None:
-        """Show a message that stays (above the live screen)."""
-        # Soft wrapping would be applied to the live screen too.
+        """Show a message; it stays on the terminal, above the live screen."""
+        # rich would apply soft wrapping to the live screen as well.
         self.console.print(text, soft_wrap=self._live is None, markup=False, highlight=False)
 
     def close(self) -> None:
-        """Leave the last screen standing and give the terminal back."""
+        """Leave the last screen on the terminal and stop drawing."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -112,9 +99,10 @@ class Dashboard:
         return " | ".join([*parts, self._bottleneck().finding])
 
     def _bottleneck(self) -> bottleneck.Bottleneck:
-        if self.config.sampling.placement == "serial":  # nobody waits where everything is done in turn
+        if self.config.sampling.placement == "serial":  # one part works at a time, so no part waits for another
             learning = 1 - self._value("time/learner/wait")
-            finding = "" if math.isnan(learning) else f"Serial: {learning:.0%} of the time learning, the rest collecting."
+            words = f"Serial placement: {learning:.0%} of the time is spent learning, the rest collecting experience."
+            finding = "" if math.isnan(learning) else words
             return bottleneck.Bottleneck("unknown", finding, "")
         return bottleneck.find(self.metrics)
 
@@ -181,19 +169,19 @@ class Dashboard:
         return [(name, number(self._value(f"lag/{name}"))) for name in ("min", "mean", "max", "masked")]
 
     def _times(self) -> Table:
-        """One bar per part: its phases as coloured pieces, with their shares in words beside it."""
+        """One bar per part: its phases as coloured pieces, with a legend beside the bar."""
         table = Table.grid(padding=(0, 2))
         width = 30 if self.console.width >= 100 else 16
         for part, phases in PHASES.items():
-            shares = [(words, self.metrics.get(f"time/{part}/{phase}", 0.0)) for phase, words in phases.items()]
+            shares = [(phase, self.metrics.get(f"time/{part}/{name}", 0.0)) for name, phase in phases.items()]
             if not any(share for _, share in shares):
                 continue
             bar, legend = Text(), Text()
-            for (words, share), colour in zip(shares, _COLOURS, strict=False):
-                bar.append("█" * round(share * width), style="bright_black" if words.startswith("waiting") else colour)
+            for (phase, share), colour in zip(shares, _COLOURS, strict=False):
+                bar.append("█" * round(share * width), style="bright_black" if phase.waiting else colour)
                 if share >= 0.005:
-                    legend.append(f"{words} {share:.0%}  ", style="dim" if words.startswith("waiting") else colour)
-            table.add_row(Text(_PARTS[part], style="bold"), bar, legend)
+                    legend.append(f"{phase.label} {share:.0%}  ", style="dim" if phase.waiting else colour)
+            table.add_row(Text(PARTS[part], style="bold"), bar, legend)
         return table
 
 
@@ -218,7 +206,7 @@ def duration(seconds: float) -> str:
 
 
 def sparkline(values: Iterable[float], width: int) -> str:
-    """The values as a curve of block characters, at most `width` wide; each character is the mean of its stretch."""
+    """The values as a curve of block characters, at most `width` wide; each character shows the mean of its section."""
     points = list(values)
     if len(points) > width:
         cuts = [round(i * len(points) / width) for i in range(width + 1)]

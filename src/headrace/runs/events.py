@@ -31,7 +31,7 @@ class EventFile:
             self._add(Event(wall_time=time.time(), step=purge_step, session_log=start))
 
     def add_scalars(self, values: dict[str, float], step: int) -> str | None:
-        """One event with all scalars by tag. Returns what `AppendFile.append` returns."""
+        """Write one event with all scalars by tag. Returns what `AppendFile.append` returns."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -39,7 +39,7 @@ class EventFile:
         return self._add(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
 
     def add_text(self, tag: str, markdown: str) -> str | None:
-        """Text that TensorBoard shows under its Text tab. Returns what `AppendFile.append` returns."""
+        """Write a text that TensorBoard shows under its Text tab. Returns what `AppendFile.append` returns."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
         from tensorboard.compat.proto.tensor_pb2 import TensorProto

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""What the kernel says when there is no room for more."""
+"""Error numbers of a full disk or an exhausted quota."""
 
 
 def free_space(path: Path) -> int:
@@ -17,7 +17,7 @@ def free_space(path: Path) -> int:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file: after a crash there is the old one or the new one."""
+    """Replace a file. After a crash there is either the old or the new one."""
     aside = path.with_name(f".tmp-{path.name}")
     with open(aside, "w", encoding="utf-8") as file:
         file.write(text)
@@ -27,7 +27,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 class AppendFile:
-    """Appends whole pieces. What a full disk refuses is kept and written with the next piece."""
+    """A file to which whole pieces are appended. A piece that does not fit on the disk is kept and written with the next one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,7 +35,7 @@ class AppendFile:
         self._pending = b""
 
     def append(self, piece: bytes) -> str | None:
-        """Append one piece. Returns None, or a sentence for the user if the disk is full; raises `OSError` for other failures."""
+        """Append one piece. Returns None, or a message for the user if the disk is full. Raises `OSError` for other failures."""
         self._pending += piece
         end = os.fstat(self._fd).st_size
         try:
@@ -46,13 +46,13 @@ class AppendFile:
             if error.errno not in FULL:
                 raise
             os.ftruncate(self._fd, end)
-            return f"{self.path} cannot be written now ({error.strerror}); what belongs there is kept until there is room"
+            return f"{self.path} cannot be written now ({error.strerror}). The data is kept and written when there is room"
         self._pending = b""
         return None
 
     def close(self) -> None:
-        """Close the file, after a last attempt to write what was kept. Raises `OSError` if the disk is still full."""
+        """Write what was kept, and close the file. Raises `OSError` if the disk is still full."""
         problem = self.append(b"")
         os.close(self._fd)
         if problem:
-            raise OSError(errno.ENOSPC, "No space left for what was to be written last", str(self.path))
+            raise OSError(errno.ENOSPC, "No space left on the disk for the last data", str(self.path))

@@ -1,14 +1,14 @@
-"""The run folder: who owns it, what is in it, and whether a run can go on from it.
+"""The run folder: its lock, its files, and the check whether a run can be resumed with other settings.
 
     config.json      the run's settings
     system.json      versions, machine, git commit, command line (never the environment's variables)
-    log.txt          messages with the time they were written
+    log.txt          messages, each with its time
     metrics.jsonl    one line of metrics per interval, see `headrace.runs.metrics`
     checkpoints/     see `headrace.runs.checkpoint`
     evaluating/      checkpoints that wait for their evaluation, see `headrace.evaluation.background`
     tensorboard/     the same metrics as TensorBoard events
 
-Only one process may train in a folder. The lock is the kernel's (`flock`), so it goes with the process however that dies.
+Only one process may train in a folder. The kernel holds the lock (`flock`) and releases it however the process ends.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from headrace.runs.files import AppendFile, free_space, write_whole
 
 
 class FolderInUse(RuntimeError):
-    """Another process trains in this folder; the message names its process id."""
+    """Another process trains in this folder. The message has its process id."""
 
 
 class FolderUnusable(RuntimeError):
-    """The folder of a run cannot be made or written; the message has the reason and the free space."""
+    """The folder of a run cannot be created or written. The message has the reason and the free space."""
 
 
 STRUCTURAL = {
@@ -57,7 +57,7 @@ STRUCTURAL = {
     "learning.algorithm": "the checkpoint holds the state of this algorithm",
     "learning.optimizer": "the checkpoint holds the state of this optimizer",
 }
-"""Settings (or whole groups) that a run cannot change when it goes on, and why."""
+"""Settings, or whole groups, that cannot change when a run is resumed, and why."""
 
 
 class RunFolder:
@@ -79,11 +79,11 @@ class RunFolder:
 
     @classmethod
     def open(cls, config: Config) -> tuple[RunFolder, list[str]]:
-        """Lock the folder of `config`, and start or go on with the run in it.
+        """Lock the folder of `config`, and save the settings of the run that starts or is resumed there.
 
-        Returns the folder and one sentence for each setting that differs from the ones the run had before (to be shown).
-        Raises what the constructor raises, and `ConfigError` if the run found there cannot go on with these settings, or if
-        `config.run.must_be_new` forbids it.
+        Returns the folder and, for each setting that differs from the run's earlier settings, a line for the user.
+        Raises what the constructor raises, and `ConfigError` if the run in the folder cannot be resumed with these settings or
+        `config.run.must_be_new` is set.
         """
         folder = cls(config.run_folder)
         try:
@@ -116,13 +116,13 @@ class RunFolder:
 
     @property
     def has_run(self) -> bool:
-        """Whether a run was started here before."""
+        """Whether the folder holds a run that was started before."""
         return self.config_path.exists()
 
     # -- what is written -------------------------------------------------------------------------------------------
 
     def log(self, text: str) -> None:
-        """Append `text` to log.txt, each line with the local time; on a full disk it is kept until there is room."""
+        """Append `text` to log.txt, each line with the local time. On a full disk the lines are kept until there is room."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         for line in text.splitlines():
             self._log.append(f"{stamp}  {line}\n".encode())
@@ -133,7 +133,7 @@ class RunFolder:
         write_whole(path, json.dumps([*history, system_facts()], indent=2) + "\n")
 
     def close(self) -> None:
-        """Give the folder back."""
+        """Close the log and release the lock."""
         self._log.close()
         os.close(self._lock)
 
@@ -145,7 +145,7 @@ class RunFolder:
 
 
 def _lock(path: Path) -> int:
-    """Hold `path` for this process; the file holds the process id for the message to whoever comes second."""
+    """Lock `path` for this process. The file has the process id, for the error message of a second process."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -167,7 +167,7 @@ def _lock(path: Path) -> int:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Say of what the system refuses meanwhile which folder it concerns, and how much space is left there."""
+    """Turn an `OSError` into `FolderUnusable`, which names the folder and its free space."""
     try:
         yield
     except OSError as error:
@@ -178,9 +178,9 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def compare(before: Config, now: Config, folder: Path) -> list[str]:
-    """One sentence per setting that differs between a run's earlier configuration and the present one.
+    """One line per setting that differs between the earlier and the current configuration of a run.
 
-    Raises `ConfigError` if one of them cannot change within a run.
+    Raises `ConfigError` if one of them cannot change when the run is resumed.
     """
     old, new = _flat(config_module.to_dict(before)), _flat(config_module.to_dict(now))
     changes, refused = [], []
@@ -196,7 +196,7 @@ def compare(before: Config, now: Config, folder: Path) -> list[str]:
             changes.append(change)
     if refused:
         raise ConfigError(
-            f"the run in {folder} cannot go on with other settings than it was started with:\n"
+            f"the run in {folder} cannot be resumed with other values of these settings:\n"
             + "\n".join(refused)
             + "\nUse the old values, or start a new run with another run.folder or run.name"
         )

@@ -18,72 +18,64 @@ from typing import Any
 from headrace.config import Config, ConfigError, to_dict
 from headrace.runs.events import EventFile
 from headrace.runs.files import AppendFile, write_whole
+from headrace.runs.phases import PARTS, PHASES
 
 KEYS: dict[str, str] = {
     "global_step": "Steps of experience that were learned from, over all environments and over all resumes of the run.",
     "charts/episodic_return": "Mean return of the episodes that ended in this interval: raw rewards of whole games.",
     "charts/episodic_return_100": "Mean return of the last 100 episodes.",
     "charts/episodic_length": "Mean length of the episodes that ended in this interval (steps).",
-    "charts/episodes": "Episodes ended so far.",
+    "charts/episodes": "Number of episodes that have ended so far.",
     "charts/learning_rate": "Learning rate of the optimizer.",
-    "charts/updates": "Updates so far (batches learned from).",
+    "charts/updates": "Number of updates so far (batches learned from).",
     "charts/SPS": "Steps per second since this process began to train.",
     "charts/SPS_interval": "Steps per second in this interval.",
     "charts/FPS": "Simulator frames per second in this interval: `charts/SPS_interval` x frameskip.",
-    "losses/loss": "The whole loss: policy + value + exploration terms with their weights.",
+    "losses/loss": "Total loss: the weighted sum of the policy, value and exploration terms.",
     "losses/policy_loss": "Policy gradient loss.",
     "losses/value_loss": "Value loss, before its weight.",
     "losses/entropy": "Mean entropy of the policy (nats; sum over the parts of an action).",
-    "losses/exploration_loss": "Exploration term (negative entropy, or symmetric KL), before its weight.",
-    "losses/approx_kl": "Mean of ratio - 1 - log(ratio): estimate of the KL divergence from the behaviour policy.",
-    "losses/clipfrac": "Share of samples whose probability ratio was clipped.",
-    "losses/explained_variance": "1 - Var(target - value) / Var(target): 1 is a perfect critic, 0 one that knows the mean.",
+    "losses/exploration_loss": "Exploration term of the loss (negative entropy, or symmetric KL), before its weight.",
+    "losses/approx_kl": "Estimate of the KL divergence from the behaviour policy: mean of ratio - 1 - log(ratio).",
+    "losses/clipfrac": "Fraction of samples whose probability ratio was clipped.",
+    "losses/explained_variance": "1 - Var(target - value) / Var(target). 1: a perfect critic; 0: one that predicts the mean.",
     "losses/value_mean": "Mean value prediction, in units of return.",
     "losses/grad_norm": "Norm of the gradient before it is clipped.",
-    "losses/ratio_mean": "Mean probability ratio of the present to the behaviour policy; 1 where they agree.",
+    "losses/ratio_mean": "Mean probability ratio of the current to the behaviour policy; 1 where they are equal.",
     "losses/ratio_max": "Largest probability ratio of the batch.",
-    "losses/td_error": "Ape-X: mean absolute temporal-difference error of a batch, as given to the replay for priorities.",
+    "losses/td_error": "Ape-X: mean absolute temporal-difference error of a batch; the errors are the new priorities.",
     "losses/q_mean": "Ape-X DQN: mean value of the actions that were taken.",
     "losses/q_max": "Ape-X DQN: largest value of any action in a batch.",
     "losses/target_mean": "Ape-X: mean n-step target.",
     "losses/critic_loss": "Ape-X DPG: loss of the action values.",
     "losses/action_gradient": "Ape-X DPG: mean absolute gradient of the value with respect to the action.",
-    "lag/min": "Least policy lag of a sample: updates between the version that chose the action and the one that learns.",
+    "lag/min": "Smallest policy lag of a sample: updates between the weights that chose the action and those that learn from it.",
     "lag/mean": "Mean policy lag.",
     "lag/max": "Largest policy lag.",
-    "lag/masked": "Samples masked out so far because their lag was over `learning.max_policy_lag`.",
+    "lag/masked": "Samples excluded so far because their policy lag was above `learning.max_policy_lag`.",
     "replay/size": "Transitions in the replay.",
-    "replay/inserts_per_second": "Transitions that came into the replay, per second.",
+    "replay/inserts_per_second": "Transitions added to the replay, per second.",
     "replay/samples_per_second": "Transitions sampled from the replay, per second.",
-    "replay/ratio": "Transitions sampled for each one inserted.",
-    "replay/late_priorities": "Priorities so far that came after their transition had left the replay.",
-    "replay/overwritten": "Transitions so far that were lost before eviction because their lane's rows were used again.",
+    "replay/ratio": "Transitions sampled for each one added.",
+    "replay/late_priorities": "Priority updates so far that came too late: their transitions had left the replay.",
+    "replay/overwritten": "Transitions so far that were overwritten before they were evicted.",
     "replay/evicted": "Transitions evicted so far.",
-    "replay/bytes_per_transition": "Memory that one transition takes (bytes).",
-    "time/rollout/step": "Rollout workers: share of time in the environments' steps.",
-    "time/rollout/forward": "Rollout workers: share of time computing actions (inline placement).",
-    "time/rollout/wait_actions": "Rollout workers: share of time waiting for actions.",
-    "time/rollout/wait_slots": "Rollout workers: share of time waiting for free trajectory slots, that is, for the learner.",
-    "time/rollout/other": "Rollout workers: share of time on everything else.",
-    "time/policy/gather": "Policy workers: share of time copying observations into a batch.",
-    "time/policy/forward": "Policy workers: share of time computing actions.",
-    "time/policy/scatter": "Policy workers: share of time writing actions to the trajectories.",
-    "time/policy/weights": "Policy workers: share of time copying new weights.",
-    "time/policy/wait": "Policy workers: share of time waiting for requests.",
-    "time/learner/wait": "Learner: share of time waiting for a batch.",
-    "time/learner/train": "Learner: share of time computing losses, gradients and optimizer steps.",
-    "time/learner/publish": "Learner: share of time handing new weights to those who act.",
-    "time/learner/checkpoint": "Learner: share of time writing checkpoints.",
-    "sampling/faults": "Failures survived so far: workers that died, hung or raised, and were replaced.",
-    "system/cpu": "Share of all cores' time in use, by any program.",
-    "eval/episodic_return": "Mean return of an evaluation (`run.eval_episodes` whole games).",
-    "eval/episodic_length": "Mean length of the episodes of an evaluation (steps).",
+    "replay/bytes_per_transition": "Memory of one transition (bytes).",
+    **{
+        f"time/{part}/{name}": f"{PARTS[part].capitalize()}: share of time {phase.description}."
+        for part, phases in PHASES.items()
+        for name, phase in phases.items()
+    },
+    "sampling/faults": "Processes replaced so far because they died, hung or raised an error.",
+    "system/cpu": "Fraction of the time of all cores that is in use, by any program.",
+    "eval/episodic_return": "Mean return of one evaluation (`run.eval_episodes` whole games).",
+    "eval/episodic_length": "Mean length of the episodes of one evaluation (steps).",
 }
 """Every key the engine logs, with its meaning and unit. Keys that begin with "env/" are the user's own."""
 
 
 class MetricsWriter:
-    """Writes a run's metrics; `rewind` first where the run goes on from a checkpoint.
+    """Writes the metrics of a run. If the run is resumed, call `rewind` first.
 
     Raises `ConfigError` naming the extra if `config.run.track` is set without wandb, `OSError` if the folder cannot be written.
     """
@@ -102,11 +94,11 @@ class MetricsWriter:
         self._events = EventFile(self._folder / "tensorboard", purge_step)
 
     def rewind(self, step: int) -> None:
-        """The run goes on from global step `step`: forget what was written after it.
+        """Remove what was written after global step `step`, from which the run is resumed.
 
-        A run repeats the steps between its checkpoint and the moment it was stopped. The lines after `step` are removed from
-        `metrics.jsonl`, and TensorBoard is told to hide its events after it, so no step appears twice and none is missing.
-        Weights & Biases cannot take points back: there both passes stay, on the same x axis.
+        A resumed run repeats the steps between its checkpoint and the moment it was stopped. The lines after `step` are removed
+        from `metrics.jsonl`, and an event makes TensorBoard hide its points after `step`, so no step appears twice and none is
+        missing. Weights & Biases cannot remove points: there both passes stay, on the same x axis.
         """
         self._jsonl.close()
         self._events.close()
@@ -116,7 +108,7 @@ class MetricsWriter:
     def write(self, metrics: dict[str, float]) -> str | None:
         """Log one interval. `metrics` holds `global_step`; values that are NaN (no episode has ended yet) are left out.
 
-        Returns a sentence for the user if the disk is full: what was to be written then follows when there is room.
+        Returns a message for the user if the disk is full. The data is kept then, and written when there is room.
         """
         known = {key: float(value) for key, value in metrics.items() if not math.isnan(value)}
         step = int(known.pop("global_step"))
@@ -154,7 +146,7 @@ def read_jsonl(path: os.PathLike[str] | str) -> list[dict[str, float]]:
 
 
 def rewind(path: Path, step: int) -> None:
-    """Keep only the lines of `path` up to global step `step`, by a rename, so that a crash leaves the old or the new file."""
+    """Keep only the lines of `path` up to global step `step`. A crash leaves the old or the new file."""
     if not path.exists():
         return
     kept = [json.dumps(line) + "\n" for line in read_jsonl(path) if line["global_step"] <= step]
@@ -177,7 +169,7 @@ def _start_wandb(folder: Path, config: Config) -> Any:
     try:
         import wandb
     except ModuleNotFoundError as error:
-        raise ConfigError('run.track needs packages that are not installed: pip install "headrace[wandb]"') from error
+        raise ConfigError('run.track needs a package that is not installed: pip install "headrace[wandb]"') from error
     marker = folder / "wandb_id.txt"
     if not marker.exists():
         marker.write_text(uuid.uuid4().hex[:12])

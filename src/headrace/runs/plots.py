@@ -1,4 +1,4 @@
-"""Pictures of a run's metrics."""
+"""Plots of the metrics of runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.runs.metrics import read_jsonl
 
 
 def curve(run: os.PathLike[str] | str, key: str) -> tuple[list[float], list[float]]:
-    """global_step and value of one metric, where it was logged."""
+    """The global steps at which a metric was logged, and its values."""
     lines = [line for line in read_jsonl(Path(run) / "metrics.jsonl") if key in line]
     return [line["global_step"] for line in lines], [line[key] for line in lines]
 
@@ -31,7 +31,7 @@ def learning_curve(
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ConfigError('drawing curves needs packages that are not installed: pip install "headrace[plots]"') from error
+        raise ConfigError('drawing curves needs a package that is not installed: pip install "headrace[plots]"') from error
     curves = {str(run): curve(run, key) for run in runs}
     if not any(steps for steps, _ in curves.values()):
         raise ConfigError(f"nothing to draw: {', '.join(curves)} logged no {key}")

@@ -1,4 +1,4 @@
-"""What a run tells: metrics from all processes become rows in the files, the dashboard and the log."""
+"""The reporter of a run: metrics and messages of all processes go to the metrics files, the dashboard and the log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.runs.metrics import MetricsWriter
 
 
 class Reporter:
-    """Takes what the learner reports, adds rates and shares of time, and passes it to everything that shows it."""
+    """Receives the reports of the learner, adds rates and shares of time, and passes them to the files and the dashboard."""
 
     def __init__(self, config: Config, spec: EnvSpec, folder: RunFolder, phases: dict[str, tuple[str, ...]]):
         self._frameskip, self._folder, self._phases = spec.frameskip, folder, phases
@@ -28,28 +28,29 @@ class Reporter:
         self._last: tuple[float, float] | None = None
         self._times: dict[str, np.ndarray] = {}
 
-    def say(self, text: str) -> None:
-        """A message for people: on the screen and in the log."""
+    def message(self, text: str) -> None:
+        """Show a message on the dashboard and write it to the log."""
         self._folder.log(text)
         self._dashboard.message(text)
 
     def receive(self, kind: str, content: Any, times: dict[str, np.ndarray], restarts: int) -> None:
-        """Take one report.
+        """Receive one report.
 
-        ("start", global step that the run goes on from), ("message", text), ("metrics", {name: value}) or
-        ("eval", {name: value}) of an earlier step.
-        `times`: the clocks of all workers, [workers, phases + 2].
+        `kind` and `content`: "start", the global step at which training starts; "message", a text; "metrics", {key: value};
+        "eval", {key: value} of an evaluation at an earlier step.
+        `times`: for each part, the phase clocks of its workers, float64 [workers, phases + 2] (seconds).
+        `restarts`: processes replaced so far.
         """
         if kind == "start":
             self._writer.rewind(content)
             return
         if kind == "message":
-            self.say(content)
+            self.message(content)
             return
         metrics: dict[str, float] = dict(content)
         if kind == "eval":
             self._write(metrics)
-            self.say(f"Evaluation at step {metrics['global_step']:,.0f}: mean return {metrics['eval/episodic_return']:.2f}")
+            self.message(f"Evaluation at step {metrics['global_step']:,.0f}: mean return {metrics['eval/episodic_return']:.2f}")
             return
         metrics |= self._rates(metrics["global_step"]) | self._shares(times)
         metrics["sampling/faults"] = float(restarts)
@@ -60,10 +61,10 @@ class Reporter:
 
     def _write(self, metrics: dict[str, float]) -> None:
         if problem := self._writer.write(metrics):
-            self.say(problem)
+            self.message(problem)
 
     def _rates(self, step: float) -> dict[str, float]:
-        """Steps and frames per second, of this interval and since the start."""
+        """Steps and frames per second in this interval, and steps per second since the start."""
         now = monotonic()
         first, last = self._first or (now, step), self._last or (now, step)
         self._first, self._last = first, (now, step)
@@ -77,7 +78,7 @@ class Reporter:
         }
 
     def _shares(self, times: dict[str, np.ndarray]) -> dict[str, float]:
-        """Each role's time in this interval by phase, as shares of all its workers' time."""
+        """The phases of each part in this interval, as shares of the time of all its workers."""
         result: dict[str, float] = {}
         for role, phases in self._phases.items():
             spent = times[role][:, : len(phases)].sum(0)

@@ -13,16 +13,16 @@ from headrace.config import ConfigError
 
 
 class VideoWriter:
-    """An mp4 (H.264) file, written frame by frame; a context manager.
+    """An mp4 file (H.264) that is written frame by frame; a context manager.
 
-    It appears under its name when it is complete. Raises `ConfigError` if the `video` extra is not installed.
+    The file appears under its name when it is complete. Raises `ConfigError` if the `video` extra is not installed.
     """
 
     def __init__(self, path: os.PathLike[str] | str, fps: float = 30.0) -> None:
         try:
             import imageio_ffmpeg
         except ModuleNotFoundError as error:
-            raise ConfigError('writing videos needs packages that are not installed: pip install "headrace[video]"') from error
+            raise ConfigError('writing videos needs a package that is not installed: pip install "headrace[video]"') from error
         self.path, self.fps = Path(path), fps
         self._aside = self.path.with_name(f".tmp-{self.path.stem}.mp4")
         self._ffmpeg = imageio_ffmpeg
@@ -37,7 +37,7 @@ class VideoWriter:
         if self._writer is None:
             self._shape = frame.shape
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # yuv420p, which every player shows, needs even sides.
+            # Every player can show yuv420p, which needs an even width and height.
             even = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"]
             self._writer = self._ffmpeg.write_frames(
                 str(self._aside),
