@@ -148,7 +148,7 @@ def test_a_finished_training_does_not_end_in_an_error_of_its_pictures(tmp_path, 
     monkeypatch.setattr(training, "learning_curve", lambda *_, **__: None)
     monkeypatch.setattr(training, fails, broken)
     said = []
-    reporter = type("Reporter", (), {"say": lambda self, text: said.append(text)})()
+    reporter = type("Reporter", (), {"message": lambda self, text: said.append(text)})()
     training._keepsakes(make_config("test/countdown", **{"run.folder": str(tmp_path)}), reporter, 1.0)
     assert said[-1] == "No curve or video: RuntimeError: no ink"
 

@@ -152,13 +152,13 @@ class RunConfig:
     """Time (seconds) between two lines of metrics."""
     checkpoint_interval: Seconds = 120.0
     """Time (seconds) between two checkpoints."""
-    keep_checkpoints: Length = 3
+    keep_checkpoints: Count = 3
     """Number of newest checkpoints that are kept. The best checkpoint and all milestones are kept as well."""
     milestone_steps: Count | None = None
     """Number of steps between two milestones, which are checkpoints that are never deleted. None: no milestones."""
     eval_interval_steps: Count | None = None
     """Number of steps between two evaluations during training. None: no evaluations."""
-    eval_episodes: Length = 10
+    eval_episodes: Count = 10
     """Number of episodes of each evaluation during training."""
     dashboard: bool = True
     """Show a live dashboard in the terminal. If it is off, or output is not a terminal, each interval prints one line."""
