@@ -24,7 +24,7 @@ DOCS = Path(__file__).parent
 
 CONFIGURATION_HEAD = """# Configuration
 
-Every setting of a run is a field of a dataclass in [`config`](../src/headrace/config/settings.py) and a flag of `headrace train`.
+Every setting of a run is a field of a dataclass in [`headrace.config`](../src/headrace/config) and a flag of `headrace train`.
 
 - A flag is `--group.name VALUE`, with dashes or underscores. The group may be omitted if only one group has the name:
   `--num-workers 4`.

@@ -89,17 +89,17 @@ def test_a_warning_is_a_line_without_source(run, headrace, tmp_path):
     older, newest = sorted((folder / "checkpoints").iterdir())[-2:]
     tensors = newest / "tensors.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-1])
-    told = headrace("eval", folder, "--episodes", 1)
-    assert told.err.startswith(f"warning: {tensors} is damaged")
-    assert told.err.endswith(f"using {older.name}\n")
-    assert len(told.err.splitlines()) == 1
+    shown = headrace("eval", folder, "--episodes", 1)
+    assert shown.err.startswith(f"warning: {tensors} is damaged")
+    assert shown.err.endswith(f"using {older.name}\n")
+    assert len(shown.err.splitlines()) == 1
 
 
 def test_watch_writes_a_video_that_plays(run, headrace, tmp_path):
     imageio = pytest.importorskip("imageio.v2")
     folder, _ = run
-    said = headrace("watch", folder, "--video", tmp_path / "out.mp4", "--max-steps", 20).out
-    assert "out.mp4: step" in said
+    shown = headrace("watch", folder, "--video", tmp_path / "out.mp4", "--max-steps", 20).out
+    assert "out.mp4: step" in shown
     frames = [frame for frame in imageio.get_reader(tmp_path / "out.mp4")]  # noqa: C416 - its length is infinite
     assert len(frames) in range(10, 22)
     assert frames[0].shape == (400, 600, 3)
@@ -145,6 +145,8 @@ def _session(leader):
     [
         (["train", "--env", "gym/CartPol-v1"], "nearest: gym/CartPole-v1"),
         (["train", *SMALL, "--batch-size", "1000"], "Nearest: 768 or 1024"),
+        (["train", *SMALL, "--run.folder", ""], "run.folder is empty"),
+        (["train", *SMALL, "--num-threads", "2147483648"], "learning.num_threads is 2147483648; it must be at most 4096"),
         (["train", *SMALL, "--import", "nowhere.py"], "nowhere.py: there is no such file"),
         (["train", *SMALL, "--run.folder", "/proc/nope"], "the run folder /proc/nope cannot be used: No such file"),
         (["train", *SMALL, "--learning.gama", "1"], "--learning.gamma"),
@@ -172,9 +174,9 @@ def test_a_folder_in_use_is_refused(headrace, tmp_path):
     from headrace.runs.folder import RunFolder
 
     with RunFolder(tmp_path):
-        said = headrace("train", *SMALL, "--run.folder", tmp_path, code=2).err
-    assert f"in use by process {os.getpid()}" in said
-    assert "Traceback" not in said
+        shown = headrace("train", *SMALL, "--run.folder", tmp_path, code=2).err
+    assert f"in use by process {os.getpid()}" in shown
+    assert "Traceback" not in shown
 
 
 # -- flags -------------------------------------------------------------------------------------------------------------

@@ -195,14 +195,14 @@ LIMITED = """
 """
 
 
-def test_a_full_disk_is_said_and_loses_nothing(tmp_path):
+def test_a_full_disk_is_reported_and_loses_nothing(tmp_path):
     """A process that may write no file over 64 kB: the kernel refuses in the middle of a write, as on a full device."""
     before = save(tmp_path, 1, *pack(a_tree()))
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(LIMITED), str(tmp_path)], capture_output=True, text=True, check=True
     )
-    assert "cannot write a checkpoint of 0.4 MB" in said.stdout
-    assert "Earlier checkpoints are untouched" in said.stdout
+    assert "cannot write a checkpoint of 0.4 MB" in done.stdout
+    assert "Earlier checkpoints are untouched" in done.stdout
     assert list(tmp_path.iterdir()) == [before]
     assert same(load_newest(tmp_path).unpack(), a_tree())
 

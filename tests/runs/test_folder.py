@@ -11,7 +11,7 @@ import pytest
 
 from headrace import config as config_module
 from headrace.config import Config, ConfigError
-from headrace.runs.folder import FolderInUse, RunFolder, compare
+from headrace.runs.folder import FolderInUse, FolderUnusable, RunFolder, compare
 
 
 def settings(path, **changes):
@@ -37,7 +37,7 @@ def test_lock_is_released_on_close_and_within_one_process_too(tmp_path):
     RunFolder(tmp_path).close()
 
 
-def test_a_full_disk_is_said_with_the_space_that_is_left(tmp_path):
+def test_a_full_disk_is_reported_with_the_space_that_is_left(tmp_path):
     """In a process that may write no file at all: the kernel refuses as on a full device."""
     code = (
         "import resource, sys; from headrace.runs.folder import FolderUnusable, RunFolder\n"
@@ -48,6 +48,11 @@ def test_a_full_disk_is_said_with_the_space_that_is_left(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "r")], capture_output=True, text=True, check=True)
     assert f"the run folder {tmp_path / 'r'} cannot be used: File too large" in done.stdout
     assert "MB free there" in done.stdout
+
+
+def test_a_name_that_is_too_long(tmp_path):
+    with pytest.raises(FolderUnusable, match="cannot be used: File name too long"):
+        RunFolder(tmp_path / ("x" * 300))
 
 
 def test_new_run_then_resume(tmp_path):
@@ -76,11 +81,11 @@ def test_what_the_weights_depend_on_cannot_change(tmp_path, name, value):
     RunFolder(tmp_path).close()  # refused, and not left locked
 
 
-def test_fresh_refuses_a_run_that_is_there(tmp_path):
-    fresh = settings(tmp_path, **{"run.must_be_new": True})
-    RunFolder.open(fresh)[0].close()
+def test_must_be_new_refuses_a_run_that_is_there(tmp_path):
+    new = settings(tmp_path, **{"run.must_be_new": True})
+    RunFolder.open(new)[0].close()
     with pytest.raises(ConfigError, match="already holds a run"):
-        RunFolder.open(fresh)
+        RunFolder.open(new)
 
 
 def test_compare_sees_every_field():

@@ -1,4 +1,4 @@
-"""Curves and videos, and what is said where their packages are missing."""
+"""Curves and videos, and the error where their packages are missing."""
 
 import sys
 
@@ -38,7 +38,7 @@ def test_learning_curve_draws_a_line_where_the_values_are(run, tmp_path):
     assert np.corrcoef(columns, rows)[0, 1] < -0.99, "a rising line: higher columns, smaller row numbers"
 
 
-def test_nothing_to_draw_is_said(run, tmp_path):
+def test_nothing_to_draw_is_an_error(run, tmp_path):
     with pytest.raises(ConfigError, match="logged no losses/nothing"):
         learning_curve([run], tmp_path / "curve.png", key="losses/nothing")
 

@@ -1,4 +1,4 @@
-"""What the machine has that settings left to `auto` depend on. torch, which takes seconds to import, only where it is asked."""
+"""Facts about the machine, for settings with the value `auto`. Importing torch takes seconds, so it is imported on use."""
 
 from __future__ import annotations
 

@@ -16,6 +16,8 @@ def validate(config: Config) -> None:
     """Raise `ConfigError` for a configuration that cannot work, with the numbers that show why."""
     check(config)
     s, r = config.sampling, config.learning
+    if config.run.folder == "":
+        raise ConfigError("run.folder is empty: give the name of a folder, or leave the setting out")
     check_device(r.device)
     if s.envs_per_worker % s.num_groups:
         raise ConfigError(

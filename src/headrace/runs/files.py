@@ -12,8 +12,8 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def free_space(path: Path) -> int:
-    """Bytes free where `path` is, or would be made."""
-    return shutil.disk_usage(next(p for p in (path, *path.absolute().parents) if p.exists())).free
+    """Free bytes on the device of `path`, which need not exist and may have an impossible name."""
+    return shutil.disk_usage(next(p for p in (path, *path.absolute().parents) if os.path.exists(p))).free
 
 
 def write_whole(path: Path, text: str) -> None:
