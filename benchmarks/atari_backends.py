@@ -22,7 +22,7 @@ from typing import Any
 import summary
 from training_contest import Command, headrace, measure
 
-from headrace.presets import make_config
+from headrace.make_config import make_config
 
 HERE = Path(__file__).parent
 ENV, BACKENDS = "atari/pong", ("native", "ale")

@@ -33,7 +33,7 @@ import summary
 from headrace.config import Config
 from headrace.envs.contract import Categorical, LaneRow
 from headrace.envs.registry import describe, make_group
-from headrace.presets import make_config
+from headrace.make_config import make_config
 from headrace.sampling.exchange import POLICY_PHASES, Clock, Exchange
 from headrace.sampling.policy_worker import PolicyWorker
 from headrace.sampling.processes import LOOK_AROUND, Start, rollout_main, run_child

@@ -25,7 +25,7 @@ from headrace.config import Config
 from headrace.envs.registry import describe
 from headrace.experience.on_policy import TrajectoryBatches
 from headrace.learning.learner import Learner
-from headrace.presets import make_config
+from headrace.make_config import make_config
 from headrace.sampling.exchange import Exchange
 from headrace.sampling.placements.serial import SerialSampler
 from headrace.sampling.processes import make_algorithm_and_model

@@ -36,7 +36,7 @@ A setting takes its value from the last of these sources that has one:
 
 1. the default below;
 2. the defaults of the environment;
-3. the defaults of the algorithm and its preset ([`presets.py`](../src/headrace/presets.py));
+3. the defaults of the algorithm and its preset ([`learning/builtin.py`](../src/headrace/learning/builtin.py));
 4. what `headrace tune ENV` found for this machine;
 5. `config.json` in the run folder, if the run is resumed;
 6. the flags.

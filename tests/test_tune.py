@@ -7,7 +7,7 @@ import pytest
 
 from headrace import cli, tune
 from headrace.config import ConfigError
-from headrace.presets import make_config
+from headrace.make_config import make_config
 
 ENV = "gym/CartPole-v1"
 

@@ -19,21 +19,20 @@ _API = {
     "Config": ("headrace.config", "Config"),
     "ConfigError": ("headrace.config", "ConfigError"),
     "EvalResult": ("headrace.evaluation.play", "EvalResult"),
-    "TrainedPolicy": ("headrace.evaluation.play", "TrainedPolicy"),
+    "TrainedPolicy": ("headrace.evaluation.policy", "TrainedPolicy"),
     "config": ("headrace.config", None),
     "envs": ("headrace.envs", None),
     "evaluate": ("headrace.evaluation.play", "evaluate"),
-    "load_policy": ("headrace.evaluation.play", "load_policy"),
-    "make_config": ("headrace.presets", "make_config"),
+    "load_policy": ("headrace.evaluation.policy", "load_policy"),
     "make_vec": ("headrace.envs", "make_vec"),
     "policies": ("headrace.policies", None),
-    "record": ("headrace.evaluation.play", "record"),
+    "record": ("headrace.evaluation.video", "record"),
 }
-__all__ = ["train", *_API]
+__all__ = ["make_config", "train", *_API]
 
 
 class _Package(types.ModuleType):
-    """`headrace.train` is the function, also after something imported the module of that name."""
+    """`headrace.train` and `headrace.make_config` are the functions, also after something imported the modules of these names."""
 
     @property
     def train(self) -> Any:
@@ -42,6 +41,14 @@ class _Package(types.ModuleType):
     @train.setter
     def train(self, module: types.ModuleType) -> None:
         """The import system wants to bind the module here; `sys.modules` has it, and the name stays the function's."""
+
+    @property
+    def make_config(self) -> Any:
+        return importlib.import_module("headrace.make_config").make_config
+
+    @make_config.setter
+    def make_config(self, module: types.ModuleType) -> None:
+        """As for `train`."""
 
 
 sys.modules[__name__].__class__ = _Package

@@ -23,7 +23,7 @@ import tyro
 from headrace import config as configs
 from headrace import tune as tune_module
 from headrace.config import Config, ConfigError
-from headrace.config.validation import validate
+from headrace.make_config import check_config, make_config
 
 USAGE = """usage: headrace COMMAND [OPTIONS]
 
@@ -103,7 +103,7 @@ def _exit_code(error: Exception) -> int | None:
 def train(arguments: list[str]) -> int:
     """`headrace train`. Exit code 0 if the run ended by itself, 130 if it was interrupted."""
     config = parse_config(arguments)
-    validate(config)
+    check_config(config)
     print(f"{config.env}, {config.learning.algorithm}, run folder {config.run_folder}", flush=True)
     if found := tune_module.in_use(config):
         print(f"Settings found by headrace tune: {tune_module.describe(found)} ({tune_module.path(config)})", flush=True)
@@ -122,8 +122,6 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
 
     Raises `ConfigError`, and `SystemExit` for flags that cannot be parsed and for --help.
     """
-    from headrace.presets import make_config
-
     arguments = [_full_name(argument) for argument in arguments]
     # These flags determine the defaults of the others, and an imported file may register the environment.
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
@@ -266,7 +264,8 @@ class Watch:
 def watch(arguments: list[str]) -> int:
     """`headrace watch`."""
     asked = tyro.cli(Watch, prog="headrace watch", args=arguments)
-    from headrace.evaluation.play import load_policy, record
+    from headrace.evaluation.policy import load_policy
+    from headrace.evaluation.video import record
 
     policy = load_policy(asked.run, which=asked.checkpoint, seed=asked.seed)
     path = asked.video or asked.run / "videos" / f"step-{policy.step}.mp4"

@@ -24,17 +24,18 @@ import torch
 
 from headrace.accelerator.graphs import set_up
 from headrace.accelerator.memory import keep_freed_memory
+from headrace.accelerator.threads import using_threads
 from headrace.config import Config, ConfigError
-from headrace.config.validation import validate
 from headrace.envs.contract import EnvironmentFault, EnvSpec
-from headrace.envs.registry import describe, import_files
+from headrace.envs.registry import describe
 from headrace.evaluation.background import Evaluator
-from headrace.evaluation.play import record, using_threads
+from headrace.evaluation.video import record
 from headrace.experience.on_policy import TrajectoryBatches
 from headrace.experience.replay.batches import ReplayBatches
 from headrace.experience.replay.writer import make_replay
 from headrace.learning.learner import Learner, Progress
 from headrace.learning.replay_learner import ReplayLearner
+from headrace.make_config import check_config
 from headrace.runs.folder import RunFolder
 from headrace.runs.plots import learning_curve
 from headrace.runs.report import Reporter
@@ -69,8 +70,7 @@ def train(config: Config) -> TrainResult:
     Raises `ConfigError` for impossible settings, `FolderInUse`, `CheckpointError`, `RunFailed` with the error of the part that
     failed.
     """
-    validate(config)
-    import_files(config.imports)
+    check_config(config)
     spec = describe(config.env, config.envs)
     folder, changes = RunFolder.open(config)
     # The caller's own random numbers stay what they were.
@@ -237,7 +237,7 @@ def learn(
     set_up(config.device)
     learner = (ReplayLearner if config.uses_replay else Learner)(model, algorithm, config, lambda text: report("message", text))
     log = TrainingLog()
-    batches = _experience(config, exchange, sampler)
+    batches = _experience(config, exchange, sampler, algorithm.reported_envs(config.num_envs))
     state = TrainingState(config, learner, log, sampler, batches)
     for message in state.load():
         report("message", message)
@@ -294,12 +294,12 @@ def _saved_if_it_fails(state: TrainingState, report: Callable[[str, Any], None])
         raise
 
 
-def _experience(config: Config, exchange: Exchange, sampler: SerialSampler | None) -> Experience:
+def _experience(config: Config, exchange: Exchange, sampler: SerialSampler | None, reported_envs: range) -> Experience:
     """Where batches come from; with a serial sampler, from stepping the environments when a batch is asked for."""
     collect = None if sampler is None else sampler.collect
     if exchange.replay is None:
         return TrajectoryBatches(exchange, config.slots_per_batch, config.device, collect)
-    return ReplayBatches(config, exchange, exchange.replay, collect)
+    return ReplayBatches(config, exchange, exchange.replay, collect, reported_envs)
 
 
 def _reason_to_stop(config: Config, progress: Progress, log: TrainingLog, seconds: float) -> str | None:

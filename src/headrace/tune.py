@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError
-from headrace.config.validation import validate
+from headrace.make_config import check_config
 from headrace.runs.files import write_whole
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _effective(config: Config) -> Settings:
 
 def _possible(config: Config, settings: Settings) -> bool:
     try:
-        validate(configs.override(config, **settings))
+        check_config(configs.override(config, **settings))
     except ConfigError:
         return False
     return True
@@ -289,14 +289,12 @@ def tune(
     it does not work with the defaults.
     """
     from headrace.envs.registry import describe as describe_env
-    from headrace.envs.registry import import_files
 
-    validate(config)
+    check_config(config)
     if config.uses_replay:
         raise ConfigError("headrace tune compares steps learned from per second; with replay, learning is not tied to steps")
     if config.sampling.placement == "serial":
         raise ConfigError("headrace tune tries placements with several processes; `serial` has nothing to choose")
-    import_files(config.imports)
     spec = describe_env(config.env, config.envs)
     default, trials = Search(_endless(config), spec, 60 * minutes, show).run(fixed, batch_sizes)
     best = _choose(default, trials)

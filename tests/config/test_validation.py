@@ -5,7 +5,7 @@ import torch
 
 from headrace.config import Config, ConfigError, override
 from headrace.config.validation import check_device, validate
-from headrace.presets import make_config
+from headrace.make_config import make_config
 
 
 @pytest.mark.parametrize("env", ["gym/CartPole-v1", "atari/pong", "vizdoom/basic"])

@@ -8,7 +8,7 @@ import headrace
 from headrace.config import override
 from headrace.evaluation import background as evaluator
 from headrace.evaluation.background import Evaluator
-from headrace.presets import make_config
+from headrace.make_config import make_config
 from headrace.runs.metrics import read_jsonl
 
 

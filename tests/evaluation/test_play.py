@@ -14,8 +14,10 @@ import headrace
 from headrace.config import ConfigError
 from headrace.envs.contract import EnvironmentFault
 from headrace.evaluation import play
-from headrace.evaluation.play import bootstrap_ci, evaluate, load_policy, record
-from headrace.presets import make_config
+from headrace.evaluation.play import bootstrap_ci, evaluate
+from headrace.evaluation.policy import load_policy
+from headrace.evaluation.video import record
+from headrace.make_config import make_config
 
 
 class Countdown(gymnasium.Env):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from headrace.config import Config, LearningConfig
 from headrace.envs.contract import ArraySpec, EnvSpec
-from headrace.learning.algorithms import register_algorithm
+from headrace.learning.algorithm import Algorithm, register_algorithm
 
 GAMMA, N = 0.5, 3
 WORLDS = 500_009  # a restarted worker's environments have other seeds; the world takes them modulo this
@@ -39,21 +39,28 @@ class Model(nn.Module):
         self.updates = nn.Parameter(torch.zeros(()))
 
 
-class CountingReplay:
-    """A `ReplayAlgorithm`."""
+class CountingReplay(Algorithm):
+    """An algorithm on replay."""
 
     def make_model(self, spec: EnvSpec, config: Config) -> Model:
         return Model()
 
     def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
-        return {"q": ArraySpec((), np.dtype(np.float32)), "lane": ArraySpec((), np.dtype(np.int32))}
+        return {"q": ArraySpec((), np.dtype(np.float32)), "env_index": ArraySpec((), np.dtype(np.int32))}
 
     def act(
-        self, model: nn.Module, obs: dict[str, Tensor], core: Tensor, first: Tensor, envs: Tensor, generator: torch.Generator
+        self,
+        model: nn.Module,
+        obs: dict[str, Tensor],
+        core: Tensor,
+        first: Tensor,
+        envs: Tensor,
+        generator: torch.Generator,
+        mode: str = "train",
     ) -> tuple[dict[str, Tensor], Tensor]:
         env, episode, step = obs["obs"].int().T
         action = action_of(env, episode, step)[:, None].int()
-        return {"action": action, "q": step.float(), "value": step.float(), "lane": envs.int()}, core
+        return {"action": action, "q": step.float(), "value": step.float(), "env_index": envs.int()}, core
 
     def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
         check({name: t.numpy() for name, t in batch.items()})
@@ -62,15 +69,6 @@ class CountingReplay:
         batch["priority"] = torch.rand(len(batch["reward"]))
         loss = model.updates.sum()  # type: ignore[union-attr,operator]
         return loss, {"losses/loss": loss, "losses/rows_checked": torch.tensor(float(batch["reward"].numel()))}
-
-    def after_update(self, model: nn.Module, updates: int) -> None:
-        pass
-
-    def state_dict(self, model: nn.Module) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:
-        pass
 
 
 CORE = 10  # wider than a row's share of it
@@ -85,7 +83,14 @@ class CountingSequences(CountingReplay):
         return model
 
     def act(
-        self, model: nn.Module, obs: dict[str, Tensor], core: Tensor, first: Tensor, envs: Tensor, generator: torch.Generator
+        self,
+        model: nn.Module,
+        obs: dict[str, Tensor],
+        core: Tensor,
+        first: Tensor,
+        envs: Tensor,
+        generator: torch.Generator,
+        mode: str = "train",
     ) -> tuple[dict[str, Tensor], Tensor]:
         fields, _ = super().act(model, obs, core, first, envs, generator)
         return fields, torch.where(first[:, None], 0.0, core) + torch.arange(1, CORE + 1)
@@ -99,13 +104,13 @@ class CountingSequences(CountingReplay):
         return loss, statistics
 
 
-@register_algorithm("counting-sequences")
+@register_algorithm("counting-sequences", experience="replay")
 def make_sequences(config: Config) -> CountingSequences:
     """The algorithm on sequences."""
     return CountingSequences()
 
 
-@register_algorithm("counting-replay")
+@register_algorithm("counting-replay", experience="replay")
 def make(config: Config) -> CountingReplay:
     """The algorithm."""
     return CountingReplay()

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from headrace.config import Config, LearningConfig
-from headrace.learning.algorithms import register_algorithm
+from headrace.learning.algorithm import register_algorithm
 from headrace.learning.policy_gradient import PolicyGradient
 
 

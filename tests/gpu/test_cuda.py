@@ -17,7 +17,7 @@ from headrace.config import Config
 from headrace.envs.registry import describe
 from headrace.experience.on_policy import TrajectoryBatches
 from headrace.learning.learner import Learner
-from headrace.presets import make_config
+from headrace.make_config import make_config
 from headrace.runs.metrics import read_jsonl
 from headrace.sampling.actor import Actor
 from headrace.sampling.device_slab import DeviceSlab

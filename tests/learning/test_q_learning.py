@@ -13,7 +13,7 @@ from headrace import config as configs
 from headrace.config import Config, ConfigError
 from headrace.envs.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
 from headrace.learning import q_learning
-from headrace.learning.algorithms import make_algorithm
+from headrace.learning.algorithm import make_algorithm
 from headrace.learning.apex_dpg import ApexDPG
 from headrace.learning.apex_dqn import ApexDQN
 from headrace.learning.r2d2 import R2D2

@@ -5,9 +5,9 @@ import torch
 from headrace.config import PolicyConfig
 from headrace.envs.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
 from headrace.envs.registry import describe
+from headrace.make_config import make_config
 from headrace.policies import make_policy
 from headrace.policies.policy import convert_weights
-from headrace.presets import make_config
 from headrace.sampling.processes import make_algorithm_and_model
 from headrace.sampling.weights import FlatWeights, weights_nbytes
 from headrace.shm.primitives import Board

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from headrace.config import Config, EnvConfig, LearningConfig
 from headrace.envs.contract import ArraySpec, EnvSpec
 from headrace.envs.registry import register
-from headrace.learning.algorithms import register_algorithm
+from headrace.learning.algorithm import Algorithm, register_algorithm
 
 ACTIONS = 7
 
@@ -95,7 +95,7 @@ class CountingModel(nn.Module):
         self.updates = nn.Parameter(torch.zeros(()))
 
 
-class Counting:
+class Counting(Algorithm):
     """The `Algorithm`."""
 
     def make_model(self, spec: EnvSpec, config: Config) -> CountingModel:
@@ -105,16 +105,20 @@ class Counting:
         return {"weights": ArraySpec((), np.dtype(np.float32))}
 
     def act(
-        self, model: nn.Module, obs: dict[str, Tensor], core: Tensor, first: Tensor, envs: Tensor, generator: torch.Generator
+        self,
+        model: nn.Module,
+        obs: dict[str, Tensor],
+        core: Tensor,
+        first: Tensor,
+        envs: Tensor,
+        generator: torch.Generator,
+        mode: str = "train",
     ) -> tuple[dict[str, Tensor], Tensor]:
         env, episode, step = obs["obs"].int().T
         count = torch.where(first[:, None], 0.0, core) + 1
         action = action_of(env, episode, step)[:, None].int()
         weights = model.updates.detach().expand(len(env))  # type: ignore[union-attr,operator]
         return {"action": action, "value": count[:, 0], "log_prob": -step.float(), "weights": weights}, count
-
-    def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
-        pass
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
         check({name: t.detach().cpu().numpy() for name, t in batch.items()})

@@ -91,7 +91,8 @@ def test_same_seed_same_bits_other_seed_other_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("core", ["none", "gru"])
 def test_a_resumed_run_on_replay_is_the_run_that_never_stopped(tmp_path: Path, core: str) -> None:
     settings = {
-        "learning.algorithm": "apex-dqn", "learning.batch_size": 16, "learning.num_minibatches": 1, "learning.num_epochs": 1,
+        "learning.algorithm": "apex-dqn", "learning.experience": "replay", "learning.batch_size": 16,
+        "learning.num_minibatches": 1, "learning.num_epochs": 1,
         "learning.lr_schedule": "constant", "policy.core": core, "policy.hidden": 16, "policy.normalize_observations": False,
         "policy.normalize_returns": False, "q.target_period": 7, "q.burn_in": 4, "q.sequence": 8, "q.noisy": core == "none",
         "replay.minimum": 200, "replay.capacity": 600, "replay.slack": 1.5, "replay.evict_period": 5,

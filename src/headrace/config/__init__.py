@@ -5,10 +5,9 @@ from headrace.config.errors import ConfigError
 from headrace.config.groups import EnvConfig, Placement, PolicyConfig, RunConfig, SamplingConfig
 from headrace.config.io import from_dict, load, override, save, to_dict, to_json
 from headrace.config.learning import LearningConfig, QConfig, ReplaySettings
-from headrace.config.settings import REPLAY_ALGORITHMS, Config
+from headrace.config.settings import Config
 
 __all__ = [
-    "REPLAY_ALGORITHMS",
     "Config",
     "ConfigError",
     "EnvConfig",

@@ -19,9 +19,9 @@ class LearningConfig:
     preset: Literal["small", "paper"] = "small"
     """Source of the defaults of `apex-dqn` and `apex-dpg`. `small`: sizes for a few cores and about an hour. `paper`: the sizes
     of Horgan et al. 2018, for hundreds of actors and days."""
-    experience: Literal["trajectories", "replay"] | None = None
-    """What the learner learns from. `trajectories`: every trajectory once, in order. `replay`: transitions sampled from a replay
-    buffer. None: what the algorithm declares."""
+    experience: Literal["trajectories", "replay"] = "trajectories"
+    """What the learner learns from, which the algorithm declares. `trajectories`: every trajectory once, in order. `replay`:
+    transitions sampled from a replay buffer. A value that differs from the algorithm's is refused."""
     total_steps: Count = 10_000_000
     """Training ends after this many steps of experience."""
     batch_size: Annotated[int, Range(1, 2**31 - 1)] = 2048

@@ -22,8 +22,6 @@ from headrace.config.groups import EnvConfig, PolicyConfig, RunConfig, SamplingC
 from headrace.config.learning import LearningConfig, QConfig, ReplaySettings
 from headrace.config.ranges import Range
 
-REPLAY_ALGORITHMS = ("apex-dqn", "apex-dpg")
-
 
 @dataclass
 class Config:
@@ -71,8 +69,7 @@ class Config:
     @property
     def uses_replay(self) -> bool:
         """Whether experience goes through the replay instead of being consumed once."""
-        by_name = "replay" if self.learning.algorithm in REPLAY_ALGORITHMS else "trajectories"
-        return (self.learning.experience or by_name) == "replay"
+        return self.learning.experience == "replay"
 
     @property
     def slots_per_batch(self) -> int:

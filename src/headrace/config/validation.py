@@ -13,7 +13,8 @@ MOST_SLOTS = 2**15
 
 
 def validate(config: Config) -> None:
-    """Raise `ConfigError` for a configuration that cannot work, with the numbers that show why."""
+    """Raise `ConfigError` for a configuration that cannot work, with the numbers that show why. What the
+    algorithm refuses is not known here: `headrace.make_config.check_config` asks both."""
     check(config)
     s, r = config.sampling, config.learning
     if config.run.folder == "":
@@ -57,16 +58,12 @@ def validate(config: Config) -> None:
             f"sampling.num_workers ({s.num_workers}) or sampling.num_groups ({s.num_groups}), or a smaller learning.batch_size "
             f"({r.batch_size})"
         )
-    if r.vtrace_rho < r.vtrace_c:
-        raise ConfigError(f"learning.vtrace_rho ({r.vtrace_rho}) must not be below vtrace_c ({r.vtrace_c}) (IMPALA, section 4.1)")
 
 
 def _validate_replay(config: Config) -> None:
     r, q = config.replay, config.q
     if r.minimum > r.capacity:
         raise ConfigError(f"replay.minimum ({r.minimum:,}) is above replay.capacity ({r.capacity:,}): learning would never start")
-    if q.atoms > 1 and not q.support[0] < q.support[1]:
-        raise ConfigError(f"q.support is {q.support}; the first atom must be below the last")
     if config.policy.core != "none" and config.sampling.rollout > q.burn_in + q.sequence:
         raise ConfigError(
             f"sampling.rollout ({config.sampling.rollout}) must not be above q.burn_in + q.sequence ({q.burn_in} + "

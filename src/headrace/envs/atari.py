@@ -30,6 +30,7 @@ from headrace.envs.group import LIFE_LOST, vector_group
 from headrace.envs.wrappers import Env
 
 FRAMESKIP = 4
+OBSERVATIONS = "images"
 MAX_FRAMES = 108_000
 """30 minutes at 60 frames per second."""
 TWO_PLAYERS_ONLY = frozenset({"combat", "joust", "maze_craze", "warlords"})

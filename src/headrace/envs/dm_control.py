@@ -20,6 +20,7 @@ from dm_control import suite  # noqa: E402
 from dm_env import StepType, specs  # noqa: E402
 
 FRAMESKIP = 1
+OBSERVATIONS = "vectors"
 
 
 def ids() -> list[str]:

@@ -11,6 +11,7 @@ from headrace.config import ConfigError, EnvConfig
 from headrace.envs.wrappers import Env, preprocess, render_without_screen
 
 FRAMESKIP = 1
+OBSERVATIONS = "vectors"
 
 _MUJOCO = "gymnasium.envs.mujoco"
 _SKIPPED = ("GymV2", "phys2d/", "tabular/")

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import gymnasium
 from gymnasium.vector import SyncVectorEnv, VectorEnv
@@ -66,6 +66,8 @@ class Family(Protocol):
 
     FRAMESKIP: int
     """Simulator frames per step, where the settings do not say."""
+    OBSERVATIONS: Literal["images", "vectors"]
+    """What its environments observe: defaults of algorithms depend on it."""
 
     def ids(self) -> list[str]:
         """Names within the family."""
@@ -334,3 +336,9 @@ def defaults(env_id: str) -> dict[str, Any]:
         return dict(_registered[env_id].defaults)
     prefix, _, name = env_id.partition("/")
     return _family(prefix).defaults(name)
+
+
+def observes(env_id: str) -> Literal["images", "vectors"]:
+    """What this family's environments observe; "images" for those registered by the user. Raises what `check_id` raises."""
+    check_id(env_id)
+    return "images" if env_id in _registered else _family(env_id.partition("/")[0]).OBSERVATIONS

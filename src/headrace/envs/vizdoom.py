@@ -29,6 +29,7 @@ from headrace.envs.vizdoom_actions import FULL_BUTTONS, combine, heads_for
 from headrace.envs.wrappers import Env, preprocess, resize
 
 FRAMESKIP = 4
+OBSERVATIONS = "images"
 SIZE = (72, 128)
 NOT_SINGLE_PLAYER = frozenset({"cig", "multi", "multi_duel"})
 NEEDS_OTHER_FILES = frozenset({"doom", "doom2", "oblige"})

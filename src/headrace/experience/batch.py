@@ -1,4 +1,4 @@
-"""What the learner is given, and what gives it: one typed batch, whether trajectories are consumed once or transitions replayed."""
+"""What the learner is given, and what gives it: a typed batch of trajectories or of replayed transitions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Arrivals:
     steps: int
     """Transitions, over all environments."""
     returns: np.ndarray
-    """float32 [k]: unclipped returns of the episodes that ended (those that are reported, see `Algorithm.reported_from`)."""
+    """float32 [k]: unclipped returns of the episodes that ended (those that are reported, see `Algorithm.reported_envs`)."""
     lengths: np.ndarray
     """int32 [k]: their lengths in steps."""
 

@@ -1,1 +1,8 @@
-"""What learns: the mathematics (V-trace, GAE, losses) and the learner that runs it."""
+"""What learns: the mathematics (V-trace, GAE, losses, Q-learning), the algorithms, and the learner that runs them.
+
+`register_algorithm` makes a user's algorithm known; importing it does not import torch.
+"""
+
+from headrace.learning.algorithm import Algorithm, register_algorithm
+
+__all__ = ["Algorithm", "register_algorithm"]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from headrace.config import Config, LearningConfig
 from headrace.envs.contract import ArraySpec, EnvSpec
+from headrace.learning.algorithm import Mode
 from headrace.learning.apex_dqn import TargetNetwork, named
 from headrace.policies.actor_critic import ActorCritic
 
@@ -26,19 +27,27 @@ class ApexDPG(TargetNetwork):
 
     def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
         """What initial priorities need, and which environment a row is of."""
-        return {"q": ArraySpec((), np.dtype(np.float32)), "lane": ArraySpec((), np.dtype(np.int32))}
+        return {"q": ArraySpec((), np.dtype(np.float32)), "env_index": ArraySpec((), np.dtype(np.int32))}
 
     def act(
-        self, model: nn.Module, obs: dict[str, Tensor], core: Tensor, first: Tensor, envs: Tensor, generator: torch.Generator
+        self,
+        model: nn.Module,
+        obs: dict[str, Tensor],
+        core: Tensor,
+        first: Tensor,
+        envs: Tensor,
+        generator: torch.Generator,
+        mode: Mode = "train",
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """The actor's action with Gaussian noise; `q` is its value and `value` that of the action without noise."""
+        """The actor's action, in training with Gaussian noise; `q` is its value and `value` that of the action without noise."""
         net = cast(ActorCritic, model)
         x = net.observation(obs)
-        best = net.policy(x)
-        scale = self._config.noise * (net.high - net.low) / 2
-        noise = torch.randn(best.shape, generator=generator, device=best.device)
-        action = torch.clamp(best + scale * noise, net.low, net.high)
-        return {"action": action, "q": net.q(x, action), "value": net.q(x, best), "lane": envs.int()}, core
+        action = best = net.policy(x)
+        if mode == "train":
+            scale = self._config.noise * (net.high - net.low) / 2
+            noise = torch.randn(best.shape, generator=generator, device=best.device)
+            action = torch.clamp(best + scale * noise, net.low, net.high)
+        return {"action": action, "q": net.q(x, action), "value": net.q(x, best), "env_index": envs.int()}, core
 
     def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
         """The critic's targets, from the target networks."""

@@ -15,11 +15,15 @@ from torch import Tensor, nn
 from headrace.config import Config, LearningConfig, QConfig
 from headrace.envs.contract import ArraySpec, EnvSpec
 from headrace.learning import q_learning
+from headrace.learning.algorithm import Algorithm, Mode
 from headrace.policies.q_network import QNetwork
 
+EVALUATION_EPSILON = 0.00164
+"""Share of random actions of a trained network (the evaluation actor of Horgan et al. 2018)."""
 
-class TargetNetwork:
-    """The slow copy of the model that values are bootstrapped from; a part of the algorithms on replay."""
+
+class TargetNetwork(Algorithm):
+    """An algorithm that bootstraps values from a slow copy of its model."""
 
     def __init__(self, config: QConfig):
         self._config = config
@@ -37,7 +41,7 @@ class TargetNetwork:
             self.target_of(model).load_state_dict(model.state_dict())
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """For checkpoints."""
+        """The target network."""
         return {"target": self.target_of(model).state_dict()}
 
     def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:
@@ -61,19 +65,40 @@ class ApexDQN(TargetNetwork):
 
     def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
         """What initial priorities need, and which environment a row is of."""
-        return {"q": ArraySpec((), np.dtype(np.float32)), "lane": ArraySpec((), np.dtype(np.int32))}
+        return {"q": ArraySpec((), np.dtype(np.float32)), "env_index": ArraySpec((), np.dtype(np.int32))}
 
     def act(
-        self, model: nn.Module, obs: dict[str, Tensor], core: Tensor, first: Tensor, envs: Tensor, generator: torch.Generator
+        self,
+        model: nn.Module,
+        obs: dict[str, Tensor],
+        core: Tensor,
+        first: Tensor,
+        envs: Tensor,
+        generator: torch.Generator,
+        mode: Mode = "train",
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Epsilon-greedy with each environment's own epsilon; `q` is the taken action's value and `value` the best one's."""
+        """Epsilon-greedy: in training with each environment's own epsilon, in evaluation with `EVALUATION_EPSILON`;
+        deterministic: greedy. `q` is the taken action's value and `value` the best one's."""
         out = cast(QNetwork, model).act(obs, core, first)
-        q = self._config
-        epsilon = q_learning.epsilon_ladder(envs, self._num_envs, q.epsilon, q.epsilon_alpha, q.epsilon_levels)
-        action = out.distribution.explore(epsilon, generator)
-        best = out.q.gather(-1, q_learning.greedy(out.q, out.allowed).unsqueeze(-1)).squeeze(-1)
+        best = q_learning.greedy(out.q, out.allowed).unsqueeze(-1)
+        if mode == "deterministic":
+            action = best.int()
+        else:
+            action = q_learning.epsilon_greedy(out.q, out.allowed, self._epsilon(envs, mode), generator).int().unsqueeze(-1)
         taken = out.q.gather(-1, action.long()).squeeze(-1)
-        return {"action": action, "q": taken, "value": best, "lane": envs.int()}, out.core
+        value = out.q.gather(-1, best).squeeze(-1)
+        return {"action": action, "q": taken, "value": value, "env_index": envs.int()}, out.core
+
+    def _epsilon(self, envs: Tensor, mode: Mode) -> Tensor:
+        """Share of random actions of each environment, float32 [N]."""
+        q = self._config
+        if mode == "evaluate":
+            return torch.full(envs.shape, EVALUATION_EPSILON, device=envs.device)
+        return q_learning.epsilon_ladder(envs, self._num_envs, q.epsilon, q.epsilon_alpha, q.epsilon_levels)
+
+    def reported_envs(self, num_envs: int) -> range:
+        """The quarter of the environments that explores least."""
+        return range(num_envs - max(1, num_envs // 4), num_envs)
 
     def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
         """The targets: double Q-learning; distributional ones are projected onto the atoms."""

@@ -1,7 +1,7 @@
 """The learner: turns batches of trajectories into updates of the model.
 
 It knows nothing of processes: batches come in as tensors, and what it did comes out as numbers. The mathematics of an
-algorithm is its loss (`headrace.learning.algorithms`).
+algorithm is its loss (`headrace.learning.algorithm`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from headrace.accelerator.graphs import CudaRecorder, Marker, Recorded, Recorder, Tensors
 from headrace.config import Config
-from headrace.learning.algorithms import Algorithm
+from headrace.learning.algorithm import Algorithm
 
 
 @dataclass

@@ -17,30 +17,34 @@ import torch
 from torch import Tensor, nn
 
 from headrace.config import Config, LearningConfig
-from headrace.envs.contract import ArraySpec, EnvSpec
+from headrace.envs.contract import EnvSpec
 from headrace.learning import losses
+from headrace.learning.algorithm import Algorithm, Mode
 from headrace.learning.gae import Targets, gae
 from headrace.learning.vtrace import vtrace
 from headrace.policies.policy import Policy, make_policy
 
 
-class PolicyGradient:
+class PolicyGradient(Algorithm):
     """An `Algorithm` on the actor-critic `Policy`."""
 
     def make_model(self, spec: EnvSpec, config: Config) -> Policy:
         """A fresh policy."""
         return make_policy(spec, config.policy, config.precision)
 
-    def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
-        """None beyond the common ones."""
-        return {}
-
     def act(
-        self, model: nn.Module, obs: dict[str, Tensor], core: Tensor, first: Tensor, envs: Tensor, generator: torch.Generator
+        self,
+        model: nn.Module,
+        obs: dict[str, Tensor],
+        core: Tensor,
+        first: Tensor,
+        envs: Tensor,
+        generator: torch.Generator,
+        mode: Mode = "train",
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Sample from the policy."""
+        """Sample from the policy; deterministic: its most probable action."""
         out = cast(Policy, model).act(obs, core, first)
-        action = out.distribution.sample(generator)
+        action = out.distribution.mode() if mode == "deterministic" else out.distribution.sample(generator)
         fields = {"action": action, "log_prob": out.distribution.log_prob(action), "value": out.value}
         return fields, out.core
 

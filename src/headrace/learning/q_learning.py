@@ -28,6 +28,23 @@ def greedy(q: Tensor, allowed: Tensor | None = None) -> Tensor:
     return (q if allowed is None else q.masked_fill(~allowed, -torch.inf)).argmax(-1)
 
 
+def epsilon_greedy(q: Tensor, allowed: Tensor | None, epsilon: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Random allowed actions with probability `epsilon`, else the best ones.
+
+    Args:
+        q: action values, float32 [N, A].
+        allowed: bool [N, A], None if every action is.
+        epsilon: float32 [N].
+
+    Returns: int64 [N].
+    """
+    # The largest of uniform numbers, since multinomial waits for the device.
+    lots = torch.rand(q.shape, device=q.device, generator=generator)
+    random = (lots if allowed is None else lots.masked_fill(~allowed, -1.0)).argmax(-1)
+    chance = torch.rand(epsilon.shape, device=epsilon.device, generator=generator)
+    return torch.where(chance < epsilon, random, greedy(q, allowed))
+
+
 def project(support: Tensor, probabilities: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
     """The distribution of reward + discount z on the fixed atoms (algorithm 1 of Bellemare et al.).
 

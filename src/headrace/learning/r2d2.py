@@ -6,7 +6,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from headrace.config import Config, ConfigError, LearningConfig
+from headrace.config import Config, LearningConfig
 from headrace.learning import q_learning
 from headrace.learning.apex_dqn import ApexDQN, named
 from headrace.policies.q_network import QNetwork
@@ -20,8 +20,6 @@ class R2D2(ApexDQN):
     def __init__(self, config: Config):
         super().__init__(config)
         self._n_step = config.replay.n_step
-        if config.q.atoms > 1:
-            raise ConfigError("sequences are learned with expected values: q.atoms must be 1 with a recurrent core")
 
     def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
         """Warm up both networks' core states and let the target network say its values."""

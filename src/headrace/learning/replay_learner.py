@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import nn
 
 from headrace.accelerator.graphs import Tensors
-from headrace.learning.algorithms import Algorithm
 from headrace.learning.learner import Learner
-
-
-class ReplayAlgorithm(Algorithm, Protocol):
-    """What an algorithm on replay has beyond the others: a memory of its own, such as target networks."""
-
-    def after_update(self, model: nn.Module, updates: int) -> None:
-        """Called after every optimizer step with the number of updates so far."""
-        ...
-
-    def state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """Everything it remembers, for checkpoints."""
-        ...
-
-    def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
-        ...
 
 
 class ReplayLearner(Learner):
     """Model, target networks, optimizer and counters. `global_step` counts the steps that entered the replay."""
-
-    algorithm: ReplayAlgorithm
 
     def learn(self, batch: Tensors, host: Tensors | None = None) -> Tensors:
         """One batch of transitions, one optimizer step. Adds `priority` [B] to the batch; returns the loss's statistics.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -11,31 +10,6 @@ from torch import Tensor, nn
 
 from headrace.config import ConfigError, QConfig
 from headrace.envs.contract import Continuous, EnvSpec
-
-
-@dataclass
-class DeterministicActions:
-    """Acts as the actor says; stands where policies have an action distribution."""
-
-    action: Tensor
-    """float32 [N, A]."""
-
-    def mode(self) -> Tensor:
-        """The actions, float32 [N, A]."""
-        return self.action
-
-    def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """The same: evaluation is without noise."""
-        return self.action
-
-
-@dataclass
-class ActorOutput:
-    """What the actor says, [N]."""
-
-    distribution: DeterministicActions
-    core: Tensor
-    """float32 [N, 0]."""
 
 
 class ActorCritic(nn.Module):
@@ -79,10 +53,6 @@ class ActorCritic(nn.Module):
         """Action values, float32 [N]. The critic sees actions in units of half their range."""
         unit = (action - self.low) / (self.high - self.low) * 2 - 1
         return self.critic(torch.cat((self.critic_observation(x), unit), -1)).squeeze(-1)
-
-    def act(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> ActorOutput:
-        """One step without noise; `core` and `first` are what all models are given, and are of no concern here."""
-        return ActorOutput(DeterministicActions(self.policy(self.observation(obs))), core)
 
 
 def _tanh_layers(*widths: int) -> nn.Sequential:

@@ -16,9 +16,6 @@ from headrace.policies.activations import ACTIVATIONS
 from headrace.policies.encoders import orthogonal_
 from headrace.policies.policy import Precision, Trunk
 
-EVALUATION_EPSILON = 0.00164
-"""Share of random actions when a trained network is asked for a sample (the evaluation actor of Horgan et al. 2018)."""
-
 
 class NoisyLinear(nn.Module):
     """A linear layer whose weights are disturbed by factorised Gaussian noise of learned size (Fortunato et al. 2018).
@@ -60,36 +57,6 @@ class QOutput:
     """float32 [N, S] or [B, S]: core state after the (last) row."""
     allowed: Tensor | None
     """bool [..., A]; None if every action is."""
-
-    @property
-    def distribution(self) -> GreedyActions:
-        """How a trained network acts."""
-        return GreedyActions(self.q, self.allowed)
-
-
-@dataclass
-class GreedyActions:
-    """Acts on values [N, A]; stands where policies have an action distribution."""
-
-    q: Tensor
-    allowed: Tensor | None
-
-    def mode(self) -> Tensor:
-        """The best actions, int32 [N, 1]."""
-        q = self.q if self.allowed is None else self.q.masked_fill(~self.allowed, -torch.inf)
-        return q.argmax(-1, keepdim=True).int()
-
-    def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """The best actions except for a share of `EVALUATION_EPSILON`, int32 [N, 1]."""
-        return self.explore(torch.full(self.q.shape[:-1], EVALUATION_EPSILON, device=self.q.device), generator)
-
-    def explore(self, epsilon: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Random allowed actions with probability `epsilon` (float32 [N]), else the best ones; int32 [N, 1]."""
-        # The largest of uniform numbers, since multinomial waits for the device.
-        lots = torch.rand(self.q.shape, device=self.q.device, generator=generator)
-        random = (lots if self.allowed is None else lots.masked_fill(~self.allowed, -1.0)).argmax(-1, keepdim=True).int()
-        chance = torch.rand(epsilon.shape, device=epsilon.device, generator=generator)
-        return torch.where((chance < epsilon).unsqueeze(-1), random, self.mode())
 
 
 class DuelingHead(nn.Module):

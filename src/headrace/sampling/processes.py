@@ -108,7 +108,7 @@ def make_algorithm_and_model(config: Config, spec: EnvSpec) -> tuple[Any, Any]:
     import torch
 
     from headrace.envs.registry import import_files
-    from headrace.learning.algorithms import make_algorithm
+    from headrace.learning.algorithm import make_algorithm
 
     import_files(config.imports)
     algorithm = make_algorithm(config)

@@ -34,13 +34,19 @@ class ReplayBatches:
     for: `collect(n)` steps the environments until n slots are finished.
     """
 
-    def __init__(self, config: Config, exchange: Exchange, replay: Replay, collect: Callable[[int], None] | None):
+    def __init__(
+        self,
+        config: Config,
+        exchange: Exchange,
+        replay: Replay,
+        collect: Callable[[int], None] | None,
+        reported_envs: range | None = None,
+    ):
         self._settings, self._size, self._device = config.replay, config.learning.batch_size, config.device
         self._exchange, self._replay, self._collect = exchange, replay, collect
-        ladder = config.learning.algorithm == "apex-dqn"  # the returns of the quarter that explores least say how good it is
-        judged_from = config.num_envs - max(1, config.num_envs // 4) if ladder else 0
         self._sequences = sequences_of(config)
-        self._feeder = ReplayFeeder(exchange, replay, config.learning.gamma, judged_from, self._sequences, config.replay.copies)
+        reported = reported_envs or range(config.num_envs)
+        self._feeder = ReplayFeeder(exchange, replay, config.learning.gamma, reported, self._sequences, config.replay.copies)
         self._updates = 0
         self._before = (perf_counter(), replay.stats())
         self._failure: BaseException | None = None

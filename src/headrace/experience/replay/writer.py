@@ -107,7 +107,7 @@ class ReplayFeeder:
     (one frame of a stack), and slots come back at once, so samplers wait for nobody.
 
     A transition's first priority comes from the action values that acting computed (`q` and `value` in the slab).
-    Games are reported from lane `judged_from` on: where environments explore differently, those that explore least.
+    Episodes of `reported_envs` are reported; see `Algorithm.reported_envs`.
     """
 
     def __init__(
@@ -115,11 +115,11 @@ class ReplayFeeder:
         exchange: Exchange,
         replay: Replay,
         gamma: float,
-        judged_from: int = 0,
+        reported_envs: range,
         sequences: Sequences | None = None,
         copies: int = 1,
     ):
-        self._exchange, self._gamma, self._judged_from, self._copies = exchange, gamma, judged_from, copies
+        self._exchange, self._gamma, self._reported, self._copies = exchange, gamma, reported_envs, copies
         self._lanes = [LaneFeed(replay, lane, sequences) for lane in range(replay.config.lanes)]
         self._arrivals, self._lock = Arrivals(), threading.Lock()
 
@@ -142,12 +142,13 @@ class ReplayFeeder:
 
     def _take(self, slot: dict[str, np.ndarray]) -> None:
         T = len(slot["reward"])
-        for e, lane in enumerate(slot["lane"][0].tolist()):
+        for e, lane in enumerate(slot["env_index"][0].tolist()):
             columns = {name: array[:T, e] for name, array in slot.items() if name != "core"}
             columns["core"] = _over_rows(slot["core"][e], T)
             for copy in range(self._copies):
                 self._lanes[lane * self._copies + copy].add(columns, self._gamma)
-        ended = ~np.isnan(slot["episode_return"]) & (slot["lane"] >= self._judged_from)
+        env = slot["env_index"]
+        ended = ~np.isnan(slot["episode_return"]) & (env >= self._reported.start) & (env < self._reported.stop)
         with self._lock:
             self._arrivals.steps += int(slot["valid"][:T].sum())
             self._arrivals.returns += slot["episode_return"][ended].tolist()

@@ -1,0 +1,159 @@
+"""A trained policy for programs: loaded from a run folder, asked for actions."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headrace import config as configs
+from headrace.config import Config, ConfigError
+from headrace.config.validation import check_device
+from headrace.envs.contract import EnvSpec
+from headrace.envs.registry import describe, import_files, make_env
+from headrace.envs.spaces import decoder, leaves
+from headrace.learning.algorithm import Algorithm, Mode, make_algorithm
+from headrace.runs import checkpoint
+from headrace.runs.checkpoint import Checkpoint, CheckpointError
+
+Which = Literal["newest", "best"] | Path
+"""Which checkpoint of a run: the newest, the best, or the one in this folder."""
+
+
+class TrainedPolicy:
+    """A model with its weights, the environment it was trained for, and its own core state: ask it for actions.
+
+    For one environment, pass what `env.reset` and `env.step` return and get what `env.step` takes:
+
+        policy = headrace.load_policy("runs/my-run")
+        env = policy.make_env()
+        observation, _ = env.reset()
+        policy.reset()
+        action = policy.act(observation)
+    """
+
+    def __init__(
+        self, config: Config, spec: EnvSpec, algorithm: Algorithm, model: nn.Module, step: int, seed: int = 0
+    ) -> None:
+        self.config, self.spec, self.algorithm, self.step = config, spec, algorithm, step
+        """`step`: global_step of the checkpoint the weights are from."""
+        self.device = torch.device(config.device)
+        self.model: Any = model.to(self.device).eval()
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.reset()
+
+    def reset(self) -> None:
+        """The next observation given to `act` is the first of an episode."""
+        self._core = torch.zeros(1, self.model.core_width, device=self.device)
+        self._first = np.ones(1, bool)
+
+    def act(self, observation: Any, *, deterministic: bool = True) -> Any:
+        """The action for one observation of `make_env`'s environment. Call `reset` when an episode begins.
+
+        Raises `headrace.envs.spaces.BadObservation` for observations that are not in the environment's space.
+        """
+        rows = {leaf.name: np.zeros((1, *leaf.spec.shape), leaf.spec.dtype) for leaf in self._leaves}
+        for leaf in self._leaves:
+            leaf.put_one(rows[leaf.name], 0, observation)
+        actions, self._core = self.act_rows(rows, self._core, self._first, deterministic=deterministic)
+        self._first = np.zeros(1, bool)
+        return self._decode(actions)[0]
+
+    @torch.inference_mode()
+    def act_rows(
+        self, obs: dict[str, np.ndarray], core: Tensor, first: np.ndarray, *, deterministic: bool
+    ) -> tuple[np.ndarray, Tensor]:
+        """Actions of N environments in the engine's own form.
+
+        Args:
+            obs: by name, [N, ...], as described by `spec.observation`.
+            core: float32 [N, S] core state before these observations; see `initial_core`.
+            first: bool [N]: the core state is zeroed before these observations.
+            deterministic: draw nothing at random: the most probable action, or the one of the highest value.
+
+        Returns:
+            actions [N, A] (int32 or float32) and the core state after these observations [N, S].
+        """
+        tensors = {name: torch.from_numpy(array).to(self.device) for name, array in obs.items()}
+        envs = torch.arange(len(first), device=self.device)
+        mode: Mode = "deterministic" if deterministic else "evaluate"
+        begins = torch.from_numpy(first).to(self.device)
+        fields, core = self.algorithm.act(self.model, tensors, core, begins, envs, self.generator, mode)
+        return fields["action"].cpu().numpy(), core
+
+    def initial_core(self, n: int) -> Tensor:
+        """float32 zeros [n, S]."""
+        return torch.zeros(n, self.model.core_width, device=self.device)
+
+    def make_env(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
+        """One environment of the kind the policy was trained in: whole games, raw rewards.
+
+        `render_mode`: "rgb_array" for pictures, for `gym` environments also "human" for a window. Raises `ConfigError` for one
+        that the environment does not have.
+        """
+        return make_env(self.config.env, self.config.envs, render_mode=render_mode)
+
+    @cached_property
+    def _spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+        env = self.make_env()
+        try:
+            return env.observation_space, env.action_space
+        finally:
+            env.close()
+
+    @cached_property
+    def _leaves(self) -> list[Any]:
+        return leaves(self._spaces[0])
+
+    @cached_property
+    def _decode(self) -> Callable[[np.ndarray], list[Any]]:
+        return decoder(self._spaces[1])
+
+
+def load_policy(run: os.PathLike[str] | str, *, which: Which = "newest", device: str = "auto", seed: int = 0) -> TrainedPolicy:
+    """The policy of a run folder, from its newest or its best checkpoint. `seed`: for sampled actions.
+
+    Raises `ConfigError` if the folder holds no run or no checkpoint or the device is not here, `CheckpointError` if the
+    checkpoint is damaged.
+    """
+    config = _run_config(run)
+    check_device(device)
+    config.learning.device = device
+    import_files(config.imports)
+    found = _checkpoint(run, which)
+    for damage in found.damaged:
+        warnings.warn(f"{damage}; using {found.path.name}", stacklevel=2)
+    spec = describe(config.env, config.envs)
+    algorithm = make_algorithm(config)
+    model = algorithm.make_model(spec, config)
+    try:
+        model.load_state_dict(found.unpack()["model"])
+    except (KeyError, RuntimeError) as error:
+        raise CheckpointError(f"{found.path} does not fit the network that {run}'s config.json describes: {error}") from error
+    return TrainedPolicy(config, spec, algorithm, model, found.step, seed)
+
+
+def _run_config(run: os.PathLike[str] | str) -> Config:
+    path = Path(run) / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"{run} is no run folder: there is no config.json in it")
+    return configs.load(path)
+
+
+def _checkpoint(run: os.PathLike[str] | str, which: Which) -> Checkpoint:
+    if isinstance(which, Path):
+        return checkpoint.load(which)
+    folder = Path(run) / "checkpoints"
+    found = checkpoint.load_newest(folder) if which == "newest" else checkpoint.load_best(folder)
+    if found is None:
+        missing = "checkpoint yet" if which == "newest" else "checkpoint with a score (100 finished episodes) yet"
+        raise ConfigError(f"{run} has no {missing}")
+    return found

@@ -1,0 +1,69 @@
+"""Videos of a trained policy."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from headrace.accelerator.threads import using_threads
+from headrace.config import ConfigError
+from headrace.envs.contract import EnvironmentFault
+from headrace.evaluation.play import EVALUATION_SEED
+from headrace.evaluation.policy import TrainedPolicy, Which, load_policy
+
+
+def record(
+    policy: TrainedPolicy | os.PathLike[str] | str,
+    path: os.PathLike[str] | str,
+    *,
+    episodes: int = 1,
+    deterministic: bool = False,
+    max_steps: int | None = None,
+    seed: int = EVALUATION_SEED,
+    which: Which = "newest",
+) -> list[float]:
+    """Record whole games as a video (mp4); returns the raw return of each. `max_steps` ends the recording early.
+
+    Raises `ConfigError` where the environment has no pictures or a package for them is missing, `EnvironmentFault` where drawing
+    one fails, and what `load_policy` raises.
+    """
+    from headrace.runs.video import VideoWriter
+
+    if not isinstance(policy, TrainedPolicy):
+        policy = load_policy(policy, which=which, seed=seed)
+    env = policy.make_env(render_mode="rgb_array")
+    returns: list[float] = []
+    steps = 0
+    try:
+        with using_threads(1), VideoWriter(path, fps=float(env.metadata.get("render_fps") or 30)) as video:
+            for episode in range(episodes):
+                observation, _ = env.reset(seed=seed + episode)
+                policy.reset()
+                returns.append(0.0)
+                over = False
+                while not over and (max_steps is None or steps < max_steps):
+                    video.add(_picture(env, policy.config.env))
+                    action = policy.act(observation, deterministic=deterministic)
+                    observation, reward, terminated, truncated, _ = env.step(action)
+                    returns[-1] += float(reward)
+                    over = terminated or truncated
+                    steps += 1
+                video.add(_picture(env, policy.config.env))
+    finally:
+        env.close()
+    return returns
+
+
+def _picture(env: gymnasium.Env[Any, Any], env_id: str) -> np.ndarray:
+    """uint8 [H, W, 3]."""
+    try:
+        return np.asarray(env.render())
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ConfigError(
+            f'drawing {env_id} needs packages that are not installed: pip install "headrace[video]" ({error})'
+        ) from error
+    except Exception as error:
+        raise EnvironmentFault(f"{env_id} cannot be drawn: {type(error).__name__}: {error}") from error

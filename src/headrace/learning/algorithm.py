@@ -1,0 +1,175 @@
+"""What an algorithm is, and which there are: its interface, what it declares about itself, and the registry.
+
+The command line checks a configuration by what its algorithm declares, so nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from headrace.config import Config, ConfigError, LearningConfig
+from headrace.envs.contract import ArraySpec, EnvSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+Mode = Literal["train", "evaluate", "deterministic"]
+"""How to act: as in training, with exploration; as a trained policy does, which may still draw actions at random; or without
+drawing any."""
+
+ExperienceKind = Literal["trajectories", "replay"]
+"""Trajectories are consumed once, in order; a replay is sampled from."""
+
+
+class Algorithm(ABC):
+    """One algorithm: its network, how it acts, what it minimises.
+
+    On CUDA `act`, `prepare` and `loss` are recorded as graphs: they must not wait for the device (`.item()`, boolean indexing),
+    and what they do in Python is done only while recording. `learning.graphs` turns that off.
+    """
+
+    @abstractmethod
+    def make_model(self, spec: EnvSpec, config: Config) -> nn.Module:
+        """A freshly initialised model with the attribute `core_width`: S, the width of its core state (0 without one)."""
+
+    @abstractmethod
+    def act(
+        self,
+        model: nn.Module,
+        obs: dict[str, Tensor],
+        core: Tensor,
+        first: Tensor,
+        envs: Tensor,
+        generator: torch.Generator,
+        mode: Mode = "train",
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Actions for the observations of N environments.
+
+        Args:
+            model: what `make_model` made, with newer weights.
+            obs: by name, [N, ...].
+            core: float32 [N, S] before these observations.
+            first: bool [N]: an episode begins; the core state is to be zeroed before these observations.
+            envs: int64 [N]: environment indices 0, 1, ... of the whole run, since exploration may depend on them.
+            generator: for all random numbers.
+            mode: see `Mode`.
+
+        Returns: the fields of the trajectory that acting writes, [N, ...] each: `action`, and in mode "train" what the learner
+        needs to know of it (`value`, `log_prob`, or what `extra_fields` names); and the core state after these observations.
+        """
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of one minibatch and its statistics (scalars by metric name). With replay it adds `priority`, float32 [B], to
+        the batch: the new priorities of what it learned from."""
+
+    def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
+        """Fields of the trajectory store, beyond the common ones, that `act` writes. A replay needs `q` (float32: value of the
+        action taken) and `env_index` (int32: the number in `envs`)."""
+        return {}
+
+    def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:  # noqa: B027 (optional)
+        """Once per batch, before its epochs and without gradient: add to `batch` what they need."""
+
+    def after_update(self, model: nn.Module, updates: int) -> None:  # noqa: B027 (optional)
+        """Called after every update with their number so far."""
+
+    def state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """What the algorithm remembers from update to update, such as target networks, for checkpoints."""
+        return {}
+
+    def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:  # noqa: B027 (optional)
+        """Go on from `state_dict`."""
+
+    def reported_envs(self, num_envs: int) -> range:
+        """Indices of the environments whose episodes count in `charts/episodic_return`. Where environments explore differently,
+        those that explore least say how good the policy is."""
+        return range(num_envs)
+
+
+# -- what an algorithm declares ----------------------------------------------------------------------------------------
+
+Defaults = Mapping[str, Any] | Callable[[str, Mapping[str, Any], str], Mapping[str, Any]]
+"""Dotted settings; or a function that makes them of what the environment observes ("images" or "vectors"), the environment's own
+defaults (dotted settings) and `learning.preset`."""
+
+
+def _accept(config: Config) -> None:
+    """There is nothing to refuse."""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What is known of an algorithm before it is made."""
+
+    name: str
+    make: Callable[[Config], Algorithm]
+    """Makes the algorithm; called only where torch is needed anyway."""
+    experience: ExperienceKind = "trajectories"
+    """What it learns from."""
+    defaults: Defaults = field(default_factory=dict)
+    """What its settings start with. They go before the environment's defaults; the user's flags go before them."""
+    check: Callable[[Config], None] = _accept
+    """Raises `ConfigError` for settings that it cannot work with."""
+
+    def defaults_for(self, observations: str, env_defaults: Mapping[str, Any], preset: str) -> dict[str, Any]:
+        """The dotted settings that it starts with; see `Defaults`."""
+        return dict(self.defaults(observations, env_defaults, preset) if callable(self.defaults) else self.defaults)
+
+
+_declarations: dict[str, Declaration] = {}
+
+
+def declare(declaration: Declaration) -> None:
+    """Make an algorithm known by its name."""
+    _declarations[declaration.name] = declaration
+
+
+def register_algorithm(
+    name: str,
+    *,
+    experience: ExperienceKind = "trajectories",
+    defaults: Defaults | None = None,
+    check: Callable[[Config], None] = _accept,
+) -> Callable[[Callable[[Config], Algorithm]], Callable[[Config], Algorithm]]:
+    """Decorator for a function that makes an algorithm for a configuration; `learning.algorithm` selects it by name.
+
+    See `Declaration` for the arguments. Registering a name again replaces the algorithm. Raises `ValueError` for the names of
+    the built-in algorithms.
+    """
+    if name in _builtin_names():
+        raise ValueError(f"{name!r} is a built-in algorithm; choose another name")
+
+    def register(make: Callable[[Config], Algorithm]) -> Callable[[Config], Algorithm]:
+        declare(Declaration(name, make, experience, defaults or {}, check))
+        return make
+
+    return register
+
+
+def _builtin_names() -> tuple[str, ...]:
+    from headrace.learning import builtin  # declares them
+
+    return builtin.NAMES
+
+
+def algorithm_names() -> list[str]:
+    """All known names, the built-in ones first."""
+    return list(dict.fromkeys([*_builtin_names(), *_declarations]))
+
+
+def declaration(name: str) -> Declaration:
+    """What the algorithm of this name declares. Raises `ConfigError` with the known names if there is none."""
+    names = algorithm_names()
+    if name not in _declarations:
+        raise ConfigError(f"learning.algorithm {name!r} is unknown; there are: {', '.join(names)}")
+    return _declarations[name]
+
+
+def make_algorithm(config: Config) -> Algorithm:
+    """The algorithm that the configuration names. Raises `ConfigError` if there is none."""
+    return declaration(config.learning.algorithm).make(config)

@@ -1,0 +1,203 @@
+"""The built-in algorithms' declarations: what they learn from, what their settings start with, what they refuse. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.config import Config, ConfigError, PolicyConfig
+from headrace.learning.algorithm import Algorithm, Declaration, declare
+
+# -- policy gradients on trajectories ----------------------------------------------------------------------------------
+
+# IMPALA, table G.1; torch's RMSProp adds epsilon outside the square root, TensorFlow's inside, hence not the paper's 0.01
+IMPALA = {
+    "learning.ppo_clip": None,
+    "learning.num_epochs": 1,
+    "learning.normalize_advantages": False,
+    "learning.optimizer": "rmsprop",
+    "learning.learning_rate": 6e-4,
+    "learning.optimizer_eps": 1e-3,
+    "learning.entropy_coef": 0.01,
+    "learning.max_grad_norm": 40.0,
+}
+A2C = {
+    "learning.ppo_clip": None,
+    "learning.num_epochs": 1,
+    "learning.num_minibatches": 1,
+    "learning.returns": "gae",
+    "learning.gae_lambda": 1.0,
+    "learning.normalize_advantages": False,
+    "learning.optimizer": "rmsprop",
+    "learning.learning_rate": 7e-4,
+    "learning.optimizer_eps": 1e-5,
+    "learning.entropy_coef": 0.01,
+    "learning.max_grad_norm": 0.5,
+}
+
+
+def make_policy_gradient(config: Config) -> Algorithm:
+    """APPO, PPO, IMPALA and A2C: one algorithm, of which they are settings."""
+    from headrace.learning.policy_gradient import PolicyGradient
+
+    return PolicyGradient()
+
+
+def check_policy_gradient(config: Config) -> None:
+    """V-trace's truncations."""
+    c = config.learning
+    if c.vtrace_rho < c.vtrace_c:
+        raise ConfigError(f"learning.vtrace_rho ({c.vtrace_rho}) must not be below vtrace_c ({c.vtrace_c}) (IMPALA, section 4.1)")
+
+
+# -- Ape-X, on a replay ------------------------------------------------------------------------------------------------
+
+# Horgan et al. 2018, appendices C and D. Actors look for new weights every 400 frames = 100 steps.
+APEX_DQN = {
+    "policy.encoder": "nature-conv",
+    "policy.hidden": 512,
+    "sampling.rollout": 50,
+    "sampling.weights_period": 100,
+    "replay.codec": "lz4",
+    "learning.batch_size": 512,
+    "learning.optimizer": "rmsprop",
+    "learning.learning_rate": 0.00025 / 4,
+    "learning.lr_schedule": "constant",
+    "learning.optimizer_eps": 1.5e-7,
+    "learning.rmsprop_alpha": 0.95,
+    "learning.rmsprop_centered": True,
+    "learning.max_grad_norm": 40.0,
+    "learning.num_epochs": 1,
+    "learning.num_minibatches": 1,
+}
+APEX_DPG = {
+    "policy.normalize_observations": False,
+    "policy.normalize_returns": False,
+    "sampling.rollout": 50,
+    "sampling.weights_period": 100,
+    "learning.lr_schedule": "constant",
+    "learning.batch_size": 256,
+    "learning.optimizer": "adam",
+    "learning.learning_rate": 1e-4,
+    "learning.max_grad_norm": 40.0,
+    "learning.num_epochs": 1,
+    "learning.num_minibatches": 1,
+    "replay.capacity": 1_000_000,
+    "replay.slack": 2.0,
+    "replay.evict_alpha": -0.4,
+    "q.target_period": 100,
+}
+"""The paper's settings (`learning.preset paper`)."""
+
+# On top of that (`learning.preset small`): the paper's sizes are for hundreds of actors and days of Atari. A few cores step far
+# fewer environments than one learner could take in, so every transition is learned from more often, the batches are smaller and
+# the target network follows sooner.
+APEX_DQN_SMALL: dict[str, dict[str, Any]] = {
+    "images": {
+        "sampling.num_workers": 1,
+        "sampling.envs_per_worker": 16,
+        "sampling.rollout": 20,
+        "sampling.weights_period": 20,
+        "learning.precision": "auto",
+        "learning.batch_size": 128,
+        "learning.optimizer": "adam",
+        "learning.learning_rate": 2e-4,
+        "learning.optimizer_eps": 1e-5,
+        "learning.max_grad_norm": 10.0,
+        "replay.capacity": 500_000,
+        "replay.minimum": 10_000,
+        "replay.samples_per_insert": 16.0,
+        "replay.prefetch": 4,
+        "q.target_period": 500,
+    },
+    "vectors": {
+        "policy.mlp": [128],
+        "policy.hidden": 128,
+        "policy.activation": "relu",
+        "sampling.rollout": 10,
+        "sampling.weights_period": 10,
+        "learning.batch_size": 128,
+        "learning.optimizer": "adam",
+        "learning.learning_rate": 1e-3,
+        "learning.optimizer_eps": 1e-5,
+        "replay.capacity": 100_000,
+        "replay.minimum": 1_000,
+        "replay.samples_per_insert": 32.0,
+        "replay.codec": "none",
+        "q.target_period": 50,
+    },
+}
+APEX_DPG_SMALL: dict[str, dict[str, Any]] = {
+    "images": {},
+    "vectors": {
+        "sampling.rollout": 25,
+        "sampling.weights_period": 10,
+        "learning.learning_rate": 1e-3,
+        "replay.minimum": 2_000,
+        "replay.samples_per_insert": 64.0,
+    },
+}
+"""By what the environment observes."""
+
+DUELING_ENCODERS = {"auto": "nature-conv", "nature-cnn": "nature-conv", "impala-shallow": "shallow-conv"}
+"""The same convolutions without a linear layer, for dueling heads, whose streams each have one of their own."""
+
+
+def apex_dqn_defaults(observations: str, env_defaults: Mapping[str, Any], preset: str) -> dict[str, Any]:
+    """`paper`: the paper's settings; `small`: smaller ones, and the environment's own network."""
+    if preset != "small":
+        return APEX_DQN
+    encoder = env_defaults.get("policy.encoder", PolicyConfig.encoder)
+    own = {
+        "policy.encoder": DUELING_ENCODERS.get(encoder, encoder),
+        "policy.hidden": env_defaults.get("policy.hidden", PolicyConfig.hidden),
+    }
+    return APEX_DQN | own | APEX_DQN_SMALL[observations]
+
+
+def apex_dpg_defaults(observations: str, env_defaults: Mapping[str, Any], preset: str) -> dict[str, Any]:
+    """`paper`: the paper's settings; `small`: smaller ones."""
+    return APEX_DPG | (APEX_DPG_SMALL[observations] if preset == "small" else {})
+
+
+def make_apex_dqn(config: Config) -> Algorithm:
+    """Ape-X DQN on transitions; with a recurrent core R2D2, on sequences."""
+    from headrace.learning.apex_dqn import ApexDQN
+    from headrace.learning.r2d2 import R2D2
+
+    return ApexDQN(config) if config.policy.core == "none" else R2D2(config)
+
+
+def make_apex_dpg(config: Config) -> Algorithm:
+    """Ape-X DPG."""
+    from headrace.learning.apex_dpg import ApexDPG
+
+    return ApexDPG(config)
+
+
+def check_apex_dqn(config: Config) -> None:
+    """The atoms of the return's distribution."""
+    q = config.q
+    if q.atoms > 1 and not q.support[0] < q.support[1]:
+        raise ConfigError(f"q.support is {q.support}; the first atom must be below the last")
+    if q.atoms > 1 and config.policy.core != "none":
+        raise ConfigError("sequences are learned with expected values: q.atoms must be 1 with a recurrent core")
+
+
+def check_apex_dpg(config: Config) -> None:
+    """It has networks of its own."""
+    if config.policy.core != "none":
+        raise ConfigError(f"learning.algorithm apex-dpg has no recurrent core; policy.core is {config.policy.core}")
+
+
+NAMES = ("appo", "ppo", "impala", "a2c", "apex-dqn", "apex-dpg")
+
+for _declaration in (
+    Declaration("appo", make_policy_gradient, "trajectories", {}, check_policy_gradient),
+    Declaration("ppo", make_policy_gradient, "trajectories", {"learning.returns": "gae"}, check_policy_gradient),
+    Declaration("impala", make_policy_gradient, "trajectories", IMPALA, check_policy_gradient),
+    Declaration("a2c", make_policy_gradient, "trajectories", A2C, check_policy_gradient),
+    Declaration("apex-dqn", make_apex_dqn, "replay", apex_dqn_defaults, check_apex_dqn),
+    Declaration("apex-dpg", make_apex_dpg, "replay", apex_dpg_defaults, check_apex_dpg),
+):
+    declare(_declaration)

@@ -1,0 +1,200 @@
+"""What algorithms declare decides: defaults, experience, fields of the store, and what is refused, for ours and for users'."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace import config as configs
+from headrace.config import Config, ConfigError
+from headrace.envs.contract import ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
+from headrace.learning import algorithm as algorithms
+from headrace.learning.algorithm import algorithm_names, declaration, make_algorithm, register_algorithm
+from headrace.learning.policy_gradient import PolicyGradient
+from headrace.make_config import check_config, make_config
+from headrace.runs.metrics import read_jsonl
+from headrace.train import train
+
+BUILTIN = ("appo", "ppo", "impala", "a2c", "apex-dqn", "apex-dpg")
+VECTOR = ArraySpec((5,), np.dtype(np.float32))
+DISCRETE = EnvSpec({"obs": VECTOR}, ActionSpec((Categorical(3),)), name="test")
+CONTINUOUS = EnvSpec({"obs": VECTOR}, ActionSpec((Continuous((-2.0, 0.0), (2.0, 1.0)),)), name="test")
+
+
+@pytest.fixture(autouse=True)
+def registry() -> Iterator[None]:
+    """What a test registers is forgotten after it."""
+    algorithm_names()
+    before = dict(algorithms._declarations)
+    yield
+    algorithms._declarations.clear()
+    algorithms._declarations.update(before)
+
+
+# -- declared settings ------------------------------------------------------------------------------------------------
+
+
+def test_settings_are_merged_from_the_environment_to_the_flags() -> None:
+    """CartPole's own defaults have 4 epochs, tanh and a rollout of 32; Ape-X DQN has others, flags go before both."""
+    config = make_config("gym/CartPole-v1", "apex-dqn", **{"learning.batch_size": 77})
+    assert config.learning.num_epochs == 1
+    assert config.policy.activation == "relu"  # the preset's
+    assert config.sampling.num_workers == 1  # the environment's, which neither has
+    assert config.learning.batch_size == 77
+    assert config.learning.experience == "replay"
+    paper = make_config("gym/CartPole-v1", "apex-dqn", **{"learning.preset": "paper"})
+    assert (paper.learning.batch_size, paper.policy.activation, paper.sampling.rollout) == (512, "tanh", 50)
+    assert make_config("atari/breakout", "apex-dqn").policy.encoder == "nature-conv"
+    assert make_config("gym/CartPole-v1").learning.experience == "trajectories"
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_an_algorithm_with_the_other_experience_is_refused_with_the_reason(name: str) -> None:
+    config = make_config("gym/CartPole-v1", name)
+    check_config(config)
+    other = {"replay": "trajectories", "trajectories": "replay"}[config.learning.experience]
+    words = f"{name} learns from {config.learning.experience}; it cannot work with learning.experience {other}"
+    with pytest.raises(ConfigError, match=words):
+        check_config(configs.override(config, **{"learning.experience": other}))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("impala", {"learning.vtrace_rho": 0.5}, "vtrace_rho"),
+        ("apex-dqn", {"q.atoms": 51, "q.support": (1.0, -1.0)}, "first atom must be below the last"),
+        ("apex-dqn", {"q.atoms": 51, "policy.core": "gru"}, "q.atoms must be 1 with a recurrent core"),
+        ("apex-dpg", {"policy.core": "gru"}, "no recurrent core"),
+    ],
+)
+def test_settings_that_an_algorithm_cannot_work_with_are_refused(name: str, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_config(make_config("gym/CartPole-v1", name, **settings))
+
+
+def test_unknown_names_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="'impela' is unknown; there are: appo, ppo, impala"):
+        make_config("gym/CartPole-v1", "impela")
+    assert tuple(algorithm_names())[: len(BUILTIN)] == BUILTIN
+
+
+def test_configuring_and_checking_need_no_torch() -> None:
+    code = (
+        "import sys\nfrom headrace.make_config import check_config, make_config\n"
+        f"for name in {BUILTIN}: check_config(make_config('gym/CartPole-v1', name))\nprint('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+# -- users' algorithms ------------------------------------------------------------------------------------------------
+
+
+class Noting(PolicyGradient):
+    """APPO that writes a field of its own when it acts, and looks at it when it learns."""
+
+    def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
+        return {"doubled": ArraySpec((), np.dtype(np.float32))}
+
+    def act(self, *arguments: Any, **more: Any) -> Any:
+        fields, core = super().act(*arguments, **more)
+        return fields | {"doubled": 2 * fields["value"]}, core
+
+    def loss(self, model: Any, batch: dict[str, torch.Tensor], config: Any) -> Any:
+        torch.testing.assert_close(batch["doubled"], 2 * batch["value"])
+        loss, statistics = super().loss(model, batch, config)
+        return loss, statistics | {"losses/doubled": batch["doubled"].mean()}
+
+
+def test_a_users_algorithm_has_every_right_that_ours_have(tmp_path: Path) -> None:
+    def refuse(config: Config) -> None:
+        if config.learning.gamma > 0.95:
+            raise ConfigError("noting needs a smaller gamma")
+
+    @register_algorithm("noting", defaults={"learning.gamma": 0.9, "policy.mlp": [7]}, check=refuse)
+    def make(config: Config) -> Noting:
+        return Noting()
+
+    settings = {"sampling.placement": "serial", "learning.total_steps": 600, "learning.device": "cpu", "run.video": False,
+                "run.dashboard": False, "run.folder": str(tmp_path), "run.log_interval": 0.0}  # fmt: skip
+    config = make_config("gym/CartPole-v1", "noting", **settings)
+    assert (config.learning.gamma, config.policy.mlp, config.learning.experience) == (0.9, (7,), "trajectories")
+    with pytest.raises(ConfigError, match="noting needs a smaller gamma"):
+        train(configs.override(config, **{"learning.gamma": 0.99}))
+    assert not any(tmp_path.iterdir())
+    train(config)
+    assert any("losses/doubled" in row for row in read_jsonl(tmp_path / "metrics.jsonl"))
+
+
+def test_a_users_algorithm_on_replay() -> None:
+    def by_preset(observations: str, env_defaults: Any, preset: str) -> dict[str, Any]:
+        return {"learning.batch_size": {"small": 3, "paper": 5}[preset], "policy.hidden": len(env_defaults),
+                "policy.encoder": observations}  # fmt: skip
+
+    register_algorithm("mine", experience="replay", defaults=by_preset)(lambda config: Noting())
+    config = make_config("gym/CartPole-v1", "mine", **{"learning.preset": "paper"})
+    assert (config.learning.experience, config.uses_replay, config.learning.batch_size) == ("replay", True, 5)
+    assert config.policy.encoder == "vectors"
+    assert config.policy.hidden > 3
+    assert isinstance(make_algorithm(config), Noting)
+    assert declaration("mine").experience == "replay"
+
+
+def test_names_of_built_in_algorithms_are_taken() -> None:
+    with pytest.raises(ValueError, match="'ppo' is a built-in algorithm"):
+        register_algorithm("ppo")
+
+
+# -- acting -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "draws"),
+    [
+        ("appo", DISCRETE, {"train": True, "evaluate": True}),
+        ("appo", CONTINUOUS, {"train": True, "evaluate": True}),
+        ("apex-dqn", DISCRETE, {"train": True, "evaluate": False}),  # an epsilon of 0.00164
+        ("apex-dpg", CONTINUOUS, {"train": True, "evaluate": False}),
+    ],
+)
+def test_modes_of_acting(name: str, spec: EnvSpec, draws: dict[str, bool]) -> None:
+    """What two generators choose differs where actions are drawn at random, and nowhere else."""
+    config = make_config("gym/CartPole-v1", name, **{"policy.mlp": [16], "policy.hidden": 16, "learning.device": "cpu"})
+    algorithm = make_algorithm(config)
+    torch.manual_seed(0)
+    model, n = algorithm.make_model(spec, config), 200
+    obs, core, envs = {"obs": torch.randn(n, 5)}, torch.zeros(n, 0), torch.arange(n) % config.num_envs
+    first = torch.zeros(n, dtype=torch.bool)
+
+    def actions(mode: Any, seed: int) -> torch.Tensor:
+        with torch.no_grad():
+            return algorithm.act(model, obs, core, first, envs, torch.Generator().manual_seed(seed), mode)[0]["action"]
+
+    for mode in ("train", "evaluate", "deterministic"):
+        differ = (actions(mode, 1) != actions(mode, 2)).any(-1).float().mean().item()
+        assert (differ > 0.05) == draws.get(mode, False), mode
+        assert differ > 0 or torch.equal(actions(mode, 1), actions("deterministic", 3)) or mode == "train"
+
+
+def test_a_trained_q_network_is_random_in_a_small_share_of_its_actions() -> None:
+    config = make_config("gym/CartPole-v1", "apex-dqn", **{"learning.device": "cpu"})
+    algorithm, n = make_algorithm(config), 400_000
+    model = algorithm.make_model(DISCRETE, config)
+    arguments = (model, {"obs": torch.zeros(n, 5)}, torch.zeros(n, 0), torch.zeros(n, dtype=torch.bool), torch.zeros(n).long())
+    modes = ("deterministic", "evaluate")
+    with torch.no_grad():
+        best, drawn = (algorithm.act(*arguments, torch.Generator().manual_seed(0), mode)[0]["action"] for mode in modes)
+    assert (best != drawn).float().mean().item() == pytest.approx(0.00164 * 2 / 3, rel=0.15)
+
+
+def test_episodes_are_reported_of_those_who_explore_least() -> None:
+    config = make_config("gym/CartPole-v1", "apex-dqn")
+    assert [*make_algorithm(config).reported_envs(16)] == [12, 13, 14, 15]
+    assert [*make_algorithm(config).reported_envs(1)] == [0]
+    assert [*make_algorithm(make_config("gym/CartPole-v1", "apex-dpg")).reported_envs(3)] == [0, 1, 2]
