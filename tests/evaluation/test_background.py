@@ -54,7 +54,7 @@ def test_after_a_resume_the_next_multiple_is_due(config, folder):
 def test_the_end_does_not_wait_for_ever(config, folder, monkeypatch):
     monkeypatch.setattr(evaluator, "DRAIN", 0.2)
     monkeypatch.setattr(evaluator, "WAITING", 1)
-    evaluations = Evaluator(override(config, **{"run.eval_episodes": 10**9, "run.eval_interval_steps": 1}))
+    evaluations = Evaluator(override(config, **{"run.eval_episodes": 10**6, "run.eval_interval_steps": 1}))
     try:
         for _ in range(3):
             evaluations._due = 0

@@ -179,7 +179,7 @@ def test_bootstrap_interval_covers_the_mean_as_often_as_it_says():
 
 
 def test_importing_the_package_and_its_environments_does_not_import_torch():
-    modules = "headrace, headrace.config, headrace.presets, headrace.envs.gym, headrace.runs.folder"
+    modules = "headrace, headrace.config, headrace.make_config, headrace.envs.gym, headrace.runs.folder"
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
