@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -130,6 +131,21 @@ def test_a_users_algorithm_has_every_right_that_ours_have(tmp_path: Path) -> Non
     assert not any(tmp_path.iterdir())
     train(config)
     assert any("losses/doubled" in row for row in read_jsonl(tmp_path / "metrics.jsonl"))
+
+
+def test_the_algorithm_in_the_documentation_trains(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "register_algorithm" in block]
+    file = tmp_path / "my_algorithm.py"
+    file.write_text(code)
+    settings = {"sampling.placement": "serial", "learning.total_steps": 600, "learning.device": "cpu", "run.video": False,
+                "run.dashboard": False, "run.folder": str(tmp_path / "run"), "run.log_interval": 0.0}  # fmt: skip
+    config = make_config("gym/CartPole-v1", "decayed", imports=[str(file)], **settings)
+    assert config.learning.ppo_clip == 0.2
+    with pytest.raises(ConfigError, match="made for learning"):
+        check_config(configs.override(config, **{"learning.optimizer": "rmsprop"}))
+    train(config)
+    assert any(row.get("losses/penalty", 0) > 0 for row in read_jsonl(tmp_path / "run" / "metrics.jsonl"))
 
 
 def test_a_users_algorithm_on_replay() -> None:
