@@ -24,6 +24,7 @@ from headrace import config as configs
 from headrace import tune as tune_module
 from headrace.config import Config, ConfigError
 from headrace.make_config import check_config, make_config
+from headrace.runs.processes import start_fork_server
 
 USAGE = """usage: headrace COMMAND [OPTIONS]
 
@@ -107,6 +108,7 @@ def train(arguments: list[str]) -> int:
     print(f"{config.env}, {config.learning.algorithm}, run folder {config.run_folder}", flush=True)
     if found := tune_module.in_use(config):
         print(f"Settings found by headrace tune: {tune_module.describe(found)} ({tune_module.path(config)})", flush=True)
+    start_fork_server()
     from headrace.train import train as run  # seconds, for torch
 
     result = run(config)
@@ -227,6 +229,7 @@ def evaluate(arguments: list[str]) -> int:
     asked = tyro.cli(Eval, prog="headrace eval", args=arguments)
     if asked.episodes < 1:
         raise ConfigError(f"--episodes is {asked.episodes}; it must be at least 1")
+    start_fork_server()
     from headrace.evaluation.play import evaluate as play
 
     result = play(
@@ -264,6 +267,7 @@ class Watch:
 def watch(arguments: list[str]) -> int:
     """`headrace watch`."""
     asked = tyro.cli(Watch, prog="headrace watch", args=arguments)
+    start_fork_server()
     from headrace.evaluation.policy import load_policy
     from headrace.evaluation.video import record
 

@@ -43,8 +43,6 @@ TUNABLE = (
 )
 """What may be tried and written; the batch size only where the user asks for it."""
 
-PRELOAD = ("headrace.sampling.preload", "headrace.train")
-"""Imported by the fork server once for all trials: half of a short trial would be imports of torch otherwise."""
 SLOWEST = 180.0
 """Seconds a candidate may take for its first update, or its second, before it is given up."""
 HELPS = 1.05
@@ -190,7 +188,7 @@ def measure(config: Config, spec: EnvSpec, seconds: float) -> tuple[float, float
     from headrace.train import learner_main, make_exchange
 
     exchange = make_exchange(config, spec)
-    supervisor = Supervisor(config, spec, exchange, learner_main, lambda text: None, PRELOAD)
+    supervisor = Supervisor(config, spec, exchange, learner_main, lambda text: None)
     updates: list[tuple[float, float]] = []
     began = monotonic()
     try:
@@ -289,12 +287,14 @@ def tune(
     it does not work with the defaults.
     """
     from headrace.envs.registry import describe as describe_env
+    from headrace.runs.processes import preload
 
     check_config(config)
     if config.uses_replay:
         raise ConfigError("headrace tune compares steps learned from per second; with replay, learning is not tied to steps")
     if config.sampling.placement == "serial":
         raise ConfigError("headrace tune tries placements with several processes; `serial` has nothing to choose")
+    preload("headrace.train")  # half of a short trial would be imports of torch otherwise
     spec = describe_env(config.env, config.envs)
     default, trials = Search(_endless(config), spec, 60 * minutes, show).run(fixed, batch_sizes)
     best = _choose(default, trials)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -32,11 +33,14 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from headrace.config import Config, ConfigError, EnvConfig, override
 from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec
+from headrace.envs.description import describe_in_child
 from headrace.envs.group import LocalGroup, reward_transform, vector_group
 from headrace.envs.spaces import specs_of
 from headrace.envs.wrappers import preprocess, render_without_screen
 
 Env = gymnasium.Env[Any, Any]
+SpecSource = Callable[[str, EnvConfig], EnvSpec]
+"""Where the specification of an environment comes from: a function of its id and its settings."""
 
 
 class UnknownEnvironment(ConfigError):
@@ -111,9 +115,15 @@ class _Registered:
     factory: EnvFactory | None = None
     vector_factory: VectorFactory | None = None
     defaults: dict[str, Any] = field(default_factory=dict)
+    by_import: bool = False
+    """By a file of `import_files`: other processes can do the same."""
 
 
 _registered: dict[str, _Registered] = {}
+_imported: dict[Path, None] = {}
+"""Files of `import_files`, in their order."""
+_importing: list[Path] = []
+"""Those that are being imported now."""
 
 
 def register(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[EnvFactory], EnvFactory]:
@@ -125,7 +135,7 @@ def register(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Calla
     _refuse_family(env_id)
 
     def add(factory: EnvFactory) -> EnvFactory:
-        _registered[env_id] = _Registered(factory, defaults=dict(defaults or {}))
+        _registered[env_id] = _Registered(factory, None, dict(defaults or {}), bool(_importing))
         return factory
 
     return add
@@ -139,7 +149,7 @@ def register_vector(env_id: str, *, defaults: Mapping[str, Any] | None = None) -
     _refuse_family(env_id)
 
     def add(factory: VectorFactory) -> VectorFactory:
-        _registered[env_id] = _Registered(vector_factory=factory, defaults=dict(defaults or {}))
+        _registered[env_id] = _Registered(None, factory, dict(defaults or {}), bool(_importing))
         return factory
 
     return add
@@ -164,11 +174,15 @@ def import_files(paths: Iterable[str | Path]) -> None:
             raise ConfigError(f"--import {path}: not a Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
+        _importing.append(path)
         try:
             spec.loader.exec_module(module)
         except BaseException:
             del sys.modules[name]
             raise
+        finally:
+            _importing.pop()
+        _imported[path.resolve()] = None
 
 
 def list_ids(family: str | None = None) -> list[str]:
@@ -264,6 +278,8 @@ def _making(env_id: str) -> Iterator[None]:
         yield
     except (ConfigError, EnvironmentFault):
         raise
+    except SystemExit as error:
+        raise EnvironmentFault(f"{env_id} cannot be made: it called sys.exit({error.code!r})") from error
     except Exception as error:
         raise EnvironmentFault(f"{env_id} cannot be made: {type(error).__name__}: {error}") from error
 
@@ -320,8 +336,31 @@ def _frameskip(env_id: str) -> int:
     return 1 if env_id in _registered else _family(env_id.partition("/")[0]).FRAMESKIP
 
 
-def describe(env_id: str, options: EnvConfig) -> EnvSpec:
-    """What the engine has to know of an environment: makes one, looks, closes it. Raises what `make_group` raises."""
+def describe(env_id: str, options: EnvConfig, source: SpecSource | None = None) -> EnvSpec:
+    """What the engine has to know of an environment before it makes one. Raises what `make_group` raises.
+
+    One environment is made and closed in a child process, where a constructor that crashes, hangs or calls `sys.exit` harms
+    nobody; that, too, is an `EnvironmentFault`. Environments that only this process knows, those registered in a notebook or a
+    script, are made here.
+
+    `source`: asked instead, for environments that cannot be made on this machine.
+    """
+    if source is not None:
+        return source(env_id, options)
+    check_id(env_id)
+    registered = _registered.get(env_id)
+    only_here = registered is not None and not registered.by_import
+    if only_here or multiprocessing.current_process().daemon:  # such a process may have no children, and is one itself
+        return describe_here(env_id, options)
+    try:
+        return describe_in_child(partial(describe_here, env_id, options, tuple(_imported)), env_id)
+    except UnknownEnvironment:  # registered with Gymnasium by this process only
+        return describe_here(env_id, options)
+
+
+def describe_here(env_id: str, options: EnvConfig, imports: Iterable[str | Path] = ()) -> EnvSpec:
+    """Make one environment in this process, after importing these files, and close it. Raises what `make_group` raises."""
+    import_files(imports)
     group = make_group(env_id, options, 1)
     try:
         return group.spec

@@ -19,7 +19,7 @@ import torch
 from headrace.config import Config
 from headrace.evaluation.play import evaluate
 from headrace.runs import checkpoint
-from headrace.sampling.supervisor import without_main_module
+from headrace.runs.processes import start_child
 
 WAITING = 16
 """Checkpoints that may wait for their evaluation."""
@@ -40,7 +40,6 @@ class Evaluator:
         self._folder = config.run_folder / "evaluating"
         self._waiting: deque[tuple[int, Path]] = deque()
         self._child: tuple[BaseProcess, Connection, Path] | None = None
-        self._context = multiprocessing.get_context("forkserver")
         shutil.rmtree(self._folder, ignore_errors=True)  # what a run that was killed left behind
 
     def started(self, step: int) -> None:
@@ -70,16 +69,10 @@ class Evaluator:
         if self._child is not None or not self._waiting:
             return
         step, held = self._waiting.popleft()
-        here, there = self._context.Pipe(duplex=False)
+        here, there = multiprocessing.Pipe(duplex=False)
         run = self._config.run
-        child = self._context.Process(
-            target=_evaluate,
-            args=(str(self._config.run_folder), held, run.eval_episodes, there),
-            name=f"headrace evaluation of step {step}",
-            daemon=True,
-        )
-        with without_main_module():
-            child.start()
+        arguments = (str(self._config.run_folder), held, run.eval_episodes, there)
+        child = start_child(_evaluate, arguments, f"headrace evaluation of step {step}")
         there.close()
         self._child = (child, here, held)
 

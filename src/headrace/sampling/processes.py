@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import fcntl
-import multiprocessing
 import os
 import signal
 import sys
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config import Config
 from headrace.envs.contract import EnvironmentFault, EnvSpec, OutOfBounds
+from headrace.runs.processes import die_with_parent
 from headrace.sampling.exchange import LOOK_AROUND, Exchange
 from headrace.shm.primitives import Segment
 
@@ -51,7 +50,7 @@ def run_child(main: Callable[[Start], None], start: Start) -> None:
     to all processes of a group, and reports what it dies of."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    _die_with_parent()
+    die_with_parent()
     ctypes.CDLL(None).prctl(PR_SET_NAME, f"{start.role}-{start.index}".encode())  # what `top` and `ps` show
     faulthandler.enable(start.stacks.fd)
     faulthandler.register(signal.SIGUSR1, start.stacks.fd)
@@ -84,23 +83,6 @@ def bounds_said(say: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         warnings.showwarning = before
-
-
-def _die_with_parent() -> None:
-    """Have the kernel kill this process when the parent ends in whatever way, also while it is stuck in an emulator.
-
-    PR_SET_PDEATHSIG would watch the fork server, which in turn lives as long as any child does. The parent holds one end of a
-    pipe; when that is closed a signal is raised.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    fd = parent.sentinel
-    fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
-    if connection.wait([fd], 0):  # it ended before the line above
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def make_algorithm_and_model(config: Config, spec: EnvSpec) -> tuple[Any, Any]:

@@ -8,25 +8,22 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from time import monotonic, perf_counter, sleep
-from types import ModuleType
 from typing import Any, Literal
 
 from headrace.config import Config
 from headrace.envs.contract import EnvSpec
+from headrace.runs.processes import start_child
 from headrace.sampling.exchange import LEARNER, Exchange
 from headrace.sampling.processes import Start, policy_main, rollout_main, run_child
 from headrace.shm.primitives import Segment
 
 Role = Literal["rollout", "policy", "learner"]
-PRELOAD = ("headrace.sampling.preload",)
 PAUSE = 5.0
 """Seconds between two looks after which this process must itself have been stopped (Ctrl-Z), and the others with it."""
 FIRST_SIGN = 300.0
@@ -66,21 +63,8 @@ class Child:
         return "learner" if self.role == "learner" else f"{self.role} worker {self.index}"
 
 
-@contextmanager
-def without_main_module() -> Iterator[None]:
-    """Children would run the user's script once more, for its definitions. Ours need none of them, so that training works from
-    a notebook, from standard input and from a script without `if __name__ == "__main__"`."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
 class Supervisor:
-    """Processes of one run. `learner_main` is what the learner process runs; `preload` are modules that the first supervisor of
-    this process has imported once for all children."""
+    """Processes of one run. `learner_main` is what the learner process runs."""
 
     def __init__(
         self,
@@ -89,7 +73,6 @@ class Supervisor:
         exchange: Exchange,
         learner_main: Callable[[Start], None],
         say: Callable[[str], None],
-        preload: Sequence[str] = PRELOAD,
     ):
         self.config, self.spec, self.exchange, self.say = config, spec, exchange, say
         self.restarts = 0
@@ -98,9 +81,6 @@ class Supervisor:
         """When processes were replaced, within the last `restart_window` seconds (monotonic)."""
         self._looked = self._awake_since = perf_counter()
         self._mains = {"rollout": rollout_main, "policy": policy_main, "learner": learner_main}
-        # A fork server: children start from a small clean process, not from a copy of this one with its threads and locks.
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(preload))
         self.children: list[Child] = []
         self._unclaimed: set[int] = set()
         self._last_sweep = 0.0
@@ -116,16 +96,12 @@ class Supervisor:
                 self._spawn("policy", index)
 
     def _spawn(self, role: Role, index: int) -> None:
-        here, there = self._context.Pipe(duplex=False)
+        here, there = multiprocessing.Pipe(duplex=False)
         stacks = Segment(STACKS)
         start = Start(role, index, self.restarts, self.config, self.spec, self.exchange, there, stacks)
-        process = self._context.Process(
-            target=run_child, args=(self._mains[role], start), name=f"headrace {role} {index}", daemon=True
-        )
         now = perf_counter()
         self.exchange.clocks[role][index, -2] = 0
-        with without_main_module():
-            process.start()
+        process = start_child(run_child, (self._mains[role], start), f"headrace {role} {index}")
         there.close()
         self.children.append(Child(role, index, process, here, stacks, now))
 

@@ -1,0 +1,161 @@
+"""An environment's specification as text, and its description in a child process.
+
+Describing means constructing, and a constructor may do anything: crash in a simulator's library, hang, call `sys.exit`, leave
+threads behind. In a child process it can harm nobody. The child reports JSON: the specification, or the error.
+"""
+
+from __future__ import annotations
+
+import builtins
+import faulthandler
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy as np
+
+from headrace.config import ConfigError
+from headrace.envs.contract import ActionSpec, ArraySpec, Categorical, Continuous, EnvironmentFault, EnvSpec
+from headrace.runs.processes import die_with_parent, start_child
+
+DEADLINE = 300.0
+"""Seconds that constructing one environment may take."""
+END_TIMEOUT = 5.0
+"""Seconds that the child may take to end when it has reported, before it is killed."""
+STACKS_TIMEOUT = 1.0
+"""Seconds to wait for the Python stacks of a child that hangs; one that is stuck in a library may not answer."""
+
+
+# -- the specification as text ----------------------------------------------------------------------------------------
+
+
+def spec_to_json(spec: EnvSpec) -> str:
+    """JSON, but for infinite bounds, which are written as Infinity."""
+    observation = {name: asdict(array) | {"dtype": array.dtype.name} for name, array in spec.observation.items()}
+    return json.dumps(asdict(spec) | {"observation": observation})
+
+
+def spec_from_json(text: str) -> EnvSpec:
+    """The inverse of `spec_to_json`. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
+    data = json.loads(text)
+    observation = {
+        name: ArraySpec(tuple(array.pop("shape")), np.dtype(array.pop("dtype")), **array)
+        for name, array in data.pop("observation").items()
+    }
+    parts = tuple(
+        Categorical(**part) if "n" in part else Continuous(tuple(part["low"]), tuple(part["high"]))
+        for part in data.pop("action")["parts"]
+    )
+    return EnvSpec(observation, ActionSpec(parts), **data)
+
+
+# -- the parent's side ------------------------------------------------------------------------------------------------
+
+
+def describe_in_child(describe: Callable[[], EnvSpec], env_id: str, deadline: float = DEADLINE) -> EnvSpec:
+    """Call `describe`, which must be picklable, in a child process; nothing of that is left afterwards.
+
+    Raises what it raises where that is a `ConfigError` or an `EnvironmentFault`, and `EnvironmentFault` for other errors, for a
+    process that ended without a report, and after `deadline` seconds. Warnings are shown here.
+    """
+    report, child_report = multiprocessing.Pipe(duplex=False)
+    stacks, child_stacks = multiprocessing.Pipe(duplex=False)
+    # no daemon: those may have no child processes, and some environments are processes
+    process = start_child(_report, (describe, child_report, child_stacks), f"headrace describe {env_id}", daemon=False)
+    child_report.close()
+    child_stacks.close()
+    try:
+        if not connection.wait([report, process.sentinel], deadline):
+            _signal(process, signal.SIGUSR1)
+            text = _stacks(stacks, STACKS_TIMEOUT)
+            raise EnvironmentFault(f"{env_id} cannot be made: making one did not end within {deadline:.0f} s", text)
+        try:
+            answer = json.loads(report.recv_bytes()) if report.poll() else None
+        except EOFError:
+            answer = None
+        process.join(END_TIMEOUT)
+        if answer is None:
+            raise EnvironmentFault(f"{env_id} cannot be made: {_end_of(process)}", _stacks(stacks))
+        return _result(answer, env_id)
+    finally:
+        _signal(process, signal.SIGKILL, group=True)
+        _signal(process, signal.SIGKILL)
+        process.join()
+        report.close()
+        stacks.close()
+
+
+def _result(data: dict[str, Any], env_id: str) -> EnvSpec:
+    for warning in data["warnings"]:
+        category = getattr(builtins, warning["category"], UserWarning)
+        warnings.showwarning(warning["message"], category, warning["filename"], warning["lineno"])
+    if "spec" in data:
+        return spec_from_json(data["spec"])
+    error = data["error"]
+    kind = getattr(sys.modules.get(error["module"]), error["kind"], None)
+    if isinstance(kind, type) and issubclass(kind, ConfigError):
+        raise kind(error["message"])
+    if kind is EnvironmentFault:
+        raise EnvironmentFault(error["message"], error["frames"])
+    raise EnvironmentFault(f"{env_id} cannot be made: {error['kind']}: {error['message']}", error["frames"])
+
+
+def _end_of(process: BaseProcess) -> str:
+    code = process.exitcode
+    if code is None:
+        return "making one closed the pipe to this process"
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return f"the process that made one {how}"
+
+
+def _stacks(pipe: connection.Connection, timeout: float = 0.0) -> str:
+    """The Python stacks that the child writes, bit by bit, within `timeout` seconds."""
+    text = b""
+    while pipe.poll(timeout) and (more := os.read(pipe.fileno(), 1 << 16)):
+        text += more
+        timeout = 0.05
+    return text.decode(errors="replace")
+
+
+def _signal(process: BaseProcess, number: signal.Signals, group: bool = False) -> None:
+    """To the process, or to all of the session that it leads; where they are gone, nothing happens."""
+    assert process.pid
+    with suppress(ProcessLookupError):
+        (os.killpg if group else os.kill)(process.pid, number)
+
+
+# -- the child's side -------------------------------------------------------------------------------------------------
+
+
+def _report(describe: Callable[[], EnvSpec], report: connection.Connection, stacks: connection.Connection) -> None:
+    os.setsid()  # for the environment's own processes, which end with this one; and Ctrl-C is the parent's
+    die_with_parent()
+    faulthandler.enable(stacks.fileno())
+    faulthandler.register(signal.SIGUSR1, stacks.fileno())
+    shown: list[dict[str, Any]] = []
+
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:
+        shown.append({"message": str(message), "category": category.__name__, "filename": filename, "lineno": lineno})
+
+    warnings.showwarning = show
+    try:
+        answer: dict[str, Any] = {"spec": spec_to_json(describe())}
+    except BaseException as error:
+        fault = error if isinstance(error, EnvironmentFault) else EnvironmentFault(str(error))
+        if fault is not error:
+            fault.__cause__ = error  # whose frames are asked for
+        kind = {"module": type(error).__module__, "kind": type(error).__name__}
+        answer = {"error": kind | {"message": str(error), "frames": fault.frames}}
+    report.send_bytes(json.dumps(answer | {"warnings": shown}).encode())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # whatever threads are left

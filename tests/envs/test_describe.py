@@ -1,0 +1,237 @@
+"""Describing an environment: constructors that end the process, hang or leave things behind harm nobody; errors arrive whole."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+from worlds import CountingEnv
+
+from headrace.config import ConfigError, EnvConfig
+from headrace.envs import registry
+from headrace.envs.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, Continuous, EnvironmentFault, EnvSpec
+from headrace.envs.description import describe_in_child, spec_from_json, spec_to_json
+from headrace.envs.spaces import UnsupportedSpace
+from headrace.runs.processes import start_child
+
+ODD = Path(__file__).with_name("odd_constructors.py")
+PLAIN = EnvConfig()
+
+
+@pytest.fixture(autouse=True)
+def imported() -> None:
+    registry.import_files([ODD])
+
+
+def odd(way: str, **more: object) -> EnvSpec:
+    """Describe an environment whose constructor does this."""
+    return registry.describe("odd/env", EnvConfig(kwargs={"way": way, **more}))
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("segfault", "the process that made one was killed by SIGSEGV"),
+        ("abort", "the process that made one was killed by SIGABRT"),
+        ("kill", "the process that made one was killed by SIGKILL"),
+        ("exit at once", "the process that made one ended with exit code 3"),
+        ("sys.exit", r"it called sys.exit\('no licence'\)"),
+        ("raise", "OSError: no display"),
+        ("raise in a thread", None),
+        ("leave a thread", None),
+        ("leave a process", None),
+        ("print", None),
+    ],
+)
+def test_whatever_a_constructor_does(way: str, message: str | None, tmp_path: Path) -> None:
+    threads = threading.active_count()
+    if message is None:
+        assert odd(way, file=str(tmp_path / "pid")).observation["obs"].shape == (4,)
+    else:
+        with pytest.raises(EnvironmentFault, match=f"odd/env cannot be made: {message}"):
+            odd(way)
+    assert threading.active_count() == threads
+    if way == "leave a process":
+        pid = int((tmp_path / "pid").read_text())
+        deadline = time.monotonic() + 5
+        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_crashes_and_errors_show_where() -> None:
+    for way in ("segfault", "raise"):
+        with pytest.raises(EnvironmentFault) as fault:
+            odd(way)
+        assert "odd_constructors.py" in fault.value.frames
+        assert "registry.py" not in fault.value.frames or way == "segfault"  # a crash shows the whole stack
+        assert "in construct" in fault.value.frames
+
+
+def test_a_constructor_that_hangs_is_ended_and_shown() -> None:
+    describe = partial(registry.describe_here, "odd/env", EnvConfig(kwargs={"way": "hang"}), (ODD,))
+    with pytest.raises(EnvironmentFault, match="odd/env cannot be made: making one did not end within 1 s") as fault:
+        describe_in_child(describe, "odd/env", deadline=1)
+    assert "in construct" in fault.value.frames
+
+
+@pytest.mark.parametrize("way", ["text", "mask"])
+def test_errors_of_settings_keep_their_type(way: str) -> None:
+    with pytest.raises(UnsupportedSpace, match="odd/env: "):
+        odd(way)
+    with pytest.raises(ConfigError, match="takes no such way"):
+        odd("another")
+
+
+def test_missing_extras_keep_their_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Here the package is found, in the child it is not."""
+    (tmp_path / "vizdoom.py").write_text("raise ImportError('no such package')")
+    pytest.importorskip("vizdoom")
+    registry.check_id("vizdoom/basic")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(registry.MissingExtra, match=r'pip install "headrace\[vizdoom\]"'):
+        registry.describe("vizdoom/basic", PLAIN)
+
+
+def test_warnings_are_shown_here() -> None:
+    with pytest.warns(UserWarning, match="only a prototype"):
+        odd("warn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        odd("fine")
+
+
+def test_the_child_has_the_environment_and_the_directory_of_now(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    odd("fine")  # the fork server runs
+    monkeypatch.setenv("HEADRACE_TEST_WIDTH", "7")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "height").write_text("5")
+    assert odd("look around").observation["obs"].shape == (5, 7)
+
+
+def test_environments_of_this_process_only_are_made_here() -> None:
+    made = []
+    registry.register("here/env")(lambda options, *, render_mode=None: made.append(os.getpid()) or CountingEnv())
+    gymnasium.register("HeadraceHere-v0", entry_point=lambda **kwargs: made.append(os.getpid()) or CountingEnv())
+    try:
+        for env_id in ("here/env", "gym/HeadraceHere-v0"):
+            assert registry.describe(env_id, PLAIN).name == env_id
+        assert set(made) == {os.getpid()}
+    finally:
+        del registry._registered["here/env"], gymnasium.registry["HeadraceHere-v0"]
+
+
+def test_a_source_is_asked_instead() -> None:
+    """An environment that is elsewhere: nothing of it need be known on this machine."""
+    spec = EnvSpec({"obs": ArraySpec((3,), np.dtype(np.float32))}, ActionSpec((Categorical(2),)), name="far/away")
+    asked = []
+
+    def source(env_id: str, options: EnvConfig) -> EnvSpec:
+        asked.append((env_id, options))
+        return spec
+
+    assert registry.describe("far/away", PLAIN, source) is spec
+    assert asked == [("far/away", PLAIN)]
+
+
+def test_a_process_that_may_have_no_children_describes_by_itself(tmp_path: Path) -> None:
+    module = tmp_path / "describing.py"
+    module.write_text(
+        "from headrace.config import EnvConfig\n"
+        "from headrace.envs.registry import describe\n"
+        "from headrace.envs.description import spec_to_json\n"
+        "def main(report): report.send_bytes(spec_to_json(describe('gym/CartPole-v1', EnvConfig())).encode())\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        from describing import main  # type: ignore[import-not-found]
+
+        here, there = multiprocessing.Pipe(duplex=False)
+        process = start_child(main, (there,), "a daemon")
+        assert here.poll(60)
+        assert spec_from_json(here.recv_bytes().decode()).name == "gym/CartPole-v1"
+        process.join()
+    finally:
+        sys.path.remove(str(tmp_path))
+
+
+SCRIPT = """
+from headrace.config import EnvConfig
+from headrace.envs.registry import describe
+print("described", describe("gym/CartPole-v1", EnvConfig()).observation["obs"].shape)
+"""
+
+
+@pytest.mark.parametrize("how", ["stdin", "script", "-c"])
+def test_scripts_need_no_main_guard(how: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    arguments = {"stdin": ["-"], "script": [str(script)], "-c": ["-c", SCRIPT]}[how]
+    done = subprocess.run([sys.executable, *arguments], input=SCRIPT, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "described (4,)\n", done.stderr  # once: no process ran the script again
+    assert done.returncode == 0
+
+
+def test_the_child_ends_with_its_parent(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    code = (
+        "from headrace.config import EnvConfig\n"
+        "from headrace.envs import registry\n"
+        f"registry.import_files([{str(ODD)!r}])\n"
+        f"registry.describe('odd/env', EnvConfig(kwargs={{'way': 'hang', 'file': {str(pid)!r}}}))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 60
+    while not (pid.exists() and pid.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    child = int(pid.read_text())
+    assert psutil.pid_exists(child)
+    process.kill()
+    process.wait()
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_warm_description_takes_no_time() -> None:
+    registry.describe("gym/CartPole-v1", PLAIN)
+    began = time.perf_counter()
+    for _ in range(5):
+        registry.describe("gym/CartPole-v1", PLAIN)
+    assert time.perf_counter() - began < 5 * 0.5
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        EnvSpec({"obs": ArraySpec((4,), np.dtype(np.float32))}, ActionSpec((Categorical(2),))),
+        EnvSpec(
+            {
+                "camera/left": ArraySpec((3, 84, 84), np.dtype(np.uint8), 0, 255),
+                "speed": ArraySpec((), np.dtype(np.float32), -0.1, float(np.float32(0.1))),
+                MASK_KEY: ArraySpec((5,), np.dtype(np.uint8), 0, 1),
+            },
+            ActionSpec((Categorical(3), Continuous((-np.inf, 1 / 3), (np.inf, 2.5e-300)), Categorical(2))),
+            frameskip=4,
+            autoreset="same-step",
+            name="my/env",
+        ),
+    ],
+)
+def test_a_specification_is_the_same_as_text_and_back(spec: EnvSpec) -> None:
+    again = spec_from_json(spec_to_json(spec))
+    assert again == spec
+    assert hash(again.action) == hash(spec.action)  # tuples, not lists
+    assert [array.dtype for array in again.observation.values()] == [array.dtype for array in spec.observation.values()]
