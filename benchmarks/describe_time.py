@@ -2,8 +2,8 @@
 
     python benchmarks/describe_time.py
 
-First the start of the fork server, from which a run's workers come anyway; then each environment, the median of `REPEATS`. A child
-imports what the environment's family needs, which this process has imported already.
+First the start of the fork server, from which a run's workers come anyway; then each environment, the median of `REPEATS`. A
+child imports what the environment's family needs, which this process has imported already.
 """
 
 from __future__ import annotations
