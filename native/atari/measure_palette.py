@@ -60,19 +60,20 @@ def measure(games: tuple[str, ...], attempts: int = 40) -> np.ndarray:
 
 def table(name: str, palette: np.ndarray) -> str:
     codes = [f"0x{r:02x}{g:02x}{b:02x}" for r, g, b in palette]
-    rows = "\n".join("    " + ", ".join(codes[i : i + 8]) + "," for i in range(0, 128, 8))
-    return f"inline constexpr uint32_t {name}[128] = {{\n{rows}\n}};\n"
+    rows = "\n".join("      " + ", ".join(codes[i : i + 8]) + "," for i in range(0, 128, 8))
+    return f"  static constexpr uint32_t {name}[128] = {{\n{rows}\n  }};\n"
 
 
 def main() -> None:
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    tables = table("kPaletteNTSC", measure(NTSC)) + "\n" + table("kPalettePAL", measure(PAL))
+    tables = table("kNtsc", measure(NTSC)) + table("kPal", measure(PAL))
     with open(sys.argv[1], "w", encoding="utf-8") as file:
         file.write(
-            "// The colours of the two TV formats as 0xRRGGBB; entry i belongs to colour byte 2 i.\n"
-            "// Written by measure_palette.py from what ale-py shows.\n"
-            "#pragma once\n\n#include <cstdint>\n\nnamespace headrace::atari {\n\n"
-            f"{tables}\n}}  // namespace headrace::atari\n"
+            "// The colours of the two TV formats. Written by measure_palette.py from what ale-py shows.\n"
+            '#pragma once\n\n#include "platform.hpp"\n\nnamespace headrace::atari {\n\n'
+            "// 0xRRGGBB of the colour bytes 2 * index and 2 * index + 1, index 0..127.\n"
+            "HR_HD inline uint32_t palette_color(bool pal, int index) {\n"
+            f"{tables}  return pal ? kPal[index] : kNtsc[index];\n}}\n\n}}  // namespace headrace::atari\n"
         )
 
 

@@ -25,9 +25,7 @@ def pair(game, seed=1, repeat=0.0, mode=None, difficulty=0):
         ale.setMode(mode)
     if difficulty:
         ale.setDifficulty(difficulty)
-    ours = atari.Emulator(
-        load_game(game), -1 if mode is None else mode, difficulty=difficulty, repeat_action_probability=repeat
-    )
+    ours = atari.Emulator(load_game(game), -1 if mode is None else mode, difficulty=difficulty, repeat_action_probability=repeat)
     ours.load(seed)
     return ale, ours
 

@@ -1,0 +1,129 @@
+// The pixels that each TIA object covers in a scanline, as 160-bit masks built by shifting small patterns.
+#pragma once
+
+#include "platform.hpp"
+#include "state.hpp"
+
+namespace headrace::atari {
+
+HR_INLINE uint32_t reverse_byte(uint32_t byte) {
+  return static_cast<uint32_t>(((byte * 0x80200802ull) & 0x0884422110ull) * 0x0101010101ull >> 32) & 0xFF;
+}
+
+// Repeats each of 8 bits 2 or 4 times.
+HR_INLINE uint32_t widen_2(uint32_t bits) {
+  bits = (bits | bits << 4) & 0x0F0F;
+  bits = (bits | bits << 2) & 0x3333;
+  return ((bits | bits << 1) & 0x5555) * 3;
+}
+HR_INLINE uint32_t widen_4(uint32_t bits) {
+  bits = (bits | bits << 12) & 0x000F000F;
+  bits = (bits | bits << 6) & 0x03030303;
+  return ((bits | bits << 3) & 0x11111111) * 15;
+}
+// Repeats each of 16 bits 4 times.
+HR_INLINE uint64_t widen_16_by_4(uint64_t bits) {
+  return static_cast<uint64_t>(widen_4(static_cast<uint32_t>(bits & 0xFF))) |
+         static_cast<uint64_t>(widen_4(static_cast<uint32_t>(bits >> 8 & 0xFF))) << 32;
+}
+
+// Adds `pattern` (at most 64 pixels) from pixel x (0..159) on; what passes the right edge enters at the left.
+HR_INLINE void add_pattern(LineMask& mask, uint64_t pattern, uint32_t x) {
+#ifdef HR_AVX2
+  // Shifts by 64 and more, which negative counts are too, leave nothing.
+  const __m256i bits = _mm256_set1_epi64x(static_cast<int64_t>(pattern)), begin = _mm256_setr_epi64x(0, 64, 128, 192);
+  const __m256i at = _mm256_set1_epi64x(x);
+  __m256i placed = _mm256_or_si256(_mm256_sllv_epi64(bits, _mm256_sub_epi64(at, begin)),
+                                   _mm256_srlv_epi64(bits, _mm256_sub_epi64(begin, at)));
+  const __m256i rest = _mm256_sub_epi64(_mm256_setr_epi64x(160, 224, 288, 352), at);
+  placed = _mm256_or_si256(placed, _mm256_srlv_epi64(bits, rest));
+  placed = _mm256_and_si256(placed, _mm256_setr_epi64x(-1, -1, 0xFFFFFFFF, 0));
+  __m256i* const target = reinterpret_cast<__m256i*>(&mask);
+  _mm256_store_si256(target, _mm256_or_si256(_mm256_load_si256(target), placed));
+#else
+  const uint32_t shift = x & 63;
+  const uint64_t low = pattern << shift;
+  const uint64_t high = shift ? pattern >> (64 - shift) : 0;
+  if (x < 64) {
+    mask.word[0] |= low;
+    mask.word[1] |= high;
+  } else if (x < 128) {
+    mask.word[1] |= low;
+    mask.word[2] |= high & 0xFFFFFFFF;
+    mask.word[0] |= high >> 32;
+  } else {
+    mask.word[2] |= low & 0xFFFFFFFF;
+    mask.word[0] |= low >> 32 | high << 32;
+  }
+#endif
+}
+
+HR_INLINE uint32_t wrap_pixel(uint32_t x) { return x >= 160 ? x - 160 : x; }
+
+// The offsets 16, 32, 64 of the copies after the first, by NUSIZ & 7: bits 0, 1, 2.
+HR_INLINE uint32_t later_copies(uint8_t nusiz) { return 0x06043210u >> (4 * (nusiz & 7)) & 7; }
+
+// A pattern with copies is at most 8 pixels wide, so those up to 32 pixels on are added as one pattern.
+HR_INLINE LineMask copies_mask(uint64_t pattern, uint32_t position, uint32_t later, bool first_hidden) {
+  LineMask mask = {{0, 0, 0, 0}};
+  const uint64_t copies = static_cast<uint64_t>(!first_hidden) | static_cast<uint64_t>(later & 1) << 16 |
+                          static_cast<uint64_t>(later & 2) << 31;
+  add_pattern(mask, pattern * copies, position);
+  if (later & 4) add_pattern(mask, pattern, wrap_pixel(position + 64));
+  return mask;
+}
+
+HR_INLINE LineMask player_mask(const Console& s, int player) {
+  const uint32_t grp = s.shown_grp[player];
+  const uint32_t bits = s.refp[player] ? grp : reverse_byte(grp);
+  const uint8_t size = s.nusiz[player] & 7;
+  // Stretched players start one pixel late.
+  const uint64_t pattern = size == 5   ? static_cast<uint64_t>(widen_2(bits)) << 1
+                           : size == 7 ? static_cast<uint64_t>(widen_4(bits)) << 1
+                                       : bits;
+  return copies_mask(pattern, s.position[player ? kP1 : kP0], later_copies(s.nusiz[player]),
+                     s.first_copy_hidden[player]);
+}
+
+HR_INLINE LineMask missile_mask(const Console& s, int player) {
+  uint32_t width_index = s.nusiz[player] >> 4 & 3;
+  if (player == 0) width_index |= s.star_width;
+  const uint64_t pattern = (1u << (1u << width_index)) - 1;
+  return copies_mask(pattern, s.position[player ? kM1 : kM0], later_copies(s.nusiz[player]), false);
+}
+
+HR_INLINE LineMask ball_mask(const Console& s) {
+  const uint64_t pattern = (1u << (1u << (s.ctrlpf >> 4 & 3))) - 1;
+  return copies_mask(pattern, s.position[kBall], 0, false);
+}
+
+HR_INLINE LineMask playfield_mask(const Console& s) {
+  const uint64_t left = s.playfield;
+  uint64_t right = left;
+  if (s.playfield_reflected) {
+    right = (reverse_byte(left & 0xFF) << 12) | (reverse_byte(left >> 8 & 0xFF) << 4) | (reverse_byte(left >> 16) >> 4);
+  }
+  const uint64_t line = left | right << 20;  // 40 blocks of 4 pixels
+  return {{widen_16_by_4(line & 0xFFFF), widen_16_by_4(line >> 16 & 0xFFFF), widen_16_by_4(line >> 32), 0}};
+}
+
+// Brings the masks of those objects of a set that have pixels up to date. Those of the others are empty all the time.
+HR_INLINE void refresh_masks(Console& s, uint8_t set) {
+  const uint8_t todo = s.stale & s.solid & set;
+  if (!todo) return;
+  s.stale &= ~todo;
+  if (todo & 1 << kP0) s.mask[kP0] = player_mask(s, 0);
+  if (todo & 1 << kP1) s.mask[kP1] = player_mask(s, 1);
+  if (todo & 1 << kM0) s.mask[kM0] = missile_mask(s, 0);
+  if (todo & 1 << kM1) s.mask[kM1] = missile_mask(s, 1);
+  if (todo & 1 << kBall) s.mask[kBall] = ball_mask(s);
+  if (todo & 1 << kPlayfield) s.mask[kPlayfield] = playfield_mask(s);
+}
+
+// Of the 64 pixels of a word those that lie in from <= x < to, which the word has some of.
+HR_INLINE uint64_t range_of_word(int32_t word, int32_t from, int32_t to) {
+  const int32_t begin = from - 64 * word, end = to - 64 * word;
+  return (begin > 0 ? ~0ull << begin : ~0ull) & (end < 64 ? ~(~0ull << end) : ~0ull);
+}
+
+}  // namespace headrace::atari
