@@ -19,7 +19,7 @@ def test_the_environment_needs_no_torch() -> None:
     code = (
         "import sys; from headrace.config import EnvConfig; from headrace.envs import registry\n"
         f"registry.import_files([{str(EXAMPLE)!r}])\n"
-        "assert registry.describe('my/catch', EnvConfig()).observation['obs'].shape == (1, 21, 21)\n"
+        "assert registry.describe_here('my/catch', EnvConfig()).observation['obs'].shape == (1, 21, 21)\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -71,7 +71,8 @@ def test_nothing_imports_torch(tmp_path: Path) -> None:
         "import headrace.config, headrace.envs\n"
         "from headrace.envs import registry\n"
         "from headrace.config import EnvConfig\n"
-        "for env in ('gym/CartPole-v1', 'atari/pong', 'vizdoom/basic'): registry.describe(env, EnvConfig(atari_backend='ale'))\n"
+        "for env in ('gym/CartPole-v1', 'atari/pong', 'vizdoom/basic'):\n"
+        "    registry.describe_here(env, EnvConfig(atari_backend='ale'))\n"
         "assert 'torch' not in sys.modules, 'torch was imported'\n"
     )
     start = time.monotonic()

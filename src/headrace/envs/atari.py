@@ -1,4 +1,4 @@
-"""``atari/<game>``: Atari 2600 games under the two protocols in use.
+"""``atari/<game>``: Atari 2600 games under the two usual evaluation protocols.
 
     protocol   sticky actions   no-ops at the start   a lost life             reward learned from
     dqn        none             up to 30              ends training episodes  clipped to [-1, 1]
@@ -48,7 +48,8 @@ def knows(name: str) -> bool:
 
 
 def vector_options(options: EnvConfig) -> dict[str, Any]:
-    """The settings as keyword arguments of `ale_py.vector_env.AtariVectorEnv`; rewards stay raw, lives are counted outside."""
+    """The settings as keyword arguments of `ale_py.vector_env.AtariVectorEnv`. Its rewards stay raw and a lost life ends nothing:
+    `VectorGroup` clips rewards, `TrainingEpisodes` ends episodes."""
     frameskip = options.frameskip or FRAMESKIP
     height, width = options.resize or (84, 84)
     dqn = options.protocol == "dqn"
@@ -70,24 +71,24 @@ def vector_options(options: EnvConfig) -> dict[str, Any]:
 
 
 def make_vector(name: str, options: EnvConfig, num_envs: int) -> VectorEnv:
-    """The emulators of a group behind ale-py's vector interface, on one thread. Raises `ConfigError`."""
+    """Emulators behind ale-py's vector interface, on one thread. Raises `ConfigError` without the native core."""
     kwargs = vector_options(options) | {"autoreset_mode": AutoresetMode.NEXT_STEP}
     if options.atari_backend == "native":
         try:
             from headrace.envs.atari_vector import AtariVector
         except ImportError as error:
             raise ConfigError("this installation has no native Atari core; use --envs.atari-backend ale") from error
-        # in the rollout worker's own thread: handing each step to another one and back costs two wake-ups
+        # None: the calling thread emulates; a step by another thread would cost two wake-ups
         return AtariVector(name, num_envs, **{"num_threads": None} | kwargs)
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     return AtariVectorEnv(name, num_envs, **{"num_threads": 1} | kwargs)
 
 
 class TrainingEpisodes(VectorWrapper):
-    """Where `life_loss`, end an episode (`terminated`, info "life_lost") when a life is lost and others are left.
+    """With `life_loss`, a lost life ends the episode (`terminated`, info "life_lost") if others are left.
 
-    The game goes on: the next call is the reset of the new episode, as in NEXT_STEP autoreset; its action is ignored and one NOOP
-    step is made.
+    The game goes on: the next step is the reset of the new episode, as in NEXT_STEP autoreset. Its action is ignored; one step of
+    NOOP is made.
     """
 
     def __init__(self, env: VectorEnv, life_loss: bool) -> None:
@@ -115,7 +116,7 @@ class TrainingEpisodes(VectorWrapper):
         if not self._life_loss:
             return stepped
         lives = infos["lives"]
-        # a life lost during the NOOP step belongs to the episode that has not begun yet
+        # a life lost during the NOOP step ends no episode, since the new one has not begun
         self._lost = (lives < self._lives) & (lives > 0) & ~terminated & ~truncated & ~self._lost
         self._lives = lives.copy()
         return observations, rewards, terminated | self._lost, truncated, infos | {LIFE_LOST: self._lost}
@@ -137,9 +138,9 @@ class TrainingEpisodes(VectorWrapper):
 
 
 def make_group(name: str, options: EnvConfig, num_envs: int, *, training: bool = True) -> EnvGroup:
-    """A group of emulators; with `training`, the `dqn` protocol ends episodes at lost lives."""
+    """A group of emulators. With `training` and the `dqn` protocol, lost lives end episodes."""
     vector = TrainingEpisodes(make_vector(name, options, num_envs), life_loss=training and options.protocol == "dqn")
-    # colour planes come last in the emulators' pictures and first in ours
+    # colours are the last dimension of the emulators' images and the first of the engine's, so those have to be copied
     in_place = options.atari_backend == "native" and options.grayscale is not False
     return vector_group(vector, options, f"atari/{name}", FRAMESKIP, in_place)
 
@@ -223,7 +224,7 @@ class AtariGame(gymnasium.Env):
         return self._stack.copy()
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
-        """The television picture, uint8 [210, 160, 3] (other heights in a few games)."""
+        """The emulated screen, uint8 [210, 160, 3] (other heights in a few games)."""
         return self.ale.getScreenRGB() if self.render_mode == "rgb_array" else None
 
 
@@ -233,10 +234,10 @@ def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> En
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """Many small updates: on a CPU, Pong takes fewer minutes with three passes over the experience than with more of it.
+    """Three epochs over small batches: on a CPU, Pong is learned in fewer minutes so than with one epoch over more experience.
 
-    Pong, the first thing a newcomer trains, gets the small network that is enough for it, a learning rate that falls (large steps
-    find the game, small ones perfect it), and a goal to stop at.
+    Pong, as an introduction, has a smaller network, which is enough for it, a linearly falling learning rate, and a goal at which
+    training ends.
     """
     own: dict[str, Any] = {"policy.encoder": "nature-cnn"}
     if name == "pong":

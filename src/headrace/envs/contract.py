@@ -224,7 +224,8 @@ class EnvGroup(Protocol):
 
 # -- errors -----------------------------------------------------------------------------------------------------------
 
-_INTERNAL = {str(Path(__file__).with_name(f"{name}.py")) for name in ("group", "gym", "registry", "spaces", "wrappers")}
+_MODULES = ("description", "group", "gym", "registry", "spaces", "wrappers")
+_INTERNAL = {str(Path(__file__).with_name(f"{name}.py")) for name in _MODULES}
 """Files of this package between the engine and an environment's own code."""
 
 

@@ -1,7 +1,7 @@
-"""An environment's specification as text, and its description in a child process.
+"""The specification of an environment: as text, and found out in a child process.
 
-Describing means constructing, and a constructor may do anything: crash in a simulator's library, hang, call `sys.exit`, leave
-threads behind. In a child process it can harm nobody. The child reports JSON: the specification, or the error.
+To know an environment's spaces it has to be constructed. A constructor may crash in a simulator's library, hang, call `sys.exit`
+or leave threads behind; in a child process none of that reaches the run. The child reports JSON: the specification, or the error.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def spec_from_json(text: str) -> EnvSpec:
 
 
 def describe_in_child(describe: Callable[[], EnvSpec], env_id: str, deadline: float = DEADLINE) -> EnvSpec:
-    """Call `describe`, which must be picklable, in a child process; nothing of that is left afterwards.
+    """Call `describe`, which must be picklable, in a child process. No process of it is left afterwards.
 
-    Raises what it raises where that is a `ConfigError` or an `EnvironmentFault`, and `EnvironmentFault` for other errors, for a
-    process that ended without a report, and after `deadline` seconds. Warnings are shown here.
+    Raises the `ConfigError` or `EnvironmentFault` that `describe` raises, and `EnvironmentFault` for any other error, for a child
+    that ended without a report, and after `deadline` seconds. Warnings are shown in this process.
     """
     report, child_report = multiprocessing.Pipe(duplex=False)
     stacks, child_stacks = multiprocessing.Pipe(duplex=False)
@@ -118,7 +118,7 @@ def _end_of(process: BaseProcess) -> str:
 
 
 def _stacks(pipe: connection.Connection, timeout: float = 0.0) -> str:
-    """The Python stacks that the child writes, bit by bit, within `timeout` seconds."""
+    """The Python stacks that the child has written, or begins to write within `timeout` seconds."""
     text = b""
     while pipe.poll(timeout) and (more := os.read(pipe.fileno(), 1 << 16)):
         text += more
@@ -127,7 +127,7 @@ def _stacks(pipe: connection.Connection, timeout: float = 0.0) -> str:
 
 
 def _signal(process: BaseProcess, number: signal.Signals, group: bool = False) -> None:
-    """To the process, or to all of the session that it leads; where they are gone, nothing happens."""
+    """Send a signal to the process, or to its process group; nothing happens if they have ended."""
     assert process.pid
     with suppress(ProcessLookupError):
         (os.killpg if group else os.kill)(process.pid, number)
@@ -137,7 +137,7 @@ def _signal(process: BaseProcess, number: signal.Signals, group: bool = False) -
 
 
 def _report(describe: Callable[[], EnvSpec], report: connection.Connection, stacks: connection.Connection) -> None:
-    os.setsid()  # for the environment's own processes, which end with this one; and Ctrl-C is the parent's
+    os.setsid()  # a process group, for the parent to end with the environment's own processes; Ctrl-C goes to the parent only
     die_with_parent()
     faulthandler.enable(stacks.fileno())
     faulthandler.register(signal.SIGUSR1, stacks.fileno())

@@ -24,12 +24,12 @@ OBSERVATIONS = "vectors"
 
 
 def ids() -> list[str]:
-    """domain-task of the whole suite."""
+    """The names of all tasks, domain-task."""
     return sorted(f"{domain}-{task}" for domain, task in suite.ALL_TASKS)
 
 
 def knows(name: str) -> bool:
-    """Whether the suite has it."""
+    """Whether the suite has this task."""
     return name in ids()
 
 
@@ -102,7 +102,7 @@ def defaults(name: str) -> dict[str, Any]:
         "sampling.num_workers": 2,
         "sampling.envs_per_worker": 8,
         "sampling.rollout": 64,
-        "learning.num_threads": 1,  # small networks: threads would wait for each other
+        "learning.num_threads": 1,  # threads cost more than they gain with networks this small
         "learning.returns": "gae",
         "learning.batch_size": 2048,
         "learning.learning_rate": 3e-4,

@@ -1,4 +1,4 @@
-"""Groups whose environments run in the calling process and have one agent each: the contract's rows, written in one place.
+"""Groups whose environments run in the calling process and have one agent each.
 
 `LocalGroup` steps a list of Gymnasium environments one after the other. `VectorGroup` drives a `gymnasium.vector.VectorEnv`
 in any of its autoreset modes, the native Atari batch among them. Both take NumPy arrays, have one lane, and finish a step in
@@ -65,12 +65,12 @@ class Completion:
         """Return when the group's last `reset` or `send` is finished. Raises what `recv` raises."""
         while not self._group.recv():
             self._changed.wait()
-            self._changed.clear()  # before `recv`: what changes from here on is waited for no longer
+            self._changed.clear()  # before `recv` is called, so that no call of `wake` after it is lost
 
 
 class _Group:
-    """What both groups share: one lane, steps that are finished at once, statistics of games, names of environments in errors,
-    checks of observations and rewards."""
+    """The common part of both groups: one lane, steps that are finished at once, statistics of games, checks of observations and
+    rewards, errors that name the environment. E: `num_envs`."""
 
     lanes = 1
 
@@ -81,14 +81,16 @@ class _Group:
         self._floats = [name for name, array in spec.observation.items() if np.issubdtype(array.dtype, np.floating)]
         bounds = {name: (spec.observation[name].low, spec.observation[name].high) for name in self._floats}
         self._bounded = [name for name, low_high in bounds.items() if np.isfinite(low_high).all()]
-        """Observations that were always within their bounds so far."""
+        """Observations that are still compared with their bounds: those found outside are warned of once."""
         self._steps = 0
         self._to_learn = to_learn
         self._seed = 0
         self._ended = np.zeros(num_envs, bool)
         """Bool [E]: the last step ended an episode, and the next one resets."""
         self._raw = np.zeros(num_envs, np.float64)
+        """[E]: the raw rewards of the last step."""
         self._returns = np.zeros(num_envs, np.float64)
+        """[E]: the raw returns of the games so far, and their lengths in steps, and how many games there were before."""
         self._lengths = np.zeros(num_envs, np.int32)
         self._games = np.zeros(num_envs, np.int64)
 
@@ -145,12 +147,12 @@ class _Group:
         now.episode_return[:] = np.nan
         now.episode_length[:] = 0
         if ended.any():
-            over = ended if life_lost is None else ended & ~life_lost
-            np.copyto(now.episode_return, self._returns, where=over, casting="same_kind")
-            np.copyto(now.episode_length, self._lengths, where=over)
-            self._returns[over] = 0
-            self._lengths[over] = 0
-            self._games += over
+            game_over = ended if life_lost is None else ended & ~life_lost
+            np.copyto(now.episode_return, self._returns, where=game_over, casting="same_kind")
+            np.copyto(now.episode_length, self._lengths, where=game_over)
+            self._returns[game_over] = 0
+            self._lengths[game_over] = 0
+            self._games += game_over
         self._ended = ended
 
     def remember(self) -> None:
@@ -220,9 +222,9 @@ class LocalGroup(_Group):
         self.envs = list(envs)
         self._decode = decoder(envs[0].action_space)
         self._logs: list[ActionLog] = []
-        """One for each environment where states will be asked for and environments have no `get_state`; else none."""
+        """One for each environment, if `remember` was called and the environments have no `get_state`; else empty."""
         self._last_obs: dict[str, np.ndarray] = {}
-        """With logs: a copy of the observations of the last step, by name."""
+        """With logs: a copy of the last observations, by name, to compare with after `set_state`."""
 
     def remember(self) -> None:
         """See `EnvGroup.remember`."""
@@ -309,8 +311,8 @@ class VectorGroup(_Group):
     NEXT_STEP gives the contract's rows as they are. SAME_STEP, and DISABLED (where ended environments are reset at once),
     give same-step rows: `spec.autoreset` is "same-step" and the true last observation goes to `StepRow.final_obs`.
 
-    Vector environments with processes of their own (AsyncVectorEnv) are waited for in `send`: Gymnasium has no public way to
-    ask whether their step is finished, and a run steps environments side by side by more rollout workers.
+    `send` also waits for vector environments with processes of their own (AsyncVectorEnv): Gymnasium has no public way to ask
+    whether their step is finished. More rollout workers step environments in parallel, too.
     """
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], spec: EnvSpec, to_learn: RewardTransform, in_place: bool = False) -> None:

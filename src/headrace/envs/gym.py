@@ -1,4 +1,4 @@
-"""``gym/<id>``: every environment that Gymnasium knows, also those of other packages (``gym/package:Name-v0``)."""
+"""``gym/<id>``: every environment registered with Gymnasium, also by other packages (``gym/package:Name-v0``)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ids() -> list[str]:
 
 
 def knows(name: str) -> bool:
-    """Whether Gymnasium can make it; ``package:Name-v0`` is known by its form, since asking would import the package."""
+    """Whether Gymnasium has this id. Any ``package:Name-v0`` counts, since looking it up would import the package."""
     if name.startswith("ALE/"):
         _register_atari()
     return name in gymnasium.registry or ":" in name
@@ -64,7 +64,7 @@ def _register_atari() -> None:
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """Small networks, since observations are vectors, and one thread for them, since several would wait for each other."""
+    """Small networks, since observations are vectors, and one thread, since more cost more than they gain with small networks."""
     if _is_mujoco(name) or re.match("(BipedalWalker|LunarLander|Pendulum|MountainCarContinuous)", name):
         return {
             "learning.num_threads": 1,

@@ -1,6 +1,6 @@
-"""The ids that `import headrace` makes known to Gymnasium.
+"""The ids that `import headrace` registers with Gymnasium.
 
-Gymnasium 1.x looks for no plugins by itself: either `import headrace` comes first, or the id names the package, as in
+Gymnasium 1.x does not search for plugins: either `import headrace` comes first, or the id names the package, as in
 `gymnasium.make_vec("headrace:headrace/Pong-v5")`.
 """
 
@@ -12,7 +12,7 @@ import headrace._native.atari as native
 
 
 def register_games() -> None:
-    """Makes every Atari game known as `headrace/<Name>-v5`, with the settings of `ALE/<Name>-v5`."""
+    """Register every Atari game as `headrace/<Name>-v5`, with the settings of `ALE/<Name>-v5`."""
     for facts in native.games():
         env_id = f"headrace/{''.join(part.capitalize() for part in facts['name'].split('_'))}-v5"
         if env_id not in gymnasium.registry:

@@ -5,8 +5,9 @@
     vizdoom/basic                      scenarios of the vizdoom package; vizdoom/path/to/your.cfg
     dm_control/cartpole-swingup        DeepMind Control Suite
 
-A family is a module with the functions of `Family`; it is imported when first asked for, so that nobody needs the simulators of
-others. A user's environment is one function, registered from the user's own file (``--import my_env.py``):
+A family is a module with the functions of `Family`. It is imported when one of its environments is first asked for, so that the
+packages of other families need not be installed. A user's environment is one function, registered by the user's own file
+(``--import my_env.py``):
 
     @headrace.envs.register("my/corridor")
     def corridor(options, *, render_mode=None):
@@ -44,32 +45,32 @@ SpecSource = Callable[[str, EnvConfig], EnvSpec]
 
 
 class UnknownEnvironment(ConfigError):
-    """There is no environment of this id; the message names the nearest."""
+    """There is no environment with this id; the message names the nearest ids."""
 
 
 class MissingExtra(ConfigError):
-    """The packages of an environment family are not installed; the message has the command that installs them."""
+    """The packages of an environment family are not installed; the message contains the command that installs them."""
 
 
 class EnvFactory(Protocol):
-    """A user's environment: one function."""
+    """The function that makes a user's environment."""
 
     def __call__(self, options: EnvConfig, *, render_mode: str | None = None) -> Env:
-        """Make one environment. The frame skip, image, stack and step limit settings are applied to it afterwards."""
+        """Make one environment. The settings for frame skip, images, frame stack and step limit are applied to the result."""
 
 
 class VectorFactory(Protocol):
-    """A user's vectorised environment: one function."""
+    """The function that makes a user's vectorised environment."""
 
     def __call__(self, options: EnvConfig, num_envs: int) -> VectorEnv:
-        """Make `num_envs` environments stepped together; its metadata must say its autoreset mode."""
+        """Make `num_envs` environments that are stepped together; ``metadata["autoreset_mode"]`` must be set."""
 
 
 class Family(Protocol):
-    """What the module of an environment family offers. `make_group` and `make_vector` may be missing."""
+    """The contents of an environment family's module. `make_group` and `make_vector` are optional."""
 
     FRAMESKIP: int
-    """Simulator frames per step, where the settings do not say."""
+    """Simulator frames per step, unless `EnvConfig.frameskip` is set."""
     OBSERVATIONS: Literal["images", "vectors"]
     """What its environments observe: defaults of algorithms depend on it."""
 
@@ -83,18 +84,21 @@ class Family(Protocol):
         """One environment, with all settings applied."""
 
     def make_group(self, name: str, options: EnvConfig, num_envs: int, *, training: bool) -> EnvGroup:
-        """Environments stepped together, where the family has something faster than one after the other."""
+        """Environments stepped together, if the family has a faster way than one after the other.
+
+        `training`: episodes may end before the game does; otherwise episodes are whole games.
+        """
 
     def make_vector(self, name: str, options: EnvConfig, num_envs: int) -> VectorEnv:
-        """The same as a Gymnasium vector environment of whole games, where the family has a faster one than Gymnasium's."""
+        """A Gymnasium vector environment of whole games, if the family has a faster one than Gymnasium's own."""
 
     def defaults(self, name: str) -> dict[str, Any]:
-        """Dotted configuration overrides with which this environment is learned out of the box."""
+        """Dotted configuration overrides with which this environment is learned without further settings."""
 
 
 @dataclass(frozen=True)
 class _Module:
-    """Where a family lives, and the extra that installs what it needs."""
+    """The name of a family's module, and the extra that installs the packages it needs."""
 
     module: str
     extra: str | None = None
@@ -116,21 +120,21 @@ class _Registered:
     vector_factory: VectorFactory | None = None
     defaults: dict[str, Any] = field(default_factory=dict)
     by_import: bool = False
-    """By a file of `import_files`: other processes can do the same."""
+    """Registered by a file of `import_files`, which another process can import too."""
 
 
 _registered: dict[str, _Registered] = {}
 _imported: dict[Path, None] = {}
-"""Files of `import_files`, in their order."""
+"""The files that `import_files` has imported, in order (a dictionary for its unique keys)."""
 _importing: list[Path] = []
-"""Those that are being imported now."""
+"""The files that it is importing: more than one if a file calls `import_files`."""
 
 
 def register(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[EnvFactory], EnvFactory]:
-    """Decorator: make a function (or class) of `EnvFactory`'s signature the environment `env_id`.
+    """Decorator: register a function (or class) with `EnvFactory`'s signature as the environment `env_id`.
 
-    `defaults` are dotted configuration overrides, e.g. ``{"learning.learning_rate": 3e-4}``. Registering an id again replaces
-    it. Raises `ValueError` for ids of the built-in families.
+    `defaults` are dotted configuration overrides, e.g. ``{"learning.learning_rate": 3e-4}``. Registering an id again replaces the
+    environment. Raises `ValueError` for ids of the built-in families.
     """
     _refuse_family(env_id)
 
@@ -142,9 +146,9 @@ def register(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Calla
 
 
 def register_vector(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[VectorFactory], VectorFactory]:
-    """Like `register`, for a function that makes a `gymnasium.vector.VectorEnv` of as many environments as asked for.
+    """Like `register`, for a function that makes a `gymnasium.vector.VectorEnv` of a given number of environments.
 
-    Of the settings only those of rewards are applied to it; there is no single environment to watch.
+    Only the settings for rewards are applied to it. It cannot be watched, since there is no single environment to render.
     """
     _refuse_family(env_id)
 
@@ -162,7 +166,8 @@ def _refuse_family(env_id: str) -> None:
 
 
 def import_files(paths: Iterable[str | Path]) -> None:
-    """Import Python files, each once, so that they register what they register. Raises `ConfigError` for missing files."""
+    """Import Python files, each once: they register environments, networks and algorithms. Raises `ConfigError` for missing
+    files, and whatever a file raises."""
     for path in map(Path, paths):
         if not path.is_file():
             raise ConfigError(f"--import {path}: there is no such file")
@@ -186,7 +191,7 @@ def import_files(paths: Iterable[str | Path]) -> None:
 
 
 def list_ids(family: str | None = None) -> list[str]:
-    """Ids of one family, or of all families whose packages are installed and of everything registered by the user."""
+    """Ids of one family; without `family`, those registered by the user and of all families whose packages are installed."""
     if family is not None:
         return [f"{family}/{name}" for name in _family(family).ids()]
     found = sorted(_registered)
@@ -199,7 +204,7 @@ def list_ids(family: str | None = None) -> list[str]:
 
 
 def check_id(env_id: str) -> None:
-    """Raise `UnknownEnvironment` (with the nearest ids) or `MissingExtra` unless `env_id` can be made."""
+    """Raise `UnknownEnvironment` if there is no such id, `MissingExtra` if the packages it needs are not installed."""
     if env_id in _registered:
         return
     prefix, _, name = env_id.partition("/")
@@ -209,7 +214,7 @@ def check_id(env_id: str) -> None:
 
 
 def with_absolute_path(env_id: str) -> str:
-    """An id that names a file (vizdoom/my.cfg), by its absolute path: a run may be evaluated from another directory."""
+    """An id that names a file (vizdoom/my.cfg), with the file's absolute path: a run may be evaluated from another directory."""
     prefix, _, name = env_id.partition("/")
     is_file = env_id not in _registered and name.endswith(".cfg") and Path(name).is_file()
     return f"{prefix}/{Path(name).resolve()}" if is_file else env_id
@@ -217,7 +222,7 @@ def with_absolute_path(env_id: str) -> str:
 
 def _nearest(env_id: str) -> str:
     by_lower = {known.lower(): known for known in list_ids()}
-    # "pong" alone should find "atari/pong"
+    # "pong" finds "atari/pong"
     by_lower |= {known.rpartition("/")[2].lower(): known for known in by_lower.values()}
     nearest = [by_lower[match] for match in difflib.get_close_matches(env_id.lower(), by_lower, n=5, cutoff=0.5)]
     if nearest:
@@ -244,7 +249,7 @@ def _import(module: str) -> ModuleType:
 
 
 def make_env(env_id: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
-    """One environment with all settings applied, for evaluation and video: whole games, raw rewards.
+    """One environment with all settings applied but those of rewards: whole games, raw rewards. For evaluation and video.
 
     Raises `UnknownEnvironment`, `MissingExtra`, `ConfigError` for a render mode that the environment does not have, or
     `EnvironmentFault` where its constructor fails.
@@ -273,7 +278,7 @@ def _make_env(env_id: str, options: EnvConfig, render_mode: str | None) -> Env:
 
 @contextmanager
 def _making(env_id: str) -> Iterator[None]:
-    """Name the environment in whatever its constructor raises."""
+    """Whatever a constructor raises becomes an `EnvironmentFault` that names the environment, except for a `ConfigError`."""
     try:
         yield
     except (ConfigError, EnvironmentFault):
@@ -312,10 +317,10 @@ def make_group(env_id: str, options: EnvConfig, num_envs: int, *, training: bool
 
 
 def make_vec(env_id: str, num_envs: int, options: EnvConfig | None = None) -> VectorEnv:
-    """`num_envs` environments as a `gymnasium.vector.VectorEnv`: any id of Headrace in anybody's training loop.
+    """`num_envs` environments as a `gymnasium.vector.VectorEnv`, for use in another training loop.
 
-    `options` default to those `headrace train` uses for this environment. Episodes are whole games, rewards are raw; the
-    autoreset mode is in the metadata. Atari games are the native batch, other environments are stepped one after the other.
+    `options` default to those that `headrace train` uses for this environment. Episodes are whole games, rewards are raw; the
+    autoreset mode is in the metadata. Atari games run as the native batch, other environments are stepped one after the other.
     Raises what `make_env` raises.
     """
     check_id(env_id)
@@ -337,20 +342,20 @@ def _frameskip(env_id: str) -> int:
 
 
 def describe(env_id: str, options: EnvConfig, source: SpecSource | None = None) -> EnvSpec:
-    """What the engine has to know of an environment before it makes one. Raises what `make_group` raises.
+    """The specification of an environment. Raises what `make_group` raises.
 
-    One environment is made and closed in a child process, where a constructor that crashes, hangs or calls `sys.exit` harms
-    nobody; that, too, is an `EnvironmentFault`. Environments that only this process knows, those registered in a notebook or a
-    script, are made here.
+    One environment is made and closed in a child process. A constructor that crashes, hangs or calls `sys.exit` ends only the
+    child, and is an `EnvironmentFault` here. Environments that only this process can make, because a notebook or a script
+    registered them, are made in this process.
 
-    `source`: asked instead, for environments that cannot be made on this machine.
+    `source`: a function that gives the specification instead, for environments that cannot be made on this machine.
     """
     if source is not None:
         return source(env_id, options)
     check_id(env_id)
     registered = _registered.get(env_id)
     only_here = registered is not None and not registered.by_import
-    if only_here or multiprocessing.current_process().daemon:  # such a process may have no children, and is one itself
+    if only_here or multiprocessing.current_process().daemon:  # a child of a run, which may have no children of its own
         return describe_here(env_id, options)
     try:
         return describe_in_child(partial(describe_here, env_id, options, tuple(_imported)), env_id)
@@ -369,7 +374,7 @@ def describe_here(env_id: str, options: EnvConfig, imports: Iterable[str | Path]
 
 
 def defaults(env_id: str) -> dict[str, Any]:
-    """Dotted configuration overrides with which this environment is learned out of the box. Raises what `check_id` raises."""
+    """Dotted configuration overrides with which this environment is learned without further settings. Raises as `check_id`."""
     check_id(env_id)
     if env_id in _registered:
         return dict(_registered[env_id].defaults)

@@ -2,14 +2,14 @@
 
 Observations become named arrays of two kinds: uint8 images [C, H, W], and float32 numbers of any shape.
 
-    Box uint8, 3-D                 image; H x W x C and C x H x W are told apart by the smaller end being C
+    Box uint8, 3-D                 image; H x W x C or C x H x W: C is the smaller of the first and the last dimension
     Box uint8, 4-D                 stack of images [K, ...]: one image of K * C channels
     Box, anything else             float32 of the same shape
     Discrete, MultiDiscrete        one-hot float32
     MultiBinary                    float32 of the same shape
     Dict, Tuple                    one level of names; nested ones are joined: "camera/left"
 
-A plain space has the one name "obs". The entry `MASK_KEY` of a Dict is the action mask and stays uint8.
+A space without names has the one name "obs". The entry `MASK_KEY` of a Dict is the action mask and stays uint8.
 
 Actions become one row of columns (`ActionSpec`): Discrete and MultiDiscrete one column per choice, counted from 0; MultiBinary
 one two-way choice per bit; Box one bounded number per entry; Dict and Tuple their parts in order.
@@ -31,15 +31,15 @@ PLAIN_KEY = "obs"
 """Name of the only array of an observation space that is no dictionary."""
 
 SMALLEST_IMAGE = 16
-"""uint8 arrays with fewer rows or columns than this are numbers like others: no usual convolutional encoder fits them."""
+"""uint8 arrays with fewer rows or columns than this count as vectors: they are too small for convolutional encoders."""
 
 
 class UnsupportedSpace(ConfigError):
-    """A space that has no flat array form; the message says which and what to do."""
+    """A space that cannot be turned into flat arrays; the message names it and says what to do."""
 
 
 class BadObservation(ValueError):
-    """An observation that is not what its space declares."""
+    """An observation that is not in the declared space."""
 
 
 # -- observations -----------------------------------------------------------------------------------------------------
@@ -47,11 +47,11 @@ class BadObservation(ValueError):
 
 @dataclass
 class Leaf:
-    """One array of an observation: where it is found in the observation, and how it is written into rows of memory."""
+    """One array of an observation: its place in the observation, and how it is written into rows of memory."""
 
     name: str
     path: tuple[str | int, ...]
-    """Keys that lead to it through nested dictionaries and tuples."""
+    """The keys to it through nested dictionaries and tuples."""
     source: spaces.Space[Any]
     spec: ArraySpec
     write: Callable[[np.ndarray, np.ndarray], None]
@@ -74,7 +74,7 @@ class Leaf:
     def put_one(self, rows: np.ndarray, index: int, observation: Any) -> None:
         """Write this leaf's part of one environment's observation to ``rows[index]``. Raises `BadObservation`."""
         value = self.find(observation) if self.path else observation
-        # once for each environment and step: what is right passes with three comparisons
+        # called once for each environment and step, so a correct observation costs only three comparisons
         if type(value) is np.ndarray and value.shape == self._shape and value.dtype == self._dtype and self._unchanged:
             rows[index] = value
         else:
@@ -85,7 +85,7 @@ class Leaf:
         self.put_value(rows, self.find(observations))
 
     def put_value(self, destination: np.ndarray, value: Any) -> None:
-        """Write a value of this leaf's own space, or a batch of them: as `destination` has leading dimensions."""
+        """Write a value of this leaf's own space, or a batch of values if `destination` has a leading dimension."""
         if not isinstance(value, np.ndarray):
             try:
                 value = np.asarray(value)
@@ -100,7 +100,7 @@ class Leaf:
 
 
 def leaves(space: spaces.Space[Any]) -> list[Leaf]:
-    """The arrays an observation space consists of, in the space's order. Raises `UnsupportedSpace`."""
+    """The arrays of an observation space, in the space's order. Raises `UnsupportedSpace`."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         return list(_leaves(space, ()))
     return [_leaf(space, PLAIN_KEY, ())]
@@ -179,7 +179,7 @@ def _write_channels_last(ndim: int) -> Callable[[np.ndarray, np.ndarray], None]:
 
 
 def _cv2_split() -> Callable[[np.ndarray, list[np.ndarray]], Any] | None:
-    """OpenCV separates channels four times as fast as NumPy copies with strides; without it the same is done in NumPy."""
+    """OpenCV's function, which separates channels four times as fast as a strided NumPy copy; None if it is not installed."""
     try:
         import cv2
     except ImportError:
@@ -234,7 +234,7 @@ def _children(space: spaces.Dict | spaces.Tuple) -> list[tuple[Any, spaces.Space
 
 
 def batch_decoder(space: spaces.Space[Any]) -> Callable[[np.ndarray], Any]:
-    """A function from action rows [E, A] to what a `gymnasium.vector.VectorEnv` with this single action space takes."""
+    """A function from action rows [E, A] to the batch that a `gymnasium.vector.VectorEnv` with this single action space takes."""
     if isinstance(space, spaces.Discrete):
         start, kind = space.start, space.dtype
         return lambda rows: rows[:, 0].astype(kind) + start
@@ -292,21 +292,6 @@ def _box_decoder(space: spaces.Box) -> Callable[[np.ndarray], np.ndarray]:
         return np.clip(np.rint(values) if rounded else values, low, high).astype(kind)
 
     return decode
-
-
-def encode(space: spaces.Space[Any], action: Any) -> np.ndarray:
-    """One action as a row [A] of `action_spec(space)`: the inverse of `decoder`."""
-    return np.asarray(list(_columns(space, action)), dtype=action_spec(space).dtype)
-
-
-def _columns(space: spaces.Space[Any], action: Any) -> Iterator[float]:
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        yield from (np.asarray(action) - space.start).ravel().tolist()
-    elif isinstance(space, (spaces.Dict, spaces.Tuple)):
-        for key, child in _children(space):
-            yield from _columns(child, action[key])
-    else:
-        yield from np.asarray(action).ravel().tolist()
 
 
 def specs_of(

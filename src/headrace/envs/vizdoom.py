@@ -1,14 +1,14 @@
 """``vizdoom/<scenario>``: the single-player scenarios of the vizdoom package, or ``vizdoom/path/to/your.cfg``.
 
 One step is 4 frames (tics); images are rendered at 160x120 and resized to 72 rows of 128; where the scenario has game variables
-they are the second observation "measurements". Actions: one choice of all sensible button combinations where there are few,
-else independent choices (`vizdoom_actions`). Rewards are the scenario's own.
+they are the second observation "measurements". Actions: one choice among all useful combinations of buttons if there are few,
+else several independent choices (`vizdoom_actions`). Rewards are the scenario's own.
 
 `EnvConfig.kwargs`: ``buttons`` (list of names, or "full" for the seven heads of `FULL_BUTTONS`), ``variables`` (list of names),
 ``measurements`` (False: images only); everything else is a setting of the configuration file, e.g. ``doom_skill``.
 
-Where an episode reaches its time limit it is truncated, and the last picture is the true last one: the limit is watched here
-instead of in the engine, which shows nothing any more once it has ended an episode.
+An episode that reaches its time limit is truncated, and its last observation is the true last one: the limit is counted here
+and not by the Doom engine, which gives no image after the end of an episode.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SCALES: dict[str, tuple[float, float]] = {
 
 
 def ids() -> list[str]:
-    """The scenarios that the package has everything for."""
+    """The single-player scenarios whose files are all in the package."""
     shipped = {path.stem for path in Path(vizdoom.scenarios_path).glob("*.cfg")}
     return sorted(shipped - NOT_SINGLE_PLAYER - NEEDS_OTHER_FILES)
 
@@ -124,7 +124,7 @@ class VizdoomEnv(gymnasium.Env):
         reward = self.game.make_action(presses.tolist(), frames)  # type: ignore[union-attr]
         terminated = self.game.is_episode_finished()
         truncated = not terminated and 0 < self._limit <= self.game.get_episode_time() - self._started
-        # of a finished episode the engine shows no picture; the one before it stays, and no value is taken of it
+        # after a termination there is no image; the one before it is given again, and is never bootstrapped from
         return self._observation if terminated else self._observe(), reward, terminated, truncated, {}
 
     def _observe(self) -> Any:
@@ -189,7 +189,7 @@ def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> En
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """Small batches and two passes, for tasks of some hundred thousand steps on a CPU; rewards brought to the order of one.
+    """Small batches and two epochs, for tasks of some hundred thousand steps on a CPU; rewards scaled to the order of one.
 
     The published settings (Sample Factory, Table A.5: GRU of 512, batches of 2048, one pass, learning rate 1e-4) are for billions
     of frames: `--policy.core gru --learning.batch-size 2048 --learning.num-epochs 1 --learning.learning-rate 1e-4`.
@@ -225,12 +225,13 @@ for file in $(grep -laF "$0/" /proc/[0-9]*/cmdline); do
 done
 rm -rf "$0"
 """
-"""Waits for the end of its input, that is of this process, however it ends; then ends the engines started from our folder."""
+"""Waits until its input is closed, which is when this process has ended in whatever way; then kills the Doom engines that were
+started with our folder, and removes the folder and their shared memory."""
 
 
 @cache
 def _process_folder(pid: int) -> Path:
-    """A folder for the engines of this process, and a watcher that removes both when this process is gone."""
+    """A folder for the Doom engines of this process, and a watcher that removes both when this process has ended."""
     folder = Path(tempfile.mkdtemp(prefix="headrace-vizdoom-"))
     _watchers.append(
         subprocess.Popen(
@@ -241,11 +242,11 @@ def _process_folder(pid: int) -> Path:
 
 
 _watchers: list[subprocess.Popen[bytes]] = []
-"""Kept, since the end of their input is the end of this process."""
+"""Referenced, so that their input stays open as long as this process runs."""
 
 
 def _guard(game: vizdoom.DoomGame) -> None:
-    """Let the engine be started in this process's folder, under its watcher. (Forked processes have folders of their own.)"""
+    """Have the engine started in this process's folder, under its watcher. (Forked processes have folders of their own.)"""
     folder = _process_folder(os.getpid())
     os.environ["HEADRACE_VIZDOOM_FOLDER"] = str(folder)
     os.environ["HEADRACE_VIZDOOM_ENGINE"] = str(Path(vizdoom.__file__).parent / "vizdoom")

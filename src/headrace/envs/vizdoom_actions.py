@@ -39,24 +39,24 @@ _LEFT_OUT_WITH = {
     "SELECT_NEXT_WEAPON": "SELECT_WEAPON1",
     "SELECT_PREV_WEAPON": "SELECT_WEAPON1",
 }
-"""Buttons that say again what another button, where there is one, says better."""
+"""Buttons that are left out if the other button is available, which does the same in finer steps or more directly."""
 _LEFT_OUT = frozenset({"STRAFE", "LOOK_UP_DOWN_DELTA"})
-"""STRAFE turns turning into strafing; nothing in these levels has to be aimed at vertically."""
+"""STRAFE makes the turning buttons strafe; in these levels nothing has to be aimed at vertically."""
 
 LARGEST_SINGLE_CHOICE = 18
-"""Up to this many combinations form one Discrete space; more stay independent choices."""
+"""With up to this many combinations, all choices together form one Discrete space; with more they stay independent."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """One independent choice: row i of `presses` is what choice i presses, one column per button."""
+    """One independent choice. `presses` [choices, buttons]: the value of each button for each choice."""
 
     name: str
     presses: np.ndarray
 
 
 def heads_for(buttons: Sequence[str]) -> list[Head]:
-    """The independent choices that these buttons allow, in the order of Table A.4, then whatever else there is."""
+    """The independent choices that these buttons allow, in the order of Table A.4; one more for each remaining button."""
     used = [b for b in buttons if b not in _LEFT_OUT and _LEFT_OUT_WITH.get(b) not in buttons]
     heads, placed = [], set[str]()
     for name, group in (*_CHOICES, ("aim", ("TURN_LEFT_RIGHT_DELTA",)), ("turning", ("TURN_RIGHT", "TURN_LEFT"))):
@@ -71,7 +71,7 @@ def heads_for(buttons: Sequence[str]) -> list[Head]:
 
 
 def combine(heads: Sequence[Head]) -> list[Head]:
-    """One head of all combinations where there are few, else the heads as they are."""
+    """One head of all combinations if there are at most `LARGEST_SINGLE_CHOICE`, else the heads unchanged."""
     if int(np.prod([len(head.presses) for head in heads])) > LARGEST_SINGLE_CHOICE:
         return list(heads)
     presses = heads[0].presses

@@ -1,4 +1,4 @@
-"""The settings of `EnvConfig` that mean the same for every environment, as Gymnasium wrappers.
+"""The settings of `EnvConfig` that apply to every environment, as Gymnasium wrappers.
 
 Images are uint8 H x W x C (or H x W) and may be entries of a Dict observation; other entries pass unchanged.
 """
@@ -22,9 +22,9 @@ Env = gymnasium.Env[Any, Any]
 
 
 def render_without_screen() -> None:
-    """Let MuJoCo render through EGL and pygame into memory where there is no screen.
+    """Let MuJoCo render through EGL, and pygame into memory, if there is no screen.
 
-    Before MuJoCo is imported: it chooses then and fails later.
+    To be called before MuJoCo is imported, since it chooses its renderer then.
     """
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")
@@ -50,7 +50,7 @@ def preprocess(env: Env, options: EnvConfig) -> Env:
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """A uint8 image [H, W, C] with `size` (height, width) instead, still [H, W, C].
 
-    By area averaging; bilinear where both sides shrink by less than 2, which still sees every pixel, in a fifth of the time.
+    By area averaging; bilinear if both sides shrink by less than 2, which uses every pixel too and takes a fifth of the time.
     """
     import cv2
 
@@ -63,7 +63,7 @@ def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 class FrameSkip(gymnasium.Wrapper):
-    """Repeat each action for `frames` frames and add up the rewards; an episode's end stops the repetition."""
+    """Repeat each action for `frames` frames, or until the episode ends, and add up the rewards."""
 
     def __init__(self, env: Env, frames: int) -> None:
         super().__init__(env)
@@ -80,7 +80,7 @@ class FrameSkip(gymnasium.Wrapper):
 
 
 class InfoActionMask(gymnasium.Wrapper):
-    """Move `info["action_mask"]`, a flag per choice of the discrete actions, into the observation, where masks belong."""
+    """Copy `info["action_mask"]`, one flag for each choice of the discrete actions, into the observation."""
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
@@ -115,7 +115,7 @@ def is_image(space: spaces.Space[Any]) -> bool:
 def map_space(
     space: spaces.Space[Any], chosen: Callable[[spaces.Space[Any]], bool], change: Callable[[spaces.Box], spaces.Box]
 ) -> Any:
-    """A plain or one-level Dict space with its chosen parts changed."""
+    """A space, plain or a Dict, with the chosen parts changed."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: map_space(child, chosen, change) for key, child in space.spaces.items()})
     return change(space) if chosen(space) else space  # type: ignore[arg-type]
@@ -160,9 +160,9 @@ class ImageTransform(gymnasium.ObservationWrapper):
 
 
 class FrameStack(gymnasium.Wrapper):
-    """The last `depth` observations as one, along the last axis, oldest first; an episode starts with copies of its first.
+    """The last `depth` observations as one, along the last axis, oldest first; an episode starts with copies of its first one.
 
-    Stacks images; where there are none, vectors.
+    Stacks the images of an observation, or the vectors if there is no image.
     """
 
     def __init__(self, env: Env, depth: int) -> None:
