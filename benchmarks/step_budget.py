@@ -58,7 +58,7 @@ def budget(env: str, updates: int) -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
     for worker in sampler.workers:
         for group in worker.groups:
-            group.envs.step = timed(group.envs.step, seconds, "environments")  # type: ignore[method-assign]
+            group.envs.send = timed(group.envs.send, seconds, "environments")  # type: ignore[method-assign]
     sampler.actor._act = timed(sampler.actor._act, seconds, "policy network")
     collect = timed(sampler.collect, seconds, "sampling, all")
     get = timed(TrajectoryBatches(exchange, config.slots_per_batch, "cpu", collect).get, seconds, "batches, all")
