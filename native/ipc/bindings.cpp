@@ -8,7 +8,7 @@
 #include <bit>
 #include <optional>
 
-#include "ipc/board.h"
+#include "ipc/versioned_buffer.h"
 #include "ipc/queue.h"
 #include "ipc/segment.h"
 #include "ipc/slots.h"
@@ -79,7 +79,7 @@ class Shared {
 };
 
 using PyQueue = Shared<Queue, uint32_t>;
-using PyBoard = Shared<Board, uint64_t>;
+using PyVersionedBuffer = Shared<VersionedBuffer, uint64_t>;
 using PySlots = Shared<Slots, uint32_t>;
 
 uint32_t round_capacity(int64_t capacity) {
@@ -136,9 +136,9 @@ class PyWords {
   Part<Word> self_;
 };
 
-const std::byte* board_bytes(PyBoard& board, size_t given, const uint8_t* data) {
+const std::byte* payload(PyVersionedBuffer& board, size_t given, const uint8_t* data) {
   if (given != board->nbytes())
-    throw std::invalid_argument("the board holds " + std::to_string(board->nbytes()) + " bytes, the array " +
+    throw std::invalid_argument("the buffer holds " + std::to_string(board->nbytes()) + " bytes, the array " +
                                 std::to_string(given));
   return reinterpret_cast<const std::byte*>(data);
 }
@@ -250,31 +250,31 @@ void bind_words(nb::module_& m) {
            "i"_a, "old"_a, "timeout"_a = nb::none(), "The value once it is not `old`; `old` after `timeout` seconds.");
 }
 
-void bind_board(nb::module_& m) {
-  nb::class_<PyBoard>(m, "Board", "A versioned blob: one writer publishes, readers copy the newest, never half of one.")
+void bind_versioned_buffer(nb::module_& m) {
+  nb::class_<PyVersionedBuffer>(m, "VersionedBuffer", "A versioned blob: one writer publishes, readers copy the newest, never half of one.")
       .def(nb::init<nb::object, size_t, std::optional<uint64_t>>(), "segment"_a, "offset"_a, "nbytes"_a.none())
-      .def_static("bytes", [](uint64_t nbytes) { return Board::bytes(nbytes); }, "nbytes"_a)
-      .def_prop_ro("segment", &PyBoard::segment)
-      .def_prop_ro("offset", &PyBoard::offset)
-      .def_prop_ro("nbytes", [](PyBoard& b) { return b->nbytes(); })
-      .def_prop_ro("version", [](PyBoard& b) { return b->version(); }, "Version published last; 0 before the first.")
-      .def_prop_ro("updates", [](PyBoard& b) { return b->updates(); }, "Number of updates published.")
+      .def_static("bytes", [](uint64_t nbytes) { return VersionedBuffer::bytes(nbytes); }, "nbytes"_a)
+      .def_prop_ro("segment", &PyVersionedBuffer::segment)
+      .def_prop_ro("offset", &PyVersionedBuffer::offset)
+      .def_prop_ro("nbytes", [](PyVersionedBuffer& b) { return b->nbytes(); })
+      .def_prop_ro("version", [](PyVersionedBuffer& b) { return b->version(); }, "Version published last; 0 before the first.")
+      .def_prop_ro("updates", [](PyVersionedBuffer& b) { return b->updates(); }, "Number of updates published.")
       .def("publish",
-           [](PyBoard& b, ConstBytes from, uint64_t version) {
-             const std::byte* bytes = board_bytes(b, from.size(), from.data());
+           [](PyVersionedBuffer& b, ConstBytes from, uint64_t version) {
+             const std::byte* bytes = payload(b, from.size(), from.data());
              nb::gil_scoped_release nogil;
              b->publish(bytes, version);
            },
            "source"_a, "version"_a, "Publishes uint8[nbytes]. One writer at a time. Raises ValueError for another size.")
       .def("read",
-           [](PyBoard& b, Bytes to) {
-             board_bytes(b, to.size(), to.data());
+           [](PyVersionedBuffer& b, Bytes to) {
+             payload(b, to.size(), to.data());
              nb::gil_scoped_release nogil;
              return b->read(reinterpret_cast<std::byte*>(to.data()));
            },
            "out"_a, "Copies the newest update into uint8[nbytes]; returns its version. Raises ValueError for another size.")
       .def("wait",
-           [](PyBoard& b, uint64_t updates_seen, Timeout timeout) {
+           [](PyVersionedBuffer& b, uint64_t updates_seen, Timeout timeout) {
              if (b->updates() != updates_seen) return true;
              if (!may_wait(timeout)) return false;
              nb::gil_scoped_release nogil;
@@ -333,7 +333,7 @@ void bind_slots(nb::module_& m) {
 NB_MODULE(ipc, m) {
   // What a daemon thread still holds when the interpreter ends is no leak, and nobody can do anything about it then.
   nb::set_leak_warnings(false);
-  m.doc() = "Shared memory, queues, words, boards and slot credits between processes that may be killed at any time.";
+  m.doc() = "Shared memory, queues, words, versioned buffers and slot credits between processes that may be killed at any time.";
   nb::register_exception_translator([](const std::exception_ptr& p, void*) {
     try {
       std::rethrow_exception(p);
@@ -345,7 +345,7 @@ NB_MODULE(ipc, m) {
   bind_segment(m);
   bind_queue(m);
   bind_words(m);
-  bind_board(m);
+  bind_versioned_buffer(m);
   bind_slots(m);
 }
 

@@ -91,7 +91,7 @@ def _exit_code(error: Exception) -> int | None:
         ("headrace.runs.folder", "FolderUnusable", 2),
         ("headrace.runs.checkpoint", "CheckpointError", 2),
         ("headrace.envs.contract", "EnvironmentFault", 1),
-        ("headrace.sampling.supervisor", "RunFailed", 1),
+        ("headrace.sampling.placements.base", "RunFailed", 1),
     ):
         if module in sys.modules and isinstance(error, getattr(sys.modules[module], name)):
             return code

@@ -184,20 +184,21 @@ def measure(config: Config, spec: EnvSpec, seconds: float) -> tuple[float, float
 
     Both are counted from the end of one update to the end of another. Raises what training raises.
     """
-    from headrace.sampling.supervisor import RunFailed, Supervisor
-    from headrace.train import learner_main, make_exchange
+    from headrace.learning.algorithm import make_agent
+    from headrace.sampling.placements import make_placement
+    from headrace.sampling.placements.base import RunFailed
+    from headrace.train import learn
 
-    exchange = make_exchange(config, spec)
-    supervisor = Supervisor(config, spec, exchange, learner_main, lambda text: None)
+    placement = make_placement(config, spec, make_agent)
     updates: list[tuple[float, float]] = []
     began = monotonic()
     try:
-        supervisor.start()
+        placement.start(learn)
         while True:
-            for kind, content in supervisor.messages(timeout=0.1):
+            for message in placement.messages(timeout=0.1):
                 # The learner also reports while it waits; only an update moves the step.
-                if kind == "metrics" and content["global_step"] > (updates[-1][0] if updates else 0):
-                    updates.append((content["global_step"], monotonic()))
+                if message.kind == "metrics" and message.content["global_step"] > (updates[-1][0] if updates else 0):
+                    updates.append((message.content["global_step"], monotonic()))
             elapsed = monotonic() - (updates[0][1] if updates else began)
             if len(updates) < 2 and elapsed > SLOWEST:
                 raise RunFailed(f"an update takes more than {SLOWEST:.0f} s")
@@ -206,7 +207,7 @@ def measure(config: Config, spec: EnvSpec, seconds: float) -> tuple[float, float
                 (first, since), (last, until) = updates[0], updates[-1]
                 return last - first, until - since
     finally:
-        supervisor.kill()
+        placement.kill()
 
 
 # -- the search ------------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from worlds import (
 from headrace.config import EnvConfig
 from headrace.envs.contract import MASK_KEY, EnvGroup, EnvironmentFault, LaneRow, OutOfBounds
 from headrace.envs.group import BOUNDS_PERIOD, LIFE_LOST, Completion, vector_group
-from headrace.sampling.processes import bounds_said
+from headrace.sampling.worker_process import warnings_reported
 
 SEED, E, STEPS = 20, 5, 60
 
@@ -288,7 +288,7 @@ def test_observations_outside_of_their_space_are_warned_of_once() -> None:
     group = local_group([env, Wide()])
     now, after = rows_for(group.spec, 2)
     said: list[str] = []
-    with bounds_said(said.append):
+    with warnings_reported(said.append):
         reset_group(group, 0, after)
         env.far = 7.0
         for _ in range(BOUNDS_PERIOD - 1):

@@ -7,7 +7,7 @@ import pytest
 import headrace
 from headrace.config import override
 from headrace.evaluation import background as evaluator
-from headrace.evaluation.background import Evaluator
+from headrace.evaluation.background import BackgroundEvaluation
 from headrace.make_config import make_config
 from headrace.runs.metrics import read_jsonl
 
@@ -43,7 +43,7 @@ def test_every_evaluation_that_was_due_is_made_with_its_own_checkpoint(config, f
 
 
 def test_after_a_resume_the_next_multiple_is_due(config, folder):
-    evaluations = Evaluator(config)
+    evaluations = BackgroundEvaluation(config)
     evaluations.started(saved(config)[-1])
     assert evaluations.saved(1999) is None
     assert evaluations.poll() is None
@@ -54,14 +54,14 @@ def test_after_a_resume_the_next_multiple_is_due(config, folder):
 def test_the_end_does_not_wait_for_ever(config, folder, monkeypatch):
     monkeypatch.setattr(evaluator, "DRAIN", 0.2)
     monkeypatch.setattr(evaluator, "WAITING", 1)
-    evaluations = Evaluator(override(config, **{"run.eval_episodes": 10**6, "run.eval_interval_steps": 1}))
+    evaluations = BackgroundEvaluation(override(config, **{"run.eval_episodes": 10**6, "run.eval_interval_steps": 1}))
     try:
         for _ in range(3):
             evaluations._due = 0
             said = evaluations.saved(saved(config)[-1])
         assert "1 wait already" in said
         child = evaluations._child[0]
-        messages = [text for kind, text in evaluations.drain()]
+        messages = [e.content for e in evaluations.drain()]
         assert "Waiting for 2 evaluations" in messages[0]
         assert "2 of them not made" in messages[1]
     finally:

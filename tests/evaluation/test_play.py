@@ -1,6 +1,5 @@
 """Evaluation: whole games, evenly shared, reproducible; a policy for programs."""
 
-import importlib
 import subprocess
 import sys
 
@@ -13,7 +12,7 @@ from worlds import DelayedGroup
 import headrace
 from headrace.config import ConfigError
 from headrace.envs.contract import EnvironmentFault
-from headrace.evaluation import play
+from headrace.evaluation import pictures, play
 from headrace.evaluation.play import bootstrap_ci, evaluate
 from headrace.evaluation.policy import load_policy
 from headrace.evaluation.video import record
@@ -146,25 +145,24 @@ def test_a_finished_training_does_not_end_in_an_error_of_its_pictures(tmp_path, 
     def broken(*_, **__):
         raise RuntimeError("no ink")
 
-    training = importlib.import_module("headrace.train")  # the package's attribute of this name is the function
-    monkeypatch.setattr(training, "learning_curve", lambda *_, **__: None)
-    monkeypatch.setattr(training, fails, broken)
-    said = []
-    reporter = type("Reporter", (), {"message": lambda self, text: said.append(text)})()
-    training._keepsakes(make_config("test/countdown", **{"run.folder": str(tmp_path)}), reporter, 1.0)
-    assert said[-1] == "No curve or video: RuntimeError: no ink"
+    monkeypatch.setattr(pictures, "learning_curve", lambda *_, **__: None)
+    monkeypatch.setattr(pictures, fails, broken)
+    messages = []
+    config = make_config("test/countdown", **{"run.folder": str(tmp_path)})
+    pictures.draw_curve_and_video(config, messages.append, 1.0, again=True)
+    assert messages[-1] == "No curve or video: RuntimeError: no ink"
 
 
 def test_a_resume_that_has_nothing_to_do_leaves_the_pictures_as_they_are(run, monkeypatch):
-    training = importlib.import_module("headrace.train")
     drawn = []
-    monkeypatch.setattr(training, "_keepsakes", lambda *_: drawn.append(1))
+    monkeypatch.setattr(pictures, "record", lambda *_, **__: drawn.append(1) or [0.0])
     config = load_policy(run).config
+    config.run.video = True
     (run / "video.mp4").touch()
-    assert training.train(config).reason == "total_steps"
+    assert headrace.train(config).reason == "total_steps"
     assert drawn == []
     (run / "video.mp4").unlink()
-    training.train(config)
+    headrace.train(config)
     assert drawn == [1]
 
 

@@ -111,7 +111,7 @@ def test_a_stopped_learner_is_replaced_after_its_time(tmp_path):
         assert "hangs" not in run.output
         run.signal("learner", signal.SIGSTOP)
         run.wait_for("the learner's return", lambda: "Going on from" in run.output)
-        assert "learner hangs: no sign of life for" in run.output
+        assert "learner hangs: no heartbeat for" in run.output
         assert "learning.update_timeout: 4 s" in run.output
         goes_on(run)
         stop(run)

@@ -24,7 +24,7 @@ def test_passing_faults_are_survived(tmp_path):
     kwargs = f'{{"fault": "{faults}", "once": "{once}"}}'
     signs = (
         "RuntimeError: the world is broken",
-        "no sign of life",
+        "no heartbeat",
         "killed by SIGSEGV",
         "exit code 7",
         "observation 'obs' is nan at index",
@@ -46,7 +46,7 @@ def test_a_learner_in_a_deadlock_is_shown_and_replaced(tmp_path):
     run.command.insert(run.command.index(str(WORLDS)) + 1, str(STUCK))
     with run:
         assert run.end(180) == 0, run.story
-        assert "learner hangs: no sign of life for" in run.output
+        assert "learner hangs: no heartbeat for" in run.output
         assert "in loss" in run.output, "its Python stack"
         run.assert_nothing_left()
 
@@ -59,7 +59,7 @@ def test_a_learner_in_a_deadlock_is_shown_and_replaced(tmp_path):
         pytest.param("nan", "observation 'obs' is nan at index [1]", marks=pytest.mark.slow),
         pytest.param("shape", "(3,)", marks=pytest.mark.slow),
         pytest.param("leak", "MemoryError", marks=pytest.mark.slow),
-        pytest.param("hang", "no sign of life", marks=pytest.mark.slow),
+        pytest.param("hang", "no heartbeat", marks=pytest.mark.slow),
     ],
 )
 def test_a_lasting_fault_ends_the_run_with_its_error(tmp_path, fault, message):

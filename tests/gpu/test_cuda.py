@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from headrace.accelerator.graphs import WARM_UPS, set_up
+from headrace.accelerator.weights import FlatWeights, Publisher, weights_nbytes
 from headrace.config import Config
 from headrace.envs.registry import describe
 from headrace.experience.on_policy import TrajectoryBatches
+from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner
 from headrace.make_config import make_config
 from headrace.runs.metrics import read_jsonl
@@ -23,8 +25,6 @@ from headrace.sampling.actor import Actor
 from headrace.sampling.device_slab import DeviceSlab
 from headrace.sampling.exchange import Exchange
 from headrace.sampling.placements.serial import SerialSampler
-from headrace.sampling.processes import make_algorithm_and_model
-from headrace.sampling.weights import FlatWeights, Publisher, weights_nbytes
 from headrace.train import train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -42,7 +42,7 @@ def cuda_config(env: str, **settings: Any) -> Config:
 def start(config: Config) -> tuple[Any, Any, Exchange]:
     set_up(config.device)
     spec = describe(config.env, config.envs)
-    algorithm, model = make_algorithm_and_model(config, spec)
+    algorithm, model = make_agent(config, spec)
     return algorithm, model, Exchange(config, spec, model.core_width, weights_nbytes(model), algorithm.extra_fields(spec))
 
 
@@ -69,7 +69,7 @@ def no_waiting() -> Iterator[None]:
 def test_learning_does_not_wait_and_graphs_learn_the_same(env: str, settings: dict[str, Any], graphs: bool) -> None:
     config = cuda_config(env, **{"sampling.placement": "serial", "learning.graphs": graphs, **settings})
     algorithm, model, x = start(config)
-    plain = Learner(make_algorithm_and_model(config, describe(env, config.envs))[1], algorithm, config)
+    plain = Learner(make_agent(config, describe(env, config.envs))[1], algorithm, config)
     plain._step._recorder = plain._prepare._recorder = None
     learner, publisher = Learner(model, algorithm, config, pytest.fail), Publisher(model, x.board, "cuda")
     sampler = SerialSampler(config, describe(env, config.envs), x)
@@ -104,7 +104,7 @@ def test_a_graph_acts_like_the_policy_and_draws_new_numbers() -> None:
     x.slab.arrays["obs/obs"][:] = np.random.default_rng(0).integers(0, 256, x.slab.arrays["obs/obs"].shape, np.uint8)
     x.cursor[:] = np.stack([np.arange(x.G), np.zeros(x.G)], 1)
     FlatWeights(model.to("cuda")).publish(x.board, 1)
-    actors = [Actor(make_algorithm_and_model(config, describe(config.env, config.envs))[1], algorithm.act, x, "cuda", 0,
+    actors = [Actor(make_agent(config, describe(config.env, config.envs))[1], algorithm.act, x, "cuda", 0,
                     graphs=graphs, say=pytest.fail) for graphs in (False, True)]  # fmt: skip
     groups, actions = np.arange(x.G), []
     for _ in range(WARM_UPS + 4):

@@ -1,4 +1,4 @@
-// Queue, Board and Slots under many threads, to be run with the thread sanitizer. Prints "ok" or aborts.
+// Queue, VersionedBuffer and Slots under many threads, to be run with the thread sanitizer. Prints "ok" or aborts.
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "ipc/board.h"
+#include "ipc/versioned_buffer.h"
 #include "ipc/queue.h"
 #include "ipc/slots.h"
 
@@ -67,14 +67,14 @@ void stress_queue(uint32_t capacity) {
   for (int count : got) check(count == 1, "lost or doubled");
 }
 
-void stress_board() {
-  auto board = make<Board>(999);
+void stress_versioned_buffer() {
+  auto buffer = make<VersionedBuffer>(999);
   std::atomic<bool> stop = false;
   std::thread writer([&] {
     std::vector<std::byte> bytes(999);
     for (uint64_t version = 1; version <= 3000; ++version) {
       std::fill(bytes.begin(), bytes.end(), static_cast<std::byte>(version % 251));
-      board->publish(bytes.data(), version);
+      buffer->publish(bytes.data(), version);
     }
     stop = true;
   });
@@ -84,7 +84,7 @@ void stress_board() {
       std::vector<std::byte> bytes(999);
       uint64_t before = 0;
       while (!stop) {
-        const uint64_t version = board->read(bytes.data());
+        const uint64_t version = buffer->read(bytes.data());
         check(version >= before, "versions go back");
         before = version;
         for (std::byte byte : bytes) check(byte == static_cast<std::byte>(version % 251), "half an update");
@@ -130,7 +130,7 @@ void stress_slots() {
 
 int main() {
   for (uint32_t capacity : {1u, 4u, 64u}) stress_queue(capacity);
-  stress_board();
+  stress_versioned_buffer();
   stress_slots();
   std::puts("ok");
 }

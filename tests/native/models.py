@@ -269,10 +269,10 @@ def first_life(me: int, trajectories: int, slots: int, broken: str = "") -> Prog
     yield lambda m: m.update({f"end{me}": "done"})
 
 
-# Board (board.h). A buffer's payload is two cells.
+# VersionedBuffer (versioned_buffer.h). A buffer's payload is two cells.
 
 
-def board_memory() -> Memory:
+def versioned_buffer_memory() -> Memory:
     buffers = {f"{part}{b}": 0 for b in range(2) for part in ("version", "low", "high")}
     return {"begun": 0, "finished": 0, **buffers, "published": (0,)}
 

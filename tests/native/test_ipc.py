@@ -1,4 +1,4 @@
-"""Queues, words, boards and slot credits between real processes, hundreds of which are killed at random instants."""
+"""Queues, words, versioned buffers and slot credits between real processes, hundreds of which are killed at random instants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.shm.primitives import Board, Closed, Queue, Segment, Slots, Words, align, available_memory
+from headrace.shm.primitives import Closed, Queue, Slots, Words
+from headrace.shm.segment import Segment, align, available_memory
+from headrace.shm.weight_store import WeightStore
 
 # Processes that are killed by the hundred must start fast; the other ways to start one are tested by name.
 fork = multiprocessing.get_context("fork")
@@ -82,7 +84,7 @@ def test_pickling_is_refused_outside_the_start_of_a_process():
         (lambda s: Queue(0), ValueError),
         (lambda s: Slots(40_000), ValueError),
         (lambda s: Words(2).load(2), IndexError),
-        (lambda s: Board(8).read(np.zeros(9, np.uint8)), ValueError),
+        (lambda s: WeightStore(8).read(np.zeros(9, np.uint8)), ValueError),
         (lambda s: Slots(2).reclaim(0), ValueError),
         (lambda s: Segment(0), ValueError),
     ],
@@ -92,29 +94,29 @@ def test_what_cannot_be_is_refused(make, error):
         make(Segment(256))
 
 
-def use_everything(segment, queue, words, board, slots, offset):
+def use_everything(segment, queue, words, buffer, slots, offset):
     assert queue.segment.fd == segment.fd
     slot = np.zeros(1, np.int32)
     slots.acquire(3, slot)
     queue.put(slots.ticket(slot[0]))
-    board.publish(np.full(100, 5, np.uint8), 17)
+    buffer.publish(np.full(100, 5, np.uint8), 17)
     segment.ndarray(np.int64, 1, offset)[0] = 99
     words.store(1, 4)
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
 def test_every_way_to_start_a_process_shares(method):
-    sizes = Queue.bytes(8), Words.bytes(2), Board.bytes(100), Slots.bytes(5), 8
+    sizes = Queue.bytes(8), Words.bytes(2), WeightStore.bytes(100), Slots.bytes(5), 8
     offsets = np.cumsum([0, *map(align, sizes)]).tolist()
     segment = Segment(offsets[-1])
     queue, words = Queue(8, segment, offsets[0]), Words(2, segment, offsets[1])
-    board, slots = Board(100, segment, offsets[2]), Slots(5, segment, offsets[3])
+    buffer, slots = WeightStore(100, segment, offsets[2]), Slots(5, segment, offsets[3])
     context = multiprocessing.get_context(method)
-    process = context.Process(target=use_everything, args=(segment, queue, words, board, slots, offsets[4]))
+    process = context.Process(target=use_everything, args=(segment, queue, words, buffer, slots, offsets[4]))
     process.start()
     assert words.wait_nonzero(1, timeout=60) == 4
     out = np.zeros(100, np.uint8)
-    assert board.read(out) == 17
+    assert buffer.read(out) == 17
     assert (out == 5).all()
     assert slots.transfer(queue.get(), 9)
     assert segment.ndarray(np.int64, 1, offsets[4])[0] == 99
@@ -316,7 +318,7 @@ def test_words_ping_pong_between_processes():
 
 
 def test_ctrl_c_ends_every_wait():
-    queue, full, words, board, slots = Queue(2), Queue(1), Words(1), Board(8), Slots(1)
+    queue, full, words, buffer, slots = Queue(2), Queue(1), Words(1), WeightStore(8), Slots(1)
     full.put(0)
     out = np.zeros(2, np.int32)
     slots.acquire(1, out[:1])
@@ -325,7 +327,7 @@ def test_ctrl_c_ends_every_wait():
         lambda: queue.get_many(out, 2, patience=60),
         lambda: full.put(1),
         lambda: words.wait_nonzero(0),
-        lambda: board.wait(0),
+        lambda: buffer.wait(0),
         lambda: slots.acquire(2, out),
     ]
     for wait in waits:
@@ -337,38 +339,38 @@ def test_ctrl_c_ends_every_wait():
         assert time.monotonic() - started < 2.0
 
 
-# Board
+# WeightStore
 
 
-def test_board_round_trip():
-    board, out = Board(5), np.zeros(5, np.uint8)
-    assert board.version == board.read(out) == board.updates == 0
+def test_versioned_buffer_round_trip():
+    buffer, out = WeightStore(5), np.zeros(5, np.uint8)
+    assert buffer.version == buffer.read(out) == buffer.updates == 0
     for version in (3, 9, 4):
-        board.publish(np.arange(5, dtype=np.uint8) + version, version)
-        assert board.version == board.read(out) == version
+        buffer.publish(np.arange(5, dtype=np.uint8) + version, version)
+        assert buffer.version == buffer.read(out) == version
         assert out.tolist() == list(range(version, version + 5))
-    assert board.updates == 3
-    assert not board.wait(3, timeout=0.01)
+    assert buffer.updates == 3
+    assert not buffer.wait(3, timeout=0.01)
 
 
-def test_board_never_shows_half_an_update_though_writers_are_killed():
+def test_versioned_buffer_never_shows_half_an_update_though_writers_are_killed():
     nbytes = 300_000
-    board = Board(nbytes)
+    buffer = WeightStore(nbytes)
 
     def publish_forever(seed):
         version = seed * 1_000_000
         while True:
             version += 1
-            board.publish(np.full(nbytes, version % 251, np.uint8), version)
+            buffer.publish(np.full(nbytes, version % 251, np.uint8), version)
 
     rng, out, seen, writer = random.Random(0), np.zeros(nbytes, np.uint8), set(), None
     for kills in range(60):
         writer = child(publish_forever, kills)
-        updates = board.updates
-        assert board.wait(updates, timeout=20)
+        updates = buffer.updates
+        assert buffer.wait(updates, timeout=20)
         until = time.monotonic() + rng.random() * 0.02
         while time.monotonic() < until:
-            version = board.read(out)
+            version = buffer.read(out)
             assert (out == version % 251).all()
             seen.add(version)
         kill(writer)

@@ -1,4 +1,4 @@
-"""The queue, the board and the slot credits under the thread sanitizer, as a C++ program without Python."""
+"""The queue, the buffer and the slot credits under the thread sanitizer, as a C++ program without Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
 def run_stress(include: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     program = tmp_path / "stress"
     source = ROOT / "tests" / "native" / "ipc_stress.cpp"
-    # -Wno-tsan: the sanitizer does not model fences; what the board orders by them it copies atomically there.
+    # -Wno-tsan: the sanitizer does not model fences; what the buffer orders by them it copies atomically there.
     options = ["-std=c++20", "-O2", "-g", "-fsanitize=thread", "-Wno-tsan", "-pthread", f"-I{include}"]
     subprocess.run(["g++", *options, str(source), "-o", str(program)], check=True)
     return subprocess.run([program], capture_output=True, text=True, timeout=240)

@@ -1,4 +1,4 @@
-"""All interleavings of the queue, the slot credits and the board, with a participant that dies between any two steps."""
+"""All interleavings of the queue, the slot credits and the buffer, with a participant that dies between any two steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 from interleave import Exploration, Memory, Violation
 from models import (
     NOBODY,
-    board_memory,
     consumer,
     first_life,
     learner,
@@ -20,6 +19,7 @@ from models import (
     supervised,
     taker,
     trier,
+    versioned_buffer_memory,
     writer,
 )
 
@@ -157,20 +157,20 @@ def test_broken_slot_credits_are_found(broken):
         run_all(slots(*sizes, deaths=1, broken=broken) for sizes in ((1, 2, 1), (2, 1, 1), (1, 2, 2)))
 
 
-def board(broken: str = "", deaths: int = 1) -> Exploration:
+def buffer(broken: str = "", deaths: int = 1) -> Exploration:
     programs = {
         "writer": lambda: writer((1, 2, 3), broken),
         "next": lambda: next_writer(3, (4, 5), broken),
         "reader": lambda: reader(2, broken),
     }
-    return Exploration(programs, board_memory(), mortal=["writer"], deaths=deaths)
+    return Exploration(programs, versioned_buffer_memory(), mortal=["writer"], deaths=deaths)
 
 
-def test_board_never_shows_half_an_update():
-    assert board().run() > 1000
+def test_versioned_buffer_never_shows_half_an_update():
+    assert buffer().run() > 1000
 
 
 @pytest.mark.parametrize("broken", ["one buffer", "not marked", "not validated"])
 def test_broken_board_is_found(broken):
     with pytest.raises(Violation):
-        board(broken).run()
+        buffer(broken).run()

@@ -2,15 +2,15 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.accelerator.weights import FlatWeights, weights_nbytes
 from headrace.config import PolicyConfig
 from headrace.envs.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
 from headrace.envs.registry import describe
+from headrace.learning.algorithm import make_agent
 from headrace.make_config import make_config
 from headrace.policies import make_policy
 from headrace.policies.policy import convert_weights
-from headrace.sampling.processes import make_algorithm_and_model
-from headrace.sampling.weights import FlatWeights, weights_nbytes
-from headrace.shm.primitives import Board
+from headrace.shm.weight_store import WeightStore
 
 T, B = 6, 3
 UINT8, FLOAT32 = np.dtype(np.uint8), np.dtype(np.float32)
@@ -154,7 +154,7 @@ def test_converted_weights_act_the_same(env, settings):
     """What autocast does with a weight in every pass may be done once: not a bit of the results changes."""
     config = make_config(env, **{**settings, "learning.precision": "bf16", "learning.device": "cpu"})
     spec = describe(config.env, config.envs)
-    algorithm, model = make_algorithm_and_model(config, spec)
+    algorithm, model = make_agent(config, spec)
     weights = FlatWeights(model)
     obs = {
         name: torch.from_numpy(np.random.default_rng(0).integers(0, 256, (5, *array.shape)).astype(array.dtype))
@@ -176,8 +176,8 @@ def test_converted_weights_act_the_same(env, settings):
         assert torch.equal(fields[name], converted[name]), name
 
     # weights from the board are float32 and arrive converted
-    other = make_algorithm_and_model(config, spec)[1]
-    board = Board(weights_nbytes(other))
+    other = make_agent(config, spec)[1]
+    board = WeightStore(weights_nbytes(other))
     FlatWeights(other).publish(board, 3)
     assert weights.read(board) == 3
     for (name, mine), theirs in zip(model.state_dict().items(), other.state_dict().values(), strict=True):

@@ -12,7 +12,7 @@ import headrace
 from headrace.config import Config, override
 from headrace.runs import phases as phases_module
 from headrace.runs.metrics import KEYS, MetricsWriter, read_jsonl
-from headrace.sampling.exchange import PHASES
+from headrace.shm.run_control import PHASES
 
 
 def write(folder, steps, resume_step=None, value=1.0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,22 @@ import pytest
 import torch
 
 from headrace import config as configs
+from headrace.accelerator.device_observations import DeviceObservations
 from headrace.accelerator.graphs import WARM_UPS, Function, Recorded, Tensors
 from headrace.accelerator.staging import Staging, layout_of, packed, unpacked
+from headrace.accelerator.weights import FlatWeights, Publisher
 from headrace.config import Config
 from headrace.envs.contract import EnvSpec
 from headrace.envs.registry import describe, import_files
 from headrace.experience.on_policy import TrajectoryBatches, _Memory
+from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner, Progress, _Report
 from headrace.runs import checkpoint
 from headrace.runs.metrics import read_jsonl
 from headrace.sampling.actor import Actor
-from headrace.sampling.device_slab import DeviceSlab
-from headrace.sampling.exchange import Exchange
-from headrace.sampling.placements.serial import SerialSampler
-from headrace.sampling.processes import make_algorithm_and_model
-from headrace.sampling.weights import FlatWeights, Publisher, weights_nbytes
+from headrace.sampling.placements import make_placement
+from headrace.sampling.placements.serial import Serial, SerialSampler
+from headrace.shm.trajectory_store import TrajectoryStore
 from headrace.train import train
 
 HERE = Path(__file__).parent
@@ -71,12 +73,19 @@ def walk_config(**settings: Any) -> Config:
     return configs.override(Config(env="walk", imports=(str(HERE / "walk.py"),)), **{**defaults, **settings})
 
 
-def start(config: Config) -> tuple[EnvSpec, Any, Any, Exchange]:
+def start(config: Config) -> tuple[EnvSpec, Any, Any, Serial]:
     import_files(config.imports)
     spec = describe(config.env, config.envs)
-    algorithm, model = make_algorithm_and_model(config, spec)
-    exchange = Exchange(config, spec, model.core_width, weights_nbytes(model), algorithm.extra_fields(spec))
-    return spec, algorithm, model, exchange
+    algorithm, model = make_agent(config, spec)
+    placement = make_placement(config, spec, make_agent)
+    assert isinstance(placement, Serial)
+    return spec, algorithm, model, placement
+
+
+def batches_of(placement: Serial) -> tuple[SerialSampler, TrajectoryBatches]:
+    sampler, config = SerialSampler(placement), placement.config
+    store = placement.memory.policies[0].trajectories
+    return sampler, TrajectoryBatches(store, config.slots_per_batch, "cpu", lambda n: sampler.collect(0, n))
 
 
 # -- recorded work --------------------------------------------------------------------------------------------------------
@@ -91,7 +100,7 @@ def test_one_recording_for_each_set_of_shapes() -> None:
         memory.add_(1)
         return {"sum": x["a"].sum() + x["b"]}
 
-    recorded = Recorded("work", work, recorder, pytest.fail)
+    recorded = Recorded("work", work, recorder)
     for n in (3, 5, 3, 5, 3, 5, 3, 5, 3, 5):
         a, b = torch.rand(n), torch.rand(())
         torch.testing.assert_close(recorded({"a": a, "b": b})["sum"], a.sum() + b)
@@ -100,11 +109,11 @@ def test_one_recording_for_each_set_of_shapes() -> None:
 
 
 def test_what_cannot_be_recorded_runs_as_it_is_and_says_so() -> None:
-    said: list[str] = []
-    recorded = Recorded("acting", lambda x: {"y": x["x"] + 1}, Refuser(), said.append)
-    for i in range(WARM_UPS + 3):
-        assert recorded({"x": torch.tensor(i)})["y"] == i + 1
-    assert said == [
+    recorded = Recorded("acting", lambda x: {"y": x["x"] + 1}, Refuser())
+    with warnings.catch_warnings(record=True) as warned:
+        for i in range(WARM_UPS + 3):
+            assert recorded({"x": torch.tensor(i)})["y"] == i + 1
+    assert [str(w.message) for w in warned] == [
         "acting runs without a CUDA graph, recording one failed: operation not permitted when stream is capturing"
     ]
 
@@ -121,13 +130,13 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_says_so() -> None:
 )
 def test_recorded_learning_gives_the_same_weights(settings: dict[str, Any]) -> None:
     config = walk_config(**settings, **{"learning.lr_schedule": "linear", "learning.total_steps": 10_000})
-    spec, algorithm, model, exchange = start(config)
+    spec, algorithm, model, placement = start(config)
     recorder = Replayer()
     plain = Learner(model, algorithm, config)
-    recorded = Learner(make_algorithm_and_model(config, spec)[1], algorithm, config, pytest.fail, recorder)
-    sampler = SerialSampler(config, spec, exchange)
-    FlatWeights(plain.model).publish(exchange.board, 0)
-    batches = TrajectoryBatches(exchange, config.slots_per_batch, "cpu", sampler.collect)
+    recorded = Learner(make_agent(config, spec)[1], algorithm, config, recorder)
+    sampler, batches = batches_of(placement)
+    weights = placement.memory.policies[0].weights
+    FlatWeights(plain.model).publish(weights, 0)
     for _ in range(WARM_UPS + 4):
         batch = batches.get()
         assert batch is not None
@@ -135,7 +144,7 @@ def test_recorded_learning_gives_the_same_weights(settings: dict[str, Any]) -> N
         expected, found = plain.learn(batch.fields, batch.host), recorded.learn(fields, batch.host)
         for name, number in expected.items():
             torch.testing.assert_close(found[name], number, rtol=0, atol=0, equal_nan=True, msg=name)
-        FlatWeights(plain.model).publish(exchange.board, plain.progress.updates)
+        FlatWeights(plain.model).publish(weights, plain.progress.updates)
         batches.done()
     sampler.close()
     for a, b in zip(plain.model.state_dict().values(), recorded.model.state_dict().values(), strict=True):
@@ -147,10 +156,10 @@ def test_recorded_learning_gives_the_same_weights(settings: dict[str, Any]) -> N
 
 def test_a_gradient_that_is_not_finite_is_stopped_with_the_numbers() -> None:
     config = walk_config(**{"policy.normalize_returns": False})
-    spec, algorithm, model, exchange = start(config)
-    learner, sampler = Learner(model, algorithm, config), SerialSampler(config, spec, exchange)
-    FlatWeights(learner.model).publish(exchange.board, 0)
-    batch = TrajectoryBatches(exchange, config.slots_per_batch, "cpu", sampler.collect).get()
+    _, algorithm, model, placement = start(config)
+    learner, (sampler, batches) = Learner(model, algorithm, config), batches_of(placement)
+    FlatWeights(learner.model).publish(placement.memory.policies[0].weights, 0)
+    batch = batches.get()
     sampler.close()
     assert batch is not None
     before = {name: x.clone() for name, x in learner.model.state_dict().items() if "weight" in name}
@@ -201,30 +210,32 @@ def test_equal_sizes_are_equal_memory(apart: bool) -> None:
 
 def test_padding_and_recording_do_not_change_what_is_computed() -> None:
     config = walk_config(**{"policy.core": "gru", "policy.core_size": 8})
-    spec, algorithm, model, exchange = start(config)
-    rng, x = np.random.default_rng(0), exchange
-    x.slab.arrays["obs/obs"][:] = rng.random(x.slab.arrays["obs/obs"].shape)
-    x.slab.arrays["first"][:] = rng.random(x.slab.arrays["first"].shape) < 0.3
-    x.cursor[:] = np.stack([np.arange(x.G), rng.integers(x.T, size=x.G)], 1)
-    cores = rng.random(x.cores.shape, np.float32)
-    FlatWeights(model).publish(x.board, 1)
+    spec, algorithm, model, placement = start(config)
+    rng, memory = np.random.default_rng(0), placement.memory
+    requests, store = memory.requests, memory.policies[0].trajectories
+    arrays = store.arrays
+    arrays["obs/obs"][:] = rng.random(arrays["obs/obs"].shape)
+    arrays["first"][:] = rng.random(arrays["first"].shape) < 0.3
+    requests.cursor[:] = np.stack([np.arange(requests.L), rng.integers(store.T, size=requests.L)], 1)
+    cores = rng.random(requests.cores[0].shape, np.float32)
+    FlatWeights(model).publish(memory.policies[0].weights, 1)
     recorder = Replayer()
-    actors = [Actor(make_algorithm_and_model(config, spec)[1], algorithm.act, x, "cpu", 0, recorder=r) for r in (None, recorder)]
+    actors = [Actor(make_agent(config, spec)[1], algorithm.act, memory, 0, "cpu", recorder=r) for r in (None, recorder)]
     for n in (3, 1, 6, 5, 3, 4, 3, 3, 5, 2, 6, 6):
-        groups = rng.permutation(x.G)[:n]
-        slots, rows = x.cursor[groups].T
+        lanes = rng.permutation(requests.L)[:n]
+        slots, rows = requests.cursor[lanes].T
         seen = []
         for actor in actors:
-            x.cores[:] = cores
+            requests.cores[0][:] = cores
             actor.refresh()
-            actor.act(groups)
-            seen.append({name: x.slab.arrays[name][slots, rows].copy() for name in ("action", "value", "log_prob", "version")})
-            seen[-1]["core"] = x.next_cores.copy()
+            actor.act(lanes)
+            seen.append({name: arrays[name][slots, rows].copy() for name in ("action", "value", "log_prob", "version")})
+            seen[-1]["core"] = requests.next_cores[0].copy()
             # log-probabilities are of the actions beside them, though padding makes them other actions
-            obs = torch.from_numpy(x.slab.arrays["obs/obs"][slots, rows]).flatten(0, 1)
-            first = torch.from_numpy(x.slab.arrays["first"][slots, rows]).flatten()
+            obs = torch.from_numpy(arrays["obs/obs"][slots, rows]).flatten(0, 1)
+            first = torch.from_numpy(arrays["first"][slots, rows]).flatten()
             with torch.no_grad():
-                out = actor.model.act({"obs": obs}, torch.from_numpy(cores[groups]).flatten(0, 1), first)
+                out = actor.model.act({"obs": obs}, torch.from_numpy(cores[lanes]).flatten(0, 1), first)
             log_prob = out.distribution.log_prob(torch.from_numpy(seen[-1]["action"]).flatten(0, 1))
             np.testing.assert_allclose(seen[-1]["log_prob"].reshape(-1), log_prob.numpy(), rtol=1e-5)
         for name in ("value", "version", "core"):
@@ -235,36 +246,38 @@ def test_padding_and_recording_do_not_change_what_is_computed() -> None:
 def test_an_answer_computed_twice_is_the_same_answer() -> None:
     """A policy worker that dies before it has said that it is done leaves its work to another: core states go on by one row."""
     config = walk_config(**{"policy.core": "gru", "policy.core_size": 8})
-    spec, algorithm, model, x = start(config)
-    rng = np.random.default_rng(0)
-    x.slab.arrays["obs/obs"][:] = rng.random(x.slab.arrays["obs/obs"].shape)
-    x.slab.arrays["first"][:] = False
-    x.cursor[:] = np.stack([np.arange(x.G), np.zeros(x.G)], 1)
-    x.cores[:] = before = rng.random(x.cores.shape, np.float32)
-    FlatWeights(model).publish(x.board, 1)
-    actor = Actor(make_algorithm_and_model(config, spec)[1], algorithm.act, x, "cpu", 0)
+    spec, algorithm, model, placement = start(config)
+    rng, memory = np.random.default_rng(0), placement.memory
+    requests, arrays = memory.requests, memory.policies[0].trajectories.arrays
+    arrays["obs/obs"][:] = rng.random(arrays["obs/obs"].shape)
+    arrays["first"][:] = False
+    requests.cursor[:] = np.stack([np.arange(requests.L), np.zeros(requests.L)], 1)
+    requests.cores[0][:] = before = rng.random(requests.cores[0].shape, np.float32)
+    FlatWeights(model).publish(memory.policies[0].weights, 1)
+    actor = Actor(make_agent(config, spec)[1], algorithm.act, memory, 0, "cpu")
     actor.refresh()
     seen = []
     for _ in range(2):
-        actor.act(np.arange(x.G))
-        seen.append([x.slab.arrays["value"][:, 0].copy(), x.slab.arrays["core"].copy(), x.next_cores.copy()])
+        actor.act(np.arange(requests.L))
+        seen.append([arrays["value"][:, 0].copy(), arrays["core"].copy(), requests.next_cores[0].copy()])
     for once, again in zip(*seen, strict=True):
         np.testing.assert_array_equal(once, again)
-    np.testing.assert_array_equal(x.cores, before)
-    assert not np.array_equal(x.next_cores, before)
+    np.testing.assert_array_equal(requests.cores[0], before)
+    assert not np.array_equal(requests.next_cores[0], before)
 
 
-def test_the_publisher_puts_the_newest_weights_on_the_board() -> None:
+def test_the_publisher_publishes_the_newest_weights() -> None:
     config = walk_config()
-    spec, _, model, exchange = start(config)
-    publisher = Publisher(model, exchange.board, "cpu")
+    spec, _, model, placement = start(config)
+    weights = placement.memory.policies[0].weights
+    publisher = Publisher(model, weights, "cpu")
     for version in (1, 2, 3):
         with torch.no_grad():
             next(model.parameters()).fill_(version)
         publisher.publish(version)
     publisher.wait()
-    other = make_algorithm_and_model(config, spec)[1]
-    assert FlatWeights(other).read(exchange.board) == 3
+    other = make_agent(config, spec)[1]
+    assert FlatWeights(other).read(weights) == 3
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
 
 
@@ -285,23 +298,35 @@ def test_an_optimizer_is_restored_where_it_is() -> None:
     assert back.param_groups[0]["fused"] is True
 
 
-# -- observations that stay -----------------------------------------------------------------------------------------------
+# -- observations that stay on the device ---------------------------------------------------------------------------------
 
 
-def leave(slab: DeviceSlab, slots: list[int], row: int, value: int, said: list[str]) -> None:
+def leave(observations: DeviceObservations, slots: list[int], row: int, value: int) -> None:
     """What a policy worker does for one row of each slot."""
     s, t = np.array(slots), np.full(len(slots), row)
-    slab.mark(s, t, slab.leave(s, t, {"obs/obs": torch.full((len(s), 2, 6), float(value))}, said.append))
+    observations.mark(s, t, observations.leave(s, t, {"obs/obs": torch.full((len(s), 2, 6), float(value))}))
 
 
-def leave_in_a_process(slab: DeviceSlab, rows: int) -> None:
+def leave_in_a_process(observations: DeviceObservations, rows: int) -> None:
     for row in range(rows):
-        leave(slab, [1, 2], row, 10 + row, [])
+        leave(observations, [1, 2], row, 10 + row)
+
+
+def made() -> tuple[TrajectoryStore, DeviceObservations]:
+    *_, placement = start(walk_config())
+    store = placement.memory.policies[0].trajectories
+    return store, DeviceObservations(store, "cpu")
+
+
+def as_in_another_process(observations: DeviceObservations) -> DeviceObservations:
+    """The same memory, nothing known of it."""
+    other = DeviceObservations.__new__(DeviceObservations)
+    other.__setstate__(observations.__getstate__())
+    return other
 
 
 def test_observations_are_found_where_another_process_left_them() -> None:
-    *_, exchange = start(walk_config())
-    learner = DeviceSlab(exchange.slab, "cpu")
+    _, learner = made()
     learner.allocate()
     process = multiprocessing.get_context("spawn").Process(target=leave_in_a_process, args=(learner, 8))
     process.start()
@@ -312,53 +337,49 @@ def test_observations_are_found_where_another_process_left_them() -> None:
     np.testing.assert_array_equal(found["obs/obs"][:, 1, 3], np.arange(10, 18))
 
 
+@pytest.mark.filterwarnings("error")
 def test_trajectories_of_another_generation_are_not_found() -> None:
-    *_, exchange = start(walk_config())
-    learner, said = DeviceSlab(exchange.slab, "cpu"), list[str]()
-    worker = DeviceSlab.__new__(DeviceSlab)  # as in another process: the same memory, nothing known of it
-    worker.__setstate__(learner.__getstate__())
-    leave(worker, [0], 0, 1, said)
+    _, learner = made()
+    worker = as_in_another_process(learner)
+    leave(worker, [0], 0, 1)
     assert learner.find(0) is None  # before there is any memory
     learner.allocate()
     for row in range(8):
-        leave(worker, [0], row, 1, said)
+        leave(worker, [0], row, 1)
     assert learner.find(0) is not None
     learner.mark(np.array([0]), np.array([5]), 0)  # a policy worker that could not reach the memory
     assert learner.find(0) is None
-    leave(worker, [0], 5, 1, said)
-    again = DeviceSlab.__new__(DeviceSlab)  # the learner was restarted
-    again.__setstate__(learner.__getstate__())
+    leave(worker, [0], 5, 1)
+    again = as_in_another_process(learner)  # the learner was restarted
     assert again.find(0) is None
     again.allocate()
     assert again.find(0) is None  # left in the memory of the one before
     for row in range(8):
-        leave(worker, [0], row, 2, said)
+        leave(worker, [0], row, 2)
     found = again.find(0)
     assert found is not None
     assert (found["obs/obs"] == 2).all()
-    assert not said
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["in-place", "apart"])
 @pytest.mark.parametrize("stayed", [(), (0, 1, 2, 3), (1, 2)], ids=["none", "all", "some"])
 def test_a_batch_takes_what_stayed_from_the_device_and_the_rest_from_the_host(apart: bool, stayed: tuple[int, ...]) -> None:
-    *_, x = start(walk_config())
-    x.device_slab = DeviceSlab(x.slab, "cpu")
-    x.device_slab.allocate()
-    for name, array in x.slab.arrays.items():
+    store, observations = made()
+    observations.allocate()
+    for name, array in store.arrays.items():
         array[:] = (np.random.default_rng(len(name)).random(array.shape) * 100).astype(array.dtype)
-    memory, slots, T, E = _Memory(x, 4, "cpu", apart), (5, 0, 3, 2), x.T, x.E
+    memory, slots, T, C = _Memory(store, 4, "cpu", apart), (5, 0, 3, 2), store.T, store.C
     for place in stayed:
         for row in range(T):
-            leave(x.device_slab, [slots[place]], row, 1000 + place, [])
-    lefts = [x.device_slab.find(slot) for slot in slots]
+            leave(observations, [slots[place]], row, 1000 + place)
+    lefts = [observations.find(slot) for slot in slots]
     for place, (slot, left) in enumerate(zip(slots, lefts, strict=True)):
         memory.take(place, slot, left)
     memory.send([place for place, left in enumerate(lefts) if left is None])
     fields = memory.batch.fields
     for place, slot in enumerate(slots):
-        columns = slice(place * E, (place + 1) * E)
-        for name, array in x.slab.arrays.items():
+        columns = slice(place * C, (place + 1) * C)
+        for name, array in store.arrays.items():
             expected = array[slot].copy()
             if name == "obs/obs" and place in stayed:
                 expected[:T] = 1000 + place  # row T always comes from the host

@@ -12,7 +12,7 @@ import torch
 from headrace import config as configs
 from headrace.config import Config
 from headrace.runs import checkpoint
-from headrace.sampling.processes import actor_seed, environment_seed
+from headrace.sampling.worker_process import actor_seed, environment_seed
 from headrace.train import train
 
 WALK = str(Path(__file__).with_name("walk.py"))

@@ -5,6 +5,7 @@ The same code runs on the CPU, where work is done when the call returns: markers
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Protocol
 
@@ -101,7 +102,7 @@ class Recorded:
     """`function`, recorded once for each set of shapes and from then on replayed by a single launch.
 
     A replay does what the recording did to the same memory; the function's Python does not run again. Nothing in it may wait
-    for the device. Results are overwritten by the next call with the same shapes or others. If recording fails, `say` is told
+    for the device. Results are overwritten by the next call with the same shapes or others. If recording fails, a warning says so
     and the function is called as it is from then on; so it is, too, without a `recorder`.
 
     Args:
@@ -109,8 +110,8 @@ class Recorded:
         fixed: inputs of equal shapes are the same memory in every call, so that they need not be copied to a place of their own.
     """
 
-    def __init__(self, name: str, function: Function, recorder: Recorder | None, say: Callable[[str], None], fixed: bool = False):
-        self._name, self._function, self._recorder, self._say, self._fixed = name, function, recorder, say, fixed
+    def __init__(self, name: str, function: Function, recorder: Recorder | None, fixed: bool = False):
+        self._name, self._function, self._recorder, self._fixed = name, function, recorder, fixed
         self._calls: dict[tuple[torch.Size, ...], int] = {}
         self._recordings: dict[tuple[torch.Size, ...], tuple[Callable[[], object], Tensors, Tensors]] = {}
 
@@ -130,7 +131,7 @@ class Recorded:
             except RuntimeError as error:
                 # The first error ends the recording, which is the second one.
                 why = str(error.__context__ or error).partition("\n")[0]
-                self._say(f"{self._name} runs without a CUDA graph, recording one failed: {why}")
+                warnings.warn(f"{self._name} runs without a CUDA graph, recording one failed: {why}", stacklevel=2)
                 self._recorder = None
                 return self._function(inputs)
             self._recordings[shapes] = recording

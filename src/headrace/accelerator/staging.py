@@ -1,4 +1,4 @@
-"""Memory of an actor between the tables of the exchange and the device: one copy in for each observation, one copy out."""
+"""Memory of an actor between shared memory and the device: one copy in for each observation, one copy out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.accelerator.graphs import Marker
 
 
 class Staging:
-    """Allocated once for `capacity` groups: page-locked for CUDA, so that copies are asynchronous, and never given back to the
+    """Allocated once for `capacity` lanes: page-locked for CUDA, so that copies are asynchronous, and never given back to the
     system, which would make every batch pay for its pages again. On the CPU the gathered rows are what the network reads, unless
     `apart` (for tests)."""
 
@@ -22,10 +22,10 @@ class Staging:
         self._layout: list[tuple[str, torch.Size, torch.dtype]] = []
 
     def take(self, name: str, array: np.ndarray, index: np.ndarray, rows: int | None = None) -> Tensor:
-        """`array[index]` with its first two axes joined, on the device: [k, E, ...] and [n] give [n E, ...].
+        """`array[index]` with its first two axes joined, on the device: [k, C, ...] and [n] give [n C, ...].
 
-        With `rows` >= n it is [rows E, ...], of which what is behind the first n E may be anything. Equal `rows` mean equal
-        memory. The copy may be under way when this returns, but no more after the next `fetch`.
+        With `rows` >= n it is [rows C, ...]; the content after the first n C is undefined. Equal `rows` mean equal memory.
+        The copy may be under way when this returns, but no more after the next `fetch`.
         """
         n, rows = len(index), rows or len(index)
         host = self._host.get(name)

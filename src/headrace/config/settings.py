@@ -63,7 +63,7 @@ class Config:
     def min_request_groups(self) -> int:
         """Waiting groups at which a policy worker starts a batch."""
         s = self.sampling
-        third = -(-self.total_groups // (3 * s.num_policy_workers))
+        third = -(-self.total_groups // (3 * s.num_policies * s.num_policy_workers))
         return s.min_request_groups or min(third, s.max_request_groups or third)
 
     @property
@@ -80,10 +80,13 @@ class Config:
 
     @property
     def num_slots(self) -> int:
-        """Slots in shared memory: one per group, which is being filled, plus those that wait for the learner: one batch, or two
-        where many groups finish at the same time. More would only let experience get older."""
-        spare = max(self.slots_per_batch, min(self.total_groups, 2 * self.slots_per_batch))
-        return self.sampling.num_slots or self.total_groups + spare
+        """Trajectory slots of a policy, where every policy acts for an equal share of the groups."""
+        return self.slots_for(-(-self.total_groups // self.sampling.num_policies))
+
+    def slots_for(self, lanes: int) -> int:
+        """Trajectory slots of a policy that acts for this many lanes: one per lane, which is being filled, plus those that wait
+        for the learner: one batch, or two where many lanes finish at the same time. More would only let experience get older."""
+        return self.sampling.num_slots or lanes + max(self.slots_per_batch, min(lanes, 2 * self.slots_per_batch))
 
     @property
     def run_folder(self) -> Path:
@@ -91,6 +94,10 @@ class Config:
         if self.run.folder:
             return Path(self.run.folder)
         return Path("runs") / f"{self.env.replace('/', '-')}__{self.run.name}__{self.seed}"
+
+    def policy_folder(self, policy: int) -> Path:
+        """The folder of one policy's checkpoints and metrics: the run folder itself, where there is only one policy."""
+        return self.run_folder if self.sampling.num_policies == 1 else self.run_folder / f"policy-{policy}"
 
     @property
     def device(self) -> str:

@@ -46,10 +46,16 @@ def validate(config: Config) -> None:
             f"sampling.min_request_groups ({config.min_request_groups}) is above sampling.max_request_groups "
             f"({s.max_request_groups}): a policy worker would wait for more groups than it takes"
         )
-    least = config.total_groups + config.slots_per_batch
+    if config.total_groups < s.num_policies:
+        raise ConfigError(
+            f"sampling.num_policies ({s.num_policies}) is above the number of groups ({config.total_groups}): "
+            "a policy would never act"
+        )
+    lanes = -(-config.total_groups // s.num_policies)
+    least = lanes + config.slots_per_batch
     if config.num_slots < least:
         raise ConfigError(
-            f"sampling.num_slots ({config.num_slots}) is too small: {config.total_groups} groups are being filled while "
+            f"sampling.num_slots ({config.num_slots}) is too small: {lanes} groups are being filled while "
             f"{config.slots_per_batch} slots make a batch, so with fewer than {least} slots the run could wait for ever"
         )
     if config.num_slots > MOST_SLOTS:

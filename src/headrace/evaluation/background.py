@@ -5,14 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
-import signal
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -27,7 +27,16 @@ DRAIN = 600.0
 """Seconds that the end of a run waits for the evaluations still to be made: an episode may have no end."""
 
 
-class Evaluator:
+@dataclass
+class Evaluated:
+    """What is reported: an evaluation's metrics ("eval"), or a text for people ("message")."""
+
+    kind: Literal["eval", "message"]
+    content: Any
+    policy: int = 0
+
+
+class BackgroundEvaluation:
     """At most one evaluation runs at a time; those that are due meanwhile are made after it, in their order.
 
     The checkpoints wait in a folder of their own (as further names of the same files), where training does not delete them.
@@ -36,6 +45,7 @@ class Evaluator:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._interval = config.run.eval_interval_steps
+        self._problems: list[str] = []
         self._due = self._interval or 0
         self._folder = config.run_folder / "evaluating"
         self._waiting: deque[tuple[int, Path]] = deque()
@@ -76,8 +86,22 @@ class Evaluator:
         there.close()
         self._child = (child, here, held)
 
-    def poll(self, wait: float = 0) -> tuple[str, Any] | None:
-        """("eval", metrics) of an evaluation that has ended, ("message", text) of one that failed, else None.
+    def receive(self, report: Any) -> None:
+        """Take one report of a learner: where training begins, and that a checkpoint was saved."""
+        if report.kind == "start":
+            self.started(report.content)
+        elif report.kind == "saved" and (problem := self.saved(report.content)):
+            self._problems.append(problem)
+
+    def finished(self) -> Iterator[Evaluated]:
+        """What there is to report: evaluations that have ended, and problems."""
+        while self._problems:
+            yield Evaluated("message", self._problems.pop())
+        if (result := self.poll()) is not None:
+            yield result
+
+    def poll(self, wait: float = 0) -> Evaluated | None:
+        """An evaluation that has ended, or the message of one that failed, else None.
 
         Waits up to `wait` seconds for the one that is running; starts the next.
         """
@@ -87,10 +111,10 @@ class Evaluator:
         if not report.poll(wait):  # an end without a report is something to receive, too
             return None
         try:
-            result = report.recv()
+            result = Evaluated(*report.recv())
         except EOFError:  # it died before it could report
             child.join()
-            result = ("message", f"the evaluation ended with exit code {child.exitcode}")
+            result = Evaluated("message", f"the evaluation ended with exit code {child.exitcode}")
         child.join()
         report.close()
         shutil.rmtree(held, ignore_errors=True)
@@ -98,19 +122,26 @@ class Evaluator:
         self._start()
         return result
 
-    def drain(self) -> Iterator[tuple[str, Any]]:
+    def drain(self) -> Iterator[Evaluated]:
         """What `poll` gives, until every evaluation is made or `DRAIN` seconds are over."""
         end = monotonic() + DRAIN
         left = len(self._waiting) + (self._child is not None)
         if left:
-            yield "message", f"Waiting for {left} evaluation{'s' if left > 1 else ''}, at most {DRAIN:.0f} s (Ctrl-C: without)"
+            text = f"Waiting for {left} evaluation{'s' if left > 1 else ''}, at most {DRAIN:.0f} s (Ctrl-C twice: without)"
+            yield Evaluated("message", text)
         while self._child is not None:
             result = self.poll(wait=max(0.0, end - monotonic()))
             if result is None:
                 undone = f"{len(self._waiting) + 1} of them not made in {DRAIN:.0f} s"
-                yield "message", f"{undone}: episodes without an end need a limit, envs.max_episode_steps"
+                yield Evaluated("message", f"{undone}: episodes without an end need a limit, envs.max_episode_steps")
                 return
             yield result
+
+    def __enter__(self) -> BackgroundEvaluation:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """End an evaluation that is still running, and let go of the checkpoints."""
@@ -135,7 +166,6 @@ def _hold(found: Path, folder: Path) -> Path:
 
 def _evaluate(folder: str, held: Path, episodes: int, report: Connection) -> None:
     """What the child runs; it gives way to the processes that train."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(10)
     torch.set_num_threads(1)
     try:

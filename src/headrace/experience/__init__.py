@@ -1,1 +1,25 @@
-"""Between sampling and learning: trajectories consumed once, and prioritized replay."""
+"""Experience: what the learner learns from, made of the trajectories that sampling has finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.config import Config
+    from headrace.shm.run_control import RunControl
+
+
+def make_experience(
+    config: Config, memory: Any, control: RunControl, reported_envs: range, collect: Callable[[int], None] | None = None
+) -> Any:
+    """The experience of one policy. `memory`: its `PolicyMemory`. `reported_envs`: the environments whose episodes are reported.
+    `collect(n)`: where sampling and learning take turns, steps the environments until n trajectories are finished; None: other
+    processes do."""
+    if memory.replay is None:
+        from headrace.experience.on_policy import TrajectoryBatches
+
+        return TrajectoryBatches(memory.trajectories, config.slots_per_batch, config.device, collect, memory.device_observations)
+    from headrace.experience.replay.batches import ReplayBatches
+
+    return ReplayBatches(config, memory.trajectories, control, memory.replay, collect, reported_envs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headrace.accelerator.device_observations import DeviceObservations
 from headrace.accelerator.graphs import Marker
-from headrace.sampling.exchange import LEARNER, Exchange
 from headrace.shm.primitives import Closed
+from headrace.shm.trajectory_store import TrajectoryStore
 
 BOOKKEEPING = ("valid", "version", "episode_return", "episode_length")
 """Fields that are counted rather than computed with: the learner reads them on the host."""
@@ -22,10 +24,10 @@ BOOKKEEPING = ("valid", "version", "episode_return", "episode_length")
 
 @dataclass
 class Batch:
-    """Trajectories side by side. B = slots per batch x E."""
+    """Trajectories side by side. B = slots per batch x C."""
 
     fields: dict[str, Tensor]
-    """Every field of the slab: [T+1, B, ...] or [T, B, ...] by its number of rows; `core` [B, S]. On the learner's device."""
+    """Every field of the trajectory store: [T+1, B, ...] or [T, B, ...] by its number of rows; `core` [B, S]. On the device."""
     host: dict[str, Tensor]
     """At least the fields of `BOOKKEEPING`, in host memory."""
 
@@ -39,11 +41,23 @@ class TrajectoryBatches:
     `collect` (serial) nothing is done before it is asked for.
     """
 
-    def __init__(self, exchange: Exchange, slots_per_batch: int, device: str, collect: Callable[[int], None] | None):
+    def __init__(
+        self,
+        store: TrajectoryStore,
+        slots_per_batch: int,
+        device: str,
+        collect: Callable[[int], None] | None = None,
+        on_device: DeviceObservations | None = None,
+    ):
         prefetch, self._collect = collect is None, collect
-        self._exchange, self._slots_per_batch = exchange, slots_per_batch
+        self._store, self._on_device, self._slots_per_batch = store, on_device, slots_per_batch
+        if on_device is not None:
+            try:
+                on_device.allocate()
+            except RuntimeError as error:
+                warnings.warn(f"Observations cross the bus twice: no memory for them on {device} ({error})", stacklevel=2)
         count = 2 if prefetch and device != "cpu" else 1
-        self._batches = [_Memory(exchange, slots_per_batch, device) for _ in range(count)]
+        self._batches = [_Memory(store, slots_per_batch, device) for _ in range(count)]
         self._stream = None if device == "cpu" else torch.cuda.Stream(device)
         self._arrived = Marker(device)
         self._free, self._filled = threading.Semaphore(count), threading.Semaphore(0)
@@ -106,21 +120,23 @@ class TrajectoryBatches:
 
     def _fill(self, memory: _Memory) -> bool:
         """Copy the next finished slots into `memory`, up to the device, and free them. False at the end of the run."""
-        x = self._exchange
         memory.used.wait()
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
             missing = []
             for i in range(self._slots_per_batch):
-                slot = self._next_slot()
+                try:
+                    slot = self._store.take(timeout=None if self._thread else 0)
+                except Closed:
+                    return False
                 if slot is None:
                     return False
-                left = x.device_slab.find(slot) if x.device_slab else None
+                left = self._on_device.find(slot) if self._on_device else None
                 memory.take(i, slot, left)
                 if left is None:
                     missing.append(i)
                 else:
                     self._wait()  # others may write there as soon as the slot is free
-                x.slots.release(slot, LEARNER)
+                self._store.release(slot)
             memory.send(missing)
             self._wait()
         return True
@@ -129,29 +145,16 @@ class TrajectoryBatches:
         self._arrived.set()
         self._arrived.wait()
 
-    def _next_slot(self) -> int | None:
-        x = self._exchange
-        while True:
-            try:
-                ticket = x.full.get(timeout=None if self._thread else 0)
-            except Closed:
-                return None
-            if ticket is None:
-                return None
-            # A ticket of a worker that died meanwhile is refused: its slot was freed and may be somebody else's.
-            if x.slots.transfer(ticket, LEARNER):
-                return x.slots.slot_of(ticket)
-
 
 class _Memory:
     """Memory of one batch: on the CPU the batch itself; for CUDA (or `apart`, for tests) page-locked memory, and the batch."""
 
-    def __init__(self, exchange: Exchange, slots_per_batch: int, device: str, apart: bool = False):
-        self._slab, self._slots = exchange.slab, slots_per_batch
+    def __init__(self, store: TrajectoryStore, slots_per_batch: int, device: str, apart: bool = False):
+        self._store, self._slots = store, slots_per_batch
         apart = apart or device != "cpu"
         host = {}
-        for (name, array), field in zip(self._slab.arrays.items(), self._slab.fields.values(), strict=True):
-            shape = (*array.shape[1 : -1 - len(field.shape)], slots_per_batch * self._slab.E, *field.shape)
+        for (name, array), field in zip(self._store.arrays.items(), self._store.fields.values(), strict=True):
+            shape = (*array.shape[1 : -1 - len(field.shape)], slots_per_batch * self._store.C, *field.shape)
             host[name] = torch.zeros(shape, dtype=torch.from_numpy(array[:0]).dtype, pin_memory=device != "cpu")
         self._arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in host.items()}
         self._pinned = host if apart else {}
@@ -167,13 +170,13 @@ class _Memory:
         return Batch(dict(self._there), self._host)
 
     def _columns(self, i: int) -> slice:
-        return slice(i * self._slab.E, (i + 1) * self._slab.E)
+        return slice(i * self._store.C, (i + 1) * self._store.C)
 
     def take(self, i: int, slot: int, left: dict[str, Tensor] | None) -> None:
         """Copy a slot to place i. `left`: rows 0 to T-1 of its observations, where they are on the device already."""
-        T, columns = self._slab.T, self._columns(i)
-        for name, field in self._slab.fields.items():
-            array, to = self._slab.arrays[name], self._arrays[name]
+        T, columns = self._store.T, self._columns(i)
+        for name, field in self._store.fields.items():
+            array, to = self._store.arrays[name], self._arrays[name]
             if field.rows == "once":
                 to[columns] = array[slot]
             elif left and name in left:
@@ -184,7 +187,7 @@ class _Memory:
 
     def send(self, missing: list[int]) -> None:
         """Copy to the device what is not there: all fields, but observations of the places `missing` and row T only."""
-        T = self._slab.T
+        T = self._store.T
         for name, tensor in self._pinned.items():
             there = self._there[name]
             if not name.startswith("obs/") or len(missing) == self._slots:

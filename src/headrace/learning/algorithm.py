@@ -173,3 +173,15 @@ def declaration(name: str) -> Declaration:
 def make_algorithm(config: Config) -> Algorithm:
     """The algorithm that the configuration names. Raises `ConfigError` if there is none."""
     return declaration(config.learning.algorithm).make(config)
+
+
+def make_agent(config: Config, spec: EnvSpec) -> tuple[Algorithm, nn.Module]:
+    """The algorithm and a freshly initialised model; the same seed gives the same weights in every process."""
+    import torch
+
+    from headrace.envs.registry import import_files
+
+    import_files(config.imports)
+    algorithm = make_algorithm(config)
+    torch.manual_seed(config.seed)
+    return algorithm, algorithm.make_model(spec, config)

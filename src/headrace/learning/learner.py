@@ -6,8 +6,6 @@ algorithm is its loss (`headrace.learning.algorithm`).
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +49,6 @@ class Learner:
 
     Args:
         model, algorithm, config: see there.
-        say: gets messages for the user.
         recorder: what records where there are no CUDA graphs; for tests.
     """
 
@@ -60,7 +57,6 @@ class Learner:
         model: nn.Module,
         algorithm: Algorithm,
         config: Config,
-        say: Callable[[str], None] = warnings.warn,
         recorder: Recorder | None = None,
     ):
         self.config, self.algorithm = config, algorithm
@@ -74,8 +70,8 @@ class Learner:
         self._loss = torch.compile(algorithm.loss) if config.learning.compile else algorithm.loss
         # Two, since what a batch was prepared with must outlive all of its steps: they share no memory.
         recorders = [CudaRecorder(self.device) if config.cuda_graphs else recorder for _ in range(2)]
-        self._prepare = Recorded("preparing a batch", self._prepared, recorders[0], say)
-        self._step = Recorded("an optimizer step", self._stepped, recorders[1], say)
+        self._prepare = Recorded("preparing a batch", self._prepared, recorders[0])
+        self._step = Recorded("an optimizer step", self._stepped, recorders[1])
         self._names: tuple[str, ...] = ()
         """What the columns of a step's statistics are."""
         self._reports = [_Report(self.device), _Report(self.device)]

@@ -82,6 +82,7 @@ class MetricsWriter:
 
     def __init__(self, folder: os.PathLike[str] | str, config: Config) -> None:
         self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
         self.path = self._folder / "metrics.jsonl"
         new = not self.path.exists()
         self._open(None)

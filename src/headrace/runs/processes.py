@@ -17,6 +17,8 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
+from headrace.runs.interrupt import SIGNALS
+
 _preloaded = ["headrace.sampling.preload"]
 """Imported by the fork server."""
 
@@ -29,14 +31,20 @@ def preload(*modules: str) -> None:
 def start_fork_server() -> None:
     """Start the fork server, unless it runs. It imports while this process goes on, so that the first child starts sooner."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(_preloaded)
-    forkserver.ensure_running()
+    # Ctrl-C, `timeout` and a closed terminal signal the whole process group. The fork server must outlive them, or this process
+    # would believe that all its children are dead; it inherits what is blocked here.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def start_child(main: Callable[..., None], arguments: tuple[Any, ...], name: str, daemon: bool = True) -> BaseProcess:
     """Start `main(*arguments)` in a child process (by default a daemon, in multiprocessing's sense) and return it.
 
     Functions and arguments are pickled; none may be defined in the user's script. The child gets this process's environment
-    variables, working directory and `sys.path` as they are now.
+    variables, working directory and `sys.path` as they are now; it ignores Ctrl-C, SIGTERM and SIGHUP.
     """
     start_fork_server()
     process = multiprocessing.get_context("forkserver").Process(
@@ -50,6 +58,9 @@ def start_child(main: Callable[..., None], arguments: tuple[Any, ...], name: str
 def _with_environment(environment: dict[str, str], main: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     os.environ.clear()
     os.environ.update(environment)  # the fork server's is that of its start
+    for number in SIGNALS:  # the signals that ask for the end of a run are the parent's to answer
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     main(*arguments)
 
 

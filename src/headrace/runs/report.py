@@ -1,73 +1,96 @@
-"""The reporter of a run: metrics and messages of all processes go to the metrics files, the dashboard and the log."""
+"""What a run reports: metrics from all processes become rows in the files, the dashboard and the log."""
 
 from __future__ import annotations
 
 from time import monotonic
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import psutil
 
 from headrace.config import Config
-from headrace.envs.contract import EnvSpec
 from headrace.runs.dashboard import Dashboard
 from headrace.runs.folder import RunFolder
 from headrace.runs.metrics import MetricsWriter
+from headrace.shm.run_control import PHASES
+
+
+class Report(Protocol):
+    """One report; see `headrace.sampling.placements.base.Message`."""
+
+    kind: Any
+    content: Any
+    policy: int
 
 
 class Reporter:
-    """Receives the reports of the learner, adds rates and shares of time, and passes them to the files and the dashboard."""
+    """Takes what the learners report, adds rates and shares of time, and passes it to everything that shows it.
 
-    def __init__(self, config: Config, spec: EnvSpec, folder: RunFolder, phases: dict[str, tuple[str, ...]]):
-        self._frameskip, self._folder, self._phases = spec.frameskip, folder, phases
-        self._writer = MetricsWriter(folder.path, config)
+    `frameskip`: simulator frames per step. With several policies each has its own metrics; the dashboard shows the first.
+    """
+
+    def __init__(self, config: Config, frameskip: int, folder: RunFolder):
+        self._frameskip, self._folder = frameskip, folder
+        self._writers = [MetricsWriter(config.policy_folder(p), config) for p in range(config.sampling.num_policies)]
         self._dashboard = Dashboard(config)
-        self.global_step = 0
-        self._first: tuple[float, float] | None = None
-        self._last: tuple[float, float] | None = None
-        self._times: dict[str, np.ndarray] = {}
+        self._began: dict[int, int] = {}
+        """By policy, the global step at which training goes on."""
+        self._steps: dict[int, int] = {}
+        self._first: dict[int, tuple[float, float]] = {}
+        self._last: dict[int, tuple[float, float]] = {}
+        self._times: dict[tuple[int, str], np.ndarray] = {}
+
+    @property
+    def global_step(self) -> int:
+        """Steps learned from so far, over all policies."""
+        return sum(self._steps.values())
+
+    @property
+    def learned(self) -> bool:
+        """Whether there was anything left to learn for this run."""
+        return any(self._steps.get(policy, 0) > step for policy, step in self._began.items())
 
     def message(self, text: str) -> None:
-        """Show a message on the dashboard and write it to the log."""
+        """A message for people: on the screen and in the log."""
         self._folder.log(text)
         self._dashboard.message(text)
 
-    def receive(self, kind: str, content: Any, times: dict[str, np.ndarray], restarts: int) -> None:
-        """Receive one report.
-
-        `kind` and `content`: "start", the global step at which training starts; "message", a text; "metrics", {key: value};
-        "eval", {key: value} of an evaluation at an earlier step.
-        `times`: for each part, the phase clocks of its workers, float64 [workers, phases + 2] (seconds).
-        `restarts`: processes replaced so far.
-        """
+    def receive(self, report: Report, times: dict[str, np.ndarray], restarts: int) -> None:
+        """Take one report. `times`: the clocks of all workers by role, [workers, phases + 2]; `restarts`: processes replaced."""
+        kind, policy = report.kind, report.policy
         if kind == "start":
-            self._writer.rewind(content)
-            return
-        if kind == "message":
-            self.message(content)
-            return
-        metrics: dict[str, float] = dict(content)
-        if kind == "eval":
-            self._write(metrics)
+            self._began.setdefault(policy, report.content)
+            self._writers[policy].rewind(report.content)
+        elif kind == "message":
+            self.message(report.content)
+        elif kind == "done":
+            self._steps[policy] = report.content["global_step"]
+        elif kind == "eval":
+            metrics = dict(report.content)
+            self._write(metrics, policy)
             self.message(f"Evaluation at step {metrics['global_step']:,.0f}: mean return {metrics['eval/episodic_return']:.2f}")
-            return
-        metrics |= self._rates(metrics["global_step"]) | self._shares(times)
+        elif kind == "metrics":
+            self._metrics(dict(report.content), policy, times, restarts)
+
+    def _metrics(self, metrics: dict[str, float], policy: int, times: dict[str, np.ndarray], restarts: int) -> None:
+        metrics |= self._rates(metrics["global_step"], policy) | self._shares(times, policy)
         metrics["sampling/faults"] = float(restarts)
         metrics["system/cpu"] = psutil.cpu_percent() / 100  # since the call before
-        self.global_step = int(metrics["global_step"])
-        self._write(metrics)
-        self._dashboard.update(metrics)
+        self._steps[policy] = int(metrics["global_step"])
+        self._write(metrics, policy)
+        if policy == 0:
+            self._dashboard.update(metrics)
 
-    def _write(self, metrics: dict[str, float]) -> None:
-        if problem := self._writer.write(metrics):
+    def _write(self, metrics: dict[str, float], policy: int) -> None:
+        if problem := self._writers[policy].write(metrics):
             self.message(problem)
 
-    def _rates(self, step: float) -> dict[str, float]:
-        """Steps and frames per second in this interval, and steps per second since the start."""
+    def _rates(self, step: float, policy: int) -> dict[str, float]:
+        """Steps and frames per second, of this interval and since the start."""
         now = monotonic()
-        first, last = self._first or (now, step), self._last or (now, step)
-        self._first, self._last = first, (now, step)
+        first, last = self._first.get(policy, (now, step)), self._last.get(policy, (now, step))
+        self._first[policy], self._last[policy] = first, (now, step)
         if now == first[0]:
             return {}
         interval = (step - last[1]) / (now - last[0])
@@ -77,13 +100,13 @@ class Reporter:
             "charts/FPS": interval * self._frameskip,
         }
 
-    def _shares(self, times: dict[str, np.ndarray]) -> dict[str, float]:
-        """The phases of each part in this interval, as shares of the time of all its workers."""
+    def _shares(self, times: dict[str, np.ndarray], policy: int) -> dict[str, float]:
+        """Each role's time in this interval by phase, as shares of all its workers' time."""
         result: dict[str, float] = {}
-        for role, phases in self._phases.items():
+        for role, phases in PHASES.items():
             spent = times[role][:, : len(phases)].sum(0)
-            before = self._times.get(role, np.zeros_like(spent))
-            self._times[role] = spent
+            before = self._times.get((policy, role), np.zeros_like(spent))
+            self._times[policy, role] = spent
             if (total := float((spent - before).sum())) > 0:
                 result |= {f"time/{role}/{p}": float(s) / total for p, s in zip(phases, spent - before, strict=True)}
         return result
@@ -95,4 +118,5 @@ class Reporter:
         if error is not None:
             self._folder.log(f"{type(error).__name__}: {error}")
         self._dashboard.close()
-        self._writer.close()
+        for writer in self._writers:
+            writer.close()

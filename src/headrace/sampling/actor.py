@@ -1,9 +1,8 @@
-"""The actor: computes the actions of groups. Policy workers have one, inline rollout workers have one, serial runs have one."""
+"""The actor: computes the actions of lanes. A policy worker has one, a rollout worker with an `inline` policy has one for each
+policy that acts in it."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from time import perf_counter
 from typing import Protocol
 
@@ -13,9 +12,10 @@ from torch import Tensor, nn
 
 from headrace.accelerator.graphs import CudaRecorder, Recorded, Recorder, Tensors
 from headrace.accelerator.staging import Staging
+from headrace.accelerator.weights import FlatWeights
 from headrace.policies.policy import convert_weights
-from headrace.sampling.exchange import POLICY_PHASES, Clock, Exchange
-from headrace.sampling.weights import FlatWeights
+from headrace.sampling.run_memory import RunMemory
+from headrace.shm.run_control import PhaseClock
 
 
 class Act(Protocol):
@@ -25,19 +25,18 @@ class Act(Protocol):
         self, model: nn.Module, obs: dict[str, Tensor], core: Tensor, first: Tensor, envs: Tensor, generator: torch.Generator
     ) -> tuple[dict[str, Tensor], Tensor]:
         """`obs` {name: [N, ...]}, `core` [N, S] (to be zeroed where `first` [N]), `envs` int64 [N]: the environments' numbers
-        0, 1, ... of the whole run (exploration may depend on them). Returns {field of the slab: [N, ...]} and the core state
-        after the row, [N, S]."""
+        0, 1, ... of the whole run (exploration may depend on them). Returns {field of the trajectory store: [N, ...]} and the
+        core state after the row, [N, S]."""
         ...
 
 
 class Actor:
-    """Reads observations of the groups' current rows from the slab and writes the actions there.
-
-    The model's weights are replaced by the newest on the board.
+    """Reads the observations of lanes' current rows from a policy's trajectory store and writes the actions there.
 
     Args:
+        model: its weights are replaced by the newest in the policy's weight store.
+        memory, policy: what the run shares, and the number of the policy that acts.
         graphs: on CUDA, record a graph for each batch size; batches are padded, so that these are few.
-        say: gets messages for the user.
         recorder: what records; for tests.
     """
 
@@ -45,79 +44,80 @@ class Actor:
         self,
         model: nn.Module,
         act: Act,
-        exchange: Exchange,
+        memory: RunMemory,
+        policy: int,
         device: str,
-        seed: int,
-        clock: np.ndarray | None = None,
+        seed: int = 0,
+        clock: PhaseClock | None = None,
         graphs: bool = True,
-        say: Callable[[str], None] = warnings.warn,
         recorder: Recorder | None = None,
     ):
-        self.model, self._act, self.exchange, self.device = model.to(device).eval(), act, exchange, device
-        self._say = say
+        self.policy, self.device, self._act = policy, device, act
+        self.model = model.to(device).eval()
         self.generator = torch.Generator(device).manual_seed(seed)
         if device != "cpu":
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             recorder = recorder or (CudaRecorder(device, (self.generator,)) if graphs else None)
         self.weights = FlatWeights(self.model)
-        convert_weights(self.model)  # behind the line above: on the board all are float32
+        convert_weights(self.model)  # behind the line above: in the weight store all are float32
         self._padded = recorder is not None
-        self._forward = Recorded("acting", self._compute, recorder, say, fixed=True)
+        self._forward = Recorded("acting", self._compute, recorder, fixed=True)
         self._updates = 0
         self.version = 0
-        self.clock = Clock(np.zeros(len(POLICY_PHASES) + 2) if clock is None else clock, POLICY_PHASES, perf_counter())
-        self._staging = Staging(device, exchange.G)
-        slab = exchange.slab
+        self.clock = clock or PhaseClock("policy")
+        requests, mine = memory.requests, memory.policies[policy]
+        self._staging = Staging(device, requests.L)
+        self._requests, self._weight_store, self._on_device = requests, mine.weights, mine.device_observations
+        store = self._store = mine.trajectories
         # One row of one slot is one block of memory, so a batch is n blocks picked by one number each.
         self._inputs = {
-            name: slab.arrays[name].reshape(slab.num_slots * (slab.T + 1), slab.E, *field.shape)
-            for name, field in slab.fields.items()
+            name: store.arrays[name].reshape(store.num_slots * (store.T + 1), store.C, *field.shape)
+            for name, field in store.fields.items()
             if name == "first" or name.startswith("obs/")
         }
-        self._envs = np.arange(exchange.G * exchange.E).reshape(exchange.G, exchange.E)
+        self._cores, self._next_cores = requests.cores[policy], requests.next_cores[policy]
+        self._envs = np.arange(requests.L * requests.C).reshape(requests.L, requests.C)
 
     def refresh(self) -> None:
-        """Take the newest weights from the board if there are newer ones than ours."""
-        board = self.exchange.board
-        updates = board.updates
+        """Take the newest weights from the weight store if there are newer ones than ours."""
+        updates = self._weight_store.updates
         if updates != self._updates:
-            self.version, self._updates = self.weights.read(board), updates
+            self.version, self._updates = self.weights.read(self._weight_store), updates
         self.clock.spent("weights", perf_counter())
 
     @torch.inference_mode()
-    def act(self, groups: np.ndarray) -> None:
-        """Compute actions for the current rows of `groups` (int array [n]); all groups at once are one batch of n E rows."""
-        x, arrays = self.exchange, self.exchange.slab.arrays
-        E, n = x.E, len(groups)
-        slots, rows = x.cursor[groups].T
-        blocks = slots * (x.T + 1) + rows
-        pad = min(x.G, 1 << (n - 1).bit_length()) if self._padded else n
+    def act(self, lanes: np.ndarray) -> None:
+        """Compute actions for the current rows of `lanes` (int array [n]); all lanes at once are one batch of n C rows."""
+        arrays, C, n = self._store.arrays, self._store.C, len(lanes)
+        slots, rows = self._requests.cursor[lanes].T
+        blocks = slots * (self._store.T + 1) + rows
+        pad = min(self._requests.L, 1 << (n - 1).bit_length()) if self._padded else n
         batch = {name: self._staging.take(name, array, blocks, pad) for name, array in self._inputs.items()}
-        batch["core"] = self._staging.take("core", x.cores, groups, pad)
-        batch["envs"] = self._staging.take("envs", self._envs, groups, pad)
+        batch["core"] = self._staging.take("core", self._cores, lanes, pad)
+        batch["envs"] = self._staging.take("envs", self._envs, lanes, pad)
         self.clock.spent("gather", perf_counter())
         packed = self._forward(batch)
         stamp = 0
-        if x.device_slab is not None:
-            left = {name: tensor[: n * E].unflatten(0, (n, E)) for name, tensor in batch.items() if name.startswith("obs/")}
-            stamp = x.device_slab.leave(slots, rows, left, self._say)
-        out = self._staging.fetch(packed, n * E)
-        if x.device_slab is not None:
-            x.device_slab.mark(slots, rows, stamp)  # not before the device is done with it
+        if self._on_device is not None:
+            left = {name: tensor[: n * C].unflatten(0, (n, C)) for name, tensor in batch.items() if name.startswith("obs/")}
+            stamp = self._on_device.leave(slots, rows, left)
+        out = self._staging.fetch(packed, n * C)
+        if self._on_device is not None:
+            self._on_device.mark(slots, rows, stamp)  # not before the device is done with it
         self.clock.spent("forward", perf_counter())
-        cores = out.pop("core").reshape(n, E, -1)
+        cores = out.pop("core").reshape(n, C, -1)
         for name, value in out.items():
-            arrays[name][slots, rows] = value.reshape(n, E, *value.shape[1:])
+            arrays[name][slots, rows] = value.reshape(n, C, *value.shape[1:])
         arrays["version"][slots, rows] = self.version
-        if x.cores.shape[-1]:
+        if self._cores.shape[-1]:
             start = rows == 0  # the slot's core state is the one before its first row
-            arrays["core"][slots[start]] = x.cores[groups[start]]
-            x.next_cores[groups] = cores  # to be `cores` when the group's worker takes the action
-        self.clock.count(n * E)
+            arrays["core"][slots[start]] = self._cores[lanes[start]]
+            self._next_cores[lanes] = cores  # to be `cores` when the lane's rollout worker takes the action
+        self.clock.count(n * C)
         self.clock.spent("scatter", perf_counter())
 
     def _compute(self, batch: Tensors) -> Tensors:
-        """From one batch of observations to everything the slab wants to know."""
+        """From one batch of observations to the fields of the trajectory store."""
         obs = {name.removeprefix("obs/"): tensor for name, tensor in batch.items() if name.startswith("obs/")}
         fields, core = self._act(self.model, obs, batch["core"], batch["first"], batch["envs"], self.generator)
         return self._staging.pack({**fields, "core": core})

@@ -1,155 +1,191 @@
 """The rollout worker: steps environments, holds no policy.
 
 Its environments form groups. While the actions of one group are being computed, another group is stepped (double buffering),
-so with k environments the worker never waits if k/2 > ceil(t_inference / t_environment).
+so with k environments the worker never waits if k/2 > ceil(t_inference / t_environment). A group whose world is elsewhere costs
+it no waiting either: `send` begins a step, and the worker goes on with whatever is ready first, actions or environments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from headrace.envs.contract import EnvGroup, LaneRow, ObsRow
-from headrace.envs.group import Completion
-from headrace.sampling.exchange import IDLE, READY, ROLLOUT_PHASES, Clock, Exchange
+from headrace.sampling.run_memory import RunMemory
+from headrace.sampling.trajectory_fields import obs_row, step_row
+from headrace.shm.primitives import Closed
+from headrace.shm.run_control import POLL_INTERVAL
+from headrace.shm.trajectory_store import TrajectoryStore
 
-
-class _Row(NamedTuple):
-    """Views of one row of a slot, as a group of environments takes them: one of each lane. Row T has only the observation."""
-
-    observation: tuple[ObsRow]
-    lanes: tuple[LaneRow, ...]
+Act = Callable[[int, list[int]], None]
+"""Computes the actions of these lanes (numbers) with this policy (number)."""
 
 
 @dataclass
-class _Group:
-    """Where one group is: the row of the slot whose action it waits for."""
+class Lane:
+    """Agents that act together, and the row of the slot whose action they wait for."""
+
+    number: int
+    policy: int
+    slot: int = -1
+    t: int = 0
+    rows: list[LaneRow] = field(default_factory=list)
+    """Views of the slot's rows 0 to T-1."""
+
+
+@dataclass
+class Group:
+    """Environments stepped together, and the lanes of their agents."""
 
     number: int
     envs: EnvGroup
-    completion: Completion
-    slot: int = -1
-    t: int = 0
+    lanes: list[Lane]
+    busy: Literal["", "reset", "step"] = ""
+    """What the environments are doing, so that `recv` has to be asked; "" while the group waits for actions."""
+
+    def __post_init__(self) -> None:
+        self.lane_numbers = [lane.number for lane in self.lanes]
+        self.rows: list[LaneRow] = [None] * len(self.lanes)  # type: ignore[list-item]  # reused by every step
 
 
 class RolloutWorker:
     """Environments of one worker. `act` is called to get a group's actions where the policy is `inline`; None: they are
-    requested from the policy workers."""
+    requested from the policy workers.
 
-    def __init__(
-        self, index: int, exchange: Exchange, make_group: Callable[[], EnvGroup], act: Callable[[list[int]], None] | None = None
-    ):
-        self.index, self.exchange, self._act = index, exchange, act
-        first = index * exchange.num_groups
-        self.groups = [
-            _Group(first + g, envs, Completion(envs)) for g, envs in enumerate(make_group() for _ in range(exchange.num_groups))
-        ]
-        self._views: dict[int, list[_Row]] = {}  # views of rows are made once for each slot
-        self._one = np.zeros(1, np.int32)
-        self.clock = Clock(exchange.clocks["rollout"][index], ROLLOUT_PHASES, perf_counter())
+    `start`, `run` and `step` raise `Closed` when the run ends while they wait for a slot.
+    """
 
-    def start(self, seed: int) -> bool:
-        """Reset all environments and ask for their first actions. Environment i of group g has seed `seed` + (g E + i).
-        False: the run ended meanwhile."""
-        for g, group in enumerate(self.groups):
-            if not self._acquire(group):
-                return False
-            group.envs.reset(seed + g * self.exchange.E, self._rows(group.slot)[0].observation)
-            group.completion.wait()
+    def __init__(self, index: int, memory: RunMemory, make_group: Callable[[], EnvGroup], act: Act | None = None):
+        self.index, self.memory, self.requests, self._act = index, memory, memory.requests, act
+        self.groups = [self._group(g, make_group()) for g in range(self.requests.num_groups)]
+        self._views: dict[tuple[int, int], tuple[ObsRow, list[LaneRow]]] = {}  # views of rows are made once for each slot
+        self.clock = memory.control.clock("rollout", index)
+
+    def _group(self, g: int, envs: EnvGroup) -> Group:
+        lanes = [Lane(number, int(self.requests.policy[number])) for number in self.requests.lanes_of(self.index, g)]
+        envs.notify(lambda: self.requests.wake(self.index, g))
+        return Group(g, envs, lanes)
+
+    def start(self, seed: int) -> None:
+        """Reset all environments and ask for their first actions. Environment i of group g has seed `seed` + (g E + i)."""
+        for group in self.groups:
+            for lane in group.lanes:
+                self._acquire(lane)
+            first = [self._slot_views(lane.policy, lane.slot)[0] for lane in group.lanes]
+            group.envs.reset(seed + group.number * group.envs.num_envs, first)
             self.clock.spent("other", perf_counter())
-            self._request(group)
-        return True
+            group.busy = "reset"
+            self._receive(group)
 
-    def resume(self, group: _Group, arrays: dict[str, np.ndarray], t: int) -> None:
-        """Put a group back to row t of a half-filled slot with these contents."""
-        self._acquire(group)
-        for name, array in arrays.items():
-            self.exchange.slab.arrays[name][group.slot] = array
-        group.t = t
-        self.exchange.cursor[group.number] = group.slot, t
+    def resume(self, group: Group, slots: list[dict[str, np.ndarray]], rows: list[int]) -> None:
+        """Put a group's lanes back to these rows of half-filled slots with these contents."""
+        for lane, arrays, t in zip(group.lanes, slots, rows, strict=True):
+            self._acquire(lane)
+            for name, array in arrays.items():
+                self._store(lane).arrays[name][lane.slot] = array
+            lane.t = t
+            self.requests.cursor[lane.number] = lane.slot, t
 
-    def ready(self) -> list[int]:
-        """Which of this worker's groups (0, 1, ...) have their actions; clears the wake-up word."""
-        bits = self.exchange.wake.take(self.index)
-        return [g for g in range(len(self.groups)) if bits >> g & 1 and self._take(g)]
+    def run(self) -> None:
+        """Step whatever is ready until the run ends."""
+        while not self.memory.control.stopped:
+            for group in self.wait(POLL_INTERVAL):
+                self.step(group)
 
-    def wait(self, timeout: float) -> list[int]:
-        """Like `ready`, but sleeps up to `timeout` seconds until a group has its actions."""
-        self.exchange.wake.wait_nonzero(self.index, timeout)
+    def wait(self, timeout: float) -> list[Group]:
+        """Like `ready`, but sleeps up to `timeout` seconds until something may be."""
+        self.requests.wait(self.index, timeout)
         self.clock.spent("wait_actions", perf_counter())
         return self.ready()
 
-    def _take(self, g: int) -> bool:
+    def ready(self) -> list[Group]:
+        """The groups whose lanes all have their actions. Environments that have finished a step are asked for their next ones."""
+        found = []
         # A wake-up is only a hint: after a policy worker's death everybody is woken once more.
-        x, number = self.exchange, self.groups[g].number
-        taken = x.requests.compare_exchange(number, READY, IDLE)
-        if taken:
-            x.cores[number] = x.next_cores[number]  # nobody computes this group's row any more
-        return taken
+        for g in self.requests.woken_groups(self.index):
+            group = self.groups[g]
+            if group.busy:
+                self._receive(group)
+            elif self.requests.take(group.lane_numbers):
+                found.append(group)
+        return found
 
-    def step(self, g: int) -> bool:
-        """Step group g with the actions of its row, write row t+1 and ask for its actions. False: the run ended meanwhile."""
-        group = self.groups[g]
-        lanes, t = self._rows(group.slot)[group.t].lanes, group.t
-        group.envs.send(lanes)
-        group.completion.wait()
-        self.clock.spent("step", perf_counter())
-        self.clock.count(self.exchange.E)
-        group.t = t + 1
-        if group.t == self.exchange.T and not self._next_slot(group):
-            return False
+    def step(self, group: Group) -> None:
+        """Step a group with the actions of its lanes' current rows; when that is done, ask for the actions of the next rows."""
+        rows = group.rows
+        for i, lane in enumerate(group.lanes):
+            rows[i] = lane.rows[lane.t]
+        group.envs.send(rows)
+        group.busy = "step"
+        self._receive(group)
+
+    def _receive(self, group: Group) -> None:
+        """Where the environments have finished, move on to the next rows and ask for their actions."""
+        if not group.envs.recv():
+            return
+        stepped, group.busy = group.busy == "step", ""
+        if stepped:
+            self.clock.spent("step", perf_counter())
+            self.clock.count(len(group.lanes) * self.requests.C)
+            for lane in group.lanes:
+                lane.t += 1
+                if lane.t == self.memory.T:
+                    self._next_slot(lane)
         self._request(group)
-        return True
 
-    def _next_slot(self, group: _Group) -> bool:
+    def _next_slot(self, lane: Lane) -> None:
         """Hand the finished slot to the learner and go on in a free one: row T here is row 0 there."""
-        x, (last,) = self.exchange, self._rows(group.slot)[self.exchange.T].observation
+        last = lane.rows[-1].after
         # Kept aside, because from the next line on the slot may be learned from and given to somebody else.
         last = ObsRow({name: array.copy() for name, array in last.obs.items()}, last.first.copy(), last.valid.copy())
-        x.hand_over(group.slot)
+        self._store(lane).finish(lane.slot)
         # The only brake: without a free slot the learner is behind, and waiting here bounds memory and policy lag.
-        if not self._acquire(group):
-            return False
-        (first,) = self._rows(group.slot)[0].observation
+        self._acquire(lane)
+        first = self._slot_views(lane.policy, lane.slot)[0]
         for name, array in first.obs.items():
             array[:] = last.obs[name]
         first.first[:], first.valid[:] = last.first, last.valid
-        return True
 
-    def _acquire(self, group: _Group) -> bool:
-        x = self.exchange
-        while not x.slots.acquire(self.index + 1, self._one, timeout=0.2):
+    def _acquire(self, lane: Lane) -> None:
+        store = self._store(lane)
+        while (slot := store.acquire(self.index, POLL_INTERVAL)) is None:
             self.clock.spent("wait_slots", perf_counter())
-            if x.stopped:
-                return False
+            if self.memory.control.stopped:
+                raise Closed
         self.clock.spent("wait_slots", perf_counter())
-        group.slot, group.t = int(self._one[0]), 0
-        return True
+        lane.slot, lane.t = slot, 0
+        lane.rows = self._slot_views(lane.policy, slot)[1]
 
-    def _request(self, group: _Group) -> None:
-        x = self.exchange
-        x.cursor[group.number] = group.slot, group.t
+    def _request(self, group: Group) -> None:
+        for lane in group.lanes:
+            self.requests.cursor[lane.number] = lane.slot, lane.t
         if self._act is None:
-            x.request(group.number)
-        else:
-            self._act([group.number])
-            x.requests.store(group.number, READY)
-            x.wake.fetch_or(self.index, 1 << (group.number - self.groups[0].number))
-            self.clock.spent("forward", perf_counter())
+            for lane in group.lanes:
+                self.requests.request(lane.number)
+            return
+        for policy in dict.fromkeys(lane.policy for lane in group.lanes):
+            self._act(policy, [lane.number for lane in group.lanes if lane.policy == policy])
+        for lane in group.lanes:
+            self.requests.answered(lane.number)
+        self.clock.spent("forward", perf_counter())
 
-    def _rows(self, slot: int) -> list[_Row]:
-        rows = self._views.get(slot)
-        if rows is None:
-            slab, T = self.exchange.slab, self.exchange.T
-            obs = [slab.obs_row(slot, t) for t in range(T + 1)]
-            steps = [LaneRow(slab.arrays["action"][slot, t], slab.step_row(slot, t), obs[t + 1]) for t in range(T)]
-            rows = [_Row((obs[t],), (steps[t],)) for t in range(T)] + [_Row((obs[T],), ())]
-            self._views[slot] = rows
-        return rows
+    def _store(self, lane: Lane) -> TrajectoryStore:
+        return self.memory.policies[lane.policy].trajectories
+
+    def _slot_views(self, policy: int, slot: int) -> tuple[ObsRow, list[LaneRow]]:
+        """Row 0's observation, and for every row its actions, their consequences and the observation after it."""
+        views = self._views.get((policy, slot))
+        if views is None:
+            store = self.memory.policies[policy].trajectories
+            observations = [obs_row(store, slot, t) for t in range(store.T + 1)]
+            actions = store.arrays["action"]
+            rows = [LaneRow(actions[slot, t], step_row(store, slot, t), observations[t + 1]) for t in range(store.T)]
+            views = self._views[policy, slot] = observations[0], rows
+        return views
 
     def close(self) -> None:
         """Close the environments."""

@@ -20,7 +20,8 @@ from headrace.experience.on_policy import Batch
 from headrace.experience.replay import state as replay_state
 from headrace.experience.replay.buffer import Replay, ReplayBatch
 from headrace.experience.replay.writer import OBSERVATION, Arrivals, ReplayFeeder, Sequences, sequences_of
-from headrace.sampling.exchange import Exchange
+from headrace.shm.run_control import RunControl
+from headrace.shm.trajectory_store import TrajectoryStore
 
 REPLAY_FOLDER = "replay"
 """Beside a checkpoint's own files."""
@@ -37,16 +38,17 @@ class ReplayBatches:
     def __init__(
         self,
         config: Config,
-        exchange: Exchange,
+        store: TrajectoryStore,
+        control: RunControl,
         replay: Replay,
-        collect: Callable[[int], None] | None,
+        collect: Callable[[int], None] | None = None,
         reported_envs: range | None = None,
     ):
         self._settings, self._size, self._device = config.replay, config.learning.batch_size, config.device
-        self._exchange, self._replay, self._collect = exchange, replay, collect
+        self._control, self._replay, self._collect = control, replay, collect
         self._sequences = sequences_of(config)
         reported = reported_envs or range(config.num_envs)
-        self._feeder = ReplayFeeder(exchange, replay, config.learning.gamma, reported, self._sequences, config.replay.copies)
+        self._feeder = ReplayFeeder(store, replay, config.learning.gamma, reported, self._sequences, config.replay.copies)
         self._updates = 0
         self._before = (perf_counter(), replay.stats())
         self._failure: BaseException | None = None
@@ -73,7 +75,7 @@ class ReplayBatches:
             self._current = None
         if self._failure is not None:
             raise self._failure
-        if self._current is None and self._exchange.stopped:
+        if self._current is None and self._control.stopped:
             return None
         fields = self._current.fields if self._current else {}
         if self._device != "cpu":
@@ -140,7 +142,7 @@ class ReplayBatches:
             self._collect(1)
             while self._feeder.feed(timeout=0):
                 pass
-        if self._exchange.stopped or not self._replay.may_sample(self._size):
+        if self._control.stopped or not self._replay.may_sample(self._size):
             return None
         memory = self._free.get()
         drawn = self._fill(memory)
@@ -160,16 +162,16 @@ class ReplayBatches:
     def _feed(self) -> None:
         while True:
             # The limit holds samplers back by not freeing their slots.
-            if not self._replay.may_insert() and not self._exchange.stopped:
-                self._exchange.control.wait_nonzero(0, 0.002)
+            if not self._replay.may_insert() and not self._control.stopped:
+                self._control.wait_for_stop(0.002)
                 continue
             if self._feeder.feed(timeout=0.2) is None:
                 return
 
     def _draw(self) -> None:
-        while not self._exchange.stopped:
+        while not self._control.stopped:
             memory = self._free.get()
-            while not self._exchange.stopped:
+            while not self._control.stopped:
                 drawn = self._fill(memory) if self._replay.wait(self._size, timeout=0.2) else None
                 if drawn is not None:
                     self._filled.put(drawn)

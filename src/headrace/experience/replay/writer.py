@@ -13,8 +13,8 @@ from headrace.config import Config, ConfigError
 from headrace.envs.contract import EnvSpec
 from headrace.experience.replay.buffer import Field, LaneWriter, Replay, ReplayConfig
 from headrace.experience.replay.priorities import NStepPriorities
-from headrace.sampling.exchange import LEARNER, Exchange
 from headrace.shm.primitives import Closed
+from headrace.shm.trajectory_store import TrajectoryStore
 
 OBSERVATION = "obs/"
 PRIORITY_ETA = 0.9
@@ -112,32 +112,27 @@ class ReplayFeeder:
 
     def __init__(
         self,
-        exchange: Exchange,
+        store: TrajectoryStore,
         replay: Replay,
         gamma: float,
         reported_envs: range,
         sequences: Sequences | None = None,
         copies: int = 1,
     ):
-        self._exchange, self._gamma, self._reported, self._copies = exchange, gamma, reported_envs, copies
+        self._store, self._gamma, self._reported, self._copies = store, gamma, reported_envs, copies
         self._lanes = [LaneFeed(replay, lane, sequences) for lane in range(replay.config.lanes)]
         self._arrivals, self._lock = Arrivals(), threading.Lock()
 
     def feed(self, timeout: float | None) -> bool | None:
         """Take one slot; True if there was one, False if not within `timeout` seconds, None at the end of the run."""
-        x = self._exchange
         try:
-            ticket = x.full.get(timeout=timeout)
+            slot = self._store.take(timeout=timeout)
         except Closed:
             return None
-        if ticket is None:
+        if slot is None:
             return False
-        # A ticket of a worker that died meanwhile is refused: its slot was freed and may be somebody else's.
-        if not x.slots.transfer(ticket, LEARNER):
-            return False
-        slot = x.slots.slot_of(ticket)
-        self._take({name: array[slot] for name, array in x.slab.arrays.items()})
-        x.slots.release(slot, LEARNER)
+        self._take({name: array[slot] for name, array in self._store.arrays.items()})
+        self._store.release(slot)
         return True
 
     def _take(self, slot: dict[str, np.ndarray]) -> None:

@@ -1,79 +1,173 @@
-"""The serial placement: the same workers, called in turn by one process. Deterministic, so for debugging and exact repeats."""
+"""The serial placement: the same workers and learners, called in turn by one process. Deterministic, so for debugging and exact
+repeats."""
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
-from typing import Any
+from collections.abc import Iterator
+from contextlib import ExitStack
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
-from headrace.config import Config
-from headrace.envs.contract import EnvironmentFault, EnvSpec
-from headrace.sampling.exchange import Exchange
+from headrace.envs.contract import EnvironmentFault
+from headrace.sampling.placements.base import Learn, Message, Placement
 from headrace.sampling.policy_worker import PolicyWorker
-from headrace.sampling.processes import actor_seed, environment_seed, make_actor
-from headrace.sampling.rollout_worker import RolloutWorker
+from headrace.sampling.rollout_worker import Group, RolloutWorker
+from headrace.sampling.worker_process import actor_seed, environment_seed, warnings_reported
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+
+class Serial(Placement):
+    """Everything in this process, one after the other: the same seed gives the same weights."""
+
+    deterministic = True
+
+    def start(self, learn: Learn) -> None:
+        """Make the workers; the learners run within `messages`."""
+        from headrace.accelerator.threads import using_threads
+
+        self._notices: deque[str] = deque()
+        self._context = ExitStack()
+        self._context.enter_context(using_threads(self.config.learner_threads))
+        self._context.enter_context(warnings_reported(self._notices.append))
+        self.sampler = SerialSampler(self)
+        self._context.callback(self.sampler.close)
+        self._publishers: dict[int, Any] = {}
+        self._learners = deque(learn(self, p) for p in range(len(self.memory.policies)))
+
+    def messages(self, timeout: float) -> Iterator[Message]:
+        """See `Placement.messages`: the learners take turns, one step of their loops each."""
+        deadline = monotonic() + timeout
+        while self._learners and monotonic() < deadline:
+            learner = self._learners.popleft()
+            try:
+                message = next(learner)
+            except StopIteration:
+                continue
+            self._learners.append(learner)
+            while self._notices:
+                yield Message("message", self._notices.popleft())
+            if message is not None:
+                yield message
+
+    def stop(self) -> Iterator[Message]:
+        """See `Placement.stop`."""
+        self.memory.control.stop()
+        try:
+            while self._learners:
+                yield from self.messages(timeout=3600)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """See `Placement.kill`."""
+        self._learners.clear()
+        self._context.close()
+
+    def batches(self, p: int, reported_envs: range) -> Any:
+        """See `Placement.batches`: asking for a batch steps the environments until there is one."""
+        from headrace.experience import make_experience
+
+        memory = self.memory
+        return make_experience(
+            self.config, memory.policies[p], memory.control, reported_envs, lambda n: self.sampler.collect(p, n)
+        )
+
+    def publish(self, p: int, model: nn.Module, version: int) -> None:
+        """See `Placement.publish`."""
+        from headrace.accelerator.weights import Publisher
+
+        if p not in self._publishers:
+            self._publishers[p] = Publisher(model, self.memory.policies[p].weights, self.config.device)
+            self.memory.control.set_ready(p)
+        self._publishers[p].publish(version)
+        self._publishers[p].wait()
+
+    def get_state(self) -> dict[str, Any] | None:
+        """See `Placement.get_state`."""
+        return self.sampler.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> str | None:
+        """See `Placement.set_state`."""
+        return self.sampler.set_state(state)
 
 
 class SerialSampler:
-    """All rollout workers and one policy worker in this process."""
+    """All rollout workers and one policy worker per policy in this process."""
 
-    def __init__(self, config: Config, spec: EnvSpec, exchange: Exchange):
+    def __init__(self, placement: Placement):
+        from headrace.accelerator.graphs import set_up
         from headrace.envs.registry import make_group
+        from headrace.sampling.actor import Actor
 
-        self._exchange, self._config = exchange, config
+        config, memory = placement.config, placement.memory
+        self._config, self._memory = config, memory
+        self._started = False
         self.workers = [
-            RolloutWorker(w, exchange, lambda: make_group(config.env, config.envs, exchange.E))
+            RolloutWorker(w, memory, lambda: make_group(config.env, config.envs, config.envs_per_group))
             for w in range(config.sampling.num_workers)
         ]
         for worker in self.workers:
             for group in worker.groups:
                 group.envs.remember()
-        self.actor = make_actor(config, spec, exchange, config.device, exchange.clocks["policy"][0])
-        self.actor.generator.manual_seed(actor_seed(config, 0))
-        self._policy_worker = PolicyWorker(0, exchange, self.actor, config)
-        self._ready: deque[tuple[RolloutWorker, int]] = deque()
-        self._started = False
+        set_up(config.device)
+        self.actors = []
+        for p in range(len(memory.policies)):
+            algorithm, model = placement.make_agent(config, placement.spec)
+            clock = memory.control.clock("policy", p * config.sampling.num_policy_workers)
+            self.actors.append(
+                Actor(model, algorithm.act, memory, p, config.device, actor_seed(config, p), clock, config.cuda_graphs)
+            )
+        self._policy_workers = [PolicyWorker(p, memory.requests, actor, config) for p, actor in enumerate(self.actors)]
+        self._ready: deque[tuple[RolloutWorker, Group]] = deque()
 
-    def collect(self, slots: int) -> None:
-        """Step the environments until `slots` finished slots wait for the learner."""
-        x = self._exchange
+    def collect(self, policy: int, slots: int) -> None:
+        """Step the environments until `slots` finished slots of this policy wait for its learner; with several policies, at most
+        until another policy's learner has a batch, which it must take before sampling can go on."""
+        stores = [p.trajectories for p in self._memory.policies]
         if not self._started:
             for worker in self.workers:
-                worker.start(environment_seed(self._config, worker.index, version=x.board.version))
+                worker.start(environment_seed(self._config, worker.index, version=self._memory.policies[0].weights.version))
             self._started = True
-        # Looked at before every step: each step finishes at most one slot, so free slots never run out here.
-        while x.full.qsize() < slots:
+        # Looked at before every step: each step finishes at most one slot of every lane, so free slots never run out here.
+        while stores[policy].qsize() < slots and all(store.qsize() < self._config.slots_per_batch for store in stores):
             if not self._ready:
-                self._policy_worker.serve(timeout=0)
-                self._ready.extend((worker, g) for worker in self.workers for g in worker.ready())
-            worker, g = self._ready.popleft()
-            worker.step(g)
+                for policy_worker in self._policy_workers:
+                    policy_worker.serve(timeout=0)
+                self._ready.extend((worker, group) for worker in self.workers for group in worker.ready())
+            worker, group = self._ready.popleft()
+            worker.step(group)
 
     def get_state(self) -> dict[str, Any]:
         """Everything between two updates: environments, half-filled slots, core states, who waits for what."""
-        return {"generator": self.actor.generator.get_state(), "world": self._world()}
+        return {"generators": [actor.generator.get_state() for actor in self.actors], "world": self._world()}
 
     def _world(self) -> dict[str, Any] | None:
         """None where the environments cannot give their state."""
-        x = self._exchange
+        requests = self._memory.requests
         envs = [[group.envs.get_state() for group in worker.groups] for worker in self.workers]
         if not self._started or any(state is None for states in envs for state in states):
             return None
-        waiting = [x.inbox.get(timeout=0) for _ in range(x.inbox.qsize())]
-        for number in waiting:
-            x.inbox.put(number)
+        lanes = [lane for worker in self.workers for group in worker.groups for lane in group.lanes]
+        stores = [p.trajectories for p in self._memory.policies]
         return {
             "envs": envs,
-            "slots": [{name: a[slot].copy() for name, a in x.slab.arrays.items()} for slot in x.cursor[:, 0].tolist()],
-            "rows": x.cursor[:, 1].tolist(),
-            "cores": x.cores.copy(),
-            "waiting": waiting,
-            "ready": [[worker.index, g] for worker, g in self._ready],
+            "slots": [{name: a[lane.slot].copy() for name, a in stores[lane.policy].arrays.items()} for lane in lanes],
+            "rows": [lane.t for lane in lanes],
+            "cores": [cores.copy() for cores in requests.cores],
+            "waiting": [requests.queued(p) for p in range(len(stores))],
+            "ready": [[worker.index, group.number] for worker, group in self._ready],
         }
 
     def set_state(self, state: dict[str, Any]) -> str | None:
         """Go on from what `get_state` gave. Where the environments cannot, their episodes begin anew; returns why."""
-        x = self._exchange
-        self.actor.generator.set_state(state["generator"])
+        requests = self._memory.requests
+        for actor, generator in zip(self.actors, state["generators"], strict=True):
+            actor.generator.set_state(generator)
         world = state["world"]
         if world is None:
             return "Episodes begin anew: these environments cannot give their state"
@@ -85,15 +179,21 @@ class SerialSampler:
             return f"Episodes begin anew: {error}"
         for worker in self.workers:
             for group in worker.groups:
-                worker.resume(group, world["slots"][group.number], world["rows"][group.number])
-        x.cores[:] = world["cores"]
-        for number in world["waiting"]:
-            x.request(number)
-        self._ready.extend((self.workers[w], g) for w, g in world["ready"])
+                first, end = group.lane_numbers[0], group.lane_numbers[-1] + 1
+                worker.resume(group, world["slots"][first:end], world["rows"][first:end])
+        for cores, saved in zip(requests.cores, world["cores"], strict=True):
+            cores[:] = saved
+        for waiting in world["waiting"]:
+            for lane in waiting:
+                requests.request(lane)
+        self._ready.extend((self.workers[w], self.workers[w].groups[g]) for w, g in world["ready"])
         self._started = True
         return None
 
     def close(self) -> None:
         """Close the environments."""
         for worker in self.workers:
-            worker.close()
+            try:
+                worker.close()
+            except Exception as error:
+                warnings.warn(f"closing environments failed: {error}", stacklevel=2)

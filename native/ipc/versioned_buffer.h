@@ -16,12 +16,12 @@ namespace headrace::ipc {
 // Contract. One writer at a time. read() never returns a mixture of two updates, nor one that was not finished, and never
 // waits for the writer. It returns the version that belongs to the bytes it copied. What a version means is the
 // writer's business; readers look at updates() for news.
-class Board {
+class VersionedBuffer {
  public:
   static constexpr uint64_t kMagic = 0x316472616f4268ull;
 
   static constexpr size_t stride(size_t nbytes) { return (nbytes + 63) / 64 * 64; }
-  static constexpr size_t bytes(size_t nbytes) { return sizeof(Board) + 2 * stride(nbytes); }
+  static constexpr size_t bytes(size_t nbytes) { return sizeof(VersionedBuffer) + 2 * stride(nbytes); }
 
   // Memory must be zeroed, aligned to 64 and bytes(nbytes) long.
   void init(uint64_t nbytes) {

@@ -1,4 +1,4 @@
-"""A model's parameters and buffers as one flat piece of memory: what travels over the board."""
+"""A model's parameters and buffers as one flat piece of memory: what travels through a policy's weight store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.accelerator.graphs import Marker
-from headrace.shm.primitives import Board
+from headrace.shm.weight_store import WeightStore
 
 
 class FlatWeights:
@@ -40,21 +40,21 @@ class FlatWeights:
             self._pinned.copy_(self._flat, non_blocking=True)
         self._there.set()
 
-    def put(self, board: Board, version: int) -> None:
-        """Put on the board what was gathered last; waits until it has arrived."""
+    def put(self, store: WeightStore, version: int) -> None:
+        """Publish what was gathered last; waits until the device has copied it."""
         self._there.wait()
-        board.publish(self._host, version)
+        store.publish(self._host, version)
 
-    def publish(self, board: Board, version: int) -> None:
-        """Copy the model's tensors to the board."""
+    def publish(self, store: WeightStore, version: int) -> None:
+        """Publish the model's tensors under this version."""
         self.gather()
-        self.put(board, version)
+        self.put(store, version)
 
     @torch.no_grad()
-    def read(self, board: Board) -> int:
-        """Copy the board's newest weights into the model; returns their version. On CUDA work given to the device before must
+    def read(self, store: WeightStore) -> int:
+        """Copy the newest published weights into the model; returns their version. On CUDA work given to the device before must
         be done, and the copy may go on after the return."""
-        version = board.read(self._host)
+        version = store.read(self._host)
         if self._flat is not self._pinned:
             self._flat.copy_(self._pinned, non_blocking=True)
         for view, tensor in zip(self._views, self._tensors, strict=True):
@@ -65,8 +65,8 @@ class FlatWeights:
 class Publisher:
     """Publishes a model's weights without keeping the learner waiting until the GPU has computed them: a thread waits."""
 
-    def __init__(self, model: nn.Module, board: Board, device: str):
-        self._weights, self._board = FlatWeights(model), board
+    def __init__(self, model: nn.Module, store: WeightStore, device: str):
+        self._weights, self._store = FlatWeights(model), store
         self._thread = None if device == "cpu" else ThreadPoolExecutor(1, thread_name_prefix="publish")
         self._last: Future[None] | None = None
 
@@ -75,12 +75,12 @@ class Publisher:
         self.wait()
         self._weights.gather()
         if self._thread is None:
-            self._weights.put(self._board, version)
+            self._weights.put(self._store, version)
         else:
-            self._last = self._thread.submit(self._weights.put, self._board, version)
+            self._last = self._thread.submit(self._weights.put, self._store, version)
 
     def wait(self) -> None:
-        """Return when the weights given last are on the board."""
+        """Return when the weights given last are published."""
         if self._last is not None:
             self._last.result()
 

@@ -1,79 +1,29 @@
-"""What a run remembers: statistics between two reports, and everything that a checkpoint holds."""
+"""Everything that a checkpoint holds, and when one is written."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections import deque
 from time import perf_counter
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from headrace.config import Config
-from headrace.experience.on_policy import TrajectoryBatches
-from headrace.experience.replay.batches import ReplayBatches
 from headrace.learning.learner import Learner, Progress
+from headrace.learning.training_log import EPISODE_WINDOW, TrainingLog
 from headrace.runs import checkpoint
-from headrace.sampling.placements.serial import SerialSampler
+from headrace.sampling.placements.base import Placement
 
-Experience = TrajectoryBatches | ReplayBatches
-"""Where batches come from."""
-EPISODE_WINDOW = 100
-"""Episodes in `charts/episodic_return_100`, which `run.goal` is compared with."""
+if TYPE_CHECKING:
+    from headrace.experience.batch import Experience
 
 
-class TrainingLog:
-    """Statistics of the learner between two reports, and the last episodes."""
+class Checkpointing:
+    """Everything one policy's learning needs to go on as if it had never stopped, to and from its newest checkpoint."""
 
-    def __init__(self) -> None:
-        self.returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
-        self._sums: list[dict[str, torch.Tensor]] = []
-        self._ended: list[tuple[float, int]] = []
-
-    @property
-    def mean_return(self) -> float:
-        """Mean return of the last `EPISODE_WINDOW` episodes, NaN before the first."""
-        return float(np.mean(self.returns)) if self.returns else math.nan
-
-    def add(self, statistics: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]) -> None:
-        """One update, or none: its statistics and, in host memory, the episodes that ended in its batch."""
-        if statistics:
-            self._sums.append(statistics)
-        returns, lengths = batch["episode_return"], batch["episode_length"]
-        ended = ~returns.isnan()
-        for r, n in zip(returns[ended].tolist(), lengths[ended].tolist(), strict=True):
-            self.returns.append(r)
-            self._ended.append((r, n))
-
-    def metrics(self, learner: Learner) -> dict[str, float]:
-        """Everything since the last call, by metric name; starts a new interval."""
-        p = learner.progress
-        result = {
-            "global_step": float(p.global_step),
-            "charts/updates": float(p.updates),
-            "charts/episodes": float(p.episodes),
-            "charts/learning_rate": learner.learning_rate,
-            "lag/masked": float(p.stale_steps),
-        }
-        for key in self._sums[0] if self._sums else ():
-            values = torch.stack([s[key] for s in self._sums])
-            result[key] = float(values.min() if key == "lag/min" else values.max() if key == "lag/max" else values.mean())
-        if self._ended:
-            result["charts/episodic_return"] = float(np.mean([r for r, _ in self._ended]))
-            result["charts/episodic_length"] = float(np.mean([n for _, n in self._ended]))
-        if self.returns:
-            result["charts/episodic_return_100"] = self.mean_return
-        self._sums, self._ended = [], []
-        return result
-
-
-class TrainingState:
-    """Everything a run needs to go on as if it had never stopped, to and from its newest checkpoint."""
-
-    def __init__(self, config: Config, learner: Learner, log: TrainingLog, sampler: SerialSampler | None, experience: Experience):
-        self._config, self._learner, self._log, self._sampler, self._experience = config, learner, log, sampler, experience
-        self._folder = config.run_folder / "checkpoints"
+    def __init__(self, placement: Placement, policy: int, learner: Learner, log: TrainingLog, experience: Experience):
+        self._config, self._placement = placement.config, placement
+        self._learner, self._log, self._experience = learner, log, experience
+        self._folder = self._config.policy_folder(policy) / "checkpoints"
         self._saved_at, self._saved_step, self._saved_updates = perf_counter(), 0, -1
 
     def load(self) -> list[str]:
@@ -90,9 +40,9 @@ class TrainingState:
         self._log.returns.extend(state["returns"])
         self._saved_step, self._saved_updates = learner.progress.global_step, learner.progress.updates
         messages = [*found.damaged, f"Going on from {found.path.name}: step {learner.progress.global_step:,}"]
-        if self._sampler is not None and state["sampler"] is not None:
-            if why := self._sampler.set_state(state["sampler"]):
-                messages.append(why)
+        if self._placement.deterministic and state["sampler"] is not None:
+            if problem := self._placement.set_state(state["sampler"]):
+                messages.append(problem)
             checkpoint.set_random_state(state["random"])
         return messages + self._experience.restore(found.path, state.get("experience"))
 
@@ -120,6 +70,7 @@ class TrainingState:
         `at_rest`: everything stands still between two updates, so that a serial sampler's half-filled trajectories can be saved.
         """
         learner, run = self._learner, self._config.run
+        sampler = self._placement.get_state() if at_rest else None
         learner.settle()  # nothing is saved that is not finite
         step = learner.progress.global_step
         if (self._saved_step, self._saved_updates) == (step, learner.progress.updates):
@@ -132,8 +83,8 @@ class TrainingState:
                 "generator": learner.generator.get_state(),
                 "learner": learner.extra_state(),
                 "returns": list(self._log.returns),
-                "sampler": self._sampler.get_state() if self._sampler is not None and at_rest else None,
-                "random": None if self._sampler is None else checkpoint.random_state(),
+                "sampler": sampler,
+                "random": None if sampler is None else checkpoint.random_state(),
                 "experience": self._experience.get_state(),
             }
         )

@@ -1,0 +1,151 @@
+"""Observations that stay on the device: policy workers leave them there, the learner finds them.
+
+Where policy workers and the learner share a GPU, an observation then crosses the bus once, to be acted on, instead of twice.
+The trajectory store in host memory stays the truth: this is only a second copy of rows 0 to T-1 of its observations. Every row
+has a *stamp*, the generation of the device memory in which it was left; a learner that finds another stamp than its own memory's
+(it was restarted since, or a policy worker could not reach the memory) takes that trajectory from the host. So anybody may die
+at any moment. Row T has not been acted on when the learner takes a trajectory, and comes from the host too.
+
+The learner allocates; policy workers find its memory by a handle of the CUDA driver (64 bytes in shared memory, nothing pickled)
+and look for a new one when the generation has changed. On the CPU the memory is shared memory, and everything else the same.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.accelerator import cuda_memory
+from headrace.shm.primitives import Words
+from headrace.shm.segment import Segment
+from headrace.shm.trajectory_store import TrajectoryStore
+
+if TYPE_CHECKING:  # rollout workers, which are given this too, never import torch
+    from torch import Tensor
+
+_NOW, _LAST = 0, 1
+"""Words: the generation that may be attached to (0: none), and the highest there has been."""
+
+
+class DeviceObservations:
+    """Made by the parent, passed to every child."""
+
+    def __init__(self, store: TrajectoryStore, device: str):
+        self.device, self._slots, self._T = device, store.num_slots, store.T
+        self._fields = {name: (store.C, *f.shape) for name, f in store.fields.items() if name.startswith("obs/")}
+        self._dtypes = {name: store.fields[name].dtype for name in self._fields}
+        self._words = Words(2)
+        self._segment = Segment(cuda_memory.HANDLE_BYTES + 4 * self._slots * self._T)
+        self._shared = Segment(self.nbytes, purpose="observations left for the learner") if device == "cpu" else None
+        self._forget()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory."""
+        return sum(_aligned(self._size(name)) for name in self._fields)
+
+    def _size(self, name: str) -> int:
+        return self._slots * self._T * math.prod(self._fields[name]) * self._dtypes[name].itemsize
+
+    def _forget(self) -> None:
+        """This process knows nothing of the device yet."""
+        self._handle = self._segment.ndarray(np.uint8, cuda_memory.HANDLE_BYTES)
+        self._stamps = self._segment.ndarray(np.int32, (self._slots, self._T), cuda_memory.HANDLE_BYTES)
+        self._generation = 0
+        self._rows: dict[str, Tensor] = {}
+        """By field, [slots T, C, ...]; empty where the memory could not be reached."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        here = ("_handle", "_stamps", "_generation", "_rows")
+        return {k: v for k, v in self.__dict__.items() if k not in here}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    # -- the learner --------------------------------------------------------------------------------------------------------
+
+    def allocate(self) -> None:
+        """Make the memory; policy workers leave observations in it from now on.
+
+        Raises RuntimeError if the device has not enough; observations then go on crossing the bus twice.
+        """
+        self._words.store(_NOW, 0)  # who looks for a handle meanwhile finds none
+        if self._shared is None:
+            memory, handle = cuda_memory.allocate(self.nbytes, self.device)
+            self._handle[:] = np.frombuffer(handle, np.uint8)
+        else:
+            memory = _host_memory(self._shared)
+        self._divide(memory)
+        self._generation = self._words.load(_LAST) + 1
+        self._words.store(_LAST, self._generation)
+        self._words.store(_NOW, self._generation)
+
+    def find(self, slot: int) -> dict[str, Tensor] | None:
+        """Rows 0 to T-1 of the observations of a finished slot, by field [T, C, ...]; None unless all of them are here."""
+        if not self._generation or (self._stamps[slot] != self._generation).any():
+            return None
+        return {name: rows[slot * self._T : (slot + 1) * self._T] for name, rows in self._rows.items()}
+
+    # -- policy workers -----------------------------------------------------------------------------------------------------
+
+    def leave(self, slots: np.ndarray, rows: np.ndarray, obs: dict[str, Tensor]) -> int:
+        """Copy observations {field: [n, C, ...]} to rows `rows` (int [n]) of `slots` (int [n]).
+
+        Returns the stamp for `mark`, which is to be called when the device has done it.
+        """
+        now = self._words.load(_NOW)
+        if now != self._generation:
+            self._attach(now)
+        if not self._rows:
+            return 0
+        import torch
+
+        index = torch.from_numpy(slots.astype(np.int64) * self._T + rows)
+        if self._shared is None:
+            index = index.to(self.device, non_blocking=True)
+        for name, tensor in obs.items():
+            self._rows[name].index_copy_(0, index, tensor)
+        return self._generation
+
+    def mark(self, slots: np.ndarray, rows: np.ndarray, stamp: int) -> None:
+        """Say where these rows are: in the memory of generation `stamp`, or (0) only on the host."""
+        self._stamps[slots, rows] = stamp
+
+    def _attach(self, generation: int) -> None:
+        self._rows, self._generation = {}, generation
+        handle = self._handle.tobytes()
+        if generation == 0 or self._words.load(_NOW) != generation:  # changed meanwhile: looked at again with the next batch
+            self._generation = 0
+            return
+        try:
+            if self._shared is None:
+                self._divide(cuda_memory.open_handle(handle, self.nbytes, self.device))
+            else:
+                self._divide(_host_memory(self._shared))
+        except RuntimeError as error:
+            text = f"Observations cross the bus twice: the learner's memory on {self.device} cannot be reached ({error})"
+            warnings.warn(text, stacklevel=2)
+
+    def _divide(self, memory: Tensor) -> None:
+        import torch
+
+        at = 0
+        for name, shape in self._fields.items():
+            dtype = torch.from_numpy(np.empty(0, self._dtypes[name])).dtype
+            part = memory[at : at + self._size(name)].view(dtype)
+            self._rows[name] = part.view(self._slots * self._T, *shape)
+            at += _aligned(self._size(name))
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // 256) * 256
+
+
+def _host_memory(segment: Segment) -> Tensor:
+    import torch
+
+    return torch.from_numpy(segment.ndarray(np.uint8, segment.nbytes))

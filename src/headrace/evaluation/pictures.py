@@ -1,0 +1,35 @@
+"""The learning curve and a video of the agent, made when training ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from headrace.config import Config, ConfigError
+from headrace.envs.contract import EnvironmentFault
+from headrace.evaluation.video import record
+from headrace.runs.plots import learning_curve
+
+VIDEO = "video.mp4"
+"""In the run folder."""
+VIDEO_STEPS = 3000
+"""Longest video made when training ends, in steps."""
+
+
+def draw_curve_and_video(config: Config, report: Callable[[str], None], mean_return: float, again: bool) -> None:
+    """Make both where the extras for them are installed; not `again` where they are there. `report` gets messages for the user.
+
+    `mean_return`: of the last episodes; NaN if none has ended, and there is nothing to draw.
+    """
+    video = config.run_folder / VIDEO
+    if not config.run.video or config.sampling.num_policies > 1 or (video.exists() and not again):
+        return
+    try:
+        if not math.isnan(mean_return):
+            learning_curve([config.run_folder], config.run_folder / "curve.png", title=config.env, goal=config.run.goal)
+            report(f"Learning curve: {config.run_folder / 'curve.png'}")
+        returns = record(config.run_folder, video, max_steps=VIDEO_STEPS)
+        report(f"Video: {video} (return {', '.join(f'{r:.1f}' for r in returns)})")
+    except Exception as error:  # training is over and saved; whatever happens here, only a picture is missing
+        kind = "" if isinstance(error, ConfigError | EnvironmentFault) else f"{type(error).__name__}: "
+        report(f"No curve or video: {kind}{error}")

@@ -1,0 +1,59 @@
+"""Statistics of a learner between two reports, and its last episodes."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import numpy as np
+import torch
+
+from headrace.learning.learner import Learner
+
+EPISODE_WINDOW = 100
+"""Episodes in `charts/episodic_return_100`, which `run.goal` is compared with."""
+
+
+class TrainingLog:
+    """Statistics of the learner between two reports, and the last episodes."""
+
+    def __init__(self) -> None:
+        self.returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
+        self._sums: list[dict[str, torch.Tensor]] = []
+        self._ended: list[tuple[float, int]] = []
+
+    @property
+    def mean_return(self) -> float:
+        """Mean return of the last `EPISODE_WINDOW` episodes, NaN before the first."""
+        return float(np.mean(self.returns)) if self.returns else math.nan
+
+    def add(self, statistics: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]) -> None:
+        """One update, or none: its statistics and, in host memory, the episodes that ended in its batch."""
+        if statistics:
+            self._sums.append(statistics)
+        returns, lengths = batch["episode_return"], batch["episode_length"]
+        ended = ~returns.isnan()
+        for r, n in zip(returns[ended].tolist(), lengths[ended].tolist(), strict=True):
+            self.returns.append(r)
+            self._ended.append((r, n))
+
+    def metrics(self, learner: Learner) -> dict[str, float]:
+        """Everything since the last call, by metric name; starts a new interval."""
+        p = learner.progress
+        result = {
+            "global_step": float(p.global_step),
+            "charts/updates": float(p.updates),
+            "charts/episodes": float(p.episodes),
+            "charts/learning_rate": learner.learning_rate,
+            "lag/masked": float(p.stale_steps),
+        }
+        for key in self._sums[0] if self._sums else ():
+            values = torch.stack([s[key] for s in self._sums])
+            result[key] = float(values.min() if key == "lag/min" else values.max() if key == "lag/max" else values.mean())
+        if self._ended:
+            result["charts/episodic_return"] = float(np.mean([r for r, _ in self._ended]))
+            result["charts/episodic_length"] = float(np.mean([n for _, n in self._ended]))
+        if self.returns:
+            result["charts/episodic_return_100"] = self.mean_return
+        self._sums, self._ended = [], []
+        return result

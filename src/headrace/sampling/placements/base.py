@@ -1,0 +1,114 @@
+"""Placements: where the policy acts. What `train` and the learner know of processes, devices and loops is this one object.
+
+    start(learn)                begin to sample, and run `learn(placement, p)` for every policy p wherever its learner lives
+    batches(p, reported_envs)   the experience that policy p learns from            (called by `learn`)
+    publish(p, model, version)  new weights for whoever acts with policy p          (called by `learn`)
+    messages(timeout)           what the learners and the placement report          (called by `train`)
+    stop()                      end the run, with a last checkpoint; yields the last messages
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from headrace.config import Config
+from headrace.envs.contract import EnvSpec
+from headrace.sampling.run_memory import MakeAgent, RunMemory, make_run_memory
+from headrace.shm.run_control import PhaseClock
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+
+class RunFailed(RuntimeError):
+    """A part of the run failed for good; the message holds its error."""
+
+
+@dataclass
+class Message:
+    """One report of a learner, or of the placement itself."""
+
+    kind: Literal["message", "start", "metrics", "saved", "done", "failed"]
+    """message: a text for people. start: the global step at which training goes on. metrics: {name: value}. saved: the global
+    step of a new checkpoint. done: {reason, global_step, mean_return}. failed: the traceback that ended a process."""
+    content: Any
+    policy: int = 0
+
+
+Learn = Callable[["Placement", int], Iterator[Message | None]]
+"""The training loop of one policy; a module's function, since processes are given it by name."""
+
+
+class Placement(ABC):
+    """See the module. `make_agent` makes an algorithm and its model, the same in every process.
+
+    Raises `MemoryError` where there is too little memory, `ConfigError` for a replay that cannot hold these observations.
+    """
+
+    deterministic = False
+    """Whether a run goes on exactly where it was: `get_state` tells everything."""
+
+    def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent):
+        from headrace.experience.replay.writer import make_replay
+
+        self.config, self.spec, self.make_agent = config, spec, make_agent
+        agents = [make_agent(config, spec) for _ in range(config.sampling.num_policies)]
+        self.memory: RunMemory = make_run_memory(config, spec, agents)
+        if config.uses_replay:
+            for policy, (_, model) in zip(self.memory.policies, agents, strict=True):
+                policy.replay = make_replay(config, spec, model.core_width)  # type: ignore[arg-type]
+        self.restarts = 0
+        """Processes replaced so far."""
+
+    # -- for `train` ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def start(self, learn: Learn) -> None:
+        """Begin."""
+
+    @abstractmethod
+    def messages(self, timeout: float) -> Iterator[Message]:
+        """What is reported within `timeout` seconds. Raises `RunFailed` when the run cannot go on."""
+
+    @abstractmethod
+    def stop(self) -> Iterator[Message]:
+        """End the run: every learner writes its last checkpoint. Yields the last messages; nothing is alive afterwards."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End everything at once, without a checkpoint."""
+
+    # -- for the learner --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def batches(self, p: int, reported_envs: range) -> Any:
+        """The experience that policy p learns from. `reported_envs`: the environments whose episodes are reported."""
+
+    @abstractmethod
+    def publish(self, p: int, model: nn.Module, version: int) -> None:
+        """Give the model's weights, under this version, to whoever acts with policy p. The first call lets sampling start."""
+
+    def version(self, p: int) -> int:
+        """The newest version published of policy p; 0 before the first."""
+        return self.memory.policies[p].weights.version
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run is ending."""
+        return self.memory.control.stopped
+
+    def clock(self, p: int) -> PhaseClock:
+        """Adds up where the learner of policy p spends its time."""
+        return self.memory.control.clock("learner", p)
+
+    def get_state(self) -> dict[str, Any] | None:
+        """What sampling needs to go on exactly where it is; None where it cannot (several processes)."""
+        return None
+
+    def set_state(self, state: dict[str, Any]) -> str | None:
+        """Go on from `get_state`. Returns a sentence for the user where that is not wholly possible."""
+        return None

@@ -1,0 +1,51 @@
+"""The inline placement: every rollout worker holds a copy of the policy (MonoBeast, Ape-X)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.sampling.placements.processes import Main, ProcessPlacement, rollout_main
+from headrace.sampling.worker_process import Role, Start, actor_seed, make_actor
+
+if TYPE_CHECKING:
+    from headrace.sampling.actor import Actor
+    from headrace.sampling.rollout_worker import Act
+
+
+class Inline(ProcessPlacement):
+    """Rollout workers that compute their own actions."""
+
+    def workers(self) -> dict[Role, tuple[int, Main]]:
+        """See `ProcessPlacement.workers`."""
+        return {"rollout": (self.config.sampling.num_workers, inline_main)}
+
+
+def inline_main(start: Start) -> None:
+    """What a rollout worker with its own policy runs."""
+    import torch
+
+    torch.set_num_threads(1)
+    config, memory = start.placement.config, start.placement.memory
+    actors = [make_actor(start, p, "cpu") for p in range(len(memory.policies))]
+
+    def seed() -> None:
+        for p, actor in enumerate(actors):
+            number = start.index + p * config.sampling.num_workers
+            actor.generator.manual_seed(actor_seed(config, number, start.restarts, start.placement.version(p)))
+
+    rollout_main(start, refreshing(actors, config.sampling.weights_period * config.sampling.num_groups), seed)
+
+
+def refreshing(actors: list[Actor], period: int) -> Act:
+    """Act, taking newer weights every `period` calls: inline actors lag behind by that much, measured as everywhere."""
+    import numpy as np
+
+    calls = [0] * len(actors)
+
+    def act(policy: int, lanes: list[int]) -> None:
+        if calls[policy] % period == 0:
+            actors[policy].refresh()
+        calls[policy] += 1
+        actors[policy].act(np.array(lanes))
+
+    return act

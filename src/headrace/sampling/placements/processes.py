@@ -1,0 +1,109 @@
+"""What `served` and `inline` have in common: workers and learners are processes under a supervisor."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from headrace.sampling.placements.base import Learn, Message, Placement
+from headrace.sampling.rollout_worker import Act, RolloutWorker
+from headrace.sampling.supervisor import Supervisor
+from headrace.sampling.worker_process import Role, Start, environment_seed, pin
+from headrace.shm.primitives import Closed
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+Main = Callable[[Start], None]
+
+
+class ProcessPlacement(Placement):
+    """Itself an argument of every process it starts: there it is the learner's side of it, without the supervisor."""
+
+    _supervisor: Supervisor | None = None
+    _publishers: dict[int, Any]
+
+    @abstractmethod
+    def workers(self) -> dict[Role, tuple[int, Main]]:
+        """The workers beside the learners: how many of each role, and what they run."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_supervisor", "_publishers")}
+
+    def start(self, learn: Learn) -> None:
+        """Start every process. The learners first: the others wait until these have their weights."""
+        self._supervisor = Supervisor(self)
+        self._supervisor.start("learner", len(self.memory.policies), learner_main, learn)
+        for role, (count, main) in self.workers().items():
+            self._supervisor.start(role, count, main)
+
+    def messages(self, timeout: float) -> Iterator[Message]:
+        """See `Placement.messages`; meanwhile the dead and the hung are replaced."""
+        if self._supervisor is not None:
+            yield from self._supervisor.messages(timeout)
+
+    def stop(self) -> Iterator[Message]:
+        """See `Placement.stop`."""
+        if self._supervisor is not None:
+            yield from self._supervisor.stop()
+
+    def kill(self) -> None:
+        """See `Placement.kill`."""
+        if self._supervisor is not None:
+            self._supervisor.kill()
+
+    def batches(self, p: int, reported_envs: range) -> Any:
+        """See `Placement.batches`."""
+        from headrace.experience import make_experience
+
+        return make_experience(self.config, self.memory.policies[p], self.memory.control, reported_envs)
+
+    def publish(self, p: int, model: nn.Module, version: int) -> None:
+        """See `Placement.publish`. On CUDA a thread waits for the weights, not the caller."""
+        from headrace.accelerator.weights import Publisher
+
+        publishers = self.__dict__.setdefault("_publishers", {})
+        if p in publishers:
+            publishers[p].publish(version)
+            return
+        publishers[p] = Publisher(model, self.memory.policies[p].weights, self.config.device)
+        publishers[p].publish(version)
+        publishers[p].wait()
+        self.memory.control.set_ready(p)
+
+
+def learner_main(start: Start) -> None:
+    """What a learner's process runs."""
+    import torch
+
+    from headrace.accelerator.memory import keep_freed_memory
+
+    torch.set_num_threads(start.placement.config.learner_threads)
+    keep_freed_memory()
+    for message in start.argument(start.placement, start.index):
+        if message is not None:
+            start.report.send(message)
+
+
+def rollout_main(start: Start, act: Act | None = None, seeded: Callable[[], None] = lambda: None) -> None:
+    """What a rollout worker's process runs. `act`: its own policy; `seeded` is called when the learners are ready."""
+    import os
+
+    from headrace.envs.registry import import_files, make_group
+
+    config, memory = start.placement.config, start.placement.memory
+    os.nice(config.sampling.worker_niceness)
+    pin(config, start.index)
+    import_files(config.imports)
+    worker = RolloutWorker(start.index, memory, lambda: make_group(config.env, config.envs, config.envs_per_group), act)
+    memory.control.wait_until_ready()
+    seeded()
+    try:
+        worker.start(environment_seed(config, start.index, start.restarts, start.placement.version(0)))
+        worker.run()
+    except Closed:
+        pass
+    finally:
+        worker.close()

@@ -1,0 +1,34 @@
+"""The served placement: policy workers batch the requests of many rollout workers (Sample Factory, SEED, PolyBeast)."""
+
+from __future__ import annotations
+
+from headrace.sampling.placements.processes import Main, ProcessPlacement, rollout_main
+from headrace.sampling.worker_process import Role, Start, actor_seed, make_actor
+from headrace.shm.run_control import POLL_INTERVAL
+
+
+class Served(ProcessPlacement):
+    """Rollout workers, and `num_policy_workers` policy workers for each policy."""
+
+    def workers(self) -> dict[Role, tuple[int, Main]]:
+        """See `ProcessPlacement.workers`."""
+        s = self.config.sampling
+        policy_workers = len(self.memory.policies) * s.num_policy_workers
+        return {"rollout": (s.num_workers, rollout_main), "policy": (policy_workers, policy_main)}
+
+
+def policy_main(start: Start) -> None:
+    """What a policy worker's process runs."""
+    import torch
+
+    from headrace.sampling.policy_worker import PolicyWorker
+
+    config, memory = start.placement.config, start.placement.memory
+    torch.set_num_threads(1)
+    policy = start.index // config.sampling.num_policy_workers
+    actor = make_actor(start, policy, config.device, memory.control.clock("policy", start.index))
+    worker = PolicyWorker(start.index, memory.requests, actor, config)
+    memory.control.wait_until_ready()
+    actor.generator.manual_seed(actor_seed(config, start.index, start.restarts, start.placement.version(policy)))
+    while worker.serve(POLL_INTERVAL):
+        pass

@@ -1,0 +1,197 @@
+"""Requests for actions: what every lane waits for, where its current row is, and its recurrent state.
+
+One step of one lane, with double buffering the other groups of its worker are elsewhere in this circle:
+
+    rollout worker   writes observation t, cursor = (slot, t), request word = WAITING, lane number to the policy's queue
+    policy worker    takes the number, request word WAITING -> TAKEN + its index, reads observation t, writes action t and the
+                     policy version, request word -> READY, wakes the worker
+    rollout worker   when all lanes of the group are READY: request words -> IDLE, the core state after row t becomes the one
+                     before row t + 1; steps the environments, writes reward t and observation t + 1
+
+The request words are the truth, the queues are hints: a killed process may leave a number that is not true any more, or take one
+with it; the words say so, and the supervisor queues the numbers again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.shm.primitives import Queue, Words
+from headrace.shm.segment import Segment, align
+
+IDLE, WAITING, READY, TAKEN = 0, 1, 2, 16
+"""Values of a request word; TAKEN + w: policy worker w is computing the action."""
+MAX_GROUPS = 32
+"""Groups of one worker: one bit each in its wake-up word."""
+
+
+class InferenceRequests:
+    """Tables over all lanes of a run, and one queue per policy; made by the parent, passed to every child.
+
+    Lane number = (worker x groups + group) x lanes + lane.
+
+    Args:
+        num_workers, num_groups, num_lanes: rollout workers, groups of each, lanes of each group.
+        C: agents of one lane.
+        core_widths: S of every policy, the width of its recurrent state.
+    """
+
+    def __init__(self, num_workers: int, num_groups: int, num_lanes: int, C: int, core_widths: Sequence[int]):
+        self.num_workers, self.num_groups, self.num_lanes, self.C = num_workers, num_groups, num_lanes, C
+        self.lanes_per_worker = num_groups * num_lanes
+        self.L = num_workers * self.lanes_per_worker
+        self._core_widths = tuple(core_widths)
+        self._words = Words(self.L)
+        self._wake = Words(num_workers)
+        # Room for every lane several times over: doubles after a policy worker's death must not fill a queue.
+        self._queues = [Queue(4 * self.L) for _ in core_widths]
+        self._segment = Segment(sum(self._sizes()) + 64)
+        self._map()
+
+    def _sizes(self) -> list[int]:
+        cores = [align(2 * self.L * self.C * width * 4) for width in self._core_widths]
+        return [align(8 * self.L), align(4 * self.L), *cores]
+
+    def _map(self) -> None:
+        sizes = self._sizes()
+        offsets = np.cumsum([0, *sizes]).tolist()
+        self.cursor = self._segment.ndarray(np.int32, (self.L, 2), offsets[0])
+        """int32 [L, 2]: every lane's slot and row."""
+        self.policy = self._segment.ndarray(np.int32, self.L, offsets[1])
+        """int32 [L]: the policy that acts for the lane; changes only between episodes."""
+        both = [
+            self._segment.ndarray(np.float32, (2, self.L, self.C, width), offset)
+            for width, offset in zip(self._core_widths, offsets[2:], strict=False)
+        ]
+        self.cores = [pair[0] for pair in both]
+        """By policy, float32 [L, C, S]: every lane's recurrent state before its current row."""
+        self.next_cores = [pair[1] for pair in both]
+        """The same after that row, once its action is computed. Two arrays, because the state before the row must still be there
+        when a policy worker dies and another has to compute the same again."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("cursor", "policy", "cores", "next_cores")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._map()
+
+    def lanes_of(self, worker: int, group: int) -> range:
+        """Lane numbers of one group of one worker."""
+        first = (worker * self.num_groups + group) * self.num_lanes
+        return range(first, first + self.num_lanes)
+
+    # -- rollout workers --------------------------------------------------------------------------------------------------
+
+    def request(self, lane: int) -> None:
+        """Ask for the actions of a lane's current row."""
+        self._words.store(lane, WAITING)
+        self._queues[self.policy[lane]].put(lane)
+
+    def answered(self, lane: int) -> None:
+        """The actions of the lane's current row are written (by an `inline` policy, which nobody had to ask)."""
+        self._words.store(lane, READY)
+        self._wake_worker_of(lane)
+
+    def take(self, lanes: Sequence[int]) -> bool:
+        """Take the answers of a group's lanes, if all of them are there: their core states move on by one row."""
+        words = self._words
+        # Nobody but the group's own worker changes a word that is READY.
+        for lane in lanes:
+            if words.load(lane) != READY:
+                return False
+        for lane in lanes:
+            words.compare_exchange(lane, READY, IDLE)
+            policy = self.policy[lane]
+            self.cores[policy][lane] = self.next_cores[policy][lane]  # nobody computes the lane's current row any more
+        return True
+
+    def wait(self, worker: int, timeout: float) -> None:
+        """Sleep up to `timeout` seconds until there may be something to do for one of the worker's groups."""
+        self._wake.wait_nonzero(worker, timeout)
+
+    def woken_groups(self, worker: int) -> list[int]:
+        """Groups of the worker for which something may have happened since the last call. Only a hint: look at each."""
+        bits = self._wake.take(worker)
+        return [g for g in range(self.num_groups) if bits >> g & 1] if bits else []
+
+    def wake(self, worker: int, group: int) -> None:
+        """Something happened for this group: its actions are there, or its environments have finished their step."""
+        self._wake.fetch_or(worker, 1 << group)
+
+    def _wake_worker_of(self, lane: int) -> None:
+        group = lane // self.num_lanes
+        self._wake.fetch_or(group // self.num_groups, 1 << (group % self.num_groups))
+
+    # -- policy workers ---------------------------------------------------------------------------------------------------
+
+    def get_many(self, policy: int, out: np.ndarray, minimum: int, timeout: float, patience: float) -> int:
+        """Lane numbers from the policy's queue into `out` (int32 [n]): waits up to `timeout` seconds for the first and then up to
+        `patience` seconds for `minimum` of them. Returns how many there are. Raises `Closed` at the end of the run."""
+        return self._queues[policy].get_many(out, minimum, timeout, patience)
+
+    def claim(self, lanes: Sequence[int], policy_worker: int) -> list[int]:
+        """Those of `lanes` that wait, now this policy worker's; a number in a queue may be old or doubled."""
+        claim = self._words.compare_exchange
+        return [lane for lane in lanes if claim(lane, WAITING, TAKEN + policy_worker)]
+
+    def answer(self, lanes: Sequence[int], policy_worker: int) -> None:
+        """The actions of these lanes are written: wake their workers."""
+        for lane in lanes:
+            # Not so if the lane's rollout worker died meanwhile and its requests were withdrawn.
+            if self._words.compare_exchange(lane, TAKEN + policy_worker, READY):
+                self._wake_worker_of(lane)
+
+    # -- exact resume -----------------------------------------------------------------------------------------------------
+
+    def queued(self, policy: int) -> list[int]:
+        """The numbers in a policy's queue, which stays as it is. For runs in one process."""
+        queue = self._queues[policy]
+        lanes = [queue.get(timeout=0) for _ in range(queue.qsize())]
+        for lane in lanes:
+            queue.put(lane)
+        return [lane for lane in lanes if lane is not None]
+
+    # -- the supervisor ---------------------------------------------------------------------------------------------------
+
+    def withdraw(self, worker: int) -> set[int]:
+        """Take back the requests of a rollout worker that has ended. Returns the policy workers that are still computing answers
+        to some: until they are done they may write to its slots, which must not be anybody else's before."""
+        holders = set()
+        for lane in range(worker * self.lanes_per_worker, (worker + 1) * self.lanes_per_worker):
+            while (state := self._words.load(lane)) < TAKEN:
+                if self._words.compare_exchange(lane, state, IDLE):
+                    break
+            else:
+                holders.add(state - TAKEN)
+        return holders
+
+    def clear_wake_up(self, worker: int) -> None:
+        """Forget what a rollout worker that has ended was woken for."""
+        self._wake.store(worker, 0)
+
+    def recover_policy_worker(self, policy_worker: int) -> int:
+        """After a policy worker's death: what it had taken waits again, and lost wake-ups and numbers are sent again. Returns how
+        many requests it had taken."""
+        taken = 0
+        for lane in range(self.L):
+            if self._words.compare_exchange(lane, TAKEN + policy_worker, WAITING):
+                taken += 1
+            if self._words.load(lane) == WAITING:
+                self._queues[self.policy[lane]].put(lane)
+        self.wake_all((1 << self.num_groups) - 1)
+        return taken
+
+    def wake_all(self, groups: int = 0xFFFFFFFF) -> None:
+        """Wake every rollout worker; `groups` is a bit mask."""
+        for worker in range(self.num_workers):
+            self._wake.fetch_or(worker, groups)
+
+    def close(self) -> None:
+        """End of the run: whoever waits wakes up."""
+        self.wake_all()
+        for queue in self._queues:
+            queue.close()

@@ -1,0 +1,124 @@
+"""Run control: stop, which learners are ready, heartbeats, and where every worker's time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from headrace.shm.primitives import Words
+from headrace.shm.segment import Segment
+
+POLL_INTERVAL = 0.2
+"""Seconds after which a waiting process looks whether the run has ended, and renews its heartbeat."""
+
+PHASES: dict[str, tuple[str, ...]] = {
+    "rollout": ("step", "wait_actions", "wait_slots", "forward", "other"),
+    "policy": ("wait", "weights", "gather", "forward", "scatter"),
+    "learner": ("wait", "train", "publish", "checkpoint"),
+}
+"""What the time of each role's workers is divided into; `time/<role>/<phase>` among the metrics."""
+
+_HEARTBEAT, _STEPS = -2, -1
+_STOP, _FIRST_LEARNER = 0, 1
+
+
+class RunControl:
+    """What every process of a run may read and what only its owner writes; made by the parent, passed to every child.
+
+    Args:
+        workers: number of workers by role, the keys of `PHASES`.
+        num_policies: P.
+    """
+
+    def __init__(self, workers: Mapping[str, int], num_policies: int = 1):
+        self._workers = dict(workers)
+        self._words = Words(_FIRST_LEARNER + num_policies)
+        self._segment = Segment(8 * sum(n * (len(PHASES[role]) + 2) for role, n in self._workers.items()))
+        self._map()
+
+    def _map(self) -> None:
+        self.clocks: dict[str, np.ndarray] = {}
+        """By role, float64 [workers, phases + 2]: seconds spent in each phase, the last heartbeat (perf_counter), steps done."""
+        offset = 0
+        for role, n in self._workers.items():
+            self.clocks[role] = self._segment.ndarray(np.float64, (n, len(PHASES[role]) + 2), offset)
+            offset += self.clocks[role].nbytes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "clocks"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._map()
+
+    # -- stop and ready ---------------------------------------------------------------------------------------------------
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run is ending."""
+        return self._words.load(_STOP) != 0
+
+    def stop(self) -> None:
+        """Ask everybody to end."""
+        self._words.store(_STOP, 1)
+
+    def wait_for_stop(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds for the end of the run; whether it is ending."""
+        return self._words.wait_nonzero(_STOP, timeout) != 0
+
+    def set_ready(self, policy: int) -> None:
+        """The learner of this policy has published its first weights: sampling may start."""
+        self._words.store(_FIRST_LEARNER + policy, 1)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every learner is ready."""
+        return all(self._words.load(i) for i in range(_FIRST_LEARNER, len(self._words)))
+
+    def wait_until_ready(self) -> None:
+        """Wait for every learner or the end of the run: experience of weights that a checkpoint is about to replace is wasted."""
+        for word in range(_FIRST_LEARNER, len(self._words)):
+            while not self._words.load(word) and not self.stopped:
+                self._words.wait_nonzero(word, POLL_INTERVAL)
+
+    # -- heartbeats -------------------------------------------------------------------------------------------------------
+
+    def clock(self, role: str, index: int) -> PhaseClock:
+        """The phase clock of one worker, starting now."""
+        return PhaseClock(role, self.clocks[role][index])
+
+    def heartbeat(self, role: str, index: int) -> float:
+        """When this worker last showed that it lives (perf_counter); 0 before the first time."""
+        return float(self.clocks[role][index, _HEARTBEAT])
+
+    def clear_heartbeat(self, role: str, index: int) -> None:
+        """A new process is about to take this worker's place."""
+        self.clocks[role][index, _HEARTBEAT] = 0
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """A copy of all clocks, by role."""
+        return {role: clock.copy() for role, clock in self.clocks.items()}
+
+
+class PhaseClock:
+    """Adds up where one worker's time goes; every call is a heartbeat. Costs two clock reads and one store a phase."""
+
+    def __init__(self, role: str, row: np.ndarray | None = None):
+        """`row`: float64 [phases + 2] of `RunControl.clocks`; None: nobody looks."""
+        phases = PHASES[role]
+        self._row = np.zeros(len(phases) + 2) if row is None else row
+        self._index = {name: i for i, name in enumerate(phases)}
+        self._last = perf_counter()
+
+    def spent(self, phase: str, now: float) -> None:
+        """The time since the last call was spent in `phase`; `now` is perf_counter()."""
+        row = self._row
+        row[self._index[phase]] += now - self._last
+        row[_HEARTBEAT] = self._last = now
+
+    def count(self, steps: int) -> None:
+        """Add to the steps done."""
+        self._row[_STEPS] += steps

@@ -1,0 +1,149 @@
+"""The trajectory store of one policy: memory for all its trajectories, who owns which, and the queue of finished ones.
+
+A *slot* is the trajectory of one lane: T steps of C agents that are stepped together. Rollout workers write its observations and
+rewards, policy workers read the observations and write actions, the learner reads it whole. Nobody sends arrays to anybody.
+
+Row t of a slot holds observation t, the action chosen on it and what the behaviour policy said about it, and the reward and the
+flags to which that action led. Fields with T+1 rows also have row T, which holds the observation to bootstrap from; it is at the
+same time row 0 of the lane's next slot. `headrace.envs.contract` says what happens at the end of an episode.
+
+Slots are credits: a rollout worker needs a free one to go on, the learner frees them, so their number bounds memory and lag. The
+owner table is the truth. The ready queue only says where to look: what a killed process took from it is found in the table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from headrace.shm.primitives import Queue, Slots
+from headrace.shm.segment import Segment, align
+
+Rows = Literal["T+1", "T", "once"]
+
+LEARNER = 0x7FFF
+"""The learner's number in the owner table; rollout worker w is w + 1."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array of the store: ``[slot, rows, C, *shape]``, without the rows for `once`."""
+
+    rows: Rows
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+class TrajectoryStore:
+    """`num_slots` slots of T rows and C agents; made by the parent, passed to every child.
+
+    Raises `MemoryError` where the machine has not the memory.
+    """
+
+    def __init__(self, fields: Mapping[str, Field], num_slots: int, T: int, C: int):
+        self.fields, self.num_slots, self.T, self.C = dict(fields), num_slots, T, C
+        purpose = f"the trajectory store ({num_slots} slots of {T} x {C} steps; fewer of any needs less)"
+        self._segment = Segment(self.nbytes(self.fields, num_slots, T, C), purpose=purpose)
+        self._segment.prefault()  # memory that is not there is missed now, not in the middle of training
+        self._owners = Slots(num_slots)
+        self._ready = Queue(4 * num_slots)
+        self._tickets = Segment(4 * num_slots)
+        self._map()
+        self._finished[:] = -1
+
+    @staticmethod
+    def shape(field: Field, num_slots: int, T: int, C: int) -> tuple[int, ...]:
+        """Shape of one field's array."""
+        rows = {"T+1": (T + 1,), "T": (T,), "once": ()}[field.rows]
+        return (num_slots, *rows, C, *field.shape)
+
+    @classmethod
+    def nbytes(cls, fields: Mapping[str, Field], num_slots: int, T: int, C: int) -> int:
+        """Bytes of shared memory that the trajectories take."""
+        return sum(align(math.prod(cls.shape(f, num_slots, T, C)) * f.dtype.itemsize) for f in fields.values())
+
+    def _map(self) -> None:
+        self.arrays: dict[str, np.ndarray] = {}
+        """By field, ``[slot, rows, C, ...]``."""
+        offset = 0
+        for name, field in self.fields.items():
+            shape = self.shape(field, self.num_slots, self.T, self.C)
+            self.arrays[name] = self._segment.ndarray(field.dtype, shape, offset)
+            offset += align(math.prod(shape) * field.dtype.itemsize)
+        self._finished = self._tickets.ndarray(np.int32, self.num_slots)
+        """int32 [slots]: the ticket with which the slot was finished last; -1: never."""
+        self._one = np.zeros(1, np.int32)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("arrays", "_finished", "_one")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._segment.prefault()  # the memory is there, but every process has its own page table
+        self._map()
+
+    def part(self, prefix: str, slot: int, t: int) -> dict[str, np.ndarray]:
+        """Row t of the fields whose names begin with `prefix`, by the rest of their name: views [C, ...]."""
+        return {n[len(prefix) :]: a[slot, t] for n, a in self.arrays.items() if n.startswith(prefix)}
+
+    # -- rollout workers --------------------------------------------------------------------------------------------------
+
+    def acquire(self, worker: int, timeout: float | None) -> int | None:
+        """A free slot for this rollout worker, waited for up to `timeout` seconds; None if there is none."""
+        return int(self._one[0]) if self._owners.acquire(worker + 1, self._one, timeout=timeout) else None
+
+    def finish(self, slot: int) -> None:
+        """Give a slot whose rows are all written to the learner."""
+        self._finished[slot] = ticket = self._owners.ticket(slot)
+        self._ready.put(ticket)
+
+    # -- the learner ------------------------------------------------------------------------------------------------------
+
+    def take(self, timeout: float | None) -> int | None:
+        """The next finished slot, now the learner's, waited for up to `timeout` seconds; None if there is none.
+
+        Raises `Closed` at the end of the run.
+        """
+        while (ticket := self._ready.get(timeout=timeout)) is not None:
+            # The ticket of a worker that died meanwhile is refused: its slot was freed and may be somebody else's.
+            if self._owners.transfer(ticket, LEARNER):
+                return self._owners.slot_of(ticket)
+        return None
+
+    def release(self, slot: int) -> None:
+        """The learner has copied the slot: it is free."""
+        self._owners.release(slot, LEARNER)
+
+    def qsize(self) -> int:
+        """Finished slots that wait for the learner; an estimate while others work."""
+        return self._ready.qsize()
+
+    # -- the supervisor ---------------------------------------------------------------------------------------------------
+
+    def free_worker(self, worker: int) -> int:
+        """Free the slots of a rollout worker that has ended. Returns how many."""
+        return self._owners.reclaim(worker + 1)
+
+    def free_learner(self) -> int:
+        """Free the slots of a learner that has ended. Returns how many."""
+        return self._owners.reclaim(LEARNER)
+
+    def untaken(self) -> set[int]:
+        """Tickets of slots that are finished and not taken: queued, or lost with a learner that died between queue and table."""
+        return {
+            ticket
+            for slot, ticket in enumerate(self._finished.tolist())
+            if ticket == self._owners.ticket(slot) and 0 < self._owners.owner(slot) < LEARNER
+        }
+
+    def offer_again(self, ticket: int) -> None:
+        """Queue a ticket once more, if there is room; a second copy of it is refused by `take`."""
+        self._ready.put(ticket, timeout=0)
+
+    def close(self) -> None:
+        """End of the run: whoever waits in `take` wakes up."""
+        self._ready.close()

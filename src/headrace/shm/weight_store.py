@@ -1,0 +1,24 @@
+"""One policy's newest weights, with their version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import headrace._native.ipc as native
+from headrace.shm.primitives import attach, place
+from headrace.shm.segment import Segment
+
+
+class WeightStore(native.VersionedBuffer):
+    """The newest weights of one policy as `nbytes` bytes: one writer (its learner), any number of readers (those who act).
+
+    Two buffers take turns, so no reader ever sees half an update, and no reader waits for the writer. `version` is the parameter
+    version published last; `updates` counts how often something was published, and is what a reader compares to see news.
+    """
+
+    def __init__(self, nbytes: int, segment: Segment | None = None, offset: int = 0) -> None:
+        super().__init__(place(segment, self.bytes(nbytes), "the weight store"), offset, nbytes)
+
+    def __reduce__(self) -> tuple[Callable[..., WeightStore], tuple[Any, ...]]:
+        return attach, (type(self), native.VersionedBuffer, self.segment, self.offset, None)
