@@ -186,17 +186,17 @@ def learning(device: str, sizes: Sizes) -> list[Row]:
             stops.append((x, feeder))
 
             def engine(batches: Any = batches, learner: Learner = learner, publisher: Publisher = publisher) -> None:
-                batch = batches.get()
-                learner.learn(batch.fields, batch.host)
-                batches.done()
+                batch = batches.next()
+                learner.learn(batch)
+                batches.release()
                 publisher.publish(learner.progress.updates)
 
             variants["graphs" if graphs else "eager"] = engine
             if "bare loop" not in variants:
-                first = batches.get()
+                first = batches.next()
                 assert first is not None
-                variants["bare loop"] = bare_loop(config, first.fields)
-                batches.done()
+                variants["bare loop"] = bare_loop(config, first.data)
+                batches.release()
         seconds = medians(variants, sizes, device)
         for name, each in seconds.items():
             row = {"what": f"{sizes.batch} samples, {precision}, {name}", "ms": each * 1e3, "samples/s": sizes.batch / each}

@@ -93,16 +93,16 @@ def measure(env: str, precision: str, rounds: int, updates: int) -> dict[str, An
     batches = TrajectoryBatches(exchange, config.slots_per_batch, "cpu", None)
 
     def engine() -> None:
-        batch = batches.get()
+        batch = batches.next()
         assert batch is not None
-        learner.learn(batch.fields, batch.host)
-        batches.done()
+        learner.learn(batch)
+        batches.release()
         weights.publish(exchange.board, learner.progress.updates)
 
-    first = batches.get()
+    first = batches.next()
     assert first is not None
-    bare = bare_loop(config, first.fields)
-    batches.done()
+    bare = bare_loop(config, first.data)
+    batches.release()
     seconds: dict[str, list[float]] = {"engine": [], "bare": []}
     cpu: dict[str, list[float]] = {"engine": [], "bare": []}
     for round_ in range(rounds + 1):

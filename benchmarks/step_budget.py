@@ -61,14 +61,14 @@ def budget(env: str, updates: int) -> dict[str, float]:
             group.envs.send = timed(group.envs.send, seconds, "environments")  # type: ignore[method-assign]
     sampler.actor._act = timed(sampler.actor._act, seconds, "policy network")
     collect = timed(sampler.collect, seconds, "sampling, all")
-    get = timed(TrajectoryBatches(exchange, config.slots_per_batch, "cpu", collect).get, seconds, "batches, all")
+    get = timed(TrajectoryBatches(exchange, config.slots_per_batch, "cpu", collect).next, seconds, "batches, all")
     learn, publish = timed(learner.learn, seconds, "learner network"), timed(weights.publish, seconds, "engine: weights")
     publish(exchange.board, 0)
     for update in range(updates + 1):
         if update == 1:  # the first one also resets environments and fills caches
             seconds.clear()
         batch = get()
-        learn(batch.fields, batch.host)
+        learn(batch)
         publish(exchange.board, update + 1)
     sampler.close()
     seconds["engine: sampling"] = seconds["sampling, all"] - seconds["environments"] - seconds["policy network"]

@@ -36,7 +36,7 @@ class Checkpointing:
         checkpoint.load_optimizer(learner.optimizer, state["optimizer"])
         learner.progress = Progress(**state["progress"])
         learner.generator.set_state(state["generator"])
-        learner.load_extra_state(state["learner"])
+        learner.algorithm.load_state_dict(learner.model, state["learner"])
         self._log.returns.extend(state["returns"])
         self._saved_step, self._saved_updates = learner.progress.global_step, learner.progress.updates
         messages = [*found.damaged, f"Going on from {found.path.name}: step {learner.progress.global_step:,}"]
@@ -81,7 +81,7 @@ class Checkpointing:
                 "optimizer": learner.optimizer.state_dict(),
                 "progress": dataclasses.asdict(learner.progress),
                 "generator": learner.generator.get_state(),
-                "learner": learner.extra_state(),
+                "learner": learner.algorithm.state_dict(learner.model),
                 "returns": list(self._log.returns),
                 "sampler": sampler,
                 "random": None if sampler is None else checkpoint.random_state(),

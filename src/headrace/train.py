@@ -24,9 +24,9 @@ from headrace.envs.contract import EnvironmentFault
 from headrace.envs.registry import describe
 from headrace.evaluation.background import BackgroundEvaluation
 from headrace.evaluation.pictures import draw_curve_and_video
+from headrace.experience.batch import Filling
 from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner, Progress
-from headrace.learning.replay_learner import ReplayLearner
 from headrace.learning.training_log import EPISODE_WINDOW, TrainingLog
 from headrace.make_config import check_config
 from headrace.runs.folder import RunFolder
@@ -108,7 +108,7 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     config = placement.config
     algorithm, model = make_agent(config, placement.spec)
     set_up(config.device)
-    learner = (ReplayLearner if config.uses_replay else Learner)(model, algorithm, config)
+    learner = Learner(model, algorithm, config)
     log = TrainingLog()
     experience = placement.batches(p, algorithm.reported_envs(config.num_envs))
     checkpoints = Checkpointing(placement, p, learner, log, experience)
@@ -125,16 +125,20 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     reason = "total_steps" if learner.progress.global_step >= config.learning.total_steps else None
     while reason is None:
         try:
-            batch = experience.get(timeout=POLL_INTERVAL)
+            batch = experience.next(timeout=POLL_INTERVAL)
             clock.spent("wait", now := perf_counter())
-            if batch is not None:
-                statistics = learner.learn(batch.fields, batch.host)
-                log.add(statistics, batch.host)
-                experience.done()
+            if isinstance(batch, Filling):
+                learner.note(batch.arrivals)
+                log.add(batch.arrivals)
+            elif batch is not None:
+                update = learner.learn(batch)
+                log.add(batch.arrivals, update)
+                if batch.keys is not None and update.priorities is not None:
+                    experience.update_priorities(batch.keys, update.priorities.float().cpu().numpy())
+                experience.release()
                 clock.spent("train", now := perf_counter())
-                if statistics:  # else the replay is still filling
-                    placement.publish(p, learner.model, learner.progress.version)
-                    clock.spent("publish", now := perf_counter())
+                placement.publish(p, learner.model, learner.progress.version)
+                clock.spent("publish", now := perf_counter())
         except (EnvironmentFault, FloatingPointError):
             if checkpoints.finite:  # what was learned until then is kept
                 yield Message("message", checkpoints.save(must=False, at_rest=False), p)

@@ -77,16 +77,15 @@ def test_learning_does_not_wait_and_graphs_learn_the_same(env: str, settings: di
     publisher.wait()
     batches = TrajectoryBatches(x, config.slots_per_batch, "cuda", sampler.collect)
     for update in range(WARM_UPS + 4):
-        batch = batches.get()
+        batch = batches.next()
         assert batch is not None
-        twin = {name: tensor.clone() for name, tensor in batch.fields.items()}
-        expected = plain.learn(twin, batch.host)
+        expected = plain.learn(batch).statistics
         if update in (0, 1, 2, WARM_UPS, WARM_UPS + 1):  # kernels are chosen, optimizers begin, graphs are recorded
-            found = learner.learn(batch.fields, batch.host)
+            found = learner.learn(batch).statistics
         else:
             with no_waiting():
-                found = learner.learn(batch.fields, batch.host)
-        batches.done()
+                found = learner.learn(batch).statistics
+        batches.release()
         publisher.publish(learner.progress.updates)
         publisher.wait()
         assert found["losses/loss"].item() == pytest.approx(expected["losses/loss"].item(), rel=0.1, abs=0.05)

@@ -12,12 +12,13 @@ from torch import nn
 from headrace import config as configs
 from headrace.config import Config, ConfigError
 from headrace.envs.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
+from headrace.experience.batch import Arrivals, Batch
 from headrace.learning import q_learning
 from headrace.learning.algorithm import make_algorithm
 from headrace.learning.apex_dpg import ApexDPG
 from headrace.learning.apex_dqn import ApexDQN
+from headrace.learning.learner import Learner
 from headrace.learning.r2d2 import R2D2
-from headrace.learning.replay_learner import ReplayLearner
 from headrace.policies.q_network import NoisyLinear, QNetwork
 
 VECTOR = ArraySpec((5,), np.dtype(np.float32))
@@ -36,8 +37,7 @@ def transitions(B: int, action: torch.Tensor, seed: int = 0) -> dict[str, torch.
     return {
         "obs/obs": torch.randn(B, 5, generator=g), "next/obs": torch.randn(B, 5, generator=g), "action": action,
         "reward": torch.randn(B, generator=g), "discount": torch.tensor([0.9, 0.0] * (B // 2)),
-        "weights": torch.rand(B, generator=g), "version": torch.zeros(B, dtype=torch.int32), "new_steps": torch.tensor(7),
-        "episode_return": torch.tensor([1.0]), "episode_length": torch.tensor([3]),
+        "weights": torch.rand(B, generator=g),
     }  # fmt: skip
 
 
@@ -303,10 +303,10 @@ def test_dpg_gradients_stay_apart_and_the_action_gradient_is_clipped() -> None:
 def test_the_target_network_is_copied_every_period_and_survives_a_checkpoint() -> None:
     c = config(**{"q.target_period": 3, "learning.learning_rate": 0.01})
 
-    def make() -> tuple[ReplayLearner, ApexDQN]:
+    def make() -> tuple[Learner, ApexDQN]:
         torch.manual_seed(0)
         algorithm = ApexDQN(c)
-        return ReplayLearner(algorithm.make_model(DISCRETE, c), algorithm, c), algorithm
+        return Learner(algorithm.make_model(DISCRETE, c), algorithm, c), algorithm
 
     def equal(a: nn.Module, b: nn.Module) -> bool:
         return all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
@@ -314,11 +314,12 @@ def test_the_target_network_is_copied_every_period_and_survives_a_checkpoint() -
     learner, algorithm = make()
     copied = []
     for i in range(7):
-        learner.learn(transitions(6, torch.randint(0, 3, (6, 1)), seed=i))
+        data, arrivals = transitions(6, torch.randint(0, 3, (6, 1)), seed=i), Arrivals(7, np.ones(1), np.ones(1, np.int32))
+        learner.learn(Batch(data, torch.zeros(6, dtype=torch.int32), None, np.arange(6, dtype=np.uint64), arrivals))
         copied.append(equal(learner.model, algorithm.target_of(learner.model)))
     assert copied == [False, False, True, False, False, True, False]
     assert (learner.progress.updates, learner.progress.global_step, learner.progress.episodes) == (7, 49, 7)
     again, other = make()
     again.model.load_state_dict(learner.model.state_dict())
-    again.load_extra_state(learner.extra_state())
+    other.load_state_dict(again.model, algorithm.state_dict(learner.model))
     assert equal(other.target_of(again.model), algorithm.target_of(learner.model))

@@ -138,14 +138,13 @@ def test_recorded_learning_gives_the_same_weights(settings: dict[str, Any]) -> N
     weights = placement.memory.policies[0].weights
     FlatWeights(plain.model).publish(weights, 0)
     for _ in range(WARM_UPS + 4):
-        batch = batches.get()
+        batch = batches.next()
         assert batch is not None
-        fields = {name: x.clone() for name, x in batch.fields.items()}
-        expected, found = plain.learn(batch.fields, batch.host), recorded.learn(fields, batch.host)
+        expected, found = plain.learn(batch).statistics, recorded.learn(batch).statistics
         for name, number in expected.items():
             torch.testing.assert_close(found[name], number, rtol=0, atol=0, equal_nan=True, msg=name)
         FlatWeights(plain.model).publish(weights, plain.progress.updates)
-        batches.done()
+        batches.release()
     sampler.close()
     for a, b in zip(plain.model.state_dict().values(), recorded.model.state_dict().values(), strict=True):
         assert torch.equal(a, b)
@@ -159,13 +158,13 @@ def test_a_gradient_that_is_not_finite_is_stopped_with_the_numbers() -> None:
     _, algorithm, model, placement = start(config)
     learner, (sampler, batches) = Learner(model, algorithm, config), batches_of(placement)
     FlatWeights(learner.model).publish(placement.memory.policies[0].weights, 0)
-    batch = batches.get()
+    batch = batches.next()
     sampler.close()
     assert batch is not None
     before = {name: x.clone() for name, x in learner.model.state_dict().items() if "weight" in name}
-    batch.fields["reward"][:] = torch.inf
+    batch.data["reward"][:] = torch.inf
     with pytest.raises(FloatingPointError, match=r"update 0, step 0: the gradient is not finite \(losses/loss .*grad_norm nan\)"):
-        learner.learn(batch.fields, batch.host)
+        learner.learn(batch)
     assert all(torch.equal(learner.model.state_dict()[name], x) for name, x in before.items())
 
 
@@ -376,7 +375,7 @@ def test_a_batch_takes_what_stayed_from_the_device_and_the_rest_from_the_host(ap
     for place, (slot, left) in enumerate(zip(slots, lefts, strict=True)):
         memory.take(place, slot, left)
     memory.send([place for place, left in enumerate(lefts) if left is None])
-    fields = memory.batch.fields
+    fields = memory.batch.data
     for place, slot in enumerate(slots):
         columns = slice(place * C, (place + 1) * C)
         for name, array in store.arrays.items():

@@ -1,4 +1,4 @@
-"""Playing whole games with a trained policy, and what their returns say."""
+"""Evaluation: whole games played with a trained policy, their returns and the confidence interval of the mean."""
 
 from __future__ import annotations
 

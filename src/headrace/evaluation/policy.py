@@ -1,4 +1,4 @@
-"""A trained policy for programs: loaded from a run folder, asked for actions."""
+"""A trained policy: loaded from a run folder, asked for actions."""
 
 from __future__ import annotations
 

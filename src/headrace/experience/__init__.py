@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.config import Config
+    from headrace.experience.batch import Experience
     from headrace.shm.run_control import RunControl
 
 
 def make_experience(
     config: Config, memory: Any, control: RunControl, reported_envs: range, collect: Callable[[int], None] | None = None
-) -> Any:
+) -> Experience:
     """The experience of one policy. `memory`: its `PolicyMemory`. `reported_envs`: the environments whose episodes are reported.
     `collect(n)`: where sampling and learning take turns, steps the environments until n trajectories are finished; None: other
     processes do."""

@@ -6,30 +6,18 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.accelerator.device_observations import DeviceObservations
 from headrace.accelerator.graphs import Marker
+from headrace.experience.batch import Arrivals, Batch
 from headrace.shm.primitives import Closed
 from headrace.shm.trajectory_store import TrajectoryStore
-
-BOOKKEEPING = ("valid", "version", "episode_return", "episode_length")
-"""Fields that are counted rather than computed with: the learner reads them on the host."""
-
-
-@dataclass
-class Batch:
-    """Trajectories side by side. B = slots per batch x C."""
-
-    fields: dict[str, Tensor]
-    """Every field of the trajectory store: [T+1, B, ...] or [T, B, ...] by its number of rows; `core` [B, S]. On the device."""
-    host: dict[str, Tensor]
-    """At least the fields of `BOOKKEEPING`, in host memory."""
 
 
 class TrajectoryBatches:
@@ -69,7 +57,7 @@ class TrajectoryBatches:
             self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
             self._thread.start()
 
-    def get(self, timeout: float | None = None) -> Batch | None:
+    def next(self, timeout: float | None = None) -> Batch | None:
         """The next batch; waits for it up to `timeout` seconds. None if there is none yet, and at the end of the run."""
         if self._collect is not None:
             self._collect(self._slots_per_batch)
@@ -83,7 +71,11 @@ class TrajectoryBatches:
         self._current, self._next = self._next, (self._next + 1) % len(self._batches)
         return self._batches[self._current].batch
 
-    def done(self) -> None:
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Trajectories have no priorities."""
+        raise NotImplementedError("trajectories have no priorities")
+
+    def release(self) -> None:
         """The learner has given its device all the work there is with the batch it got last: behind that its memory may be
         filled again."""
         self._batches[self._current].used.set()
@@ -160,14 +152,19 @@ class _Memory:
         self._pinned = host if apart else {}
         # Not zeroed: that would be work on another stream than the one that copies.
         self._there = {name: torch.empty_like(tensor, device=device) for name, tensor in host.items()} if apart else host
-        self._host = {name: host[name] for name in BOOKKEEPING}
+        self._host = host
         self.used = Marker(device)
         """Behind it the batch is not read any more."""
 
     @property
     def batch(self) -> Batch:
-        """What was filled in; the dictionary is the algorithm's, which adds fields of its own."""
-        return Batch(dict(self._there), self._host)
+        """What was filled in."""
+        valid, returns = self._host["valid"], self._host["episode_return"]
+        ended = ~returns.isnan()
+        arrivals = Arrivals(
+            int(valid[: self._store.T].sum()), returns[ended].numpy(), self._host["episode_length"][ended].numpy()
+        )
+        return Batch(self._there, self._host["version"], valid, None, arrivals)
 
     def _columns(self, i: int) -> slice:
         return slice(i * self._store.C, (i + 1) * self._store.C)

@@ -26,7 +26,7 @@ class ApexDPG(TargetNetwork):
         return ActorCritic(spec, config.q)
 
     def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
-        """What initial priorities need, and which environment a row is of."""
+        """The values that initial priorities are computed from, and the environment's index."""
         return {"q": ArraySpec((), np.dtype(np.float32)), "env_index": ArraySpec((), np.dtype(np.int32))}
 
     def act(
@@ -56,8 +56,8 @@ class ApexDPG(TargetNetwork):
         batch["target"] = batch["reward"] + batch["discount"] * target.q(after, target.policy(after))
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
-        """The critic's 0.5 (target - q)^2, weighted, and the actor's ascent along dq/da, which is clipped element by element to
-        [-1, 1]. (The paper says that the actor's gradient is so clipped; that it is dq/da follows Acme's D4PG.)"""
+        """The critic's loss, 0.5 (target - q)^2, weighted; and the actor's ascent along dq/da, which is clipped elementwise to
+        [-1, 1]. The paper clips "the actor's gradient" so; that this is dq/da follows Acme's D4PG."""
         net = cast(ActorCritic, model)
         x = net.observation(named(batch, "obs/"))
         error = batch["target"] - net.q(x, batch["action"])

@@ -64,7 +64,7 @@ class ApexDQN(TargetNetwork):
         return model
 
     def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
-        """What initial priorities need, and which environment a row is of."""
+        """The values that initial priorities are computed from, and the environment's index."""
         return {"q": ArraySpec((), np.dtype(np.float32)), "env_index": ArraySpec((), np.dtype(np.int32))}
 
     def act(
@@ -104,14 +104,14 @@ class ApexDQN(TargetNetwork):
         """The targets: double Q-learning; distributional ones are projected onto the atoms."""
         online, target = cast(QNetwork, model), cast(QNetwork, self.target_of(model))
         after = named(batch, "next/")
-        there = target(after)
-        chooser = online(after) if self._config.double else there
-        if there.logits is None:
-            values = q_learning.bootstrap_values(chooser.q, there.q, chooser.allowed)
+        bootstrap = target(after)
+        chooser = online(after) if self._config.double else bootstrap
+        if bootstrap.logits is None:
+            values = q_learning.bootstrap_values(chooser.q, bootstrap.q, chooser.allowed)
             batch["target"] = batch["reward"] + batch["discount"] * values
             return
         best = q_learning.greedy(chooser.q, chooser.allowed)
-        probabilities = there.logits.softmax(-1)[torch.arange(len(best), device=best.device), best]
+        probabilities = bootstrap.logits.softmax(-1)[torch.arange(len(best), device=best.device), best]
         batch["target"] = q_learning.project(online.support, probabilities, batch["reward"], batch["discount"])
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
@@ -137,7 +137,10 @@ class ApexDQN(TargetNetwork):
 
 
 def named(batch: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The entries of a batch whose names begin with `prefix`, without it; images [B, C, H, W] with channels last in memory, as
-    convolutions want them: what the replay did not write so costs one pass over bytes here, in each network one over numbers."""
+    """The entries of a batch whose names begin with `prefix`, under their names without it.
+
+    Images [B, C, H, W] are returned with channels last in memory, the layout in which convolutions compute: they are converted
+    here as bytes, once, and not as float32 in each network.
+    """
     entries = {name[len(prefix) :]: x for name, x in batch.items() if name.startswith(prefix)}
     return {n: x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x for n, x in entries.items()}

@@ -1,20 +1,34 @@
-"""The learner: turns batches of trajectories into updates of the model.
+"""The learner: turns batches into updates of the model.
 
-It knows nothing of processes: batches come in as tensors, and what it did comes out as numbers. The mathematics of an
-algorithm is its loss (`headrace.learning.algorithm`).
+It knows nothing of processes, nor of where experience comes from: batches come in as tensors, and what it did comes out as
+numbers. The mathematics of an algorithm is its loss (`headrace.learning.algorithm`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from headrace.accelerator.graphs import CudaRecorder, Marker, Recorded, Recorder, Tensors
+from headrace.accelerator.graphs import CudaRecorder, Function, Marker, Recorded, Recorder, Tensors
 from headrace.config import Config
 from headrace.learning.algorithm import Algorithm
+
+if TYPE_CHECKING:
+    from headrace.experience.batch import Arrivals, Batch
+
+
+@dataclass
+class Update:
+    """What one update did."""
+
+    statistics: Tensors
+    """Scalars by metric name: means over the update's optimizer steps of what the loss reports, and the policy lag."""
+    priorities: Tensor | None
+    """float32 [B], on the device: new priorities of what was replayed; overwritten by the next update. None: trajectories."""
 
 
 @dataclass
@@ -22,13 +36,14 @@ class Progress:
     """What has been done so far; saved with every checkpoint."""
 
     global_step: int = 0
-    """Steps learned from, over all environments (rows that are transitions; with epochs a step still counts once)."""
+    """Steps of all environments that were learned from (rows that are transitions; with epochs a step still counts once). With
+    replay: steps that entered it."""
     updates: int = 0
     """Batches learned from."""
     lost_versions: int = 0
     """Versions given to weights that were lost with a learner which died after its last checkpoint; see `version`."""
     episodes: int = 0
-    """Games finished in what was learned from."""
+    """Episodes that ended in these steps."""
     stale_steps: int = 0
     """Steps masked out because their policy lag was above `max_policy_lag`."""
 
@@ -48,8 +63,9 @@ class Learner:
     """Model, optimizer and counters. On CUDA nothing here waits for the device, except for the update before the last.
 
     Args:
-        model, algorithm, config: see there.
-        recorder: what records where there are no CUDA graphs; for tests.
+        model: made by the algorithm; moved to the configured device.
+        algorithm, config: what to learn, and how.
+        recorder: records work where there are no CUDA graphs; for tests.
     """
 
     def __init__(
@@ -68,10 +84,16 @@ class Learner:
         # Minibatch order; its state is saved, so that a resumed serial run is the same as one that never stopped.
         self.generator = torch.Generator().manual_seed(config.seed + 1)
         self._loss = torch.compile(algorithm.loss) if config.learning.compile else algorithm.loss
-        # Two, since what a batch was prepared with must outlive all of its steps: they share no memory.
-        recorders = [CudaRecorder(self.device) if config.cuda_graphs else recorder for _ in range(2)]
-        self._prepare = Recorded("preparing a batch", self._prepared, recorders[0])
-        self._step = Recorded("an optimizer step", self._stepped, recorders[1])
+        self._reduce_gradients: Callable[[], None] | None = None
+
+        def recorded(name: str, function: Function) -> Recorded:
+            # A recorder each, since what one of them computes must outlive the work of the others: they share no memory.
+            return Recorded(name, function, CudaRecorder(self.device) if config.cuda_graphs else recorder)
+
+        self._prepare = recorded("preparing a batch", self._prepared)
+        self._step = recorded("an optimizer step", self._stepped)
+        self._backward = recorded("a backward pass", self._differentiated)
+        self._apply = recorded("clipping and the optimizer", self._applied)
         self._names: tuple[str, ...] = ()
         """What the columns of a step's statistics are."""
         self._reports = [_Report(self.device), _Report(self.device)]
@@ -84,56 +106,63 @@ class Learner:
         left = max(0.0, 1.0 - self.progress.global_step / c.total_steps) if c.lr_schedule == "linear" else 1.0
         return c.learning_rate * left
 
-    def extra_state(self) -> dict[str, Any]:
-        """What a checkpoint holds beside model, optimizer and counters."""
-        return {}
+    @property
+    def reduce_gradients(self) -> Callable[[], None] | None:
+        """Called in every optimizer step between the backward pass and clipping, to combine the gradients of several learners.
+        It finds them in `parameter.grad` of `model`, always in the same memory; it is never recorded. None: one learner."""
+        return self._reduce_gradients
 
-    def load_extra_state(self, state: dict[str, Any]) -> None:
-        """Go on from `extra_state`."""
+    @reduce_gradients.setter
+    def reduce_gradients(self, function: Callable[[], None] | None) -> None:
+        self._reduce_gradients = function
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if function is not None and parameter.requires_grad else None
 
-    def learn(self, batch: Tensors, host: Tensors | None = None) -> Tensors:
-        """One batch, `num_epochs` x `num_minibatches` optimizer steps. Returns means of the losses' statistics.
-
-        `batch`: fields of the slab, [T+1, B, ...], [T, B, ...] and `core` [B, S]. `host`: those of them that are only counted
-        (`valid`, `version`, `episode_return`) in host memory; None: the batch is.
+    def learn(self, batch: Batch) -> Update:
+        """One update: `num_epochs` x `num_minibatches` optimizer steps.
 
         Raises `FloatingPointError` with the numbers when the loss or the gradient is not finite. On the CPU the model is then as
         it was before that optimizer step. On CUDA this is found while the next update is under way, or by `settle`, and the
         model is spoilt.
         """
-        c, T, host = self.config.learning, len(batch["reward"]), host or batch
+        progress, data = self.progress, dict(batch.data)
         # Lag of a sample: updates between the version that chose the action and the version that learns from it.
-        lag = self.progress.version - host["version"]
-        real = host["valid"][:T]
-        fresh = real & (lag <= c.max_policy_lag)
-        batch["mask"] = fresh.to(self.device, non_blocking=True)
+        lag = progress.version - batch.version
+        if batch.valid is None:
+            self.note(batch.arrivals)  # they entered the replay before anything was drawn from it
+        else:
+            real = batch.valid[: len(data["reward"])]
+            fresh = real & (lag <= self.config.learning.max_policy_lag)
+            data["mask"] = fresh.to(self.device, non_blocking=True)
         self._set_learning_rate()
         with torch.no_grad():
-            batch |= self._prepare(batch)
-        # Targets computed beforehand and no recurrence: nothing ties the rows of a trajectory together any more, and minibatches
-        # of single samples are less correlated than minibatches of trajectories.
-        separable = c.returns == "gae" and "advantage" in batch and batch["core"].shape[-1] == 0
-        samples = _as_single_rows(batch, T) if separable and c.num_minibatches > 1 else batch
+            data |= self._prepare(data)
         steps: list[Tensor] = []
-        for _ in range(c.num_epochs):
-            order = None
-            if c.num_minibatches > 1:
-                order = torch.randperm(samples["reward"].shape[1], generator=self.generator).to(self.device, non_blocking=True)
-            for i in range(c.num_minibatches):
-                part = samples if order is None else _columns(samples, order[i :: c.num_minibatches])
-                steps.append(self._step(part)["statistics"].clone())
-        result = self._reported(torch.stack(steps))
-        self.progress.updates += 1
-        self.progress.global_step += int(real.sum())
-        self.progress.stale_steps += int((real & ~fresh).sum())
-        self.progress.episodes += int((~host["episode_return"].isnan()).sum())
-        lags = lag[real].float()
-        return result | {"lag/mean": lags.mean(), "lag/min": lags.min(), "lag/max": lags.max()}
+        for part in self._minibatches(data):
+            out = self._step(part) if self._reduce_gradients is None else self._reduced_step(part)
+            steps.append(out["statistics"].clone())
+        statistics = self._reported(torch.stack(steps))
+        progress.updates += 1
+        if batch.valid is not None:
+            self.note(batch.arrivals)
+            progress.stale_steps += int((real & ~fresh).sum())
+            lag = lag[real]
+        self.algorithm.after_update(self.model, progress.updates)
+        lags = lag.float()
+        statistics |= {"lag/mean": lags.mean(), "lag/min": lags.min(), "lag/max": lags.max()}
+        return Update(statistics, None if batch.keys is None else out["priority"])
+
+    def note(self, arrivals: Arrivals) -> None:
+        """Count experience that came in; `learn` does so for its batch."""
+        self.progress.global_step += arrivals.steps
+        self.progress.episodes += len(arrivals.returns)
 
     def settle(self) -> None:
         """Wait for the device. Raises `FloatingPointError`, see `learn`."""
         for report in self._reports:
             report.check(self._names)
+
+    # -- an update -----------------------------------------------------------------------------------------------------
 
     def _set_learning_rate(self) -> None:
         for group in self.optimizer.param_groups:
@@ -142,10 +171,25 @@ class Learner:
             else:
                 group["lr"] = self.learning_rate
 
+    def _minibatches(self, data: Tensors) -> Iterator[Tensors]:
+        """What each optimizer step of an update learns from."""
+        c = self.config.learning
+        if c.num_minibatches == 1:
+            yield from [data] * c.num_epochs
+            return
+        # Targets computed beforehand and no recurrence: nothing ties the rows of a trajectory together any more, and minibatches
+        # of single samples are less correlated than minibatches of trajectories.
+        separable = c.returns == "gae" and "advantage" in data and data["core"].shape[-1] == 0
+        samples = _as_single_rows(data, len(data["reward"])) if separable else data
+        for _ in range(c.num_epochs):
+            order = torch.randperm(samples["reward"].shape[1], generator=self.generator).to(self.device, non_blocking=True)
+            for i in range(c.num_minibatches):
+                yield _columns(samples, order[i :: c.num_minibatches])
+
     def _reported(self, steps: Tensor) -> Tensors:
-        """Means of the statistics of an update's steps, [n, K]; what the update before has to report is looked at now, when the
-        device has more to do."""
-        if self.device != "cpu":  # there each step was checked
+        """Means of the statistics of an update's steps, [n, K]; those of the update before are checked now, when the device has
+        more to do."""
+        if self.device != "cpu":  # on the CPU each step was checked
             self._reports.reverse()
             self._reports[0].send(steps, self.progress)
             self._reports[1].check(self._names)
@@ -157,20 +201,46 @@ class Learner:
         self.algorithm.prepare(self.model, full, self.config.learning)
         return {name: x for name, x in full.items() if x is not batch.get(name)}
 
+    # -- an optimizer step: backward, (reduce), clip, step ---------------------------------------------------------------
+
     def _stepped(self, part: Tensors) -> Tensors:
-        """One optimizer step: its statistics, [K], and what the loss adds to the batch."""
+        """The whole step: its `statistics`, float32 [K], and what the loss adds to the batch."""
+        statistics, added = self._gradients(part)
+        return added | {"statistics": self._clip_and_step(statistics)}
+
+    def _reduced_step(self, part: Tensors) -> Tensors:
+        """The same in two halves, each recorded for itself, with `reduce_gradients` between them."""
+        assert self._reduce_gradients is not None
+        out = self._backward(part)
+        self._reduce_gradients()
+        return out | self._apply({"statistics": out["statistics"]})
+
+    def _differentiated(self, part: Tensors) -> Tensors:
+        """The first half: gradients; the loss's `statistics`, float32 [K - 1], and what it adds to the batch."""
+        statistics, added = self._gradients(part)
+        return added | {"statistics": torch.stack([x.float() for x in statistics])}
+
+    def _applied(self, inputs: Tensors) -> Tensors:
+        """The second half: the statistics with the gradient's norm, float32 [K]."""
+        return {"statistics": self._clip_and_step(list(inputs["statistics"].unbind()))}
+
+    def _gradients(self, part: Tensors) -> tuple[list[Tensor], Tensors]:
+        """Loss and backward pass; the loss's statistics and what it adds to the batch."""
         full = dict(part)
         loss, statistics = self._loss(self.model, full, self.config.learning)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=self._reduce_gradients is None)
         loss.backward()
+        self._names = (*statistics, "losses/grad_norm")
+        return [x.detach() for x in statistics.values()], {n: x.detach() for n, x in full.items() if n not in part}
+
+    def _clip_and_step(self, statistics: list[Tensor]) -> Tensor:
+        """Clip the gradients and let the optimizer make its step; the statistics with the gradient's norm behind them."""
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.learning.max_grad_norm or float("inf"))
-        statistics = {**statistics, "losses/grad_norm": norm}
-        self._names = tuple(statistics)
-        numbers = torch.stack([x.detach().float() for x in statistics.values()])
+        numbers = torch.stack([x.float() for x in (*statistics, norm)])
         if self.device == "cpu":
             _check(numbers.unsqueeze(0), self._names, self.progress.updates, self.progress.global_step)
         self.optimizer.step()
-        return {"statistics": numbers, **{name: x.detach() for name, x in full.items() if name not in part}}
+        return numbers
 
 
 class _Report:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = math.log(20.0)
-"""|log pi - log mu| is clamped to this in losses: beyond it a sample says nothing any more, and exp overflows."""
+"""|log pi - log mu| is clamped to this in losses: a larger ratio carries no more information, and exp would overflow."""
 MAX_SYMMETRIC_KL = 30.0
 """The exploration term stops growing here."""
 
@@ -32,7 +32,7 @@ def normalize_advantages(advantages: Tensor, mask: Tensor, floor: float = 1e-7) 
 
 
 class PolicyLoss(NamedTuple):
-    """The policy's loss and what to know of it: [] each; only `loss` has a gradient."""
+    """The policy's loss and its diagnostics: [] each; only `loss` has a gradient."""
 
     loss: Tensor
     approx_kl: Tensor

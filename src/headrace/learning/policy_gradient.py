@@ -49,7 +49,7 @@ class PolicyGradient(Algorithm):
         return fields, out.core
 
     def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
-        """Update the normalisers; with GAE and several passes, compute targets and advantages once for all of them."""
+        """Update the normalisers. With GAE and several optimizer steps, compute targets and advantages once for all of them."""
         policy, T = cast(Policy, model), len(batch["reward"])
         policy.update_normalizers({n: x[:T] for n, x in _observations(batch).items()}, batch["mask"])
         if config.returns == "gae" and config.num_epochs * config.num_minibatches > 1:
@@ -65,7 +65,7 @@ class PolicyGradient(Algorithm):
         if "advantage" in batch:
             targets = Targets(batch["target"], batch["advantage"])
         else:
-            # Targets under the present weights need the value of row T under them too, which no gradient goes through.
+            # Targets under the present weights need the value of row T under the present weights, without a gradient.
             with torch.no_grad():
                 last = policy.act({n: x[T] for n, x in _observations(batch).items()}, out.core, first[T]).value
             known = torch.cat([values.detach(), last.unsqueeze(0)])
@@ -107,8 +107,8 @@ class PolicyGradient(Algorithm):
         return targets
 
     def _vtrace(self, policy: Policy, batch: dict[str, Tensor], c: LearningConfig, log_prob: Tensor, values: Tensor) -> Targets:
-        """Targets under the present weights. With the clipped surrogate the advantages are left unweighted: the probability
-        ratio is in the surrogate already, and weighting by it twice would bias towards what mu liked."""
+        """Targets under the present weights. With the clipped surrogate the advantages are left unweighted: the surrogate has
+        the probability ratio already, and weighting by it twice would bias the policy towards the behaviour policy's actions."""
         targets = vtrace(
             log_prob - batch["log_prob"], batch["reward"], values, batch["terminated"], batch["truncated"], batch["mask"],
             c.gamma, c.gae_lambda, c.vtrace_rho, c.vtrace_c, pg_rho=None if c.ppo_clip is not None else c.vtrace_rho,
@@ -124,10 +124,10 @@ def _observations(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _values(policy: Policy, batch: dict[str, Tensor]) -> Tensor:
-    """[T+1, B]: V of every row. Acting computed those of rows 0 to T-1 already; row T is the only one to look at again.
+    """[T+1, B]: V of every row. Acting computed those of rows 0 to T-1 already; only row T's is computed here.
 
-    The stored values are those of the weights that acted, as old as the log-probabilities beside them. A recurrent policy is
-    unrolled whole, because the core state of row T is known only by going there.
+    The stored values are those of the weights that acted, as old as the log-probabilities stored with them. A recurrent policy is
+    unrolled over all rows, because the core state of row T depends on them.
     """
     obs, first = _observations(batch), batch["first"]
     if batch["core"].shape[-1]:
@@ -138,10 +138,10 @@ def _values(policy: Policy, batch: dict[str, Tensor]) -> Tensor:
 
 @torch.no_grad()
 def _next_values(policy: Policy, batch: dict[str, Tensor], values: Tensor | None = None) -> Tensor | None:
-    """[T, B]: V of the observation that followed row t. None: simply the next row's (`next-step` environments).
+    """[T, B]: V of the observation that followed row t. None: it is the next row's (`next-step` environments).
 
-    Environments that reset in the same step have their true last observations aside, in `final_obs`. A recurrent policy is
-    stepped once more from the core state behind row t, for which the trajectory is unrolled row by row.
+    Environments that reset in the same step have the true last observations of their episodes in `final_obs`. A recurrent policy
+    is stepped once more from the core state after row t, for which the trajectory is unrolled row by row.
     """
     final = {name[10:]: x for name, x in batch.items() if name.startswith("final_obs/")}
     if not final:

@@ -1,4 +1,7 @@
-"""The mathematics of Q-learning from replay. Imports nothing of ours.
+"""The mathematics of Q-learning from replay. Imports nothing of this package.
+
+n-step returns, h(x) and the mixture of priorities are defined here. The replay has code of its own for the priorities of new
+transitions; tests compare it with this.
 
 Sources: double Q-learning, van Hasselt et al. 2016; distributional, Bellemare et al. 2017; Ape-X, Horgan et al. 2018;
 value rescaling and mixed priorities, Kapturowski et al. 2019 (R2D2).
@@ -114,8 +117,10 @@ def epsilon_ladder(envs: Tensor, num_envs: int, base: float, alpha: float, level
     """Ape-X's exploration: environment i of N acts at random with probability base^(1 + alpha i / (N - 1)), for life.
 
     Args:
-        envs: int64 [B], the environments' numbers.
-        levels: so many different probabilities, for blocks of environments. None: N.
+        envs: int64 [B], environment indices i.
+        num_envs: N.
+        base, alpha: see the formula.
+        levels: number of different probabilities, each for a block of environments. None: N.
 
     Returns: float32 [B].
     """

@@ -22,7 +22,7 @@ class R2D2(ApexDQN):
         self._n_step = config.replay.n_step
 
     def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
-        """Warm up both networks' core states and let the target network say its values."""
+        """Warm up both networks' core states, and compute the target network's values."""
         burn, width = self._config.burn_in, cast(QNetwork, model).core_width
         obs, first, core = named(batch, "obs/"), batch["first"].bool(), batch["core"][:, :width]
         target = cast(QNetwork, self.target_of(model))

@@ -8,7 +8,8 @@ from collections import deque
 import numpy as np
 import torch
 
-from headrace.learning.learner import Learner
+from headrace.experience.batch import Arrivals
+from headrace.learning.learner import Learner, Update
 
 EPISODE_WINDOW = 100
 """Episodes in `charts/episodic_return_100`, which `run.goal` is compared with."""
@@ -27,13 +28,11 @@ class TrainingLog:
         """Mean return of the last `EPISODE_WINDOW` episodes, NaN before the first."""
         return float(np.mean(self.returns)) if self.returns else math.nan
 
-    def add(self, statistics: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]) -> None:
-        """One update, or none: its statistics and, in host memory, the episodes that ended in its batch."""
-        if statistics:
-            self._sums.append(statistics)
-        returns, lengths = batch["episode_return"], batch["episode_length"]
-        ended = ~returns.isnan()
-        for r, n in zip(returns[ended].tolist(), lengths[ended].tolist(), strict=True):
+    def add(self, arrivals: Arrivals, update: Update | None = None) -> None:
+        """Experience that came in, and the update that was made with it, if there was one."""
+        if update is not None:
+            self._sums.append(update.statistics)
+        for r, n in zip(arrivals.returns.tolist(), arrivals.lengths.tolist(), strict=True):
             self.returns.append(r)
             self._ended.append((r, n))
 

@@ -31,7 +31,7 @@ class ActorCritic(nn.Module):
         if len(parts) < len(spec.action.parts) or not parts or not np.isfinite(bounds).all():
             raise ConfigError(f"{spec.name}: Ape-X DPG needs bounded continuous actions; these are {spec.action.parts}")
         if any(array.is_image for array in spec.observation.values()):
-            raise ConfigError(f"{spec.name}: Ape-X DPG's networks are for vector observations; there are images")
+            raise ConfigError(f"{spec.name}: Ape-X DPG's networks are for vector observations; this environment observes images")
         self.spec, self.names = spec, tuple(spec.observation)
         width = sum(int(np.prod(a.shape)) for a in spec.observation.values())
         self.register_buffer("low", torch.tensor(bounds[0], dtype=torch.float32), persistent=False)

@@ -60,7 +60,7 @@ class _Layout:
 
 
 @lru_cache(maxsize=64)
-@torch.inference_mode(False)  # whoever asks first, the tensors may be used in a graph later
+@torch.inference_mode(False)  # also if the first caller is in inference mode: the tensors may be used in a graph later
 def _layout(spec: ActionSpec, device: torch.device) -> _Layout:
     choices: list[int] = []
     discrete: list[int] = []
@@ -82,9 +82,9 @@ def _layout(spec: ActionSpec, device: torch.device) -> _Layout:
     if len(set(choices)) > 1:
         starts = np.cumsum([0, *choices[:-1]])
         position = np.arange(max(choices))
-        there = position < np.array(choices)[:, None]
-        gather = torch.as_tensor(np.where(there, starts[:, None] + position, 0).reshape(-1), device=device)
-        exists = torch.as_tensor(there, device=device)
+        existing = position < np.array(choices)[:, None]
+        gather = torch.as_tensor(np.where(existing, starts[:, None] + position, 0).reshape(-1), device=device)
+        exists = torch.as_tensor(existing, device=device)
     lows, highs = np.array(low, np.float64), np.array(high, np.float64)
     bounded = np.isfinite(lows) & np.isfinite(highs)
     middle = np.where(bounded, (np.where(bounded, lows, 0) + np.where(bounded, highs, 0)) / 2, 0.0)

@@ -222,7 +222,7 @@ def vizdoom_simple(observation: dict[str, ArraySpec], config: PolicyConfig) -> n
 
 @register_network("vizdoom-full")
 def vizdoom_full(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
-    """The convolutions of `vizdoom-simple`, and a 128-128 MLP over the game variables whatever `policy.mlp` says."""
+    """The convolutions of `vizdoom-simple`, and a 128-128 MLP over the game variables; `policy.mlp` is not used."""
     return _network(
         observation, config, lambda s: ConvEncoder(s, VIZDOOM_LAYERS, config.hidden, config.activation), MEASUREMENT_LAYERS
     )

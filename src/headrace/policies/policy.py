@@ -28,7 +28,7 @@ Precision = Literal["float32", "bf16"]
 
 @dataclass
 class PolicyOutput:
-    """What a policy says about its observations, batch dimensions [N] (`act`) or [T, B] (`unroll`)."""
+    """Output of a policy, with the batch dimensions [N] (`act`) or [T, B] (`unroll`)."""
 
     distribution: ActionDistribution
     """Over action rows."""

@@ -2,7 +2,7 @@
 
 A network is made by one function, ``(observation, config) -> nn.Module``, with `observation` the `ArraySpec` of each named
 observation (without the action mask) and `config` the `PolicyConfig`. The module maps ``dict[str, Tensor [N, ...]]`` (as the
-environment gave them: images uint8, vectors normalised if the configuration says so) to features [N, F], and says F in its
+environment gave them: images uint8, vectors normalised if the configuration says so) to features [N, F], and has F in its
 attribute ``out_features``.
 """
 
@@ -56,7 +56,7 @@ def make_network(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.
 
 
 def out_features(network: nn.Module) -> int:
-    """F of a network. Raises `ConfigError` if it does not say."""
+    """F of a network. Raises `ConfigError` if it has no such attribute."""
     width = getattr(network, "out_features", None)
     if not isinstance(width, int):
         raise ConfigError(f"the network {type(network).__name__} lacks the integer attribute out_features: its features per row")

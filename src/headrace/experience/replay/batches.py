@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from headrace.config import Config
-from headrace.experience.on_policy import Batch
+from headrace.experience.batch import Batch, Filling
 from headrace.experience.replay import state as replay_state
 from headrace.experience.replay.buffer import Replay, ReplayBatch
-from headrace.experience.replay.writer import OBSERVATION, Arrivals, ReplayFeeder, Sequences, sequences_of
+from headrace.experience.replay.writer import OBSERVATION, ReplayFeeder, Sequences, sequences_of
 from headrace.shm.run_control import RunControl
 from headrace.shm.trajectory_store import TrajectoryStore
 
@@ -58,13 +58,11 @@ class ReplayBatches:
         for _ in range(count):
             self._free.put(None if self._sequences else replay.empty_batch(self._size, self._device != "cpu", True))
         self._current: _Drawn | None = None
-        self._fields: dict[str, Tensor] = {}
         self._workers: list[threading.Thread] = []
 
-    def get(self, timeout: float | None = None) -> Batch | None:
-        """The next batch (see `ReplayLearner.learn`); waits for the minimum and for the samples-per-insert limit up to `timeout`
-        seconds (serial: until one more trajectory is there), and then says at least what arrived meanwhile. None at the end of
-        the run."""
+    def next(self, timeout: float | None = None) -> Batch | Filling | None:
+        """The next batch. Waits for the minimum and for the samples-per-insert limit up to `timeout` seconds (serial: until one
+        more trajectory is there); without a batch it gives at least what arrived meanwhile. None at the end of the run."""
         if self._collect is None and not self._workers:
             for target in (self._feed, self._draw):
                 self._workers.append(threading.Thread(target=self._guard, args=(target,), name=target.__name__, daemon=True))
@@ -77,21 +75,27 @@ class ReplayBatches:
             raise self._failure
         if self._current is None and self._control.stopped:
             return None
-        fields = self._current.fields if self._current else {}
+        arrivals = self._feeder.take_arrivals()
+        if self._current is None:
+            return Filling(arrivals)
+        fields = self._current.fields
+        version = fields["version"]
         if self._device != "cpu":
             fields = {name: x.to(self._device, non_blocking=True) for name, x in fields.items()}
-        self._fields = fields | _arrivals(self._feeder.take_arrivals())
-        return Batch(self._fields, self._fields)
+        return Batch(fields, version, None, self._current.keys, arrivals)
 
-    def done(self) -> None:
-        """The learner has finished with the batch: its new priorities go to the replay, its memory may be filled again."""
-        if self._current is None:  # it only said what arrived
-            return
-        self._replay.update(self._current.keys, self._fields["priority"].float().cpu().numpy())
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """New priorities, float32 [B], of what the batch with these keys held. Evicts what exceeds the capacity now and then."""
+        self._replay.update(keys, priorities)
         self._updates += 1
         if self._updates % self._settings.evict_period == 0:
             self._replay.evict()
-        self._free.put(self._current.memory)
+
+    def release(self) -> None:
+        """The learner has finished with the batch: its memory may be filled again."""
+        if self._current is not None:
+            self._free.put(self._current.memory)
+            self._current = None
 
     def metrics(self) -> dict[str, float]:
         """The replay's own numbers since the last call."""
@@ -212,11 +216,3 @@ def _draw_sequences(replay: Replay, s: Sequences, size: int, threads: int) -> _D
     # What was overwritten since it was drawn is left out of the loss.
     fields["weights"] = torch.from_numpy(weights * w.intact)
     return _Drawn(keys, fields, None)
-
-
-def _arrivals(came: Arrivals) -> dict[str, Tensor]:
-    return {
-        "new_steps": torch.tensor(came.steps),
-        "episode_return": torch.from_numpy(np.array(came.returns, np.float32)),
-        "episode_length": torch.from_numpy(np.array(came.lengths, np.int32)),
-    }

@@ -11,6 +11,7 @@ import numpy as np
 
 from headrace.config import Config, ConfigError
 from headrace.envs.contract import EnvSpec
+from headrace.experience.batch import Arrivals
 from headrace.experience.replay.buffer import Field, LaneWriter, Replay, ReplayConfig
 from headrace.experience.replay.priorities import NStepPriorities
 from headrace.shm.primitives import Closed
@@ -93,15 +94,6 @@ def _over_rows(core: np.ndarray, T: int) -> np.ndarray:
     return np.pad(core, (0, T * width - len(core))).reshape(T, width)
 
 
-class Arrivals:
-    """What came in: steps and finished games, until somebody takes note."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.returns: list[float] = []
-        self.lengths: list[int] = []
-
-
 class ReplayFeeder:
     """Takes finished slots and writes them to the replay. One per run at a time, in the learner's process: the copy is small
     (one frame of a stack), and slots come back at once, so samplers wait for nobody.
@@ -121,7 +113,8 @@ class ReplayFeeder:
     ):
         self._store, self._gamma, self._reported, self._copies = store, gamma, reported_envs, copies
         self._lanes = [LaneFeed(replay, lane, sequences) for lane in range(replay.config.lanes)]
-        self._arrivals, self._lock = Arrivals(), threading.Lock()
+        self._steps, self._episodes, self._lock = 0, list[tuple[float, int]](), threading.Lock()
+        """What came in since `take_arrivals`."""
 
     def feed(self, timeout: float | None) -> bool | None:
         """Take one slot; True if there was one, False if not within `timeout` seconds, None at the end of the run."""
@@ -145,9 +138,8 @@ class ReplayFeeder:
         env = slot["env_index"]
         ended = ~np.isnan(slot["episode_return"]) & (env >= self._reported.start) & (env < self._reported.stop)
         with self._lock:
-            self._arrivals.steps += int(slot["valid"][:T].sum())
-            self._arrivals.returns += slot["episode_return"][ended].tolist()
-            self._arrivals.lengths += slot["episode_length"][ended].tolist()
+            self._steps += int(slot["valid"][:T].sum())
+            self._episodes += zip(slot["episode_return"][ended].tolist(), slot["episode_length"][ended].tolist(), strict=True)
 
     def get_state(self) -> list[dict[str, Any]]:
         """What of the lanes' newest rows is not in the replay yet, to go on from with the same replay."""
@@ -161,8 +153,9 @@ class ReplayFeeder:
     def take_arrivals(self) -> Arrivals:
         """What came in since the last call; from any thread."""
         with self._lock:
-            taken, self._arrivals = self._arrivals, Arrivals()
-        return taken
+            steps, episodes, self._steps, self._episodes = self._steps, self._episodes, 0, []
+        returns, lengths = zip(*episodes, strict=True) if episodes else ((), ())
+        return Arrivals(steps, np.array(returns, np.float32), np.array(lengths, np.int32))
 
 
 class LaneFeed:
