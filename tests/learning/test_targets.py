@@ -210,3 +210,20 @@ def test_c_above_rho_is_refused():
 def test_reverse_scan():
     x, a = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[0.5], [0.25], [9.0]])
     assert reverse_scan(x, a).flatten().tolist() == [1 + 0.5 * (2 + 0.25 * 3), 2 + 0.25 * 3, 3]
+
+
+ARGUMENTS = ("rewards", "values", "terminated", "truncated", "valid", "next_values")
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong"), [(gae, name) for name in ARGUMENTS] + [(vtrace, name) for name in (*ARGUMENTS, "log_ratio")]
+)
+def test_shapes_that_would_broadcast_are_refused(function, wrong):
+    T, B = 5, 3
+    good = {name: torch.zeros(T, B) for name in ("rewards", "next_values")} | {"values": torch.zeros(T + 1, B)}
+    good |= {name: torch.zeros(T, B, dtype=torch.bool) for name in ("terminated", "truncated", "valid")}
+    if function is vtrace:
+        good["log_ratio"] = torch.zeros(T, B)
+    function(**good, gamma=0.9, lambda_=1.0)
+    with pytest.raises(ValueError, match=f"{function.__name__}: .* has the shape"):
+        function(**{**good, wrong: good[wrong][:, :1]}, gamma=0.9, lambda_=1.0)

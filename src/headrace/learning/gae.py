@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headrace.learning.shapes import require, require_rank
+
 
 class Targets(NamedTuple):
     """float32 [T, B] each, without gradient."""
@@ -21,6 +23,17 @@ class Targets(NamedTuple):
     """Targets of the value function; the value itself in invalid rows."""
     advantages: Tensor
     """Advantages for the policy gradient; 0 in invalid rows."""
+
+
+def require_rows(
+    function: str, rewards: Tensor, values: Tensor, valid: Tensor, **others: Tensor | None
+) -> None:
+    """Raise `ValueError` unless `rewards` and `others` are [T, B], `values` [T+1, B] and `valid` one of the two."""
+    require_rank(function, 2, rewards=rewards)
+    T, B = rewards.shape
+    require(function, (T, B), **others)
+    require(function, (T + 1, B), values=values)
+    require(function, (T + 1, B) if len(valid) > T else (T, B), valid=valid)
 
 
 def reverse_scan(x: Tensor, coefficient: Tensor) -> Tensor:
@@ -59,7 +72,10 @@ def gae(
         lambda_: 0 is one-step, 1 is n-step to the end of the trajectory.
         next_values: float32 [T, B] instead of `values[1:]`, for environments that reset in the same step: V of `final_obs`
             where an episode ended, `values[1:]` elsewhere.
+
+    Raises `ValueError` for other shapes.
     """
+    require_rows("gae", rewards, values, valid, terminated=terminated, truncated=truncated, next_values=next_values)
     alive = (~(terminated | truncated)).to(values.dtype)
     valid = valid[: len(rewards)]
     bootstrap = values[1:] if next_values is None else next_values

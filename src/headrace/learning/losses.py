@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headrace.learning.shapes import require
+
 MAX_LOG_RATIO = math.log(20.0)
 """|log pi - log mu| is clamped to this in losses: a larger ratio carries no more information, and exp would overflow."""
 MAX_SYMMETRIC_KL = 30.0
@@ -57,7 +59,10 @@ def policy_loss(
         advantages: float32; no gradient flows into them.
         mask: bool, the same shape.
         clip: c, or None.
+
+    Raises `ValueError` for different shapes.
     """
+    require("policy_loss", log_prob.shape, behaviour_log_prob=behaviour_log_prob, advantages=advantages, mask=mask)
     advantages = torch.where(mask, advantages.detach(), 0.0)
     log_prob = torch.where(mask, log_prob, 0.0)
     log_ratio = (log_prob - torch.where(mask, behaviour_log_prob, 0.0)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -90,7 +95,10 @@ def value_loss(
         mask: bool, the same shape.
         behaviour_values: float32 V_mu, the values when the actions were chosen; needed with `clip`.
         clip: largest rewarded change, or None.
+
+    Raises `ValueError` for different shapes.
     """
+    require("value_loss", values.shape, targets=targets, mask=mask, behaviour_values=behaviour_values)
     values, targets = torch.where(mask, values, 0.0), torch.where(mask, targets.detach(), 0.0)
     error = (values - targets).square()
     if clip is not None:

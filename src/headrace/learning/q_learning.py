@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headrace.learning.shapes import require, require_rank
+
 
 def bootstrap_values(online: Tensor, target: Tensor, allowed: Tensor | None = None) -> Tensor:
     """Double Q-learning: the target network's value of the online network's best action.
@@ -20,8 +22,9 @@ def bootstrap_values(online: Tensor, target: Tensor, allowed: Tensor | None = No
         online, target: action values, float32 [..., A].
         allowed: bool [..., A], None if every action is.
 
-    Returns: float32 [...].
+    Returns: float32 [...]. Raises `ValueError` for different shapes.
     """
+    require("bootstrap_values", online.shape, target=target, allowed=allowed)
     best = greedy(online, allowed)
     return target.gather(-1, best.unsqueeze(-1)).squeeze(-1)
 
@@ -56,8 +59,11 @@ def project(support: Tensor, probabilities: Tensor, reward: Tensor, discount: Te
         probabilities: float32 [B, M].
         reward, discount: float32 [B].
 
-    Returns: float32 [B, M], rows sum to 1.
+    Returns: float32 [B, M], rows sum to 1. Raises `ValueError` for other shapes.
     """
+    require_rank("project", 1, support=support)
+    require("project", (len(reward), len(support)), probabilities=probabilities)
+    require("project", (len(reward),), reward=reward, discount=discount)
     low, high, count = support[0], support[-1], len(support)
     moved = (reward[:, None] + discount[:, None] * support).clamp(low, high)
     position = ((moved - low) / (high - low) * (count - 1)).clamp(0, count - 1)
@@ -85,8 +91,9 @@ def mixed_priorities(errors: Tensor, mask: Tensor, eta: float = 0.9) -> Tensor:
     Args:
         errors: float32 [T, B]. mask: bool [T, B], False for rows that are no transitions.
 
-    Returns: float32 [B], 0 for sequences without a transition.
+    Returns: float32 [B], 0 for sequences without a transition. Raises `ValueError` for different shapes.
     """
+    require("mixed_priorities", errors.shape, mask=mask)
     size = errors.abs() * mask
     return eta * size.max(0).values + (1 - eta) * size.sum(0) / mask.sum(0).clamp(min=1)
 
@@ -99,8 +106,10 @@ def sequence_targets(reward: Tensor, discount: Tensor, last: Tensor, values: Ten
         last: bool [L + n, B], the episode ended with this row's action; the next row is its true last observation.
         values: float32 [L + n, B], of every row's observation.
 
-    Returns: float32 [L, B].
+    Returns: float32 [L, B]. Raises `ValueError` for other shapes.
     """
+    require_rank("sequence_targets", 2, reward=reward)
+    require("sequence_targets", reward.shape, discount=discount, last=last, values=values)
     L = len(reward) - n_step
     total, product, bootstrap = torch.zeros_like(reward[:L]), torch.ones_like(reward[:L]), torch.zeros_like(reward[:L])
     running = torch.ones_like(last[:L])

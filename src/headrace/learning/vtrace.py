@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from headrace.learning.gae import Targets, reverse_scan
+from headrace.learning.gae import Targets, require_rows, reverse_scan
 
 
 @torch.no_grad()
@@ -56,10 +56,12 @@ def vtrace(
             where an episode ended, `values[1:]` elsewhere.
 
     Raises:
-        ValueError: if rho < c.
+        ValueError: if rho < c, or for other shapes.
     """
     if rho < c:
         raise ValueError(f"rho ({rho}) must not be below c ({c})")
+    others = {"log_ratio": log_ratio, "terminated": terminated, "truncated": truncated, "next_values": next_values}
+    require_rows("vtrace", rewards, values, valid, **others)
     valid = valid[: len(rewards)]
     alive = (~(terminated | truncated)).to(values.dtype)
     bootstrap = values[1:] if next_values is None else next_values
