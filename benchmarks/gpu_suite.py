@@ -42,7 +42,7 @@ from headrace.accelerator.graphs import set_up
 from headrace.accelerator.memory import keep_freed_memory
 from headrace.config import Config
 from headrace.envs.registry import describe
-from headrace.experience.on_policy import TrajectoryBatches
+from headrace.experience.on_policy import OnPolicyExperience
 from headrace.learning.learner import Learner
 from headrace.make_config import make_config
 from headrace.runs.metrics import read_jsonl
@@ -182,7 +182,7 @@ def learning(device: str, sizes: Sizes) -> list[Row]:
             publisher = Publisher(learner.model, x.board, device)
             feeder = context.Process(target=feed, args=(x,), daemon=True)
             feeder.start()
-            batches = TrajectoryBatches(x, config.slots_per_batch, device, None)
+            batches = OnPolicyExperience(x, config.slots_per_batch, device, None)
             stops.append((x, feeder))
 
             def engine(batches: Any = batches, learner: Learner = learner, publisher: Publisher = publisher) -> None:

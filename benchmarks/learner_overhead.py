@@ -26,7 +26,7 @@ import torch
 from headrace.accelerator.memory import keep_freed_memory
 from headrace.config import Config
 from headrace.envs.registry import describe
-from headrace.experience.on_policy import TrajectoryBatches
+from headrace.experience.on_policy import OnPolicyExperience
 from headrace.learning.learner import Learner
 from headrace.make_config import make_config
 from headrace.sampling.exchange import Exchange
@@ -90,7 +90,7 @@ def measure(env: str, precision: str, rounds: int, updates: int) -> dict[str, An
     learner, weights = Learner(model, algorithm, config), FlatWeights(model)
     feeder = context.Process(target=feed, args=(exchange,), daemon=True)
     feeder.start()
-    batches = TrajectoryBatches(exchange, config.slots_per_batch, "cpu", None)
+    batches = OnPolicyExperience(exchange, config.slots_per_batch, "cpu", None)
 
     def engine() -> None:
         batch = batches.next()

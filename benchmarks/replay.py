@@ -113,8 +113,8 @@ def compare(args: argparse.Namespace, frames_path: str) -> dict[str, Any]:
 def atari_replay(frames: np.ndarray, codec: str, level: int, block: int) -> tuple[Replay, float]:
     """A replay of these frames, and the microseconds that adding one took."""
     count = len(frames)
-    config = ReplayConfig(lanes=1, capacity=count, slack=1.0, minimum=1, codec=codec, codec_level=level,  # type: ignore[arg-type]
-                          block=block, packed_row_bytes=8000)
+    config = ReplayConfig(histories=1, capacity=count, slack=1.0, minimum=1, codec_level=level, block=block,
+                          packed_row_bytes=8000, codec=codec)  # type: ignore[arg-type]
     replay = Replay(config, [Field("obs", (84, 84), "uint8", stack=4, compressed=codec != "none"), Field("act", (), "int32")])
     writer, ends = replay.writer(0), np.arange(1, count + 1) % EPISODE == 0
     actions, ones, discounts = np.zeros(50, np.int32), np.ones(50, np.float32), np.where(ends, 0, 0.99).astype(np.float32)
@@ -152,23 +152,23 @@ def codecs(recorded: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     return results
 
 
-LANES, CHUNK = 16, 50
+HISTORIES, CHUNK = 16, 50
 
 
 def feed(replay: Replay, path: str, rate: float, seconds: float, results: Any) -> None:
-    """An actor's side of the replay: chunks of 50 rows of each lane in turn, `rate` transitions per second."""
+    """An actor's side of the replay: chunks of 50 rows of each history in turn, `rate` transitions per second."""
     frames = np.load(path)
-    writers = [replay.writer(lane) for lane in range(LANES)]
+    writers = [replay.writer(history) for history in range(HISTORIES)]
     discounts, none, actions = np.full(CHUNK, 0.99, np.float32), np.zeros(CHUNK, bool), np.zeros(CHUNK, np.int32)
     priorities = np.random.default_rng(0).random(CHUNK).astype(np.float32)
     start, cpu, sent = time.monotonic(), time.process_time(), 0
     while time.monotonic() - start < seconds:
         due = int((time.monotonic() - start) * rate)
         while sent + CHUNK <= due:
-            lane = sent // CHUNK % LANES
+            history = sent // CHUNK % HISTORIES
             at = sent % (len(frames) - CHUNK)
-            writers[lane].append({"obs": frames[at:at + CHUNK], "act": actions}, discounts, discounts, none)
-            writers[lane].ready(priorities[: CHUNK if sent >= CHUNK * LANES else CHUNK - 3])
+            writers[history].append({"obs": frames[at:at + CHUNK], "act": actions}, discounts, discounts, none)
+            writers[history].ready(priorities[: CHUNK if sent >= CHUNK * HISTORIES else CHUNK - 3])
             sent += CHUNK
         time.sleep(0.002)
     results.put((sent / (time.monotonic() - start), (time.process_time() - cpu) / (time.monotonic() - start)))
@@ -177,14 +177,14 @@ def feed(replay: Replay, path: str, rate: float, seconds: float, results: Any) -
 def sustained(path: str, codec: str, seconds: float) -> dict[str, Any]:
     """12.5K inserts and 19 batches of 512 per second: are the rates held, and with how much of a core?"""
     capacity = 60_000
-    config = ReplayConfig(lanes=LANES, capacity=capacity, minimum=10_000, codec=codec)  # type: ignore[arg-type]
+    config = ReplayConfig(histories=HISTORIES, capacity=capacity, minimum=10_000, codec=codec)  # type: ignore[arg-type]
     replay = Replay(config, [Field("obs", (84, 84), "uint8", stack=4, compressed=codec != "none"), Field("act", (), "int32")])
     context = mp.get_context("spawn")
     results = context.Queue()
     writer = context.Process(target=feed, args=(replay, path, 12_500.0, seconds + 8, results))
     writer.start()
     replay.wait(512, timeout=60)
-    time.sleep(5)  # until the lanes are full and every page has been touched once
+    time.sleep(5)  # until the histories are full and every page has been touched once
     batch, batches, late = replay.empty_batch(512), 0, 0
     priorities = np.random.default_rng(1).random(512).astype(np.float32)
     before, start = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()

@@ -25,18 +25,18 @@ class Headrace:
         self.module = module
 
     def vectors(self, size: int, priorities: np.ndarray) -> None:
-        m, lanes = self.module, 16
-        self.replay = m.Replay(m.ReplayConfig(lanes=lanes, capacity=size, minimum=1, n_step=1),
+        m, histories = self.module, 16
+        self.replay = m.Replay(m.ReplayConfig(histories=histories, capacity=size, minimum=1, n_step=1),
                                [m.Field("obs", (4,), "float32", stack=1)])
-        for lane, part in enumerate(np.split(priorities, lanes)):
-            writer, rows = self.replay.writer(lane), len(part)
+        for history, part in enumerate(np.split(priorities, histories)):
+            writer, rows = self.replay.writer(history), len(part)
             writer.append({"obs": np.zeros((rows, 4), np.float32)}, np.zeros(rows), np.zeros(rows), np.ones(rows))
             writer.ready(part)
         self.batch = self.replay.empty_batch(BATCH)
 
     def frames(self, frames: np.ndarray, episode: int) -> None:
         m, count = self.module, len(frames)
-        self.replay = m.Replay(m.ReplayConfig(lanes=1, capacity=count, slack=1.0, minimum=1),
+        self.replay = m.Replay(m.ReplayConfig(histories=1, capacity=count, slack=1.0, minimum=1),
                                [m.Field("obs", (84, 84), "uint8", stack=4), m.Field("act", (), "int64")])
         writer = self.replay.writer(0)
         ends = np.arange(1, count + 1) % episode == 0

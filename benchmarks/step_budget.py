@@ -23,7 +23,7 @@ import torch
 from headrace.accelerator.memory import keep_freed_memory
 from headrace.config import Config
 from headrace.envs.registry import describe
-from headrace.experience.on_policy import TrajectoryBatches
+from headrace.experience.on_policy import OnPolicyExperience
 from headrace.learning.learner import Learner
 from headrace.make_config import make_config
 from headrace.sampling.exchange import Exchange
@@ -61,7 +61,7 @@ def budget(env: str, updates: int) -> dict[str, float]:
             group.envs.send = timed(group.envs.send, seconds, "environments")  # type: ignore[method-assign]
     sampler.actor._act = timed(sampler.actor._act, seconds, "policy network")
     collect = timed(sampler.collect, seconds, "sampling, all")
-    get = timed(TrajectoryBatches(exchange, config.slots_per_batch, "cpu", collect).next, seconds, "batches, all")
+    get = timed(OnPolicyExperience(exchange, config.slots_per_batch, "cpu", collect).next, seconds, "batches, all")
     learn, publish = timed(learner.learn, seconds, "learner network"), timed(weights.publish, seconds, "engine: weights")
     publish(exchange.board, 0)
     for update in range(updates + 1):

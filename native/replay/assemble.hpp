@@ -68,31 +68,31 @@ class Assembler {
   // Samples lie all over the memory: small rows would wait for one cache miss after the other.
   static constexpr std::size_t kAhead = 12;
   void prefetch(std::uint64_t key) const {
-    std::uint64_t lane = Sampler::lane_of(key), time = Sampler::time_of(key);
-    __builtin_prefetch(&m_.row(lane, time));
+    std::uint64_t history = Sampler::history_of(key), time = Sampler::time_of(key);
+    __builtin_prefetch(&m_.row(history, time));
     for (std::size_t f = 0; f < m_.config().field_count; ++f)
-      if (!m_.config().fields[f].codec) __builtin_prefetch(m_.raw(f, lane, time));
+      if (!m_.config().fields[f].codec) __builtin_prefetch(m_.raw(f, history, time));
   }
 
-  bool intact(std::uint64_t lane, std::uint64_t oldest) const {
+  bool intact(std::uint64_t history, std::uint64_t oldest) const {
     std::atomic_thread_fence(std::memory_order_acquire);
-    return m_.lanes[lane].low.load(std::memory_order_relaxed) <= oldest;
+    return m_.histories[history].low.load(std::memory_order_relaxed) <= oldest;
   }
 
   bool transition(std::size_t i, std::uint64_t key, const Batch& batch) const {
     const Config& config = m_.config();
-    std::uint64_t lane = Sampler::lane_of(key), time = Sampler::time_of(key);
-    Row start = racy_row(m_.row(lane, time)), row = start;
+    std::uint64_t history = Sampler::history_of(key), time = Sampler::time_of(key);
+    Row start = racy_row(m_.row(history, time)), row = start;
     double reward = 0.0, discount = 1.0;
     std::uint64_t after = time;  // the row of the observation to bootstrap from
     for (std::uint64_t n = 0; n < config.n_step; ++n) {
       reward += discount * row.reward;
       discount *= row.discount;
-      Row next = racy_row(m_.row(lane, after + 1));
+      Row next = racy_row(m_.row(history, after + 1));
       if (row.age_flags & kLast) {
         // The true last observation, if it was stored: it need not be when the episode terminated, for then the
         // discount is zero and any observation serves.
-        bool stored = after + 1 < m_.lanes[lane].head.load(std::memory_order_acquire) && (next.age_flags & kFinal);
+        bool stored = after + 1 < m_.histories[history].head.load(std::memory_order_acquire) && (next.age_flags & kFinal);
         after += stored;
         row = stored ? next : row;
         break;
@@ -109,25 +109,25 @@ class Assembler {
       if (oldest > time) return false;  // a torn age
       std::uint64_t last = spec.stack ? after : time;
       Frames frames;
-      if (!fetch(frames, f, lane, oldest, last)) return false;
+      if (!fetch(frames, f, history, oldest, last)) return false;
       auto put = [&](std::byte* target, std::uint64_t at, std::uint64_t age) {
-        batch.interleaved[f] ? put_interleaved(target, spec, frames, lane, at, age)
-                             : put_stack(target, spec, stack, frames, lane, at, age);
+        batch.interleaved[f] ? put_interleaved(target, spec, frames, history, at, age)
+                             : put_stack(target, spec, stack, frames, history, at, age);
       };
       if (batch.first[f]) put(batch.first[f] + i * size, time, start.age());
       if (spec.stack && batch.next[f]) put(batch.next[f] + i * size, after, row.age());
     }
-    return intact(lane, time - std::min<std::uint64_t>(reach(), start.age()));
+    return intact(history, time - std::min<std::uint64_t>(reach(), start.age()));
   }
 
   bool window(std::size_t i, std::uint64_t key, const Windows& windows) const {
     const Config& config = m_.config();
-    std::uint64_t lane = Sampler::lane_of(key), time = Sampler::time_of(key), length = windows.length;
+    std::uint64_t history = Sampler::history_of(key), time = Sampler::time_of(key), length = windows.length;
     std::uint64_t end = time + length;
-    if (end > m_.lanes[lane].head.load(std::memory_order_acquire)) return false;
+    if (end > m_.histories[history].head.load(std::memory_order_acquire)) return false;
     std::uint64_t needed = time;
     for (std::uint64_t t = time; t < end; ++t) {
-      Row row = racy_row(m_.row(lane, t));
+      Row row = racy_row(m_.row(history, t));
       std::uint64_t at = i * length + (t - time);
       if (windows.reward) windows.reward[at] = row.reward;
       if (windows.discount) windows.discount[at] = row.discount;
@@ -137,16 +137,16 @@ class Assembler {
       const FieldSpec& spec = config.fields[f];
       if (!windows.fields[f]) continue;
       std::uint64_t stack = windows.stacked ? std::max(spec.stack, 1u) : 1;
-      std::uint64_t age = racy_row(m_.row(lane, time)).age();
+      std::uint64_t age = racy_row(m_.row(history, time)).age();
       std::uint64_t oldest = time - std::min({stack - 1, age, time});
       needed = std::min(needed, oldest);
       Frames frames;
-      if (!fetch(frames, f, lane, oldest, end - 1)) return false;
+      if (!fetch(frames, f, history, oldest, end - 1)) return false;
       for (std::uint64_t t = time; t < end; ++t)
-        put_stack(windows.fields[f] + (i * length + (t - time)) * stack * spec.bytes, spec, stack, frames, lane, t,
-                  racy_row(m_.row(lane, t)).age());
+        put_stack(windows.fields[f] + (i * length + (t - time)) * stack * spec.bytes, spec, stack, frames, history, t,
+                  racy_row(m_.row(history, t)).age());
     }
-    return intact(lane, needed);
+    return intact(history, needed);
   }
 
   std::uint64_t reach() const {
@@ -161,20 +161,20 @@ class Assembler {
     std::uint64_t first = 0;
     const Memory* raw = nullptr;
     std::size_t field = 0;
-    std::uint64_t lane = 0;
+    std::uint64_t history = 0;
     const std::byte* decoded = nullptr;  // rows from the start of the block that holds `first`
     std::uint64_t decoded_from = 0;
     std::uint64_t bytes = 0;
 
     const std::byte* at(std::uint64_t time) const {
-      return decoded ? decoded + (time - decoded_from) * bytes : raw->raw(field, lane, time);
+      return decoded ? decoded + (time - decoded_from) * bytes : raw->raw(field, history, time);
     }
   };
 
-  bool fetch(Frames& frames, std::size_t field, std::uint64_t lane, std::uint64_t first, std::uint64_t last) const {
+  bool fetch(Frames& frames, std::size_t field, std::uint64_t history, std::uint64_t first, std::uint64_t last) const {
     const Config& config = m_.config();
     const FieldSpec& spec = config.fields[field];
-    frames = {first, &m_, field, lane, nullptr, 0, spec.bytes};
+    frames = {first, &m_, field, history, nullptr, 0, spec.bytes};
     if (!spec.codec) return true;
     static thread_local std::vector<std::vector<std::byte>> pool;  // one buffer per field
     if (pool.size() <= field) pool.resize(field + 1);
@@ -184,30 +184,30 @@ class Assembler {
     target.resize((to - from + 1) * block_bytes);
     for (std::uint64_t block = from; block <= to; ++block) {
       std::uint64_t rows = block == to ? last - block * config.block + 1 : config.block;
-      if (!decode(field, lane, block, rows, target.data() + (block - from) * block_bytes)) return false;
+      if (!decode(field, history, block, rows, target.data() + (block - from) * block_bytes)) return false;
     }
     frames.decoded = target.data();
     frames.decoded_from = from * config.block;
     return true;
   }
 
-  bool decode(std::size_t field, std::uint64_t lane, std::uint64_t block, std::uint64_t rows, std::byte* target) const {
+  bool decode(std::size_t field, std::uint64_t history, std::uint64_t block, std::uint64_t rows, std::byte* target) const {
     const Config& config = m_.config();
     std::uint64_t bytes = config.fields[field].bytes;
-    const Counter& published = m_.lanes[lane].blocks;
+    const Counter& published = m_.histories[history].blocks;
     if (block >= published.load(std::memory_order_acquire)) {
-      copy<false>(target, m_.raw(field, lane, block * config.block), rows * bytes);
+      copy<false>(target, m_.raw(field, history, block * config.block), rows * bytes);
       std::atomic_thread_fence(std::memory_order_acquire);
       if (published.load(std::memory_order_relaxed) <= block + 1) return true;  // else its place was used again
     }
-    BlockEntry entry = racy_entry(m_.block(field, lane, block));
+    BlockEntry entry = racy_entry(m_.block(field, history, block));
     std::uint64_t start = entry.position % config.ring_bytes;
     if (start + entry.size > config.ring_bytes) return false;
     // Packed bytes are copied before they are decoded: a decoder need not survive input that changes under it.
     static thread_local std::vector<std::byte> packed;
     packed.resize(entry.size);
-    copy<false>(packed.data(), m_.ring(field, lane) + start, entry.size);
-    if (!intact(lane, block * config.block + rows - 1)) return false;
+    copy<false>(packed.data(), m_.ring(field, history) + start, entry.size);
+    if (!intact(history, block * config.block + rows - 1)) return false;
     return codec_.decompress(packed.data(), entry.size, target, config.block * bytes, rows * bytes);
   }
 
@@ -216,10 +216,10 @@ class Assembler {
   }
 
   template <bool stream = true>
-  void put_stack(std::byte* target, const FieldSpec& spec, std::uint64_t stack, const Frames& frames, std::uint64_t lane,
+  void put_stack(std::byte* target, const FieldSpec& spec, std::uint64_t stack, const Frames& frames, std::uint64_t history,
                  std::uint64_t time, std::uint64_t age) const {
     std::uint64_t oldest = time - std::min({stack - 1, age, time - frames.first});
-    bool zeros = age + 1 < stack && racy_row(m_.row(lane, time - age)).age_flags & kZeros;
+    bool zeros = age + 1 < stack && racy_row(m_.row(history, time - age)).age_flags & kZeros;
     for (std::uint64_t j = 0; j < stack; ++j, target += spec.bytes) {
       std::uint64_t back = stack - 1 - j;
       if (time - oldest >= back) {
@@ -235,11 +235,11 @@ class Assembler {
   static constexpr std::uint64_t kInterleaved = 4;  // frames of a stack that can be interleaved
 
   // The stack with its frames as the innermost axis, pixel by pixel: as convolutions on processors want images.
-  void put_interleaved(std::byte* target, const FieldSpec& spec, const Frames& frames, std::uint64_t lane, std::uint64_t time,
+  void put_interleaved(std::byte* target, const FieldSpec& spec, const Frames& frames, std::uint64_t history, std::uint64_t time,
                        std::uint64_t age) const {
     static thread_local std::vector<std::byte> stack;
     stack.resize(kInterleaved * spec.bytes);
-    put_stack<false>(stack.data(), spec, kInterleaved, frames, lane, time, age);
+    put_stack<false>(stack.data(), spec, kInterleaved, frames, history, time, age);
     const std::byte *a = stack.data(), *b = a + spec.bytes, *c = b + spec.bytes, *d = c + spec.bytes;
     std::uint64_t i = 0;
 #if defined(__SSE2__)

@@ -45,16 +45,16 @@ class Replay {
   const Config& config() const { return memory_.config(); }
   std::uint64_t bytes() const { return memory_.bytes(); }
 
-  std::uint64_t open(std::uint64_t lane) {
-    check_lane(lane);
-    return writer_.open(lane);
+  std::uint64_t open(std::uint64_t history) {
+    check_history(history);
+    return writer_.open(history);
   }
 
-  std::uint64_t append(std::uint64_t lane, const std::vector<ConstArray>& fields, const Vector<const float>& reward,
+  std::uint64_t append(std::uint64_t history, const std::vector<ConstArray>& fields, const Vector<const float>& reward,
                        const Vector<const float>& discount, const Vector<const std::uint8_t>& flags) {
-    check_lane(lane);
+    check_history(history);
     std::size_t count = reward.shape(0);
-    expect(count <= config().rows, "more rows at once than a lane holds");
+    expect(count <= config().rows, "more rows at once than a history holds");
     expect(discount.shape(0) == count && flags.shape(0) == count, "reward, discount and flags differ in length");
     expect(fields.size() == config().field_count, "wrong number of fields");
     std::vector<const std::byte*> pointers;
@@ -65,12 +65,12 @@ class Replay {
       pointers.push_back(static_cast<const std::byte*>(fields[f].data()));
     }
     nb::gil_scoped_release release;
-    return writer_.append(lane, count, pointers, reward.data(), discount.data(), flags.data());
+    return writer_.append(history, count, pointers, reward.data(), discount.data(), flags.data());
   }
 
-  void ready(std::uint64_t lane, const Vector<const float>& priorities) {
-    check_lane(lane);
-    writer_.ready(lane, priorities.shape(0), priorities.data());
+  void ready(std::uint64_t history, const Vector<const float>& priorities) {
+    check_history(history);
+    writer_.ready(history, priorities.shape(0), priorities.data());
   }
 
   std::uint64_t sample(const Vector<std::uint64_t>& keys, const Vector<float>& weights, double beta, bool stratified,
@@ -113,7 +113,7 @@ class Replay {
                const Vector<std::uint8_t>& intact, int threads) {
     std::size_t count = keys.shape(0);
     expect(intact.shape(0) == count, "keys and intact differ in length");
-    for (std::size_t i = 0; i < count; ++i) check_lane(Sampler::lane_of(keys.data()[i]));
+    for (std::size_t i = 0; i < count; ++i) check_history(Sampler::history_of(keys.data()[i]));
     Windows windows{length,
                     stacked,
                     pointers(fields, count, length, stacked, true),
@@ -153,48 +153,48 @@ class Replay {
   double total() { return sampler_.total(); }
 
   // (first readable row, rows written, rows whose priority is known)
-  nb::tuple span(std::uint64_t lane) const {
-    check_lane(lane);
-    const Lane& l = memory_.lanes[lane];
-    std::uint64_t ready = l.ready.load(), head = l.head.load();
-    return nb::make_tuple(l.low.load(), head, ready);
+  nb::tuple span(std::uint64_t history) const {
+    check_history(history);
+    const History& h = memory_.histories[history];
+    std::uint64_t ready = h.ready.load(), head = h.head.load();
+    return nb::make_tuple(h.low.load(), head, ready);
   }
 
-  // Arrival numbers and current priorities (negative: none) of rows of a lane.
-  void shelf(std::uint64_t lane, std::uint64_t first, const Vector<std::uint64_t>& stamps,
+  // Arrival numbers and current priorities (negative: none) of rows of a history.
+  void read_priorities(std::uint64_t history, std::uint64_t first, const Vector<std::uint64_t>& stamps,
              const Vector<float>& priorities) {
-    check_lane(lane);
+    check_history(history);
     sampler_.statistics();  // takes in what was published
     expect(stamps.shape(0) == priorities.shape(0), "stamps and priorities differ in length");
     for (std::size_t i = 0; i < stamps.shape(0); ++i) {
-      std::size_t leaf = memory_.leaf(lane, first + i);
+      std::size_t leaf = memory_.leaf(history, first + i);
       stamps.data()[i] = memory_.stamps[leaf];
       priorities.data()[i] = memory_.tree[leaf] > 0.0 ? memory_.priorities[leaf] : -1.0f;
     }
   }
 
-  // The bytes of compressed blocks written so far, over all lanes and fields.
+  // The bytes of compressed blocks written so far, over all histories and fields.
   std::uint64_t packed_bytes() const {
     std::uint64_t total = 0;
-    for (std::uint64_t lane = 0; lane < config().lanes; ++lane)
-      for (std::size_t f = 0; f < config().field_count; ++f) total += memory_.lanes[lane].ring_end[f];
+    for (std::uint64_t history = 0; history < config().histories; ++history)
+      for (std::size_t f = 0; f < config().field_count; ++f) total += memory_.histories[history].ring_end[f];
     return total;
   }
 
-  // An empty lane goes on from row `first`, `age` steps into an episode.
-  void restore_lane(std::uint64_t lane, std::uint64_t first, std::uint32_t age) {
-    check_lane(lane);
-    Lane& l = memory_.lanes[lane];
-    expect(l.head.load() == 0, "only an empty lane can be restored");
-    l.low = first;
-    l.blocks = first / config().block;
-    l.ready = first;
-    l.head = first;
-    l.next_age = age;
+  // An empty history goes on from row `first`, `age` steps into an episode.
+  void restore_history(std::uint64_t history, std::uint64_t first, std::uint32_t age) {
+    check_history(history);
+    History& h = memory_.histories[history];
+    expect(h.head.load() == 0, "only an empty history can be restored");
+    h.low = first;
+    h.blocks = first / config().block;
+    h.ready = first;
+    h.head = first;
+    h.next_age = age;
   }
-  void restore_stamps(std::uint64_t lane, std::uint64_t first, const Vector<const std::uint64_t>& stamps) {
-    check_lane(lane);
-    sampler_.restore(lane, first, stamps.shape(0), stamps.data());
+  void restore_stamps(std::uint64_t history, std::uint64_t first, const Vector<const std::uint64_t>& stamps) {
+    check_history(history);
+    sampler_.restore(history, first, stamps.shape(0), stamps.data());
   }
   nb::tuple random_state() const {
     const std::uint64_t* s = memory_.header->random;
@@ -209,9 +209,9 @@ class Replay {
   }
 
  private:
-  void check_lane(std::uint64_t lane) const {
-    if (lane >= config().lanes)
-      throw std::out_of_range("lane " + std::to_string(lane) + " of a replay with " + std::to_string(config().lanes));
+  void check_history(std::uint64_t history) const {
+    if (history >= config().histories)
+      throw std::out_of_range("history " + std::to_string(history) + " of a replay with " + std::to_string(config().histories));
   }
 
   std::vector<std::byte*> pointers(const std::optional<Arrays>& arrays, std::size_t count, std::size_t length,
@@ -258,7 +258,7 @@ class Replay {
 
   Memory memory_;
   Codec codec_;
-  Writer writer_;
+  HistoryWriter writer_;
   Sampler sampler_;
   Assembler assembler_;
 };
@@ -284,7 +284,7 @@ NB_MODULE(replay, m) {
 
   nb::class_<Config>(m, "Config")
       .def(nb::init<>())
-      .def_rw("lanes", &Config::lanes)
+      .def_rw("histories", &Config::histories)
       .def_rw("rows", &Config::rows)
       .def_rw("n_step", &Config::n_step)
       .def_rw("seed", &Config::seed)
@@ -305,9 +305,9 @@ NB_MODULE(replay, m) {
       .def(nb::init<int, const Config*, const std::vector<std::string>&>(), "descriptor"_a, "create"_a.none(),
            "codec_libraries"_a)
       .def_prop_ro("bytes", &Replay::bytes)
-      .def("open", &Replay::open, "lane"_a)
-      .def("append", &Replay::append, "lane"_a, "fields"_a, "reward"_a, "discount"_a, "flags"_a)
-      .def("ready", &Replay::ready, "lane"_a, "priorities"_a)
+      .def("open", &Replay::open, "history"_a)
+      .def("append", &Replay::append, "history"_a, "fields"_a, "reward"_a, "discount"_a, "flags"_a)
+      .def("ready", &Replay::ready, "history"_a, "priorities"_a)
       .def("sample", &Replay::sample, "keys"_a, "weights"_a, "beta"_a, "stratified"_a, "minimum"_a,
            "first"_a.none() = nb::none(), "next"_a.none() = nb::none(), "reward"_a.none() = nb::none(),
            "discount"_a.none() = nb::none(), "probabilities"_a.none() = nb::none(), "threads"_a = 1,
@@ -318,11 +318,11 @@ NB_MODULE(replay, m) {
       .def("evict", &Replay::evict, "capacity"_a)
       .def("statistics", &Replay::statistics)
       .def("total", &Replay::total)
-      .def("span", &Replay::span, "lane"_a)
-      .def("shelf", &Replay::shelf, "lane"_a, "first"_a, "stamps"_a, "priorities"_a)
+      .def("span", &Replay::span, "history"_a)
+      .def("read_priorities", &Replay::read_priorities, "history"_a, "first"_a, "stamps"_a, "priorities"_a)
       .def("packed_bytes", &Replay::packed_bytes)
-      .def("restore_lane", &Replay::restore_lane, "lane"_a, "first"_a, "age"_a)
-      .def("restore_stamps", &Replay::restore_stamps, "lane"_a, "first"_a, "stamps"_a)
+      .def("restore_history", &Replay::restore_history, "history"_a, "first"_a, "age"_a)
+      .def("restore_stamps", &Replay::restore_stamps, "history"_a, "first"_a, "stamps"_a)
       .def("random_state", &Replay::random_state)
       .def("restore_statistics", &Replay::restore_statistics, "values"_a, "random"_a);
 }

@@ -1,6 +1,6 @@
 // The shared memory of a replay: what is where, and who may write it.
 //
-// A lane is one environment's ring of rows in time order; a row is one step. Every lane has one writer at a time and
+// A history is one environment's ring of rows in time order; a row is one step. Every history has one writer at a time and
 // never a lock: the writer fills rows and then publishes them by a counter. Everything that concerns sampling (sum
 // tree, arrival stamps, statistics) belongs to the readers, who share it under one robust mutex that no writer ever
 // touches. So adding never waits for sampling, and a process killed at any instruction leaves the memory usable: rows
@@ -31,7 +31,7 @@ using Counter = std::atomic<std::uint64_t>;
 static_assert(Counter::is_always_lock_free, "counters in shared memory must be lock-free");
 
 constexpr std::uint32_t kMaxFields = 32;
-constexpr int kTimeBits = 40;  // key = lane << 40 | time: a lane would wrap after 2^40 steps, years at 10^4 steps/s
+constexpr int kTimeBits = 40;  // key = history << 40 | time: a history would wrap after 2^40 steps, years at 10^4 steps/s
 
 struct FieldSpec {
   std::uint64_t bytes = 0;          // of one row
@@ -40,8 +40,8 @@ struct FieldSpec {
 };
 
 struct Config {
-  std::uint64_t lanes = 0;
-  std::uint64_t rows = 0;            // per lane, a multiple of 8
+  std::uint64_t histories = 0;
+  std::uint64_t rows = 0;            // per history, a multiple of 8
   std::uint64_t n_step = 1;
   std::uint64_t seed = 0;
   double alpha = 0.6;
@@ -50,7 +50,7 @@ struct Config {
   CodecKind codec = CodecKind::none;
   std::int32_t codec_level = 1;
   std::uint32_t block = 8;           // rows per compressed block, a divisor of rows
-  std::uint64_t ring_bytes = 0;      // compressed bytes kept per lane and field
+  std::uint64_t ring_bytes = 0;      // compressed bytes kept per history and field
   std::uint32_t field_count = 0;
   FieldSpec fields[kMaxFields];
 };
@@ -72,7 +72,7 @@ struct Row {  // what the writer says of one step, beside its fields
   std::uint32_t age() const { return age_flags >> kFlagBits; }
 };
 
-struct alignas(128) Lane {  // written by the lane's writer only
+struct alignas(128) History {  // written by the history's writer only
   Counter head{0};      // rows written
   Counter ready{0};     // rows of which it is known whether a transition starts there; <= head
   Counter low{0};       // rows before this may be overwritten at any moment
@@ -81,7 +81,7 @@ struct alignas(128) Lane {  // written by the lane's writer only
   std::uint64_t ring_end[kMaxFields] = {};  // position after the newest block in each field's byte ring, ever growing
 };
 
-struct alignas(64) Shelf {  // the readers' view of a lane; under the mutex
+struct alignas(64) ReaderView {  // the readers' view of a history; under the mutex
   std::uint64_t seen = 0;     // transitions before this are in the tree or gone
   std::uint64_t retired = 0;  // transitions before this are gone
 };
@@ -131,14 +131,14 @@ class Memory {
     if (mapped == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mapping the replay");
     base_ = static_cast<std::byte*>(mapped);
     header = reinterpret_cast<Header*>(base_);
-    lanes = reinterpret_cast<Lane*>(base_ + at.lanes);
-    shelves = reinterpret_cast<Shelf*>(base_ + at.shelves);
+    histories = reinterpret_cast<History*>(base_ + at.histories);
+    views = reinterpret_cast<ReaderView*>(base_ + at.views);
     rows = reinterpret_cast<Row*>(base_ + at.rows);
     stamps = reinterpret_cast<std::uint64_t*>(base_ + at.stamps);
     priorities = reinterpret_cast<float*>(base_ + at.priorities);
-    tree = SumTree(reinterpret_cast<double*>(base_ + at.tree), config.lanes * config.rows);
+    tree = SumTree(reinterpret_cast<double*>(base_ + at.tree), config.histories * config.rows);
     if (config.evict_alpha != 0.0)
-      evict_tree = SumTree(reinterpret_cast<double*>(base_ + at.evict_tree), config.lanes * config.rows);
+      evict_tree = SumTree(reinterpret_cast<double*>(base_ + at.evict_tree), config.histories * config.rows);
     for (std::size_t f = 0; f < config.field_count; ++f) {
       data_.push_back(base_ + at.data[f]);
       blocks_.push_back(reinterpret_cast<BlockEntry*>(base_ + at.blocks[f]));
@@ -152,28 +152,28 @@ class Memory {
 
   const Config& config() const { return header->config; }
   std::uint64_t bytes() const { return bytes_; }
-  std::size_t leaf(std::uint64_t lane, std::uint64_t time) const {
-    return lane * config().rows + time % config().rows;
+  std::size_t leaf(std::uint64_t history, std::uint64_t time) const {
+    return history * config().rows + time % config().rows;
   }
-  Row& row(std::uint64_t lane, std::uint64_t time) const { return rows[leaf(lane, time)]; }
+  Row& row(std::uint64_t history, std::uint64_t time) const { return rows[leaf(history, time)]; }
 
   // Uncompressed fields are a ring of all rows; compressed ones keep the rows of the two newest blocks here.
-  std::byte* raw(std::size_t field, std::uint64_t lane, std::uint64_t time) const {
+  std::byte* raw(std::size_t field, std::uint64_t history, std::uint64_t time) const {
     const FieldSpec& spec = config().fields[field];
     std::uint64_t ring = spec.codec ? 2 * config().block : config().rows;
-    return data_[field] + (lane * ring + time % ring) * spec.bytes;
+    return data_[field] + (history * ring + time % ring) * spec.bytes;
   }
-  BlockEntry& block(std::size_t field, std::uint64_t lane, std::uint64_t index) const {
+  BlockEntry& block(std::size_t field, std::uint64_t history, std::uint64_t index) const {
     std::uint64_t ring = config().rows / config().block;
-    return blocks_[field][lane * ring + index % ring];
+    return blocks_[field][history * ring + index % ring];
   }
-  std::byte* ring(std::size_t field, std::uint64_t lane) const {
-    return rings_[field] + lane * config().ring_bytes;
+  std::byte* ring(std::size_t field, std::uint64_t history) const {
+    return rings_[field] + history * config().ring_bytes;
   }
 
   Header* header = nullptr;
-  Lane* lanes = nullptr;
-  Shelf* shelves = nullptr;
+  History* histories = nullptr;
+  ReaderView* views = nullptr;
   Row* rows = nullptr;
   std::uint64_t* stamps = nullptr;  // arrival number of each transition: the order of eviction, the age of samples
   float* priorities = nullptr;      // current priority of each transition, negative if there is none
@@ -181,7 +181,7 @@ class Memory {
 
  private:
   struct Layout {
-    std::uint64_t lanes, shelves, rows, stamps, priorities, tree, evict_tree, total;
+    std::uint64_t histories, views, rows, stamps, priorities, tree, evict_tree, total;
     std::vector<std::uint64_t> data, blocks, rings;
   };
 
@@ -193,11 +193,11 @@ class Memory {
       end = (end + bytes + 4095) / 4096 * 4096;
       return start;
     };
-    std::uint64_t all = c.lanes * c.rows;
+    std::uint64_t all = c.histories * c.rows;
     std::uint64_t tree_bytes = SumTree::doubles_needed(all) * sizeof(double);
     place(sizeof(Header));
-    at.lanes = place(c.lanes * sizeof(Lane));
-    at.shelves = place(c.lanes * sizeof(Shelf));
+    at.histories = place(c.histories * sizeof(History));
+    at.views = place(c.histories * sizeof(ReaderView));
     at.rows = place(all * sizeof(Row));
     at.stamps = place(all * sizeof(std::uint64_t));
     at.priorities = place(all * sizeof(float));
@@ -205,9 +205,9 @@ class Memory {
     at.evict_tree = place(c.evict_alpha != 0.0 ? tree_bytes : 0);
     for (std::size_t f = 0; f < c.field_count; ++f) {
       bool packed = c.fields[f].codec;
-      at.data.push_back(place(c.lanes * (packed ? 2 * c.block : c.rows) * c.fields[f].bytes));
-      at.blocks.push_back(place(packed ? c.lanes * (c.rows / c.block) * sizeof(BlockEntry) : 0));
-      at.rings.push_back(place(packed ? c.lanes * c.ring_bytes : 0));
+      at.data.push_back(place(c.histories * (packed ? 2 * c.block : c.rows) * c.fields[f].bytes));
+      at.blocks.push_back(place(packed ? c.histories * (c.rows / c.block) * sizeof(BlockEntry) : 0));
+      at.rings.push_back(place(packed ? c.histories * c.ring_bytes : 0));
     }
     at.total = end;
     return at;
@@ -216,9 +216,9 @@ class Memory {
   void initialise(const Config& config) {
     new (header) Header;
     header->config = config;
-    for (std::uint64_t lane = 0; lane < config.lanes; ++lane) {
-      new (&lanes[lane]) Lane;
-      new (&shelves[lane]) Shelf;
+    for (std::uint64_t history = 0; history < config.histories; ++history) {
+      new (&histories[history]) History;
+      new (&views[history]) ReaderView;
     }
     std::uint64_t x = config.seed;
     for (std::uint64_t& word : header->random) {  // splitmix64, as the authors of xoshiro advise

@@ -1,6 +1,6 @@
-// Prioritized sampling, updating and eviction over all lanes: P(k) = p_k^alpha / sum of p^alpha (Schaul et al. 2016).
+// Prioritized sampling, updating and eviction over all histories: P(k) = p_k^alpha / sum of p^alpha (Schaul et al. 2016).
 //
-// Writers never touch the sums. A reader first takes in what the lanes have published since it last looked, so that
+// Writers never touch the sums. A reader first takes in what the histories have published since it last looked, so that
 // the tree is exact over everything that had arrived, and then draws.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace headrace::replay {
 
-// Writers may be overwriting what this reads; the caller checks the lane's `low` afterwards.
+// Writers may be overwriting what this reads; the caller checks the history's `low` afterwards.
 __attribute__((no_sanitize("thread"))) inline Row racy_row(const Row& row) {
   return {row.reward, row.discount, row.priority, row.age_flags};
 }
@@ -23,8 +23,8 @@ class Sampler {
       reach_ = std::max(reach_, std::max(m_.config().fields[f].stack, 1u) - 1);
   }
 
-  std::uint64_t key(std::uint64_t lane, std::uint64_t time) const { return lane << kTimeBits | time; }
-  static std::uint64_t lane_of(std::uint64_t key) { return key >> kTimeBits; }
+  std::uint64_t key(std::uint64_t history, std::uint64_t time) const { return history << kTimeBits | time; }
+  static std::uint64_t history_of(std::uint64_t key) { return key >> kTimeBits; }
   static std::uint64_t time_of(std::uint64_t key) { return key & ((1ull << kTimeBits) - 1); }
 
   // Draw `count` keys with replacement and their probabilities. Stratified: one draw from each of `count` equal parts
@@ -36,7 +36,7 @@ class Sampler {
     Lock lock(*this);
     absorb();
     for (std::uint64_t key : exclude)
-      if (time_of(key) >= m_.shelves[lane_of(key)].retired) drop_overwritten(m_.leaf(lane_of(key), time_of(key)));
+      if (time_of(key) >= m_.views[history_of(key)].retired) drop_overwritten(m_.leaf(history_of(key), time_of(key)));
     m_.header->statistics.redrawn += exclude.size();
     Statistics& statistics = m_.header->statistics;
     if (statistics.size < std::max<std::uint64_t>(minimum, 1)) return 0;
@@ -76,12 +76,12 @@ class Sampler {
     leaves_.clear();
     std::uint64_t late = 0;
     for (std::size_t i = 0; i < count; ++i) {
-      std::uint64_t lane = lane_of(keys[i]), time = time_of(keys[i]);
-      if (lane >= m_.config().lanes || time < m_.shelves[lane].retired || time >= m_.shelves[lane].seen) {
+      std::uint64_t history = history_of(keys[i]), time = time_of(keys[i]);
+      if (history >= m_.config().histories || time < m_.views[history].retired || time >= m_.views[history].seen) {
         ++late;
         continue;
       }
-      std::size_t leaf = m_.leaf(lane, time);
+      std::size_t leaf = m_.leaf(history, time);
       if (m_.tree[leaf] <= 0.0) {
         ++late;
         continue;
@@ -121,11 +121,11 @@ class Sampler {
     return m_.tree.total();
   }
 
-  // Restoring a checkpoint: arrival numbers and priorities of rows already in the lane, then the counters.
-  void restore(std::uint64_t lane, std::uint64_t first, std::size_t count, const std::uint64_t* stamps) {
+  // Restoring a checkpoint: arrival numbers and priorities of rows already in the history, then the counters.
+  void restore(std::uint64_t history, std::uint64_t first, std::size_t count, const std::uint64_t* stamps) {
     Lock lock(*this);
     absorb();
-    for (std::size_t i = 0; i < count; ++i) m_.stamps[m_.leaf(lane, first + i)] = stamps[i];
+    for (std::size_t i = 0; i < count; ++i) m_.stamps[m_.leaf(history, first + i)] = stamps[i];
   }
   void restore(const Statistics& statistics, const std::uint64_t* random) {
     Lock lock(*this);
@@ -159,7 +159,7 @@ class Sampler {
     Statistics& statistics = m_.header->statistics;
     ++statistics.recoveries;
     statistics.size = 0;
-    std::size_t leaves = m_.config().lanes * m_.config().rows;
+    std::size_t leaves = m_.config().histories * m_.config().rows;
     for (std::size_t leaf = 0; leaf < leaves; ++leaf) {
       bool alive = m_.tree[leaf] > 0.0 && m_.priorities[leaf] >= 0.0f;
       alive ? weigh(leaf, m_.priorities[leaf]) : clear(leaf);
@@ -191,9 +191,9 @@ class Sampler {
     }
   }
 
-  // The rows [first, last) of a lane, which may wrap round the ring's end.
-  void repair_span(std::uint64_t lane, std::uint64_t first, std::uint64_t last) {
-    std::uint64_t rows = m_.config().rows, base = lane * rows, start = first % rows, length = std::min(last - first, rows);
+  // The rows [first, last) of a history, which may wrap round the ring's end.
+  void repair_span(std::uint64_t history, std::uint64_t first, std::uint64_t last) {
+    std::uint64_t rows = m_.config().rows, base = history * rows, start = first % rows, length = std::min(last - first, rows);
     std::uint64_t tail = std::min(length, rows - start);
     for (SumTree* tree : {&m_.tree, &m_.evict_tree}) {
       if (tree == &m_.evict_tree && m_.config().evict_alpha == 0.0) continue;
@@ -205,14 +205,14 @@ class Sampler {
   // Take in what the writers published: retire what they overwrote, add what is new.
   void absorb() {
     Statistics& statistics = m_.header->statistics;
-    for (std::uint64_t lane = 0; lane < m_.config().lanes; ++lane) {
-      Shelf& shelf = m_.shelves[lane];
-      std::uint64_t ready = m_.lanes[lane].ready.load(std::memory_order_acquire);
-      std::uint64_t low = std::min(m_.lanes[lane].low.load(std::memory_order_acquire), ready);
-      if (ready == shelf.seen && low <= shelf.retired) continue;
-      std::uint64_t gone = std::min(low, shelf.seen), changed = shelf.seen;
-      for (std::uint64_t t = shelf.retired; t < gone; ++t) {
-        std::size_t leaf = m_.leaf(lane, t);
+    for (std::uint64_t history = 0; history < m_.config().histories; ++history) {
+      ReaderView& view = m_.views[history];
+      std::uint64_t ready = m_.histories[history].ready.load(std::memory_order_acquire);
+      std::uint64_t low = std::min(m_.histories[history].low.load(std::memory_order_acquire), ready);
+      if (ready == view.seen && low <= view.retired) continue;
+      std::uint64_t gone = std::min(low, view.seen), changed = view.seen;
+      for (std::uint64_t t = view.retired; t < gone; ++t) {
+        std::size_t leaf = m_.leaf(history, t);
         if (m_.tree[leaf] <= 0.0) continue;
         clear(leaf);
         --statistics.size;
@@ -220,34 +220,34 @@ class Sampler {
         changed = std::min(changed, t);
       }
       // Rows that were overwritten before a reader looked; which of them started a transition is no longer known.
-      std::uint64_t missed = low > shelf.seen ? low - shelf.seen : 0;
+      std::uint64_t missed = low > view.seen ? low - view.seen : 0;
       statistics.inserts += missed;
       statistics.overwritten += missed;
-      for (std::uint64_t t = shelf.seen + missed; t < ready; ++t) {
-        float priority = racy_row(m_.row(lane, t)).priority;
+      for (std::uint64_t t = view.seen + missed; t < ready; ++t) {
+        float priority = racy_row(m_.row(history, t)).priority;
         if (priority < 0.0f) continue;
-        std::size_t leaf = m_.leaf(lane, t);
+        std::size_t leaf = m_.leaf(history, t);
         weigh(leaf, priority);
         m_.stamps[leaf] = statistics.inserts++;
         ++statistics.size;
       }
-      repair_span(lane, changed, ready);
-      shelf.retired = std::max(shelf.retired, low);
-      shelf.seen = ready;
+      repair_span(history, changed, ready);
+      view.retired = std::max(view.retired, low);
+      view.seen = ready;
     }
   }
 
   std::uint64_t time_at(std::uint32_t leaf) const {
     std::uint32_t rows = static_cast<std::uint32_t>(m_.config().rows);
-    std::uint32_t lane = leaf / rows, slot = leaf - lane * rows;
-    std::uint64_t newest = m_.shelves[lane].seen - 1;
+    std::uint32_t history = leaf / rows, slot = leaf - history * rows;
+    std::uint64_t newest = m_.views[history].seen - 1;
     std::uint32_t back = static_cast<std::uint32_t>(newest % rows) + rows - slot;
     return newest - (back >= rows ? back - rows : back);
   }
 
   // Is the whole stack that ends here still there?
   bool readable(std::uint32_t leaf, std::uint64_t time) const {
-    std::uint64_t low = m_.lanes[leaf / static_cast<std::uint32_t>(m_.config().rows)].low.load(std::memory_order_acquire);
+    std::uint64_t low = m_.histories[leaf / static_cast<std::uint32_t>(m_.config().rows)].low.load(std::memory_order_acquire);
     if (time >= low + reach_) return true;
     return time >= low + std::min(reach_, racy_row(m_.rows[leaf]).age());
   }
@@ -261,30 +261,30 @@ class Sampler {
   }
 
   void evict_oldest(std::uint64_t excess) {
-    using Entry = std::pair<std::uint64_t, std::uint64_t>;  // arrival of the oldest transition of a lane, lane
+    using Entry = std::pair<std::uint64_t, std::uint64_t>;  // arrival of the oldest transition of a history, history
     std::priority_queue<Entry, std::vector<Entry>, std::greater<>> oldest;
-    auto advance = [this](std::uint64_t lane) {
-      Shelf& shelf = m_.shelves[lane];
-      while (shelf.retired < shelf.seen && m_.tree[m_.leaf(lane, shelf.retired)] <= 0.0) ++shelf.retired;
-      return shelf.retired < shelf.seen;
+    auto advance = [this](std::uint64_t history) {
+      ReaderView& view = m_.views[history];
+      while (view.retired < view.seen && m_.tree[m_.leaf(history, view.retired)] <= 0.0) ++view.retired;
+      return view.retired < view.seen;
     };
-    auto stamp = [this](std::uint64_t lane) { return m_.stamps[m_.leaf(lane, m_.shelves[lane].retired)]; };
-    for (std::uint64_t lane = 0; lane < m_.config().lanes; ++lane)
-      if (advance(lane)) oldest.emplace(stamp(lane), lane);
+    auto stamp = [this](std::uint64_t history) { return m_.stamps[m_.leaf(history, m_.views[history].retired)]; };
+    for (std::uint64_t history = 0; history < m_.config().histories; ++history)
+      if (advance(history)) oldest.emplace(stamp(history), history);
     leaves_.clear();
     while (excess > 0) {
-      std::uint64_t lane = oldest.top().second;
+      std::uint64_t history = oldest.top().second;
       oldest.pop();
       std::uint64_t next = oldest.empty() ? UINT64_MAX : oldest.top().first;
       bool more = true;
-      while (excess > 0 && more && stamp(lane) < next) {
-        std::size_t leaf = m_.leaf(lane, m_.shelves[lane].retired);
+      while (excess > 0 && more && stamp(history) < next) {
+        std::size_t leaf = m_.leaf(history, m_.views[history].retired);
         clear(leaf);
         leaves_.push_back(static_cast<std::uint32_t>(leaf));
         --excess;
-        more = advance(lane);
+        more = advance(history);
       }
-      if (more) oldest.emplace(stamp(lane), lane);
+      if (more) oldest.emplace(stamp(history), history);
     }
     repair(leaves_);
   }

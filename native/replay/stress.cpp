@@ -13,26 +13,26 @@ using namespace headrace::replay;
 
 namespace {
 
-constexpr std::uint64_t kLanes = 4, kRows = 256, kFrame = 64, kAppends = 4000;
+constexpr std::uint64_t kHistories = 4, kRows = 256, kFrame = 64, kAppends = 4000;
 
-std::uint8_t stamp(std::uint64_t lane, std::uint64_t time) { return static_cast<std::uint8_t>(lane * 101 + time * 7); }
+std::uint8_t stamp(std::uint64_t history, std::uint64_t time) { return static_cast<std::uint8_t>(history * 101 + time * 7); }
 
-void write(Memory& memory, const Codec& codec, std::uint64_t lane) {
-  Writer writer(memory, codec);
-  std::uint64_t time = writer.open(lane);
+void write(Memory& memory, const Codec& codec, std::uint64_t history) {
+  HistoryWriter writer(memory, codec);
+  std::uint64_t time = writer.open(history);
   std::vector<std::byte> frames(16 * kFrame);
   std::vector<float> zeros(16, 0.0f), priorities(16, 1.0f);
   std::vector<std::uint8_t> flags(16, 0);
   for (std::uint64_t i = 0; i < kAppends; ++i) {
     std::uint64_t count = 1 + i % 16;
     for (std::uint64_t row = 0; row < count; ++row)
-      std::fill_n(frames.data() + row * kFrame, kFrame, std::byte{stamp(lane, time + row)});
-    writer.append(lane, count, {frames.data()}, zeros.data(), zeros.data(), flags.data());
+      std::fill_n(frames.data() + row * kFrame, kFrame, std::byte{stamp(history, time + row)});
+    writer.append(history, count, {frames.data()}, zeros.data(), zeros.data(), flags.data());
     time += count;
-    std::uint64_t ready = memory.lanes[lane].ready.load();
+    std::uint64_t ready = memory.histories[history].ready.load();
     while (ready + 3 < time) {
       std::uint64_t part = std::min<std::uint64_t>(16, time - 3 - ready);
-      writer.ready(lane, part, priorities.data());
+      writer.ready(history, part, priorities.data());
       ready += part;
     }
   }
@@ -51,22 +51,24 @@ void read(Memory& memory, const Codec& codec, const std::atomic<bool>& stop, std
   while (!stop) {
     if (!sampler.draw(kBatch, true, 1, keys.data(), probabilities.data())) continue;
     interleaved = !interleaved;
-    assembler.transitions(kBatch, keys.data(), {{first.data()}, {next.data()}, nullptr, nullptr, {interleaved}}, intact.data(), 2);
+    Batch batch{{first.data()}, {next.data()}, nullptr, nullptr, {interleaved}};
+    assembler.transitions(kBatch, keys.data(), batch, intact.data(), 2);
     auto newest = [&](const std::vector<std::byte>& stacks, std::size_t i, std::uint64_t b) {
       return stacks[i * 4 * kFrame + (interleaved ? 4 * b + 3 : 3 * kFrame + b)];
     };
     for (std::size_t i = 0; i < kBatch; ++i) {
       if (!intact[i]) continue;
       ++checked;
-      std::uint64_t lane = Sampler::lane_of(keys[i]), time = Sampler::time_of(keys[i]);
+      std::uint64_t history = Sampler::history_of(keys[i]), time = Sampler::time_of(keys[i]);
       for (std::uint64_t b = 0; b < kFrame; ++b) {
-        if (newest(first, i, b) == std::byte{stamp(lane, time)} && newest(next, i, b) == std::byte{stamp(lane, time + 3)}) continue;
-        std::fprintf(stderr, "lane %lu, time %lu: not the frame that was written\n", lane, time);
+        std::byte expected{stamp(history, time)}, expected_next{stamp(history, time + 3)};
+        if (newest(first, i, b) == expected && newest(next, i, b) == expected_next) continue;
+        std::fprintf(stderr, "history %lu, time %lu: not the frame that was written\n", history, time);
         std::abort();
       }
     }
     sampler.update(kBatch, keys.data(), priorities.data());
-    sampler.evict(kLanes * kRows / 2);
+    sampler.evict(kHistories * kRows / 2);
   }
 }
 
@@ -74,7 +76,7 @@ void read(Memory& memory, const Codec& codec, const std::atomic<bool>& stop, std
 
 int main() {
   Config config;
-  config.lanes = kLanes;
+  config.histories = kHistories;
   config.rows = kRows;
   config.n_step = 3;
   config.field_count = 1;
@@ -89,7 +91,8 @@ int main() {
     std::vector<std::jthread> readers, writers;
     for (std::uint64_t& count : checked)
       readers.emplace_back([&] { read(memory, codec, stop, count); });
-    for (std::uint64_t lane = 0; lane < kLanes; ++lane) writers.emplace_back([&, lane] { write(memory, codec, lane); });
+    for (std::uint64_t history = 0; history < kHistories; ++history)
+      writers.emplace_back([&, history] { write(memory, codec, history); });
     for (std::jthread& writer : writers) writer.join();
     stop = true;
   }

@@ -1,4 +1,4 @@
-// Adding rows to a lane. One writer per lane at a time; no lock, no wait.
+// Adding rows to the histories. A history has one writer at a time; no lock, no wait.
 #pragma once
 
 #include <cmath>
@@ -7,19 +7,19 @@
 
 namespace headrace::replay {
 
-class Writer {
+class HistoryWriter {
  public:
-  Writer(Memory& memory, const Codec& codec) : memory_(memory), codec_(codec) {}
+  HistoryWriter(Memory& memory, const Codec& codec) : memory_(memory), codec_(codec) {}
 
-  // Take over a lane, from nobody or from a dead writer: an unfinished episode there ends, and the steps whose n-step
-  // return the dead writer did not live to see start no transition. Returns the time of the next row.
+  // Begin to write a history, or go on with that of a dead writer: an unfinished episode there ends, and steps whose
+  // n-step return the dead writer did not see start no transition. Returns the time of the next row.
   std::uint64_t open(std::uint64_t index) {
-    Lane& lane = memory_.lanes[index];
-    std::uint64_t head = lane.head.load(std::memory_order_relaxed);
-    std::uint64_t first = std::max(lane.ready.load(std::memory_order_relaxed), lane.low.load(std::memory_order_relaxed));
+    History& history = memory_.histories[index];
+    std::uint64_t head = history.head.load(std::memory_order_relaxed);
+    std::uint64_t first = std::max(history.ready.load(std::memory_order_relaxed), history.low.load(std::memory_order_relaxed));
     for (std::uint64_t t = first; t < head; ++t) memory_.row(index, t).priority = -1.0f;
-    lane.ready.store(head, std::memory_order_release);
-    lane.next_age = 0;
+    history.ready.store(head, std::memory_order_release);
+    history.next_age = 0;
     return head;
   }
 
@@ -27,21 +27,21 @@ class Writer {
   std::uint64_t append(std::uint64_t index, std::uint64_t count, const std::vector<const std::byte*>& fields,
                        const float* reward, const float* discount, const std::uint8_t* flags) {
     const Config& config = memory_.config();
-    Lane& lane = memory_.lanes[index];
-    std::uint64_t first = lane.head.load(std::memory_order_relaxed);
+    History& history = memory_.histories[index];
+    std::uint64_t first = history.head.load(std::memory_order_relaxed);
     for (std::uint64_t done = 0; done < count;) {
       // Block by block, because a block is packed before its rows' places are used again.
       std::uint64_t t = first + done;
       std::uint64_t part = std::min(count - done, config.block - t % config.block);
-      reserve(lane, t + part);
+      reserve(history, t + part);
       for (std::size_t f = 0; f < config.field_count; ++f) {
         std::uint64_t bytes = config.fields[f].bytes;
         std::memcpy(memory_.raw(f, index, t), fields[f] + done * bytes, part * bytes);
       }
       for (std::uint64_t i = 0; i < part; ++i)
-        put(lane, memory_.row(index, t + i), reward[done + i], discount[done + i], flags[done + i]);
-      if (config.codec != CodecKind::none && (t + part) % config.block == 0) pack(index, lane, t / config.block);
-      lane.head.store(t + part, std::memory_order_release);
+        put(history, memory_.row(index, t + i), reward[done + i], discount[done + i], flags[done + i]);
+      if (config.codec != CodecKind::none && (t + part) % config.block == 0) pack(index, history, t / config.block);
+      history.head.store(t + part, std::memory_order_release);
       done += part;
     }
     return first;
@@ -50,41 +50,41 @@ class Writer {
   // Say with which priority the next `count` rows enter the replay, or by a negative number that none starts there.
   // Throws std::invalid_argument for a priority that is not finite and std::out_of_range for rows not yet written.
   void ready(std::uint64_t index, std::uint64_t count, const float* priorities) {
-    Lane& lane = memory_.lanes[index];
-    std::uint64_t first = lane.ready.load(std::memory_order_relaxed);
-    if (first + count > lane.head.load(std::memory_order_relaxed))
-      throw std::out_of_range("priorities for rows that lane " + std::to_string(index) + " does not have yet");
+    History& history = memory_.histories[index];
+    std::uint64_t first = history.ready.load(std::memory_order_relaxed);
+    if (first + count > history.head.load(std::memory_order_relaxed))
+      throw std::out_of_range("priorities for rows that history " + std::to_string(index) + " does not have yet");
     for (std::uint64_t i = 0; i < count; ++i)
       if (!std::isfinite(priorities[i]))
-        throw std::invalid_argument("priority of lane " + std::to_string(index) + ", row " + std::to_string(first + i) +
+        throw std::invalid_argument("priority of history " + std::to_string(index) + ", row " + std::to_string(first + i) +
                                     " is not finite");
-    std::uint64_t low = lane.low.load(std::memory_order_relaxed);
+    std::uint64_t low = history.low.load(std::memory_order_relaxed);
     for (std::uint64_t i = low > first ? low - first : 0; i < count; ++i) {  // others are overwritten already
       Row& row = memory_.row(index, first + i);
       row.priority = row.age_flags & kFinal ? -1.0f : priorities[i];
     }
-    lane.ready.store(first + count, std::memory_order_release);
+    history.ready.store(first + count, std::memory_order_release);
   }
 
  private:
   // Before rows up to `end` are written: what they overwrite may no longer be read.
-  void reserve(Lane& lane, std::uint64_t end) {
+  void reserve(History& history, std::uint64_t end) {
     std::uint64_t rows = memory_.config().rows;
-    raise_low(lane, end > rows ? end - rows : 0);
+    raise_low(history, end > rows ? end - rows : 0);
   }
 
   // The exchange keeps the writes that follow behind it; readers check `low` again after they copied (a seqlock).
-  static void raise_low(Lane& lane, std::uint64_t low) {
-    if (low > lane.low.load(std::memory_order_relaxed)) lane.low.exchange(low, std::memory_order_acq_rel);
+  static void raise_low(History& history, std::uint64_t low) {
+    if (low > history.low.load(std::memory_order_relaxed)) history.low.exchange(low, std::memory_order_acq_rel);
   }
 
-  static void put(Lane& lane, Row& row, float reward, float discount, std::uint32_t flags) {
-    if (flags & kFirst) lane.next_age = 0;
-    row = {reward, discount, -1.0f, lane.next_age << kFlagBits | flags};
-    ++lane.next_age;
+  static void put(History& history, Row& row, float reward, float discount, std::uint32_t flags) {
+    if (flags & kFirst) history.next_age = 0;
+    row = {reward, discount, -1.0f, history.next_age << kFlagBits | flags};
+    ++history.next_age;
   }
 
-  void pack(std::uint64_t index, Lane& lane, std::uint64_t block) {
+  void pack(std::uint64_t index, History& history, std::uint64_t block) {
     const Config& config = memory_.config();
     for (std::size_t f = 0; f < config.field_count; ++f) {
       if (!config.fields[f].codec) continue;
@@ -93,17 +93,17 @@ class Writer {
       packed.resize(codec_.bound(full));
       std::uint64_t size =
           codec_.compress(memory_.raw(f, index, block * config.block), full, packed.data(), packed.size());
-      std::uint64_t start = lane.ring_end[f];
+      std::uint64_t start = history.ring_end[f];
       if (start % config.ring_bytes + size > config.ring_bytes)  // a block does not wrap round the ring's end
         start += config.ring_bytes - start % config.ring_bytes;
-      std::uint64_t oldest = lane.low.load(std::memory_order_relaxed) / config.block;
+      std::uint64_t oldest = history.low.load(std::memory_order_relaxed) / config.block;
       while (oldest < block && memory_.block(f, index, oldest).position + config.ring_bytes < start + size) ++oldest;
-      raise_low(lane, oldest * config.block);
+      raise_low(history, oldest * config.block);
       std::memcpy(memory_.ring(f, index) + start % config.ring_bytes, packed.data(), size);
       memory_.block(f, index, block) = {start, size};
-      lane.ring_end[f] = start + size;
+      history.ring_end[f] = start + size;
     }
-    lane.blocks.store(block + 1, std::memory_order_release);
+    history.blocks.store(block + 1, std::memory_order_release);
   }
 
   Memory& memory_;

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from headrace.experience.replay.buffer import Field, LaneWriter, Replay, ReplayConfig
+from headrace.experience.replay.buffer import Field, HistoryWriter, Replay, ReplayConfig
 
-LANE_BITS = 40
+TIME_BITS = 40
 
 
 @dataclass
@@ -25,7 +25,7 @@ class NaiveRow:
 
 
 @dataclass
-class NaiveLane:
+class NaiveHistory:
     rows: list[NaiveRow] = field(default_factory=list)
     ready: int = 0
     priorities: dict[int, float] = field(default_factory=dict)  # alive transitions
@@ -37,14 +37,14 @@ class NaiveReplay:
 
     def __init__(self, config: ReplayConfig, stack: int) -> None:
         self.config, self.stack = config, stack
-        self.lanes = [NaiveLane() for _ in range(config.lanes)]
+        self.histories = [NaiveHistory() for _ in range(config.histories)]
         self.inserts = self.late = self.evicted = self.overwritten = 0
 
-    def append(self, lane: int, rows: list[NaiveRow]) -> None:
-        self.lanes[lane].rows += rows
+    def append(self, history: int, rows: list[NaiveRow]) -> None:
+        self.histories[history].rows += rows
 
-    def ready(self, lane: int, priorities: list[float]) -> None:
-        this = self.lanes[lane]
+    def ready(self, history: int, priorities: list[float]) -> None:
+        this = self.histories[history]
         for p in priorities:
             if this.ready < len(this.rows) - self.config.rows:  # overwritten before its priority came
                 self.inserts += 1
@@ -55,38 +55,38 @@ class NaiveReplay:
             this.ready += 1
 
     def retire(self) -> None:
-        for lane in self.lanes:
-            for t in [t for t in lane.priorities if t < len(lane.rows) - self.config.rows]:
-                del lane.priorities[t]
+        for history in self.histories:
+            for t in [t for t in history.priorities if t < len(history.rows) - self.config.rows]:
+                del history.priorities[t]
                 self.overwritten += 1
 
     def update(self, keys: list[int], priorities: list[float]) -> None:
         for key, p in zip(keys, priorities, strict=True):
-            lane, t = self.lanes[key >> LANE_BITS], key & ((1 << LANE_BITS) - 1)
-            if t in lane.priorities:
-                lane.priorities[t] = p
+            history, t = self.histories[key >> TIME_BITS], key & ((1 << TIME_BITS) - 1)
+            if t in history.priorities:
+                history.priorities[t] = p
             else:
                 self.late += 1
 
     def evict_oldest(self) -> None:
-        alive = sorted((self.lanes[i].arrivals[t], i, t) for i, t in self.alive())
+        alive = sorted((self.histories[i].arrivals[t], i, t) for i, t in self.alive())
         for _, i, t in alive[: max(0, len(alive) - self.config.capacity)]:
-            del self.lanes[i].priorities[t]
+            del self.histories[i].priorities[t]
             self.evicted += 1
 
     def alive(self) -> list[tuple[int, int]]:
-        return [(i, t) for i, lane in enumerate(self.lanes) for t in lane.priorities]
+        return [(i, t) for i, history in enumerate(self.histories) for t in history.priorities]
 
-    def mass(self, lane: int, t: int) -> float:
-        return max(float(np.float32(self.lanes[lane].priorities[t])), self.config.floor) ** self.config.alpha
+    def mass(self, history: int, t: int) -> float:
+        return max(float(np.float32(self.histories[history].priorities[t])), self.config.floor) ** self.config.alpha
 
-    def readable(self, lane: int, t: int) -> bool:
+    def readable(self, history: int, t: int) -> bool:
         """Is the whole stack that ends at t still there?"""
-        rows = self.lanes[lane].rows
+        rows = self.histories[history].rows
         return t - min(self.stack - 1, rows[t].age) >= len(rows) - self.config.rows
 
-    def frames(self, lane: int, t: int) -> np.ndarray:
-        rows, result = self.lanes[lane].rows, []
+    def frames(self, history: int, t: int) -> np.ndarray:
+        rows, result = self.histories[history].rows, []
         for back in range(self.stack - 1, -1, -1):
             inside = back <= rows[t].age
             frame = rows[t - min(back, rows[t].age)].observation
@@ -94,8 +94,8 @@ class NaiveReplay:
         return np.stack(result)
 
     def transition(self, key: int) -> dict[str, Any]:
-        lane, t = key >> LANE_BITS, key & ((1 << LANE_BITS) - 1)
-        rows, u, total, product = self.lanes[lane].rows, t, 0.0, 1.0
+        history, t = key >> TIME_BITS, key & ((1 << TIME_BITS) - 1)
+        rows, u, total, product = self.histories[history].rows, t, 0.0, 1.0
         for _ in range(self.config.n_step):
             total += product * rows[u].reward
             product *= rows[u].discount
@@ -103,12 +103,12 @@ class NaiveReplay:
                 u += u + 1 < len(rows) and rows[u + 1].final
                 break
             u += 1
-        return {"observation": self.frames(lane, t), "next": self.frames(lane, u), "action": rows[t].action,
+        return {"observation": self.frames(history, t), "next": self.frames(history, u), "action": rows[t].action,
                 "reward": total, "discount": product}
 
 
 class Episodes:
-    """Makes the rows of one lane: episodes of random length that terminate or are cut off, with frames that are unique."""
+    """Makes the rows of one history: episodes of random length that terminate or are cut off, with frames that are unique."""
 
     def __init__(self, rng: np.random.Generator, shape: tuple[int, ...], mean_length: float = 6.0) -> None:
         self.rng, self.shape, self.mean_length, self.age, self.pending = rng, shape, mean_length, 0, False
@@ -130,7 +130,7 @@ class Episodes:
         return result
 
 
-def write(writer: LaneWriter, rows: list[NaiveRow]) -> None:
+def write(writer: HistoryWriter, rows: list[NaiveRow]) -> None:
     writer.append(
         {"observation": np.stack([r.observation for r in rows]), "action": np.array([r.action for r in rows])},
         [r.reward for r in rows], [r.discount for r in rows], [r.last for r in rows], [r.final for r in rows],

@@ -11,23 +11,24 @@ VECTOR = [Field("observation", (3,), "float32", stack=1), Field("action", (2,), 
 
 
 def filled(priorities: np.ndarray, **config: object) -> Replay:
-    """A replay of len(priorities) / lanes one-step transitions in each lane, entered lane by lane."""
-    lanes = int(config.pop("lanes", 4))  # type: ignore[call-overload]
-    replay = Replay(ReplayConfig(**{"lanes": lanes, "capacity": len(priorities), "n_step": 1, "minimum": 1, **config}), VECTOR)
-    for lane, part in enumerate(np.split(priorities, lanes)):
-        add(replay, lane, part)
+    """A replay of len(priorities) / histories one-step transitions in each history, entered history by history."""
+    histories = int(config.pop("histories", 4))  # type: ignore[call-overload]
+    settings = {"histories": histories, "capacity": len(priorities), "n_step": 1, "minimum": 1, **config}
+    replay = Replay(ReplayConfig(**settings), VECTOR)  # type: ignore[arg-type]
+    for history, part in enumerate(np.split(priorities, histories)):
+        add(replay, history, part)
     return replay
 
 
-def add(replay: Replay, lane: int, priorities: np.ndarray) -> None:
-    writer, count = replay.writer(lane), len(priorities)
+def add(replay: Replay, history: int, priorities: np.ndarray) -> None:
+    writer, count = replay.writer(history), len(priorities)
     observation = np.arange(count * 3, dtype=np.float32).reshape(count, 3)
     writer.append({"observation": observation, "action": observation[:, :2]}, observation[:, 0], np.zeros(count), np.ones(count))
     writer.ready(priorities)
 
 
-def counts(replay: Replay, draws: int, batch: int, lanes: int, per_lane: int) -> np.ndarray:
-    total = np.zeros((lanes, per_lane), np.int64)
+def counts(replay: Replay, draws: int, batch: int, histories: int, per_history: int) -> np.ndarray:
+    total = np.zeros((histories, per_history), np.int64)
     for _ in range(draws // batch):
         keys = replay.sample_keys(batch)[0]  # type: ignore[index]
         np.add.at(total, (keys >> 40, keys & (1 << 40) - 1), 1)
@@ -36,7 +37,7 @@ def counts(replay: Replay, draws: int, batch: int, lanes: int, per_lane: int) ->
 
 @pytest.mark.parametrize("draws", [200_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
-def test_probability_is_proportional_to_priority_to_the_alpha_over_all_lanes(alpha: float, draws: int) -> None:
+def test_probability_is_proportional_to_priority_to_the_alpha_over_all_histories(alpha: float, draws: int) -> None:
     priorities = np.random.default_rng(1).exponential(1.0, 1000).astype(np.float32) + 0.05
     mass = priorities.astype(float) ** alpha
     expected = mass / mass.sum()
@@ -80,7 +81,7 @@ def test_zero_priority_is_raised_to_the_floor_and_zero_mass_is_never_drawn() -> 
 def test_sums_do_not_drift() -> None:
     rng = np.random.default_rng(3)
     replay = filled(np.full(512, 1e6, np.float32), alpha=1.0)
-    keys = np.array([lane << 40 | t for lane in range(4) for t in range(128)], np.uint64)
+    keys = np.array([history << 40 | t for history in range(4) for t in range(128)], np.uint64)
     for scale in np.geomspace(1e6, 1e-6, 200):
         last = (rng.random(512) * scale).astype(np.float32)
         replay.update(keys, last)
@@ -88,7 +89,7 @@ def test_sums_do_not_drift() -> None:
 
 
 def test_the_oldest_arrivals_are_evicted_at_once_and_their_late_priorities_dropped() -> None:
-    replay = filled(np.ones(100, np.float32), capacity=60, slack=4.0, lanes=2)
+    replay = filled(np.ones(100, np.float32), capacity=60, slack=4.0, histories=2)
     old = replay.sample_keys(200)[0]  # type: ignore[index]
     assert replay.stats().size == 100  # soft: adding did not evict
     assert replay.evict() == 40
@@ -102,9 +103,9 @@ def test_the_oldest_arrivals_are_evicted_at_once_and_their_late_priorities_dropp
 
 
 def test_keys_of_overwritten_rows_are_recognised_although_their_place_is_used_again() -> None:
-    replay = filled(np.ones(32, np.float32), lanes=1, capacity=32, slack=1.0)
+    replay = filled(np.ones(32, np.float32), histories=1, capacity=32, slack=1.0)
     old = np.arange(32, dtype=np.uint64)
-    for _ in range(5):  # each time half of what the lane holds
+    for _ in range(5):  # each time half of what the history holds
         add(replay, 0, np.full(replay.config.rows // 2, 3.0, np.float32))
     assert replay.update(old, np.full(32, 100.0)) == 32
     stats = replay.stats()
@@ -117,10 +118,10 @@ def test_proportional_eviction_removes_with_probability_p_to_the_evict_alpha() -
     priorities = np.array([0.1, 0.5, 1.0, 2.0, 8.0, 32.0, 0.0, 4.0], np.float32)
     removed = np.zeros(8, np.int64)
     for seed in range(2000):
-        replay = filled(priorities, lanes=1, capacity=7, slack=8.0, evict_alpha=-0.4, floor=0.01, seed=seed)
+        replay = filled(priorities, histories=1, capacity=7, slack=8.0, evict_alpha=-0.4, floor=0.01, seed=seed)
         assert replay.evict() == 1
         here = np.empty(8, np.float32)
-        replay.native.shelf(0, 0, np.empty(8, np.uint64), here)
+        replay.native.read_priorities(0, 0, np.empty(8, np.uint64), here)
         removed[np.flatnonzero(here < 0)] += 1
     mass = np.maximum(priorities, 0.01).astype(float) ** -0.4
     assert chisquare(removed, mass / mass.sum() * 2000).pvalue > 1e-4
@@ -154,20 +155,20 @@ def test_the_same_seed_draws_the_same_keys() -> None:
 @pytest.mark.parametrize("n_step", [1, 3, 9])
 def test_stacks_returns_and_next_observations(codec: str, block: int, n_step: int) -> None:
     rng = np.random.default_rng(n_step)
-    config = ReplayConfig(lanes=2, capacity=150, slack=1.0, n_step=n_step, minimum=1, codec=codec, block=block,  # type: ignore[arg-type]
-                          packed_row_bytes=2500)
+    config = ReplayConfig(histories=2, capacity=150, slack=1.0, n_step=n_step, minimum=1, block=block, packed_row_bytes=2500,
+                          codec=codec)  # type: ignore[arg-type]
     shape = (36, 36)  # more than the size from which copies are streamed, and not compressible
     replay, naive = Replay(config, fields(shape, 4, codec != "none")), NaiveReplay(config, 4)
-    writers, episodes = [replay.writer(lane) for lane in range(2)], [Episodes(rng, shape) for _ in range(2)]
-    for round_ in range(30):  # the lanes wrap several times
-        for lane in range(2):
-            rows = episodes[lane].rows(int(rng.integers(1, 25)))
-            write(writers[lane], rows)
-            naive.append(lane, rows)
-            this = naive.lanes[lane]
+    writers, episodes = [replay.writer(history) for history in range(2)], [Episodes(rng, shape) for _ in range(2)]
+    for round_ in range(30):  # the histories wrap several times
+        for history in range(2):
+            rows = episodes[history].rows(int(rng.integers(1, 25)))
+            write(writers[history], rows)
+            naive.append(history, rows)
+            this = naive.histories[history]
             priorities = rng.exponential(1.0, known(this.rows, this.ready, n_step)).astype(np.float32)
-            writers[lane].ready(priorities)
-            naive.ready(lane, priorities.tolist())
+            writers[history].ready(priorities)
+            naive.ready(history, priorities.tolist())
         if round_ % 3 == 2:
             check_batch(replay, naive, 64, threads=1 + round_ % 2)
 
@@ -178,7 +179,8 @@ def test_channels_last_batches_hold_the_same_numbers(shape: tuple[int, int], cod
     batches = []
     for channels_last in (False, True):
         rng = np.random.default_rng(0)
-        replay = Replay(ReplayConfig(lanes=1, capacity=100, minimum=1, n_step=2, codec=codec), columns)  # type: ignore[arg-type]
+        config = ReplayConfig(histories=1, capacity=100, minimum=1, n_step=2, codec=codec)  # type: ignore[arg-type]
+        replay = Replay(config, columns)
         writer = replay.writer(0)
         writer.append({"observation": rng.integers(0, 256, (60, 1, *shape)), "action": np.arange(60)}, np.zeros(60),
                       np.full(60, 0.9), rng.random(60) < 0.2)
@@ -194,9 +196,9 @@ def test_channels_last_batches_hold_the_same_numbers(shape: tuple[int, int], cod
     assert plain.first["action"].equal(last.first["action"])
 
 
-def test_a_lane_whose_frames_do_not_compress_keeps_fewer_of_them() -> None:
+def test_a_history_whose_frames_do_not_compress_keeps_fewer_of_them() -> None:
     rng = np.random.default_rng(0)
-    config = ReplayConfig(lanes=1, capacity=400, slack=1.0, minimum=1, n_step=1, codec="lz4", packed_row_bytes=500)
+    config = ReplayConfig(histories=1, capacity=400, slack=1.0, minimum=1, n_step=1, codec="lz4", packed_row_bytes=500)
     replay = Replay(config, fields((40, 40), 1, compressed=True))
     writer = replay.writer(0)
     for _ in range(40):
@@ -210,7 +212,7 @@ def test_a_lane_whose_frames_do_not_compress_keeps_fewer_of_them() -> None:
 
 def test_windows_hold_the_rows_in_order() -> None:
     rng = np.random.default_rng(0)
-    replay, naive = Replay(ReplayConfig(lanes=1, capacity=100, minimum=1), fields((4, 4), 3)), None
+    replay, naive = Replay(ReplayConfig(histories=1, capacity=100, minimum=1), fields((4, 4), 3)), None
     naive = NaiveReplay(replay.config, 3)
     rows = Episodes(rng, (4, 4)).rows(50)
     write(replay.writer(0), rows)
@@ -237,7 +239,7 @@ def test_bad_input_is_refused_with_a_reason() -> None:
     writer = replay.writer(0)
     with pytest.raises(IndexError, match="does not have yet"):
         writer.ready([1.0])
-    with pytest.raises(IndexError, match="lane 4"):
+    with pytest.raises(IndexError, match="history 4"):
         replay.writer(4)
     row = {"observation": np.zeros((1, 3)), "action": np.zeros((1, 2))}
     with pytest.raises(ValueError, match="not finite"):
@@ -249,8 +251,8 @@ def test_bad_input_is_refused_with_a_reason() -> None:
         writer.ready([float("inf")])
     for bad in ({"n_step": 0}, {"alpha": -1.0}, {"slack": 0.5}, {"block": 12}, {"evict_alpha": 0.0}):
         with pytest.raises(ValueError, match="replay: "):
-            Replay(ReplayConfig(lanes=1, capacity=10, **bad), VECTOR)  # type: ignore[arg-type]
+            Replay(ReplayConfig(histories=1, capacity=10, **bad), VECTOR)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no codec"):
-        Replay(ReplayConfig(lanes=1, capacity=10), [Field("observation", (4,), "uint8", stack=1, compressed=True)])
+        Replay(ReplayConfig(histories=1, capacity=10), [Field("observation", (4,), "uint8", stack=1, compressed=True)])
     with pytest.raises(MemoryError):
-        Replay(ReplayConfig(lanes=1, capacity=2**31), fields((210, 160, 3), 4))
+        Replay(ReplayConfig(histories=1, capacity=2**31), fields((210, 160, 3), 4))

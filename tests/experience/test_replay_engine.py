@@ -11,7 +11,7 @@ import pytest
 from headrace import config as configs
 from headrace.config import Config
 from headrace.experience.replay.buffer import Field, Replay, ReplayConfig
-from headrace.experience.replay.writer import LaneFeed
+from headrace.experience.replay.writer import HistoryFeed
 from headrace.runs.metrics import read_jsonl
 from headrace.train import train
 
@@ -44,7 +44,7 @@ def test_copies_of_every_transition(tmp_path: Path) -> None:
     train(counting_config(tmp_path, **{"sampling.placement": "serial", "replay.copies": 3, "replay.capacity": 10**5}))
     row = read_jsonl(tmp_path / "metrics.jsonl")[-1]
     assert row["losses/rows_checked"] == 64
-    waiting = 12 * 3 * 3  # lanes' newest rows that have no n-step return yet
+    waiting = 12 * 3 * 3  # histories' newest rows that have no n-step return yet
     assert 3 * row["global_step"] - waiting <= row["replay/size"] <= 3 * row["global_step"]
 
 
@@ -84,11 +84,11 @@ def test_samples_per_insert_is_kept_whoever_is_faster(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("style", ["repeat", "zeros", "continue", "noise", "mixed"])
 def test_stacks_come_back_as_acting_saw_them_however_episodes_begin(style: str) -> None:
-    """One lane, slots of 8 rows, episodes of 1 to 12 steps; frames are numbered, two channels each."""
+    """One history, slots of 8 rows, episodes of 1 to 12 steps; frames are numbered, two channels each."""
     rng = np.random.default_rng(0)
     fields = [Field("obs/obs", (2, 3, 3), "uint8", stack=3), Field("action", (1,), "int32"), Field("version", (), "int32")]
-    replay = Replay(ReplayConfig(lanes=1, capacity=600, slack=2.0, n_step=2, minimum=1), fields)
-    lane, stacks, rows = LaneFeed(replay, 0), {}, []
+    replay = Replay(ReplayConfig(histories=1, capacity=600, slack=2.0, n_step=2, minimum=1), fields)
+    history, stacks, rows = HistoryFeed(replay, 0), {}, []
     stack, age, length, ended = np.zeros((6, 3, 3), np.uint8), 0, 5, True
     for number in range(1, 401):
         final = not ended and age == length
@@ -111,7 +111,7 @@ def test_stacks_come_back_as_acting_saw_them_however_episodes_begin(style: str) 
                      "truncated": over and length % 2 == 1, "q": 0.0, "value": 0.0})  # fmt: skip
         age, ended = age + 1, final
     for start in range(0, 400, 8):
-        lane.add({name: np.stack([row[name] for row in rows[start : start + 8]]) for name in rows[0]}, 0.9)
+        history.add({name: np.stack([row[name] for row in rows[start : start + 8]]) for name in rows[0]}, 0.9)
     batch = replay.sample(500)
     assert batch is not None
     starts = batch.first["version"].tolist()
@@ -141,8 +141,8 @@ def same_step_slab(T: int, ends: Callable[[int], bool]) -> dict[str, np.ndarray]
 
 def test_same_step_environments_bootstrap_from_the_true_last_observation() -> None:
     fields = [Field("obs/obs", (1,), "float32", stack=1), Field("action", (1,), "int32"), Field("version", (), "int32")]
-    replay = Replay(ReplayConfig(lanes=1, capacity=100, n_step=2, minimum=1), fields)
-    feed = LaneFeed(replay, 0)
+    replay = Replay(ReplayConfig(histories=1, capacity=100, n_step=2, minimum=1), fields)
+    feed = HistoryFeed(replay, 0)
     feed.add(same_step_slab(10, lambda t: t % 4 == 3), 0.5)
     batch = replay.sample(200)
     assert batch is not None

@@ -8,7 +8,7 @@ from naive_replay import Episodes, NaiveReplay, check_batch, fields, known, writ
 
 from headrace.experience.replay.buffer import Replay, ReplayConfig
 
-LANES = 3
+HISTORIES = 3
 
 
 class ReplayMachine(RuleBasedStateMachine):
@@ -16,36 +16,36 @@ class ReplayMachine(RuleBasedStateMachine):
                 alpha=st.sampled_from([0.0, 0.6, 1.0]), codec=st.sampled_from(["none", "none", "lz4"]))
     def create(self, seed: int, stack: int, n_step: int, alpha: float, codec: str) -> None:
         self.rng = np.random.default_rng(seed)
-        # Lanes so short that they wrap within a few operations.
-        config = ReplayConfig(lanes=LANES, capacity=60, slack=1.0, n_step=n_step, alpha=alpha, minimum=1, codec=codec,
+        # Histories so short that they wrap within a few operations.
+        config = ReplayConfig(histories=HISTORIES, capacity=60, slack=1.0, n_step=n_step, alpha=alpha, minimum=1, codec=codec,
                               seed=seed)
         self.replay = Replay(config, fields((5, 3), stack, codec != "none"))
         self.naive = NaiveReplay(config, stack)
-        self.writers = [self.replay.writer(lane) for lane in range(LANES)]
-        self.episodes = [Episodes(self.rng, (5, 3)) for _ in range(LANES)]
+        self.writers = [self.replay.writer(history) for history in range(HISTORIES)]
+        self.episodes = [Episodes(self.rng, (5, 3)) for _ in range(HISTORIES)]
         self.keys: list[int] = []
 
-    @rule(lane=st.integers(0, LANES - 1), count=st.integers(1, 14))
-    def append(self, lane: int, count: int) -> None:
-        rows = self.episodes[lane].rows(count)
-        write(self.writers[lane], rows)
-        self.naive.append(lane, rows)
+    @rule(history=st.integers(0, HISTORIES - 1), count=st.integers(1, 14))
+    def append(self, history: int, count: int) -> None:
+        rows = self.episodes[history].rows(count)
+        write(self.writers[history], rows)
+        self.naive.append(history, rows)
 
-    @rule(lane=st.integers(0, LANES - 1), share=st.floats(0, 1))
-    def ready(self, lane: int, share: float) -> None:
-        this = self.naive.lanes[lane]
+    @rule(history=st.integers(0, HISTORIES - 1), share=st.floats(0, 1))
+    def ready(self, history: int, share: float) -> None:
+        this = self.naive.histories[history]
         count = round(known(this.rows, this.ready, self.naive.config.n_step) * share)
         priorities = np.where(self.rng.random(count) < 0.1, -1, self.rng.exponential(1.0, count)).astype(np.float32)
         priorities[self.rng.random(count) < 0.1] = 0.0
-        self.writers[lane].ready(priorities)
-        self.naive.ready(lane, priorities.tolist())
+        self.writers[history].ready(priorities)
+        self.naive.ready(history, priorities.tolist())
 
-    @rule(lane=st.integers(0, LANES - 1))
-    def another_writer(self, lane: int) -> None:
-        this = self.naive.lanes[lane]
-        self.writers[lane] = self.replay.writer(lane)
-        self.naive.ready(lane, [-1.0] * (len(this.rows) - this.ready))
-        self.episodes[lane] = Episodes(self.rng, (5, 3))
+    @rule(history=st.integers(0, HISTORIES - 1))
+    def another_writer(self, history: int) -> None:
+        this = self.naive.histories[history]
+        self.writers[history] = self.replay.writer(history)
+        self.naive.ready(history, [-1.0] * (len(this.rows) - this.ready))
+        self.episodes[history] = Episodes(self.rng, (5, 3))
 
     @rule()
     def evict(self) -> None:
@@ -57,7 +57,7 @@ class ReplayMachine(RuleBasedStateMachine):
     @rule(size=st.integers(1, 40))
     def sample(self, size: int) -> None:
         self.naive.retire()
-        alive = {lane << 40 | t for lane, t in self.naive.alive()}
+        alive = {history << 40 | t for history, t in self.naive.alive()}
         readable = {key for key in alive if self.naive.readable(key >> 40, key & (1 << 40) - 1)}
         if not readable:
             return
@@ -82,15 +82,15 @@ class ReplayMachine(RuleBasedStateMachine):
 
     def forget_dropped(self) -> None:
         """Follow the replay where it dropped transitions whose stack is cut, which it does when it meets them."""
-        for lane, this in enumerate(self.naive.lanes):
+        for history, this in enumerate(self.naive.histories):
             if not this.rows:
                 continue
             first = max(0, len(this.rows) - self.naive.config.rows)
             count = max(0, this.ready - first)
             stamps, priorities = np.empty(count, np.uint64), np.empty(count, np.float32)
-            self.replay.native.shelf(lane, first, stamps, priorities)
+            self.replay.native.read_priorities(history, first, stamps, priorities)
             for t in [t for t in this.priorities if t >= first and priorities[t - first] < 0]:
-                assert not self.naive.readable(lane, t), "a transition that could still be read is gone"
+                assert not self.naive.readable(history, t), "a transition that could still be read is gone"
                 del this.priorities[t]
                 self.naive.overwritten += 1
 
@@ -105,7 +105,8 @@ class ReplayMachine(RuleBasedStateMachine):
         assert stats.late == self.naive.late
         assert stats.inserts == self.naive.inserts
         assert (stats.evicted, stats.overwritten) == (self.naive.evicted, self.naive.overwritten)
-        np.testing.assert_allclose(self.replay.native.total(), sum(self.naive.mass(lane, t) for lane, t in alive), rtol=1e-12)
+        mass = sum(self.naive.mass(history, t) for history, t in alive)
+        np.testing.assert_allclose(self.replay.native.total(), mass, rtol=1e-12)
 
 
 ReplayMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None,

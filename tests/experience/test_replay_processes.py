@@ -13,32 +13,32 @@ import pytest
 from headrace.experience.replay.buffer import Field, Replay, ReplayConfig
 
 NATIVE = Path(__file__).parents[2] / "native"
-LANES, FRAME = 4, (24, 24)
+HISTORIES, FRAME = 4, (24, 24)
 spawn = mp.get_context("spawn")
 fork = mp.get_context("fork")  # where how a process starts is beside the point: it takes milliseconds, not seconds
 
 
-def stamp(lane: int, time_: int) -> int:
+def stamp(history: int, time_: int) -> int:
     """Every frame is filled with a number that says where it belongs."""
-    return (lane * 7919 + time_ * 31) % 65521
+    return (history * 7919 + time_ * 31) % 65521
 
 
-def write_forever(replay: Replay, lanes: list[int], limit: int | None = None) -> None:
+def write_forever(replay: Replay, histories: list[int], limit: int | None = None) -> None:
     writers, times, step = {}, {}, 0
-    for lane in lanes:
-        times[lane] = replay.native.span(lane)[1]
-        writers[lane] = replay.writer(lane)
+    for history in histories:
+        times[history] = replay.native.span(history)[1]
+        writers[history] = replay.writer(history)
     rng = np.random.default_rng(os.getpid())
     while limit is None or step < limit:
         step += 1
-        for lane, writer in writers.items():
+        for history, writer in writers.items():
             count = int(rng.integers(1, 30))
-            t = times[lane] + np.arange(count)
-            frames = np.broadcast_to(np.array([stamp(lane, int(i)) for i in t], np.uint16)[:, None, None], (count, *FRAME))
+            t = times[history] + np.arange(count)
+            frames = np.broadcast_to(np.array([stamp(history, int(i)) for i in t], np.uint16)[:, None, None], (count, *FRAME))
             writer.append({"observation": frames, "time": t}, t.astype(np.float32), np.full(count, 0.5), np.zeros(count))
-            ready = max(0, replay.native.span(lane)[1] - 3 - replay.native.span(lane)[2])
+            ready = max(0, replay.native.span(history)[1] - 3 - replay.native.span(history)[2])
             writer.ready(rng.exponential(1.0, ready).astype(np.float32))
-            times[lane] += count
+            times[history] += count
 
 
 def read_forever(replay: Replay) -> None:
@@ -51,7 +51,8 @@ def read_forever(replay: Replay) -> None:
 
 
 def make(codec: str = "none") -> Replay:
-    config = ReplayConfig(lanes=LANES, capacity=1200, slack=1.0, minimum=100, codec=codec, seed=1)  # type: ignore[arg-type]
+    settings = {"histories": HISTORIES, "capacity": 1200, "slack": 1.0, "minimum": 100, "seed": 1, "codec": codec}
+    config = ReplayConfig(**settings)  # type: ignore[arg-type]
     frames = Field("observation", FRAME, "uint16", stack=4, compressed=codec != "none")
     return Replay(config, [frames, Field("time", (), "int64")])
 
@@ -65,16 +66,16 @@ def check(replay: Replay, batches: int, threads: int = 1) -> int:
             time.sleep(0.001)
             continue
         for i, key in enumerate(batch.keys.tolist()):
-            lane, t = key >> 40, key & (1 << 40) - 1
+            history, t = key >> 40, key & (1 << 40) - 1
             assert batch.first["time"][i] == t
             frames = batch.first["observation"][i]
             assert (frames == frames[:, :1, :1]).all(), "a frame is torn"
             newest = frames[:, 0, 0].tolist()
-            assert newest[-1] == stamp(lane, t)
-            assert all(f in (stamp(lane, t - back), newest[j + 1] if j < 3 else None)
+            assert newest[-1] == stamp(history, t)
+            assert all(f in (stamp(history, t - back), newest[j + 1] if j < 3 else None)
                        for j, (f, back) in enumerate(zip(newest, (3, 2, 1, 0), strict=True)))
             after = batch.next["observation"][i][:, 0, 0].tolist()
-            assert after[-1] == stamp(lane, t + 3)
+            assert after[-1] == stamp(history, t + 3)
             assert batch.reward[i] == pytest.approx(t + 0.5 * (t + 1) + 0.25 * (t + 2), rel=1e-6)
         seen += 64
         replay.update(batch.keys, np.abs(batch.reward.numpy()) % 3)
@@ -87,8 +88,8 @@ def test_readers_see_whole_samples_while_writers_overwrite_and_are_killed(codec:
     replay = make(codec)
     rng = np.random.default_rng(0)
 
-    def start(lanes: list[int]) -> mp.process.BaseProcess:
-        process = fork.Process(target=write_forever, args=(replay, lanes), daemon=True)
+    def start(histories: list[int]) -> mp.process.BaseProcess:
+        process = fork.Process(target=write_forever, args=(replay, histories), daemon=True)
         process.start()
         return process
 
@@ -120,7 +121,7 @@ def test_readers_see_whole_samples_while_writers_overwrite_and_are_killed(codec:
 
 def test_a_reader_killed_inside_the_replay_leaves_it_usable() -> None:
     replay = make()
-    write_forever(replay, list(range(LANES)), limit=60)
+    write_forever(replay, list(range(HISTORIES)), limit=60)
     recovered = 0
     for _ in range(3):
         reader = fork.Process(target=read_forever, args=(replay,), daemon=True)
@@ -134,9 +135,9 @@ def test_a_reader_killed_inside_the_replay_leaves_it_usable() -> None:
         recovered = stats.recoveries
         stamps, priorities = np.empty(replay.config.rows, np.uint64), np.empty(replay.config.rows, np.float32)
         alive, mass = 0, 0.0
-        for lane in range(LANES):
-            low, _, ready = replay.native.span(lane)
-            replay.native.shelf(lane, low, stamps[: ready - low], priorities[: ready - low])
+        for history in range(HISTORIES):
+            low, _, ready = replay.native.span(history)
+            replay.native.read_priorities(history, low, stamps[: ready - low], priorities[: ready - low])
             here = priorities[: ready - low][priorities[: ready - low] >= 0]
             alive, mass = alive + len(here), mass + (np.maximum(here.astype(float), 1e-6) ** 0.6).sum()
         assert stats.size == alive

@@ -11,26 +11,26 @@ from headrace.experience.replay.buffer import Replay, ReplayConfig
 
 
 def run(replay: Replay, naive: NaiveReplay, episodes: list[Episodes], rounds: int) -> None:
-    writers = [replay.writer(lane) for lane in range(2)]
-    for lane, this in enumerate(naive.lanes):  # what an earlier writer left unfinished
-        naive.ready(lane, [-1.0] * (len(this.rows) - this.ready))
+    writers = [replay.writer(history) for history in range(2)]
+    for history, this in enumerate(naive.histories):  # what an earlier writer left unfinished
+        naive.ready(history, [-1.0] * (len(this.rows) - this.ready))
     for _ in range(rounds):
-        for lane in range(2):
-            rows = episodes[lane].rows(7)
-            write(writers[lane], rows)
-            naive.append(lane, rows)
-            this = naive.lanes[lane]
+        for history in range(2):
+            rows = episodes[history].rows(7)
+            write(writers[history], rows)
+            naive.append(history, rows)
+            this = naive.histories[history]
             priorities = np.arange(known(this.rows, this.ready, 3), dtype=np.float32) + 0.5
-            writers[lane].ready(priorities)
-            naive.ready(lane, priorities.tolist())
+            writers[history].ready(priorities)
+            naive.ready(history, priorities.tolist())
 
 
 @pytest.mark.parametrize("codec", ["none", "lz4"])
 def test_contents_counters_order_and_keys_survive(tmp_path: Path, codec: str) -> None:
-    config = ReplayConfig(lanes=2, capacity=90, slack=1.5, minimum=1, codec=codec)  # type: ignore[arg-type]
+    config = ReplayConfig(histories=2, capacity=90, slack=1.5, minimum=1, codec=codec)  # type: ignore[arg-type]
     columns = fields((6, 5), 3, codec != "none")
     replay, naive = Replay(config, columns), NaiveReplay(config, 3)
-    episodes = [Episodes(np.random.default_rng(lane), (6, 5)) for lane in range(2)]
+    episodes = [Episodes(np.random.default_rng(history), (6, 5)) for history in range(2)]
     run(replay, naive, episodes, 20)
     old = replay.sample_keys(50)[0]  # type: ignore[index]
     replay.evict()
@@ -44,36 +44,36 @@ def test_contents_counters_order_and_keys_survive(tmp_path: Path, codec: str) ->
         assert again.sample_keys(40)[0].tolist() == replay.sample_keys(40)[0].tolist()  # type: ignore[index]
     assert again.update(old, np.ones(50)) == replay.update(old, np.ones(50))
     check_batch(again, naive, 50)
-    run(again, naive, [Episodes(np.random.default_rng(lane + 9), (6, 5)) for lane in range(2)], 10)
+    run(again, naive, [Episodes(np.random.default_rng(history + 9), (6, 5)) for history in range(2)], 10)
     again.evict()
     check_batch(again, naive, 50)
 
 
 def test_damage_is_noticed_before_anything_is_restored(tmp_path: Path) -> None:
-    config = ReplayConfig(lanes=2, capacity=90, slack=1.5, minimum=1)
+    config = ReplayConfig(histories=2, capacity=90, slack=1.5, minimum=1)
     replay, naive = Replay(config, fields((6, 5), 3)), NaiveReplay(config, 3)
-    run(replay, naive, [Episodes(np.random.default_rng(lane), (6, 5)) for lane in range(2)], 5)
+    run(replay, naive, [Episodes(np.random.default_rng(history), (6, 5)) for history in range(2)], 5)
     replay_state.save(replay, tmp_path, contents=True)
-    path = tmp_path / "lane-1.safetensors"
+    path = tmp_path / "history-1.safetensors"
     data = bytearray(path.read_bytes())
     data[-100] ^= 1
     path.write_bytes(data)
     again = Replay(config, replay.fields)
-    with pytest.raises(ValueError, match=r"lane-1.* is damaged"):
+    with pytest.raises(ValueError, match=r"history-1.* is damaged"):
         replay_state.restore(again, tmp_path)
     assert again.stats().inserts == 0
 
 
 def test_counters_alone(tmp_path: Path) -> None:
-    replay = Replay(ReplayConfig(lanes=2, capacity=90, minimum=1), fields((6, 5), 3))
+    replay = Replay(ReplayConfig(histories=2, capacity=90, minimum=1), fields((6, 5), 3))
     replay_state.save(replay, tmp_path, contents=False)
     assert not replay_state.restore(Replay(replay.config, replay.fields), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["replay.json"]
 
 
 def test_another_shape_is_refused(tmp_path: Path) -> None:
-    replay_state.save(Replay(ReplayConfig(lanes=2, capacity=90), fields((6, 5), 3)), tmp_path, contents=True)
+    replay_state.save(Replay(ReplayConfig(histories=2, capacity=90), fields((6, 5), 3)), tmp_path, contents=True)
     with pytest.raises(ValueError, match="other fields"):
-        replay_state.restore(Replay(ReplayConfig(lanes=2, capacity=90), fields((6, 6), 3)), tmp_path)
+        replay_state.restore(Replay(ReplayConfig(histories=2, capacity=90), fields((6, 6), 3)), tmp_path)
     with pytest.raises(FileNotFoundError):
-        replay_state.restore(Replay(ReplayConfig(lanes=2, capacity=90), fields((6, 5), 3)), tmp_path / "nowhere")
+        replay_state.restore(Replay(ReplayConfig(histories=2, capacity=90), fields((6, 5), 3)), tmp_path / "nowhere")

@@ -16,7 +16,7 @@ from headrace.accelerator.graphs import WARM_UPS, set_up
 from headrace.accelerator.weights import FlatWeights, Publisher, weights_nbytes
 from headrace.config import Config
 from headrace.envs.registry import describe
-from headrace.experience.on_policy import TrajectoryBatches
+from headrace.experience.on_policy import OnPolicyExperience
 from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner
 from headrace.make_config import make_config
@@ -75,7 +75,7 @@ def test_learning_does_not_wait_and_graphs_learn_the_same(env: str, settings: di
     sampler = SerialSampler(config, describe(env, config.envs), x)
     publisher.publish(0)
     publisher.wait()
-    batches = TrajectoryBatches(x, config.slots_per_batch, "cuda", sampler.collect)
+    batches = OnPolicyExperience(x, config.slots_per_batch, "cuda", sampler.collect)
     for update in range(WARM_UPS + 4):
         batch = batches.next()
         assert batch is not None

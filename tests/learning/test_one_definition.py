@@ -11,7 +11,7 @@ import torch
 
 from headrace.experience.replay.buffer import Field, Replay, ReplayConfig
 from headrace.experience.replay.priorities import NStepPriorities
-from headrace.experience.replay.writer import LaneFeed, Sequences
+from headrace.experience.replay.writer import HistoryFeed, Sequences
 from headrace.learning import q_learning
 
 GAMMA = 0.9
@@ -61,11 +61,11 @@ def test_first_priorities_are_the_errors_that_learning_defines(n: int, rescaled:
 
 @pytest.mark.parametrize("n", [1, 3, 5])
 def test_returns_of_sampled_transitions_are_those_that_learning_defines(n: int) -> None:
-    replay = Replay(ReplayConfig(lanes=1, capacity=600, n_step=n, minimum=1), [*VALUE, Field("number", (), "int32")])
-    rows, lane = rows_of_episodes(400, n), LaneFeed(replay, 0)
+    replay = Replay(ReplayConfig(histories=1, capacity=600, n_step=n, minimum=1), [*VALUE, Field("number", (), "int32")])
+    rows, history = rows_of_episodes(400, n), HistoryFeed(replay, 0)
     rows["number"] = np.arange(400, dtype=np.int32)
     for start in range(0, 400, 8):
-        lane.add({name: x[start : start + 8] for name, x in rows.items()}, GAMMA)
+        history.add({name: x[start : start + 8] for name, x in rows.items()}, GAMMA)
     batch = replay.sample(1000)
     assert batch is not None
     at = batch.first["number"].numpy()
@@ -78,17 +78,17 @@ def test_returns_of_sampled_transitions_are_those_that_learning_defines(n: int) 
 @pytest.mark.parametrize("rescaled", [False, True])
 def test_first_priorities_of_sequences_are_the_mixture_that_learning_defines(rescaled: bool) -> None:
     period, burn_in, length, n = 5, 3, 4, 2
-    replay = Replay(ReplayConfig(lanes=1, capacity=100, period=period, n_step=n, minimum=1), VALUE)
-    lane, rows = LaneFeed(replay, 0, Sequences(period, burn_in, length, n, rescaled)), rows_of_episodes(200, 0)
+    replay = Replay(ReplayConfig(histories=1, capacity=100, period=period, n_step=n, minimum=1), VALUE)
+    history, rows = HistoryFeed(replay, 0, Sequences(period, burn_in, length, n, rescaled)), rows_of_episodes(200, 0)
     for start in range(0, 200, period):
-        lane.add({name: x[start : start + period] for name, x in rows.items()}, GAMMA)
+        history.add({name: x[start : start + period] for name, x in rows.items()}, GAMMA)
     errors = torch.tensor(targets(rows, n, rescaled) - rows["q"][: 200 - n])
     starts = np.arange(0, 200 - burn_in - length - n - period, period)
     columns = [slice(t + burn_in, t + burn_in + length) for t in starts]
     mask = torch.stack([torch.tensor(rows["valid"][c]) for c in columns], 1)
     expected = q_learning.mixed_priorities(torch.stack([errors[c] for c in columns], 1), mask)
     held = np.empty(starts[-1] + 1, np.float32)
-    replay.native.shelf(0, 0, np.empty(len(held), np.uint64), held)
+    replay.native.read_priorities(0, 0, np.empty(len(held), np.uint64), held)
     known = rows["valid"][starts]  # no sequence starts at an episode's last observation
     assert known.sum() > 25
     np.testing.assert_allclose(held[starts][known], expected.numpy()[known], rtol=1e-4, atol=1e-5)

@@ -20,7 +20,7 @@ from headrace.accelerator.weights import FlatWeights, Publisher
 from headrace.config import Config
 from headrace.envs.contract import EnvSpec
 from headrace.envs.registry import describe, import_files
-from headrace.experience.on_policy import TrajectoryBatches, _Memory
+from headrace.experience.on_policy import OnPolicyExperience, _Memory
 from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner, Progress, _Report
 from headrace.runs import checkpoint
@@ -82,10 +82,10 @@ def start(config: Config) -> tuple[EnvSpec, Any, Any, Serial]:
     return spec, algorithm, model, placement
 
 
-def batches_of(placement: Serial) -> tuple[SerialSampler, TrajectoryBatches]:
+def batches_of(placement: Serial) -> tuple[SerialSampler, OnPolicyExperience]:
     sampler, config = SerialSampler(placement), placement.config
     store = placement.memory.policies[0].trajectories
-    return sampler, TrajectoryBatches(store, config.slots_per_batch, "cpu", lambda n: sampler.collect(0, n))
+    return sampler, OnPolicyExperience(store, config.slots_per_batch, "cpu", lambda n: sampler.collect(0, n))
 
 
 # -- recorded work --------------------------------------------------------------------------------------------------------

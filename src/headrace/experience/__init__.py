@@ -18,9 +18,9 @@ def make_experience(
     `collect(n)`: where sampling and learning take turns, steps the environments until n trajectories are finished; None: other
     processes do."""
     if memory.replay is None:
-        from headrace.experience.on_policy import TrajectoryBatches
+        from headrace.experience.on_policy import OnPolicyExperience
 
-        return TrajectoryBatches(memory.trajectories, config.slots_per_batch, config.device, collect, memory.device_observations)
-    from headrace.experience.replay.batches import ReplayBatches
+        return OnPolicyExperience(memory.trajectories, config.slots_per_batch, config.device, collect, memory.device_observations)
+    from headrace.experience.replay.experience import ReplayExperience
 
-    return ReplayBatches(config, memory.trajectories, control, memory.replay, collect, reported_envs)
+    return ReplayExperience(config, memory.trajectories, control, memory.replay, collect, reported_envs)

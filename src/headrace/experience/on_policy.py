@@ -20,7 +20,7 @@ from headrace.shm.primitives import Closed
 from headrace.shm.trajectory_store import TrajectoryStore
 
 
-class TrajectoryBatches:
+class OnPolicyExperience:
     """Copies finished slots into preallocated batches and frees them at once.
 
     A thread does it. For a learner on CUDA it fills one batch (page-locked memory, then the device, on a stream of its own)

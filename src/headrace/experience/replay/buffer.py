@@ -1,13 +1,13 @@
 """Prioritized replay in shared memory: many writers, one or more readers, every frame stored once.
 
-A *lane* is the history of one environment: rows in time order, one per step, each with the observation, the action taken
-on it and the reward and discount that followed. A *transition* is (lane, time): its n-step return, its frame stack and
-the stack n steps later are rebuilt from the rows when it is sampled. Keys carry the lane's ever growing time, so a key is
-never used twice and a priority that comes back for evicted data is recognised, dropped and counted.
+A *history* holds what one environment went through: rows in time order, one per step, each with the observation, the action
+taken on it and the reward and discount that followed. A *transition* is (history, time): its n-step return, its frame stack
+and the stack n steps later are rebuilt from the rows when it is sampled. Time grows without end and is part of the key, so a
+key is never used twice, and a priority that comes back for evicted data is recognised, dropped and counted.
 
-    replay = Replay(ReplayConfig(lanes=8, minimum=1000), [Field("observation", (84, 84), "uint8", stack=4),
-                                                          Field("action", (), "int64")])
-    writer = replay.writer(lane)            # in any process; the replay can be an argument of one that is started
+    fields = [Field("observation", (84, 84), "uint8", stack=4), Field("action", (), "int64")]
+    replay = Replay(ReplayConfig(histories=8, minimum=1000), fields)
+    writer = replay.writer(history)         # in any process; the replay can be an argument of one that is started
     writer.append({"observation": frames, "action": actions}, reward, discount, last)
     writer.ready(priorities)                # once they are known: n steps later
     batch = replay.sample(512)              # in the learner
@@ -71,12 +71,12 @@ class Field:
 class ReplayConfig:
     """What a replay keeps and how it samples. Defaults: Ape-X DQN."""
 
-    lanes: int
+    histories: int
     """Environments; each has one writer at a time."""
     capacity: int = 2_000_000
     """Soft capacity in transitions: `evict` brings the replay back to it; adding never waits for that."""
     slack: float = 1.1
-    """Rows are kept for slack x capacity. Transitions that are still there when a lane's rows are used again are lost
+    """Rows are kept for slack x capacity. Transitions that are still there when a history's rows are used again are lost
     and counted as overwritten. Proportional eviction keeps old transitions longer and wants more."""
     period: int = 1
     """Rows between two starts of transitions or sequences: with 40, capacity and minimum count sequences of 40 rows each."""
@@ -106,16 +106,16 @@ class ReplayConfig:
     block: int = 8
     """Rows per compressed block; 8, 16, ... More compress better and cost more to sample."""
     packed_row_bytes: int = 1400
-    """Bytes per row and compressed field that are set aside: the bound on memory. A lane whose rows pack worse keeps
+    """Bytes per row and compressed field that are set aside: the bound on memory. A history whose rows pack worse keeps
     fewer of them."""
     seed: int = 0
     """Of the sampling."""
 
     @property
     def rows(self) -> int:
-        """Rows of each lane."""
+        """Rows of each history."""
         unit = math.lcm(8, self.block)
-        return -(-math.ceil(self.capacity * self.period * self.slack / self.lanes + self.n_step + 8) // unit) * unit
+        return -(-math.ceil(self.capacity * self.period * self.slack / self.histories + self.n_step + 8) // unit) * unit
 
 
 @dataclass
@@ -150,7 +150,7 @@ class ReplayStats:
     late: int
     """Priorities that came back for data already gone."""
     overwritten: int
-    """Lost before eviction because their lane's rows were used again."""
+    """Lost before eviction because their history's rows were used again."""
     evicted: int
     redrawn: int
     """Samples drawn again because a writer overwrote them while they were copied."""
@@ -158,13 +158,13 @@ class ReplayStats:
     """Readers that died inside the replay."""
 
 
-class LaneWriter:
-    """Adds rows to one lane; made by `Replay.writer`. Never waits and never locks."""
+class HistoryWriter:
+    """Adds rows to one history; made by `Replay.writer`. Never waits and never locks."""
 
-    def __init__(self, replay: Replay, lane: int, go_on: bool = False) -> None:
-        self._replay, self._native, self.lane = replay, replay.native, lane
+    def __init__(self, replay: Replay, history: int, go_on: bool = False) -> None:
+        self._replay, self._native, self.history = replay, replay.native, history
         if not go_on:
-            self._native.open(lane)
+            self._native.open(history)
         self._ended = True
 
     def append(
@@ -207,15 +207,15 @@ class LaneWriter:
             columns.append(column)
         reward, discount = np.ascontiguousarray(reward, np.float32), np.ascontiguousarray(discount, np.float32)
         if not (np.isfinite(reward).all() and np.isfinite(discount).all()):
-            raise ValueError(f"lane {self.lane}: a reward or discount is not finite")
-        return int(self._native.append(self.lane, columns, reward, discount, flags))
+            raise ValueError(f"history {self.history}: a reward or discount is not finite")
+        return int(self._native.append(self.history, columns, reward, discount, flags))
 
     def ready(self, priorities: npt.ArrayLike) -> None:
         """Priorities (float32 [m], not negative) of the oldest m rows that have none yet; they can be sampled from now on.
 
         The row n steps later, or the episode's end, must have been added. A negative number: no transition starts here.
         """
-        self._native.ready(self.lane, np.ascontiguousarray(priorities, np.float32))
+        self._native.ready(self.history, np.ascontiguousarray(priorities, np.float32))
 
 
 class Replay:
@@ -239,10 +239,10 @@ class Replay:
     def __reduce__(self) -> tuple[Callable[..., Replay], tuple[Any, ...]]:
         return type(self), (self.config, self.fields, self.segment)
 
-    def writer(self, lane: int, go_on: bool = False) -> LaneWriter:
-        """The writer of a lane. Taking over the lane of a dead writer ends its episode; `go_on`: as if it were the same writer,
-        whose rows without priorities are still to get theirs (a restored replay)."""
-        return LaneWriter(self, lane, go_on)
+    def writer(self, history: int, go_on: bool = False) -> HistoryWriter:
+        """The writer of a history. A history whose writer died is continued with a new episode. `go_on`: with the same one, and
+        rows without priorities are still to get theirs (a restored replay)."""
+        return HistoryWriter(self, history, go_on)
 
     def empty_batch(self, size: int, pin: bool = False, channels_last: bool = False) -> ReplayBatch:
         """Memory for a batch of `size` samples, to be given to `sample` again and again. `channels_last`: image stacks [C, H, W]
@@ -320,7 +320,7 @@ class Replay:
         return ReplayStats(**self.native.statistics())
 
     def held_bytes(self) -> int:
-        """Memory that the kernel has given to the replay; it grows as lanes fill for the first time."""
+        """Memory that the kernel has given to the replay; it grows as histories fill for the first time."""
         return os.fstat(self.segment.fd).st_blocks * 512
 
     def may_sample(self, size: int) -> bool:
@@ -383,7 +383,7 @@ def _native_config(config: ReplayConfig, fields: tuple[Field, ...]) -> Any:
         if not condition:
             raise ValueError(f"replay: {message}")
 
-    check(config.lanes >= 1 and config.capacity >= 1, "needs at least one lane and a capacity of one transition")
+    check(config.histories >= 1 and config.capacity >= 1, "needs at least one history and a capacity of one transition")
     check(config.period >= 1, f"period {config.period} is less than 1")
     check(config.n_step >= 1, f"n_step {config.n_step} is less than 1")
     check(config.alpha >= 0, f"alpha {config.alpha} is negative")
@@ -391,17 +391,17 @@ def _native_config(config: ReplayConfig, fields: tuple[Field, ...]) -> Any:
     check(config.slack >= 1, f"slack {config.slack} is less than 1")
     check(config.block >= 8 and config.block % 8 == 0, f"block {config.block} is not a multiple of 8")
     check(config.evict_alpha is None or config.evict_alpha != 0, "evict_alpha 0 evicts at random; say 1e-9 if you mean it")
-    check(config.lanes * config.rows < 2**32, f"{config.lanes * config.rows} rows; at most 2^32 - 1")
+    check(config.histories * config.rows < 2**32, f"{config.histories * config.rows} rows; at most 2^32 - 1")
     check(0 < len(fields) <= native.MAX_FIELDS, f"{len(fields)} fields; 1 to {native.MAX_FIELDS} are possible")
     check(len({f.name for f in fields}) == len(fields), "two fields have the same name")
     check(config.codec != "none" or not any(f.compressed for f in fields), "a field is compressed but no codec is chosen")
     result = native.Config()
-    for name in ("lanes", "rows", "n_step", "alpha", "floor", "seed", "codec_level", "block"):
+    for name in ("histories", "rows", "n_step", "alpha", "floor", "seed", "codec_level", "block"):
         setattr(result, name, getattr(config, name))
     result.evict_alpha = config.evict_alpha or 0.0
     result.codec = getattr(native.Codec, config.codec)
     largest = max((f.nbytes for f in fields if f.compressed), default=0) * config.block
-    # Room for a few blocks that do not compress, however small the lane.
+    # Room for a few blocks that do not compress, however small the history.
     result.ring_bytes = max(config.rows * config.packed_row_bytes, 4 * (largest + largest // 128 + 1024))
     for f in fields:
         check(f.nbytes > 0, f"field {f.name!r} has no bytes")

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 
 class NStepPriorities:
-    """|n-step TD error| of one lane's rows, as soon as each is known.
+    """|n-step TD error| of one history's rows, as soon as each is known.
 
     The error of row t is R + g v(S_{t+n}) - q(S_t, A_t), with R the discounted sum of the next n rewards and g the product
     of their discounts, both cut short at an episode's end. Acting computed q and v = max_a q anyway; no network runs here.
@@ -19,7 +19,7 @@ class NStepPriorities:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the rows that wait (the lane has a new writer)."""
+        """Forget the rows that wait (the history has a new writer)."""
         self.waiting = np.empty((6, 0))
         """Rows without a priority yet, oldest first: reward, discount, last, final, q, value."""
 
@@ -35,7 +35,7 @@ class NStepPriorities:
         """Take T further rows; returns the priorities, float32 [m], of the m oldest rows that had none yet.
 
         Args:
-            reward, discount, last, final: as in `LaneWriter.append`, [T].
+            reward, discount, last, final: as in `HistoryWriter.append`, [T].
             q: q(S_t, A_t), [T]; ignored on final rows.
             value: max_a q(S_t, a), [T]; on final rows the value to bootstrap from.
         """

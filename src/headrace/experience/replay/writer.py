@@ -1,4 +1,4 @@
-"""From trajectories to the replay: finished slots of the slab become rows of the environments' lanes."""
+"""From trajectories to the replay: finished slots of the slab become rows of the environments' histories."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from headrace.config import Config, ConfigError
 from headrace.envs.contract import EnvSpec
 from headrace.experience.batch import Arrivals
-from headrace.experience.replay.buffer import Field, LaneWriter, Replay, ReplayConfig
+from headrace.experience.replay.buffer import Field, HistoryWriter, Replay, ReplayConfig
 from headrace.experience.replay.priorities import NStepPriorities
 from headrace.shm.primitives import Closed
 from headrace.shm.trajectory_store import TrajectoryStore
@@ -52,7 +52,7 @@ def sequences_of(config: Config) -> Sequences | None:
 
 
 def make_replay(config: Config, spec: EnvSpec, core_width: int = 0) -> Replay:
-    """The replay of a run: one lane per environment and copy, images one frame per row. With a core, the state before a
+    """The replay of a run: one history per environment and copy, images one frame per row. With a core, the state before a
     trajectory is laid out over its rows, so that it takes no memory in the others.
 
     Raises `ConfigError` where images are no stack of `frame_stack` frames, `MemoryError` where there is not the memory.
@@ -78,7 +78,7 @@ def make_replay(config: Config, spec: EnvSpec, core_width: int = 0) -> Replay:
         fields += [Field("first", (), "bool"), Field("core", (-(-core_width // period),), "float32")]
     return Replay(
         ReplayConfig(
-            lanes=config.num_envs * r.copies, capacity=r.capacity // period, period=period, slack=r.slack, n_step=r.n_step,
+            histories=config.num_envs * r.copies, capacity=r.capacity // period, period=period, slack=r.slack, n_step=r.n_step,
             alpha=r.alpha, beta=r.beta,
             minimum=r.minimum // period, evict_alpha=r.evict_alpha, samples_per_insert=r.samples_per_insert,
             ratio_band=2 * max(config.learning.batch_size, per_slot),
@@ -112,7 +112,7 @@ class ReplayFeeder:
         copies: int = 1,
     ):
         self._store, self._gamma, self._reported, self._copies = store, gamma, reported_envs, copies
-        self._lanes = [LaneFeed(replay, lane, sequences) for lane in range(replay.config.lanes)]
+        self._histories = [HistoryFeed(replay, history, sequences) for history in range(replay.config.histories)]
         self._steps, self._episodes, self._lock = 0, list[tuple[float, int]](), threading.Lock()
         """What came in since `take_arrivals`."""
 
@@ -130,11 +130,11 @@ class ReplayFeeder:
 
     def _take(self, slot: dict[str, np.ndarray]) -> None:
         T = len(slot["reward"])
-        for e, lane in enumerate(slot["env_index"][0].tolist()):
+        for e, history in enumerate(slot["env_index"][0].tolist()):
             columns = {name: array[:T, e] for name, array in slot.items() if name != "core"}
             columns["core"] = _over_rows(slot["core"][e], T)
             for copy in range(self._copies):
-                self._lanes[lane * self._copies + copy].add(columns, self._gamma)
+                self._histories[history * self._copies + copy].add(columns, self._gamma)
         env = slot["env_index"]
         ended = ~np.isnan(slot["episode_return"]) & (env >= self._reported.start) & (env < self._reported.stop)
         with self._lock:
@@ -142,13 +142,13 @@ class ReplayFeeder:
             self._episodes += zip(slot["episode_return"][ended].tolist(), slot["episode_length"][ended].tolist(), strict=True)
 
     def get_state(self) -> list[dict[str, Any]]:
-        """What of the lanes' newest rows is not in the replay yet, to go on from with the same replay."""
-        return [lane.get_state() for lane in self._lanes]
+        """What of the histories' newest rows is not in the replay yet, to go on from with the same replay."""
+        return [history.get_state() for history in self._histories]
 
     def set_state(self, state: list[dict[str, Any]]) -> None:
         """Go on from what `get_state` gave; the replay is restored first."""
-        for lane, of_lane in zip(self._lanes, state, strict=True):
-            lane.set_state(of_lane)
+        for history, of_history in zip(self._histories, state, strict=True):
+            history.set_state(of_history)
 
     def take_arrivals(self) -> Arrivals:
         """What came in since the last call; from any thread."""
@@ -158,11 +158,11 @@ class ReplayFeeder:
         return Arrivals(steps, np.array(returns, np.float32), np.array(lengths, np.int32))
 
 
-class LaneFeed:
-    """One environment's rows on their way into its lane."""
+class HistoryFeed:
+    """One environment's rows on their way into its history."""
 
-    def __init__(self, replay: Replay, lane: int, sequences: Sequences | None = None):
-        self._replay, self._number, self._sequences = replay, lane, sequences
+    def __init__(self, replay: Replay, history: int, sequences: Sequences | None = None):
+        self._replay, self._number, self._sequences = replay, history, sequences
         self._priorities = NStepPriorities(replay.config.n_step, rescaled=sequences is not None and sequences.rescaled)
         self._errors = np.empty(0, np.float32)
         """Sequences: errors of the rows from `_known` on, -1 where there is none."""
@@ -170,7 +170,7 @@ class LaneFeed:
         self._starts_at: deque[int] = deque()
         """Sequences: times at which those start that are not whole yet."""
         self._stacked = {f.name: f.stack for f in replay.fields if f.stack > 1}
-        self._writer: LaneWriter | None = None
+        self._writer: HistoryWriter | None = None
         self._ended = True
         """The row before was the last of its episode."""
         self._before: dict[str, np.ndarray] = {}

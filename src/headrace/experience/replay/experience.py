@@ -27,7 +27,7 @@ REPLAY_FOLDER = "replay"
 """Beside a checkpoint's own files."""
 
 
-class ReplayBatches:
+class ReplayExperience:
     """Feeds the replay with what the samplers finished and draws batches from it.
 
     With `collect` None two threads work ahead from the first `get` on: one takes finished slots in, one samples up to
