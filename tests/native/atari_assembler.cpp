@@ -14,7 +14,8 @@ using namespace headrace::atari;
 
 namespace {
 
-const char* const kNames64[] = {"rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15"};
+const char* const kNames64[] = {"rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi",
+                                "r8",  "r9",  "r10", "r11", "r12", "r13", "r14", "r15"};
 const char* const kNames32[] = {"eax", "ecx", "edx", "ebx", "esp", "ebp", "esi", "edi"};
 const char* const kNames16[] = {"ax", "cx", "dx", "bx", "sp", "bp", "si", "di"};
 const char* const kNames8[] = {"al", "cl", "dl", "bl", "spl", "bpl", "sil", "dil"};
@@ -65,8 +66,10 @@ struct Test {
       out.alu(static_cast<Alu>(i), a, b), like(name + r32(a) + "," + r32(b));
       out.alu64(static_cast<Alu>(i), a, b), like(name + r64(a) + "," + r64(b));
     }
-    for (int i = 0; i < 14; ++i)
-      if (*kConditions[i]) out.cmov(static_cast<If>(i), a, b), like(std::string("cmov") + kConditions[i] + " " + r32(a) + "," + r32(b));
+    for (int i = 0; i < 14; ++i) {
+      if (!*kConditions[i]) continue;
+      out.cmov(static_cast<If>(i), a, b), like(std::string("cmov") + kConditions[i] + " " + r32(a) + "," + r32(b));
+    }
   }
 
   void one_register(Reg a) {
@@ -134,8 +137,10 @@ struct Test {
     out.bind(back);
     constexpr uint32_t lengths = 5 + 12 * 6;  // of the jumps forward
     out.jump(forward), jump_is_to("jmp", begin + lengths);
-    for (int i = 0; i < 14; ++i)
-      if (*kConditions[i]) out.jump(static_cast<If>(i), forward), jump_is_to((std::string("j") + kConditions[i]).c_str(), begin + lengths);
+    for (int i = 0; i < 14; ++i) {
+      if (!*kConditions[i]) continue;
+      out.jump(static_cast<If>(i), forward), jump_is_to((std::string("j") + kConditions[i]).c_str(), begin + lengths);
+    }
     out.bind(forward);
     out.jump(back), jump_is_to("jmp", begin);
     out.jump(If::kEqual, back), jump_is_to("je", begin);

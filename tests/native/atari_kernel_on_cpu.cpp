@@ -126,7 +126,8 @@ int main() {
   if (!made) return 2;
   const int mode = listing.default_mode;
   const EmulatorSettings settings = {mode, presses(listing, mode), presses(listing, mode % 100), 0};
-  const EnvironmentSetup setup = {game.get(), &observer, options, make_action_set(listing.facts.minimal_actions), settings, settings};
+  const ActionSet actions_of_game = make_action_set(listing.facts.minimal_actions);
+  const EnvironmentSetup setup = {game.get(), &observer, options, actions_of_game, settings, settings};
 
   std::vector<uint32_t> draws(16384);
   Mt19937 system(kSystemSeed);

@@ -16,7 +16,7 @@ HR_INLINE const uint8_t* rom_at(const Console& s, const Cartridge& cart, uint16_
   }
 }
 
-// A bank is selected before the byte of the same access is transferred.
+// Selects a bank if an access to `offset` does that. To be called first: the byte of the same access is of the new bank.
 HR_INLINE void switch_bank(Console& s, const Cartridge& cart, uint16_t offset) {
   switch (cart.mapper) {
     case Mapper::kF8: case Mapper::kF8SC: case Mapper::kDPC:

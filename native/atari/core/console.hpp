@@ -23,7 +23,7 @@ HR_HD inline Frame make_frame(const Cartridge& cart, TvFormat tv, const Input& i
   return frame;
 }
 
-// Counts all times from a moment `shift` cycles later.
+// Moves the origin from which all times are counted `shift` cycles on.
 HR_HD inline void shift_times(Console& s, const Cartridge& cart, int32_t shift) {
   s.cycle -= shift;
   s.timer_set_at -= static_cast<uint32_t>(shift);
@@ -38,12 +38,12 @@ HR_HD inline int32_t drawn_to(const Console& s, const Frame& frame) {
   return s.drawn_to_clock < frame.display_stop ? s.drawn_to_clock : frame.display_stop;
 }
 
-// The line in which the new frame begins starts at 0.
+// Begins a frame: from now on times are counted from the start of the present line.
 HR_HD inline void start_frame(Console& s, const Frame& frame) {
   s.last_frame_lines = s.cycle / kLineCycles;
   shift_times(s, frame.cart, s.last_frame_lines * kLineCycles);
   s.frame_began_at = s.cycle;
-  // A blanking that no line has used up is left for the first line of this frame.
+  // A HMOVE blank that no line has shown yet blanks the first line of this frame.
   const bool blank_is_left = drawn_to(s, frame) < s.hmove_blank_clock;
   s.hmove_blank_clock = blank_is_left ? frame.display_start + kBlankClocks + kHmoveBlankPixels : 0;
   s.parity ^= 1;
@@ -55,7 +55,7 @@ HR_HD inline void start_frame(Console& s, const Frame& frame) {
   for (uint8_t& color : s.color) color = (color & 0xFE) | s.color_loss;
 }
 
-// A frame that is interrupted shows what is not drawn yet in gray.
+// ALE shows the rows of an interrupted frame that are not drawn yet in gray.
 HR_HD inline void gray_out(Console& s, const Frame& frame) {
   if (s.grayed) return;
   s.grayed = true;
@@ -65,7 +65,8 @@ HR_HD inline void gray_out(Console& s, const Frame& frame) {
     frame.pixels[i] = (frame.pixels[i] & 15) >> 1;
 }
 
-// A program may take many calls to end a frame, all the while counting cycles: they are kept from overflowing.
+// Continues a frame that was interrupted. A program may take any number of calls to end a frame, so times are kept from
+// overflowing.
 HR_HD inline void continue_frame(Console& s, const Frame& frame) {
   constexpr int32_t far_past_the_display = 1 << 20, even_lines = 2 * kLineCycles;
   if (s.cycle < 1 << 28) return;

@@ -1,4 +1,4 @@
-// From an action of the Arcade Learning Environment to the pins of the console.
+// Translates an action of the Arcade Learning Environment to the pins of the console.
 #pragma once
 
 #include "games.hpp"
@@ -14,7 +14,7 @@ inline constexpr int kDownAction = 5;
 inline constexpr int kUpFireAction = 10;
 inline constexpr int kResetSwitch = 40;  // as a starting action only
 
-// What a stick can do, one bit each; the bits of the four directions are those of the right port's pins.
+// The directions and the button of a joystick, one bit each. The directions have the bits of the right port's pins.
 enum StickBit : uint8_t { kUp = 1, kDown = 2, kLeft = 4, kRight = 8, kButton = 16 };
 
 // NOOP FIRE UP RIGHT LEFT DOWN UPRIGHT UPLEFT DOWNRIGHT DOWNLEFT, then UP .. DOWNLEFT again with FIRE.
@@ -25,7 +25,7 @@ HR_HD inline uint8_t stick_of(int action) {
   return action < 10 ? directions[action - 2] : directions[action - 10] | kButton;
 }
 
-// Where the two paddles that can be turned stand, in ohm.
+// The resistances of the two paddles that can be turned, in ohm.
 struct Paddles {
   int32_t first, second;
 };
@@ -37,7 +37,7 @@ HR_HD inline bool uses_paddles(const GameFacts& game) {
   return game.left == Controller::kPaddles || game.right == Controller::kPaddles;
 }
 
-// Where both paddles stand when an episode begins.
+// The paddles when an episode begins.
 HR_HD inline Paddles centred(const GameFacts& game) {
   const int32_t middle = (kPaddleMin + game.paddle_max) / 2;
   return {middle, middle};

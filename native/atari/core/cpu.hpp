@@ -1,6 +1,6 @@
 // The 6507: all 256 opcodes, documented (MCS6500 Programming Manual) or not (Vardy, "Extra Instructions of the 65xx
-// Series CPU"). All cycles of an instruction pass before its first data access, so each access happens at the
-// instruction's final cycle; reads that have no effect are left out.
+// Series CPU"). As in ALE, all cycles of an instruction pass before its first data access, so each access happens at the
+// instruction's final cycle. Reads without an effect are left out.
 #pragma once
 
 #include "cartridge_bus.hpp"
@@ -63,11 +63,11 @@ struct Cpu {
 
   HR_INLINE void write_tia_register(int reg, uint8_t value, bool after_write) {
     write_tia(s, frame, reg, value, cycle);
-    // The processor halts until the line ends, but only once it reads: a write that follows a write does not wait.
+    // WSYNC halts the processor until the line ends. It has no effect where the access before it was a write.
     if (reg == 2 && !after_write) cycle += (kLineCycles - cycle % kLineCycles) % kLineCycles;
   }
 
-  // Zero page: RAM or TIA. The operand is the last byte on the bus, unless it was a pointer's.
+  // Zero page: RAM or TIA. The byte on the bus before is the operand, which is the address itself.
   HR_INLINE uint32_t read_zero_page(uint32_t address) {
     return address & 0x80 ? s.ram[address & 0x7F] : read_tia(s, frame, static_cast<uint16_t>(address),
                                                              static_cast<uint8_t>(address), cycle);
@@ -88,12 +88,12 @@ struct Cpu {
     sp = (sp + 1) & 0xFF;
     const uint32_t address = 0x100 | sp;
     if (address & 0x80) return s.ram[address & 0x7F];
-    // The byte under the stack pointer was read first.
+    // The byte at the old stack pointer was read before, and is on the bus.
     const uint32_t bus = before & 0x80 ? s.ram[before & 0x7F] : 0;
     return read_tia(s, frame, static_cast<uint16_t>(address), static_cast<uint8_t>(bus), cycle);
   }
 
-  // An instruction's bytes, opcode lowest. No others are read: reading can switch banks.
+  // An instruction's bytes, opcode lowest. Only its own bytes are read, because a read can switch banks.
   HR_INLINE uint32_t fetch() {
     uint32_t bus = read(pc, 0);
     uint32_t word = bus;

@@ -199,8 +199,8 @@ class Environment {
   //
   // Observations show only the last two frames, so the others are not drawn, as long as programs draw every row of every
   // frame: a row left out shows what the frame before last had there. When one is missing, the frames are repeated with
-  // everything drawn, and so are those of the steps that follow for a while. Screens are intact when that becomes
-  // known, since two undrawn frames that miss nothing replace both of them.
+  // everything drawn, and the next steps are drawn in full. Some of the last two frames may have been drawn by then; that is
+  // harmless, because the two frames before them miss no row, and when they are repeated they replace both screens.
   template <class Ended>
   HR_HD int32_t run(int count, int first, int rest, float strength, Ended&& ended) {
     const EmulatorState before = state_.emulator;
@@ -250,8 +250,11 @@ class Environment {
     const uint8_t* previous = image(state_.newest);
     state_.newest = (state_.newest + 1) % options_.stack;
     uint8_t* target = image(state_.newest);
-    if (pools && played == options_.frameskip) setup_.observer->observe_again(last_but_one, memory_.pooled, target, scratch_.observer);
-    else if (target != previous) copy_bytes(target, previous, image_bytes());
+    if (pools && played == options_.frameskip) {
+      setup_.observer->observe_again(last_but_one, memory_.pooled, target, scratch_.observer);
+    } else if (target != previous) {
+      copy_bytes(target, previous, image_bytes());
+    }
   }
 
   static constexpr int kStepsDrawnInFull = 64;

@@ -63,7 +63,8 @@ HR_INLINE uint32_t wrap_pixel(uint32_t x) { return x >= 160 ? x - 160 : x; }
 // The offsets 16, 32, 64 of the copies after the first, by NUSIZ & 7: bits 0, 1, 2.
 HR_INLINE uint32_t later_copies(uint8_t nusiz) { return 0x06043210u >> (4 * (nusiz & 7)) & 7; }
 
-// A pattern with copies is at most 8 pixels wide, so those up to 32 pixels on are added as one pattern.
+// The mask of an object with copies. A pattern with copies is at most 8 pixels wide, so the first copy and those 16 and 32 pixels
+// further are added as one pattern. `later`: see later_copies.
 HR_INLINE LineMask copies_mask(uint64_t pattern, uint32_t position, uint32_t later, bool first_hidden) {
   LineMask mask = {{0, 0, 0, 0}};
   const uint64_t copies = static_cast<uint64_t>(!first_hidden) | static_cast<uint64_t>(later & 1) << 16 |
@@ -107,7 +108,7 @@ HR_INLINE LineMask playfield_mask(const Console& s) {
   return {{widen_16_by_4(line & 0xFFFF), widen_16_by_4(line >> 16 & 0xFFFF), widen_16_by_4(line >> 32), 0}};
 }
 
-// Brings the masks of those objects of a set that have pixels up to date. Those of the others are empty all the time.
+// Brings the masks of a set of objects up to date. The masks of objects without pixels are always empty.
 HR_INLINE void refresh_masks(Console& s, uint8_t set) {
   const uint8_t todo = s.stale & s.solid & set;
   if (!todo) return;
@@ -120,7 +121,7 @@ HR_INLINE void refresh_masks(Console& s, uint8_t set) {
   if (todo & 1 << kPlayfield) s.mask[kPlayfield] = playfield_mask(s);
 }
 
-// Of the 64 pixels of a word those that lie in from <= x < to, which the word has some of.
+// The bits of a mask's word whose pixels lie in from <= x < to. The word must have at least one of these pixels.
 HR_INLINE uint64_t range_of_word(int32_t word, int32_t from, int32_t to) {
   const int32_t begin = from - 64 * word, end = to - 64 * word;
   return (begin > 0 ? ~0ull << begin : ~0ull) & (end < 64 ? ~(~0ull << end) : ~0ull);

@@ -1,5 +1,5 @@
-// What the handlers of the fast loop are made of. run_loop.hpp includes this and undefines it all at its end; the
-// macros use the loop's locals.
+// The macros that make the handlers of the decoded interpreter. Only run_loop.hpp includes this header, and undefines them at
+// its end; they use the local variables of run_loop.
 #pragma once
 
 #if defined(__GNUC__) && !defined(HR_PORTABLE)
@@ -17,7 +17,7 @@
 #define HR_CASE(name) case k##name:
 #define HR_DISPATCH goto dispatch;
 #endif
-// The instruction is complete: its length and cycles.
+// Ends an instruction: goes on behind its `length` bytes and `cycles` cycles later.
 #define HR_NEXT(length, cycles) \
   {                             \
     ip += length;               \
@@ -70,7 +70,7 @@
     use(m);                                                   \
     HR_NEXT(2, 4)                                             \
   }
-// A byte from anywhere into m, `cycles` after the instruction began. `bus`: the byte read before it.
+// Declares m and reads a byte from any address into it, `cycles` after the instruction began. `bus`: the byte read before it.
 #define HR_MEMORY(address, bus, cycles)                                                       \
   uint32_t m;                                                                                 \
   if (HR_LIKELY(RomView<M>::plain(address))) m = HR_ROM(address);                             \
@@ -143,7 +143,7 @@
     clock += kCount + cycles;                                                           \
     goto store_tia;                                                                     \
   }
-// The registers written most.
+// For the registers that are written most often.
 #define HR_TO_REGISTER(name, source, target)                                            \
   HR_CASE(name) {                                                                       \
     value = source;                                                                     \

@@ -1,8 +1,8 @@
 // The picture: advancing the beam, collisions, pixels.
 //
-// Like the emulator it must agree with, the core draws lazily: nothing happens between accesses to the TIA, and each
-// access first advances the picture to its own clock. Advancing can be put off further as long as no register that
-// matters has changed: two steps over unchanged registers equal one.
+// ALE draws lazily, and programs can tell: nothing happens between accesses to the TIA, and each access first advances the
+// picture to its own clock. Here advancing is put off further, until a register changes that matters, because advancing twice
+// over unchanged registers is the same as advancing once.
 #pragma once
 
 #include "line_mask.hpp"
@@ -89,7 +89,7 @@ HR_INLINE void collide(Console& s, int32_t from, int32_t to) {
   }
 }
 
-// --- changes of shape: the picture must have caught up before ---
+// --- changes of shape. The picture must have caught up before. ---
 
 HR_INLINE void set_solid(Console& s, uint8_t solid) {
   s.solid = solid;
@@ -124,7 +124,8 @@ HR_INLINE void note_changes_at_line_end(Console& s) {
 
 // --- the beam ---
 
-// The fault of the missile 0 counter that draws the star field of Cosmic Ark.
+// A write to HMM0 at a certain time after HMOVE (write_motion in tia.hpp) keeps missile 0 moving in every line. The game Cosmic
+// Ark draws its star field so.
 HR_HD inline void move_star(Console& s) {
   constexpr uint32_t steps = 17u << 24 | 0u << 16 | 33u << 8 | 18u;
   s.star_counter = (s.star_counter + 1) & 3;
@@ -149,7 +150,7 @@ HR_INLINE void end_line(Console& s) {
   note_changes_at_line_end(s);
 }
 
-// Clocks from <= h < to of the line that starts at line_start_clock, which is on display.
+// Latches collisions and paints pixels in clocks from <= h < to of the line that starts at line_start_clock, which is on display.
 HR_INLINE void pass_clocks(Console& s, const Frame& frame, int32_t from, int32_t to) {
   if (to <= kBlankClocks) return;
   const int32_t first = from < kBlankClocks ? 0 : from - kBlankClocks, last = to - kBlankClocks;
@@ -162,7 +163,7 @@ HR_INLINE void pass_clocks(Console& s, const Frame& frame, int32_t from, int32_t
     for (int32_t x = first; x < kHmoveBlankPixels; ++x) row[x] = 0;
 }
 
-// Whether the beam may go on without any effect but on pixels.
+// Whether advancing the picture would have no effect but on pixels.
 HR_INLINE bool is_quiet(const Console& s) {
   return !s.changes_at_line_end && (!s.pending || (s.vblank & 2) || (s.tested_from == 0 && s.tested_to == kScreenWidth));
 }
@@ -187,7 +188,7 @@ HR_NOINLINE void advance_picture(Console& s, const Frame& frame) {
   s.idle_until_clock = s.drawn_to_clock < visible_from ? visible_from : s.drawn_to_clock;
 }
 
-// Catches up where that takes no drawing and no collision; returns whether that was all.
+// Advances the picture to the last access if that takes no painting and no collisions; else returns false.
 HR_INLINE bool catch_up_quietly(Console& s, const Frame& frame) {
   if (s.last_access_clock <= s.idle_until_clock) return true;
   if (frame.pixels || !is_quiet(s)) return false;

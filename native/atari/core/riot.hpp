@@ -1,4 +1,4 @@
-// The 6532: timer and ports. Its 128 bytes of RAM are accessed by the bus directly.
+// The 6532 (RIOT): timer and ports. Its 128 bytes of RAM are accessed by cpu.hpp directly.
 #pragma once
 
 #include "state.hpp"
@@ -6,8 +6,8 @@
 
 namespace headrace::atari {
 
-// The timer counts T, one per 2^shift cycles, and one per cycle once it has expired. The first read after the expiry
-// freezes the origin of that count. Unsigned arithmetic: a timer that is never set again keeps counting for hours.
+// The timer counts down from its value, one per 2^timer_shift cycles, and one per cycle once it has expired; the first read after
+// that fixes from where it counts then. Unsigned arithmetic, because a timer that is not set again may count for hours.
 struct TimerValue {
   int32_t remaining;  // >= 0: what INTIM shows
   uint32_t elapsed;   // cycles since the cycle after it was set

@@ -1,7 +1,7 @@
-// The fast loop: executes decoded instructions until the frame ends.
+// The decoded interpreter: executes decoded instructions until the frame ends.
 //
-// Instructions and cycles are counted in one register. The loop watches the limit of instructions only where control
-// is transferred, well before it is due, and leaves the rest to the complete interpreter.
+// Instructions and cycles are counted in one 64-bit number. The limit of instructions is checked only where control is
+// transferred, and some thousand instructions early; the last ones are left to the complete interpreter.
 #pragma once
 
 #include "cpu.hpp"
@@ -12,10 +12,10 @@
 namespace headrace::atari {
 
 inline constexpr int32_t kFrameInstructions = 25000;
-// No more than a window of ROM, 4096 instructions, can run without a transfer of control.
+// Between two transfers of control no more than a window of ROM can run, 4096 instructions.
 inline constexpr int32_t kWatchedInstructions = kFrameInstructions - 5000;
 
-// A frame that is interrupted again and again goes on counting cycles; run_frame keeps them well below 2^30.
+// The count of instructions stands above the cycles, which run_frame keeps well below 2^30.
 inline constexpr int kCountShift = 30;
 inline constexpr uint64_t kCount = 1ull << kCountShift;  // one instruction
 
@@ -46,13 +46,13 @@ HR_NOINLINE uint32_t read_port(Console& s, const Frame& frame, uint32_t address,
 
 HR_INLINE bool is_ram(uint32_t address) { return (address & 0x1280) == 0x80; }
 
-// Polling a timer: LDA INTIM and a branch back to it. How often that can be skipped, so that the last of the reads that
-// certainly go on polling is the next one.
+// Waiting for the timer: a load of INTIM and a branch back to the load. Returns how many repetitions can be skipped: all but the
+// last of those whose load certainly gives a value for which the branch is taken. `branch`: its opcode, or 0 for none.
 inline constexpr uint32_t kPollingCycles = 4 + 3;
 HR_INLINE uint32_t polls_to_skip(const Console& s, uint8_t branch, int32_t cycle) {
   if (!branch) return 0;
   const TimerValue now = timer_value(s, cycle);
-  // The lowest value that goes on.
+  // The lowest value of the timer for which the branch is taken.
   const int32_t lowest = branch == 0xD0 ? 1 : branch == 0x30 ? 128 : 0;
   if (now.remaining < lowest || (branch == 0x10 && now.remaining > 127)) return 0;
   const uint32_t last = ((static_cast<uint32_t>(s.timer) - lowest) << s.timer_shift) - 1;
@@ -80,7 +80,7 @@ HR_NOINLINE void run_loop(Console& s, const Frame& frame) {
   goto load_registers;
 
 step: HR_COLD_LABEL
-  // One instruction by the complete interpreter, and more while code runs outside the ROM or near the limit.
+  // The complete interpreter executes one instruction, and more while code runs outside the ROM or near the limit.
   HR_STORE_REGISTERS
 step_stored:
   do {
@@ -235,7 +235,7 @@ dispatch:
   HR_IMPLIED(Dey, 2, y = nz = (y - 1) & 0xFF)
   HR_IMPLIED(Nop, 2, )
 
-  // The stack may lie in the TIA, as a way to write registers.
+  // The stack pointer may point into the TIA: some programs push to write its registers.
   HR_CASE(Php) {
     value = processor_flags(nz, carry, overflow, decimal, s.interrupt_disable);
     goto push;

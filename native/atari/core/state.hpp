@@ -39,7 +39,7 @@ struct Console {
   // 6507
   uint16_t pc;
   uint8_t a, x, y, sp;
-  // Negative = nz & 0x8080, zero = (nz & 0xFF) == 0: one value that most instructions can store as it is.
+  // The N and Z flags: N is nz & 0x8080, Z is (nz & 0xFF) == 0. Most instructions simply store their result here.
   uint16_t nz;
   uint8_t carry, overflow, decimal, interrupt_disable;  // 0 or 1
   bool jammed;
@@ -63,15 +63,15 @@ struct Console {
   int32_t frame_began_at;   // cycle of the frame's first instruction, 0..75
   int32_t last_frame_lines;
   bool frame_complete;      // the last run_frame reached the end of the frame
-  bool grayed;              // rows below the interruption of a partial frame were grayed already
+  bool grayed;              // the rows below the point where a partial frame was interrupted were grayed already
   bool rows_missing;        // some row of the frame that ended last was not drawn
   uint8_t parity;           // which of the two frame buffers is drawn into
   uint8_t color_loss;       // 1 while PAL colour loss sets bit 0 of all colours
   int32_t vsync_end_clock;  // from here on clearing VSYNC ends the frame
   int32_t drawn_to_clock;   // how far the picture has been advanced
-  int32_t idle_until_clock;  // there is nothing to draw from drawn_to_clock to here: the beam is in the blank
+  int32_t idle_until_clock;  // from drawn_to_clock to here there is nothing to draw: the beam is in the horizontal blank
   int32_t line_start_clock;  // start of a line on display, at most the one of drawn_to_clock
-  int32_t last_access_clock;  // of the TIA: the picture must be advanced to here before the frame ends
+  int32_t last_access_clock;  // of the last access to the TIA: to here the picture must be advanced before the frame ends
   int32_t hmove_clock;
   int32_t dump_released_at;
 
@@ -91,13 +91,13 @@ struct Console {
   uint16_t collisions;        // register CXn is bits 2n+1 and 2n
 
   // TIA: derived from the registers above
-  uint16_t pending;        // collisions that are not latched and whose objects both have pixels
-  uint8_t shown_grp[2], shown_enabl;  // as VDEL selects
-  uint8_t moving;          // set of objects with motion
+  uint16_t pending;        // collisions that can still be latched: both objects have pixels, and the latch is clear
+  uint8_t shown_grp[2], shown_enabl;  // the old or the new register, as VDELP and VDELBL select
+  uint8_t moving;          // set of objects that a HMOVE moves
   uint8_t solid;           // set of objects with at least one pixel
   uint8_t stale;           // set of objects whose mask is out of date
-  bool changes_at_line_end;
-  uint8_t tested_from, tested_to;  // pixels whose collisions are latched already for the present masks
+  bool changes_at_line_end;  // end_line has something to do
+  uint8_t tested_from, tested_to;  // for these pixels of the present masks collisions are latched already
   LineMask mask[kObjects];  // empty for objects without pixels
 };
 

@@ -12,8 +12,8 @@ HR_INLINE void note_access(Console& s, int32_t clock) {
   if (clock > s.last_access_clock) s.last_access_clock = clock;
 }
 
-// INPT0..3: a capacitor that a paddle's resistance charges. The time stamp of the release is relative to the frame in
-// the oracle's unsigned arithmetic, so a capacitor released in an earlier frame may never read as charged.
+// INPT0..3: a capacitor that is charged through a paddle's resistance, from the cycle on at which VBLANK releases it. ALE
+// computes in unsigned numbers relative to the frame's start, so a capacitor released in an earlier frame may never read as charged.
 HR_HD inline uint8_t read_paddle(const Console& s, const Frame& frame, int paddle, int32_t cycle) {
   const int32_t resistance = frame.input.paddle[paddle];
   if (resistance == 0) return 0x80;
@@ -41,8 +41,8 @@ HR_NOINLINE uint8_t read_tia(Console& s, const Frame& frame, uint16_t address, u
   return read_register(s, frame, address & 15, bus, cycle);
 }
 
-// --- registers by kind. Each notes the access with the delay of its effect, catches up if its value changes, and
-// --- stores it. `clock`: of the write.
+// --- Registers by kind. Each function notes the access, with the delay of its effect; if the register's value changes, it first
+// --- advances the picture with the old one. `clock`: of the write.
 
 // The playfield's delay depends on the phase of the beam within four cycles.
 HR_INLINE int32_t playfield_delay(int32_t cycle) {
@@ -74,7 +74,7 @@ HR_INLINE void write_color(Console& s, const Frame& frame, int index, uint8_t va
   s.color[index] = value;
 }
 
-// Selects the registers that VDEL lets through; the picture has caught up.
+// Selects the old or the new register, as VDELP or VDELBL says. The picture must have caught up.
 HR_INLINE void select_grp(Console& s, int player) {
   const uint8_t shown = s.vdelp[player] ? s.grp_old[player] : s.grp[player];
   if (shown == s.shown_grp[player]) return;
@@ -88,7 +88,7 @@ HR_INLINE void select_enabl(Console& s) {
   ball_changed(s);
 }
 
-// Writing one player's pattern moves the other's into its register of vertical delay, writing GRP1 also the ball's.
+// A write to GRP0 copies GRP1 into player 1's old register; a write to GRP1 copies GRP0 and ENABL into theirs.
 HR_INLINE void set_grp(Console& s, int player, uint8_t value) {
   const int other = player ^ 1;
   s.grp[player] = value;
@@ -166,7 +166,7 @@ HR_NOINLINE void write_vblank(Console& s, const Frame& frame, uint8_t value, int
   s.vblank = value;
 }
 
-// The fault of Cosmic Ark ends whenever missile 0 is set anew.
+// Ends the changes of missile 0 that move_star (picture.hpp) made in this line.
 HR_INLINE void end_star(Console& s) { s.star_width = s.star_hidden = 0; }
 
 HR_NOINLINE void write_nusiz(Console& s, const Frame& frame, int player, uint8_t value, int32_t clock) {
@@ -192,8 +192,8 @@ HR_NOINLINE void write_ctrlpf(Console& s, const Frame& frame, uint8_t value, int
   shape_changed(s, 1 << kPlayfield | 1 << kBall);
 }
 
-// The beam sets a player's position; the copy at that position is drawn from the next line on, unless the player is
-// already being drawn there.
+// RESP0, RESP1: the player's position becomes that of the beam. The copy at the new position is drawn from the next line on,
+// unless one is being drawn there already.
 HR_NOINLINE void write_resp(Console& s, const Frame& frame, int player, int32_t clock) {
   note_access(s, clock);
   catch_up(s, frame);
@@ -222,7 +222,8 @@ HR_NOINLINE void write_resp(Console& s, const Frame& frame, int player, int32_t 
   player_changed(s, player);
 }
 
-// A missile or ball that is reset shortly after HMOVE lands elsewhere: clocks since HMOVE, clock in the line, position.
+// The position of a missile or ball that is reset `since_hmove` clocks after HMOVE, in clock `h` of the line: for some of these
+// times it is not the `position` where it would be otherwise.
 HR_HD inline int32_t reset_after_hmove(Object object, int32_t since_hmove, int32_t h, int32_t position) {
   switch (object) {
     case kM0: return since_hmove == 60 && h == 69 ? 8 : position;
@@ -236,7 +237,7 @@ HR_HD inline int32_t reset_after_hmove(Object object, int32_t since_hmove, int32
   }
 }
 
-// A missile goes on at its old position for eight clocks more; the ball does not.
+// RESM0, RESM1, RESBL: the position becomes that of the beam, for a missile only eight clocks later.
 HR_NOINLINE void write_resm(Console& s, const Frame& frame, Object object, int32_t clock) {
   note_access(s, clock + (object == kBall ? 0 : 8));
   catch_up(s, frame);
@@ -248,7 +249,7 @@ HR_NOINLINE void write_resm(Console& s, const Frame& frame, Object object, int32
   else missile_changed(s, object == kM1);
 }
 
-// While a missile is locked to its player it is off; it is released at the player's middle.
+// RESMP0, RESMP1: a missile is not shown while it is locked to its player. When released it is at the player's middle.
 HR_NOINLINE void write_resmp(Console& s, const Frame& frame, int player, uint8_t value, int32_t clock) {
   note_access(s, clock);
   if (s.resmp[player] == value) return;
@@ -275,7 +276,8 @@ HR_INLINE uint8_t hmove_motion(uint8_t motion, int32_t c) {
   return static_cast<uint8_t>(moved);
 }
 
-// The line whose first pixels a HMOVE blanks: this one if they are still to come, or the first one on display.
+// Where the blanking by a HMOVE ends: after the first pixels of this line if they are still to come, else of the next one;
+// before the display begins, of the first line on display.
 HR_INLINE int32_t end_of_hmove_blank(const Frame& frame, int32_t clock) {
   constexpr int32_t end = kBlankClocks + kHmoveBlankPixels;
   if (clock < frame.display_start) return frame.display_start + end;
@@ -357,7 +359,7 @@ HR_NOINLINE void clear_collisions(Console& s, const Frame& frame, int32_t clock)
   set_solid(s, s.solid);
 }
 
-// VSYNC can end the frame and WSYNC can wait.
+// VSYNC, which can end the frame, and WSYNC, which can halt the processor.
 HR_INLINE bool is_special_register(uint32_t reg) { return reg == 0 || reg == 2; }
 
 // An overlong frame ends with this write, which still takes effect.
@@ -399,12 +401,12 @@ HR_NOINLINE void write_tia(Console& s, const Frame& frame, int reg, uint8_t valu
       note_access(s, clock);
       return clear_motion(s);
     case 0x2C: return clear_collisions(s, frame, clock);
-    default: return note_access(s, clock);  // WSYNC is the bus's, RSYNC and sound are not emulated
+    default: return note_access(s, clock);  // cpu.hpp does what WSYNC does; RSYNC and sound are not emulated
   }
 }
 
-// A write to any register but VSYNC and WSYNC, known when compiling: what write_tia does, without its switch for the
-// registers written most.
+// Does what write_tia does, for a register other than VSYNC and WSYNC that is known when compiling: without a switch for the
+// registers that are written most often.
 HR_INLINE void store_register(Console& s, const Frame& frame, uint32_t reg, uint8_t value, int32_t cycle) {
   const int32_t clock = 3 * cycle;
   if (HR_UNLIKELY(cycle >= frame.limit_cycle)) return write_tia(s, frame, static_cast<int>(reg), value, cycle);

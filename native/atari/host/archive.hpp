@@ -1,23 +1,17 @@
-// Saved states: a plain sequence of bytes between a header and a checksum.
+// Saved states: a plain sequence of bytes. headrace/envs/atari_vector.py adds a header and a checksum.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <type_traits>
 #include <vector>
 
 namespace headrace::atari {
 
-// FNV-1a, to notice damage.
-inline uint64_t fnv1a(std::span<const uint8_t> bytes, uint64_t hash = 0xCBF29CE484222325u) {
-  for (const uint8_t byte : bytes) hash = (hash ^ byte) * 0x100000001B3u;
-  return hash;
-}
-
-// An object that is archived calls the archive with each of its parts; the same calls write and read.
+// Writer and Reader have the same calls, so an object has one function `archive(Archive&)` for both, which calls the archive with
+// each of its parts in turn.
 class Writer {
  public:
   template <class T>

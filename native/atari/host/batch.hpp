@@ -27,7 +27,7 @@ struct Batch {
   std::exception_ptr error;  // of one of the rows
 };
 
-// Fresh memory costs a page fault per 4 KB, so batches that nobody looks at any more are handed out again.
+// Batches that are no longer referenced are used again, because new memory costs a page fault per 4 KB.
 class BatchPool : public std::enable_shared_from_this<BatchPool> {
  public:
   BatchPool(int size, size_t observation_bytes, bool with_finals)

@@ -121,7 +121,7 @@ inline bool is_branch(uint8_t opcode) { return (opcode & 0x1F) == 0x10; }
 
 }  // namespace detail
 
-// The operand as the handler wants it.
+// The operand as the handler expects it, see Decoded.
 inline uint16_t operand_of(uint8_t handler, uint16_t operand) {
   switch (handler) {
     case kOraRam: case kAndRam: case kEorRam: case kAdcRam: case kLdaRam: case kCmpRam: case kSbcRam:
@@ -137,8 +137,8 @@ inline uint16_t operand_of(uint8_t handler, uint16_t operand) {
   }
 }
 
-// Decodes the instruction at `offset` of a window of `window` bytes (the unit of bank switching) beginning at `bytes`.
-// Instructions outside from <= offset < to are left to kStep, and so is what reaches or leads out of that range.
+// Decodes the instruction at `offset` of a window: the `window` bytes from `bytes` on, the unit of bank switching.
+// Decodes to kStep where the instruction, the one after it or the target of its branch lies outside from <= offset < to.
 inline Decoded decode(const uint8_t* bytes, int32_t window, int32_t offset, int32_t from, int32_t to) {
   const uint8_t opcode = bytes[offset];
   const int32_t next = offset + instruction_length(opcode);
@@ -153,7 +153,7 @@ inline Decoded decode(const uint8_t* bytes, int32_t window, int32_t offset, int3
   }
   uint8_t extra = 0;
   const bool timer = handler == kLdaTimer || handler == kLdxTimer || handler == kLdyTimer;
-  // A branch back to the load: BPL, BMI and BNE are waited through at once.
+  // A branch back to the load waits for the timer. For BPL, BMI and BNE repetitions are skipped (polls_to_skip in run_loop.hpp).
   if (timer && next + 2 < to && next + 2 < window && bytes[next + 1] == 0xFB) {
     const bool same_page = ((next + 2) & ~0xFF) == (offset & ~0xFF);
     const uint8_t branch = bytes[next];
@@ -167,7 +167,7 @@ inline void decode_image(Decoded* decoded, const uint8_t* image, int32_t size, M
   const bool slices = mapper == Mapper::kE0;
   const int32_t window = slices ? 1024 : 4096;
   for (int32_t begin = 0; begin < size; begin += window) {
-    // E0 has its hot spots in the last slice, which alone is seen at the end of the 4K.
+    // The addresses that switch E0's slices lie at the end of the 4K, where the last slice always is.
     const int32_t from = slices ? 0 : plain_from(mapper);
     const int32_t to = !slices ? plain_to(mapper) : begin + window == size ? plain_to(mapper) - 3 * window : window;
     for (int32_t offset = 0; offset < window; ++offset)

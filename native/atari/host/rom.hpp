@@ -49,7 +49,7 @@ inline bool looks_like_fe(const uint8_t* rom, uint32_t size) {
 }  // namespace detail
 
 // Fills `cartridge` from the bytes of a ROM file and finds its mapper by size and content.
-// The TV format is left at NTSC: it shows only when the program runs, see detect_tv_format in console.hpp.
+// The TV format is left at NTSC: a ROM does not say which it is for.
 // Returns kEmpty for no bytes and kUnknownSize for a size that no supported mapper has.
 inline LoadError load_cartridge(Cartridge& cartridge, const uint8_t* bytes, uint32_t size) {
   cartridge = Cartridge{};

@@ -33,8 +33,9 @@ namespace headrace::atari {
 
 class Vector {
  public:
-  // One environment per entry of `games`, `seeds` as many. Thread i of the pool is bound to processor first_cpu + i, or
-  // to none if that is negative. Without threads `recv` steps. Throws std::invalid_argument if the observations would differ in size.
+  // One environment per entry of `games`; as many `seeds`. Thread i of the pool is bound to processor first_cpu + i, or to none
+  // if first_cpu is negative. Without threads `recv` steps. Throws std::invalid_argument if the observations would differ in
+  // size or be larger than the screen.
   Vector(const std::vector<std::shared_ptr<Game>>& games, const StepOptions& options,
          const std::vector<uint32_t>& seeds, int batch_size, int num_threads, int first_cpu)
       : options_(options), batch_size_(batch_size), jobs_(games.size()) {
@@ -91,8 +92,8 @@ class Vector {
     start(jobs);
   }
 
-  // Starts a reset of some environments; what is under way is waited for and thrown away first. A negative seed goes on
-  // with the generators as they are. Rows of environments that are not reset show them as they are.
+  // Starts a reset of some environments, after steps that were started have ended; their results are dropped. With a negative
+  // seed the generators go on as they are. In a batch of all environments the others have their present observations and counts.
   void send_reset(const std::vector<int>& envs, const std::vector<int64_t>& seeds,
                   const std::vector<uint8_t*>& targets) {
     drain();
@@ -102,7 +103,7 @@ class Vector {
     start(jobs);
   }
 
-  // The next batch of results. Throws what a step threw, and std::logic_error if too little is under way.
+  // Waits for the next batch of results. Throws what a step threw, and std::logic_error if fewer steps than a batch were started.
   std::shared_ptr<Batch> recv() {
     if (outstanding_ < batch_size_) throw std::logic_error("recv follows a send: less than a batch is under way");
     std::unique_lock lock(mutex_);
@@ -153,6 +154,7 @@ class Vector {
 #endif
   }
 
+  // Whether a batch holds the results of all environments.
   bool whole() const { return batch_size_ == num_envs(); }
 
   void idle_or_throw() const {
@@ -186,7 +188,7 @@ class Vector {
     work_ready_.notify_all();
   }
 
-  // Rows of the environments that have no job.
+  // Writes the rows of the environments that have no job.
   void show_others(const std::vector<Job>& jobs) {
     std::vector<bool> busy(environments_.size());
     for (const Job& job : jobs) busy[job.env] = true;

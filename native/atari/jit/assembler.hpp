@@ -1,5 +1,5 @@
-// A small assembler for x86-64: just the instructions that translated programs are made of (Intel 64 and IA-32
-// Architectures Software Developer's Manual, volume 2).
+// A small assembler for x86-64: only the instructions that translated programs are made of (Intel 64 and IA-32
+// Architectures Software Developer's Manual, volume 2). docs/atari.md says why it is not a library.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ class Assembler {
     return static_cast<Label>(bound_.size()) - 1;
   }
   void bind(Label label) { bound_[label] = here(); }
-  // Fills in the distances to all labels, which are bound by now.
+  // Fills in the distances of all jumps to labels. All labels must be bound.
   void link() {
     for (const Fixup& fixup : fixups_) {
       const uint32_t distance = bound_[fixup.label] - (fixup.at + 4);
@@ -145,7 +145,7 @@ class Assembler {
     put<uint8_t>(0x80 | code_of(condition));
     distance_to(to);
   }
-  // To `distance` bytes from the beginning of this code.
+  // Jumps to the byte `distance` bytes after the beginning of this code (before it, if negative).
   void jump_far(int32_t distance) {
     put<uint8_t>(0xE9);
     put<int32_t>(distance - static_cast<int32_t>(here()) - 4);

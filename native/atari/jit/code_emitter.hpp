@@ -1,5 +1,6 @@
-// From 6507 to x86-64, below the level of instructions: where the registers are, what is known of the flags, how code
-// is left and reached.
+// The lowest layer of the translator from 6507 to x86-64: where the 6507's registers are held, what is known of its flags,
+// and how translated code is entered and left. A *fragment* is what is translated at once; a *block* is a piece of it that is
+// entered only at its beginning.
 #pragma once
 
 #include <cstddef>
@@ -16,19 +17,19 @@
 
 namespace headrace::atari {
 
-// Where code lies: the selection of banks under which it is seen is part of its place.
+// The place of code: its address, and the banks that are selected while it runs.
 struct Place {
-  uint32_t pc;      // 16 bits, bit 12 set
-  uint32_t bank;    // Console::bank, where the mapper has it
-  uint32_t slice;   // E0: the slice in the segment of pc
+  uint32_t pc;     // 16 bits, bit 12 set
+  uint32_t bank;   // Console::bank, where the mapper has it
+  uint32_t slice;  // E0: the slice in the segment of pc
 };
 
-// What the translated code of all stretches shares.
-struct Surroundings {
+// What all fragments of a cartridge share.
+struct CodeCache {
   const Cartridge& cart;
-  const uint32_t* entries;     // by index_of: distance from `base`, 0 if none
+  const uint32_t* entries;     // by index_of: the distance from `base` of the code of an address, 0 if there is none
   const uint8_t* base;
-  uint32_t leave_to_step;      // distances from `base`; both expect the pc in eax
+  uint32_t leave_to_step;      // distances from `base` of the ways out (Translation::add_frame_code); pc in eax
   uint32_t leave_to_dispatch;
 };
 
@@ -44,7 +45,7 @@ inline uint32_t image_offset(Mapper mapper, const Place& place, uint32_t pc) {
   }
 }
 
-// Of the entry for the code at `pc`, which differs between the mirrors of the ROM because return addresses do.
+// Index in CodeCache::entries of the code at `pc`. Every mirror of the ROM has its own, because return addresses differ.
 inline uint32_t index_of(Mapper mapper, const Place& place, uint32_t pc) {
   const uint32_t offset = image_offset(mapper, place, pc);
   if (mapper == Mapper::kE0) return (pc >> 13) << 15 | (pc >> 10 & 3) << 13 | offset;
@@ -55,33 +56,36 @@ class CodeEmitter {
  protected:
   using Label = Assembler::Label;
 
-  // What is known of the 6507 while translating.
-  enum class Nz : uint8_t { kWide, kByte, kA, kX, kY };  // in rbp, as in Console or as a byte; or that of a register
+  // What is known, at the current point of translation, of the 6507's state. Nz says where the result is from which the N and
+  // Z flags follow: in rbp as in Console::nz, in rbp as a byte, or in a register of the 6507.
+  enum class Nz : uint8_t { kWide, kByte, kA, kX, kY };
   enum class Carry : uint8_t { kMemory, kClear, kSet };
   struct Known {
     Nz nz = Nz::kWide;
     Carry carry = Carry::kMemory;
     bool binary = false;  // the decimal flag is clear
     bool flags = false;   // the host's zero and sign flags are those of the 6507
-    int32_t cycles = 0;   // still to be added
+    int32_t cycles = 0;   // of the instructions so far, not yet added to r15
   };
+  // A way out of the fragment. Its code lies behind that of all blocks.
   struct Exit {
     Label label;
     Known known;
     uint32_t pc;
-    bool step;
+    bool step;  // the complete interpreter executes the instruction at pc
   };
-  // The rarer case of an instruction. Its code lies behind that of all blocks, and goes back.
-  struct Detour {
+  // The rarer case of an instruction. Its code lies behind that of all blocks, and jumps back.
+  struct SlowPath {
     Label label, back;
     Known known;
     uint32_t pc;
     std::function<void()> emit;
   };
 
-  // rbx is the console, r12 to r14 are A, X and Y, rbp is Console::nz, r15 counts cycles.
+  // rbx points to the console; r12 to r14 hold A, X and Y, rbp Console::nz, r15 Console::cycle.
   static constexpr Reg kS = rbx, kA = r12, kX = r13, kY = r14, kNz = rbp, kCycle = r15;
-  // On the stack: the cycle from which on time is watched, that from which on a TIA write ends the frame, and the frame.
+  // On the stack: the cycle at which a loop leaves the translated code, the cycle from which on a TIA write ends the frame
+  // (Frame::limit_cycle), and a pointer to the frame.
   static constexpr Mem kWatched{rsp, 0}, kLimit{rsp, 4}, kFrame{rsp, 8};
 
   static Mem field(size_t offset) { return {kS, static_cast<int32_t>(offset)}; }
@@ -95,14 +99,15 @@ class CodeEmitter {
   Decoded decoded(uint32_t pc) const { return cart_.decoded[image_offset(mapper_, root_, pc)]; }
   uint8_t opcode(uint32_t pc) const { return cart_.rom[image_offset(mapper_, root_, pc)]; }
   static uint8_t handler(Decoded code) { return code & 0xFF; }
-  bool in_sight(uint32_t pc) const {
+  // Whether the code at `pc` is known without knowing which banks will be selected then.
+  bool is_mapped(uint32_t pc) const {
     return (pc & 0x1000) && (mapper_ != Mapper::kE0 || (pc >> 10 & 3) == (root_.pc >> 10 & 3));
   }
-  bool is_translated(uint32_t pc) const { return around_.entries[index_of(mapper_, root_, pc)] != 0; }
+  bool is_translated(uint32_t pc) const { return cache_.entries[index_of(mapper_, root_, pc)] != 0; }
 
-  // `at`: where the code will lie, as distance from the base.
-  CodeEmitter(const Surroundings& around, const Place& root, uint32_t at)
-      : around_(around), cart_(around.cart), mapper_(cart_.mapper), root_(root), at_(at) {}
+  // `at`: where the code will lie, as distance from CodeCache::base.
+  CodeEmitter(const CodeCache& cache, const Place& root, uint32_t at)
+      : cache_(cache), cart_(cache.cart), mapper_(cart_.mapper), root_(root), at_(at) {}
 
   Label label_of(uint32_t pc) const {
     for (const auto& [leader, label] : labels_)
@@ -114,8 +119,8 @@ class CodeEmitter {
 
   static Reg host_of(Nz nz) { return nz == Nz::kA ? kA : nz == Nz::kX ? kX : nz == Nz::kY ? kY : kNz; }
 
-  // Brings the state to where every block and the outside expect it. Leaves the host's flags alone.
-  void settle() {
+  // Writes back what Known holds elsewhere, as blocks and the code outside expect it. Keeps the host's flags.
+  void write_back() {
     if (known_.nz >= Nz::kA) {
       out_.mov(kNz, host_of(known_.nz));
       known_.nz = Nz::kByte;
@@ -131,34 +136,34 @@ class CodeEmitter {
   }
 
   void leave(uint32_t pc, bool step) {
-    settle();
+    write_back();
     out_.mov(rax, pc & 0xFFFF);
-    jump_outside(step ? around_.leave_to_step : around_.leave_to_dispatch);
+    jump_outside(step ? cache_.leave_to_step : cache_.leave_to_dispatch);
   }
   void jump_outside(uint32_t target) { out_.jump_far(static_cast<int32_t>(target) - static_cast<int32_t>(at_)); }
 
-  // A way out that is taken rarely. What is known now holds there.
+  // A way out that is taken rarely, with the state as it is known now.
   Label exit_to(uint32_t pc, bool step) {
     exits_.push_back({out_.label(), known_, pc, step});
     return exits_.back().label;
   }
-  // The complete interpreter executes this instruction; nothing of it may have happened yet.
+  // A way out to the complete interpreter, which executes this instruction; it must not have had any effect yet.
   Label step_instead() { return exit_to(pc_, true); }
 
-  // Goes to what `emit` will emit, on a condition; bind the label that is returned where that comes back.
-  Label detour(If condition, std::function<void()> emit) {
-    const Detour detour{out_.label(), out_.label(), known_, pc_, std::move(emit)};
-    out_.jump(condition, detour.label);
-    detours_.push_back(detour);
-    return detour.back;
+  // Jumps on a condition to code that `emit` will emit later, and that jumps back to the label returned: the caller binds it.
+  Label slow_path(If condition, std::function<void()> emit) {
+    const SlowPath slow{out_.label(), out_.label(), known_, pc_, std::move(emit)};
+    out_.jump(condition, slow.label);
+    slow_paths_.push_back(slow);
+    return slow.back;
   }
-  void emit_detours_and_exits() {
-    for (const Detour& detour : detours_) {
-      out_.bind(detour.label);
-      known_ = detour.known;
-      pc_ = detour.pc;
-      detour.emit();
-      out_.jump(detour.back);
+  void emit_slow_paths_and_exits() {
+    for (const SlowPath& slow : slow_paths_) {
+      out_.bind(slow.label);
+      known_ = slow.known;
+      pc_ = slow.pc;
+      slow.emit();
+      out_.jump(slow.back);
     }
     for (const Exit& exit : exits_) {
       out_.bind(exit.label);
@@ -173,15 +178,15 @@ class CodeEmitter {
   }
   Reg reg_of(Nz nz) const { return host_of(nz); }
 
-  // Goes on at `pc`, whose state is settled.
+  // Jumps to the code at `pc`. The state has been written back.
   void go_to(uint32_t pc) {
     if (const Label label = label_of(pc); label >= 0) return out_.jump(label);
-    if (in_sight(pc))
-      if (const uint32_t entry = around_.entries[index_of(mapper_, root_, pc)]) return jump_outside(entry);
+    if (is_mapped(pc))
+      if (const uint32_t entry = cache_.entries[index_of(mapper_, root_, pc)]) return jump_outside(entry);
     leave(pc, false);
   }
-  // A program that runs in circles passes here.
-  void watch(uint32_t target) {
+  // Leaves the translated code if the frame lasts too long. Every loop contains a jump backwards, so only those check it.
+  void check_time(uint32_t target) {
     if (target > pc_) return;
     out_.alu(Alu::kCmp, kCycle, kWatched);
     out_.jump(If::kGreaterEqual, exit_to(target, false));
@@ -199,7 +204,7 @@ class CodeEmitter {
     out_.lea(rcx, {kCycle, known_.cycles + cycles});
     call(reinterpret_cast<const void*>(function));
   }
-  // The instruction that wrote to the TIA may have ended the frame.
+  // Leaves the translated code if the instruction, which wrote to the TIA, has ended the frame.
   void leave_if_complete(uint32_t next) {
     out_.alu8(Alu::kCmp, HR_FIELD(frame_complete), 0);
     out_.jump(If::kNotEqual, exit_to(next, false));
@@ -222,7 +227,7 @@ class CodeEmitter {
 
   // --- transfers of control ---
 
-  // Brings about the host's flags that a branch asks for.
+  // Sets the host's flags to what a branch tests; returns the host's condition.
   If test(uint8_t what) {
     switch (what) {
       case kBpl: case kBmi:
@@ -241,7 +246,7 @@ class CodeEmitter {
         known_.flags = false;
         return what == kBvs ? If::kNotEqual : If::kEqual;
       default:
-        settle();
+        write_back();
         out_.alu8(Alu::kCmp, HR_FIELD(carry), 0);
         known_.flags = false;
         return what == kBcs ? If::kNotEqual : If::kEqual;
@@ -254,16 +259,16 @@ class CodeEmitter {
   }
 
   void transfer_to(uint32_t target) {
-    watch(target);
+    check_time(target);
     go_to(target);
   }
 
-  // To an address in the ROM that is known only now. The state is settled.
+  // Jumps to the code at an address in the ROM that is computed at run time. The state has been written back.
   void transfer_to_rcx() {
     out_.mov(rax, rcx);
-    if (mapper_ == Mapper::kE0 || mapper_ == Mapper::kFE) return jump_outside(around_.leave_to_dispatch);
+    if (mapper_ == Mapper::kE0 || mapper_ == Mapper::kFE) return jump_outside(cache_.leave_to_dispatch);
     const auto dispatch_if = [&](If condition) {
-      out_.jump_far(condition, static_cast<int32_t>(around_.leave_to_dispatch) - static_cast<int32_t>(at_));
+      out_.jump_far(condition, static_cast<int32_t>(cache_.leave_to_dispatch) - static_cast<int32_t>(at_));
     };
     out_.alu(Alu::kCmp, kCycle, kWatched);
     dispatch_if(If::kGreaterEqual);
@@ -273,26 +278,26 @@ class CodeEmitter {
     out_.shift(Shift::kShl, rcx, 14);
     static_assert(kEntriesPerMirror == 1 << 14);
     out_.lea(rdx, {rdx, static_cast<int32_t>(image_offset(mapper_, root_, 0x1000)), rcx});
-    out_.mov64(rcx, around_.entries);
+    out_.mov64(rcx, cache_.entries);
     out_.mov(rdx, {rcx, 0, rdx, 4});
     out_.test(rdx, rdx);
     dispatch_if(If::kEqual);
-    out_.mov64(rcx, around_.base);
+    out_.mov64(rcx, cache_.base);
     out_.alu64(Alu::kAdd, rdx, rcx);
     out_.jump_to(rdx);
   }
 
-  const Surroundings around_;
+  const CodeCache cache_;
   const Cartridge& cart_;
   const Mapper mapper_;
   const Place root_;
   const uint32_t at_;
   Assembler out_;
-  std::vector<std::pair<uint32_t, Label>> labels_;  // by pc, of what this stretch translates
+  std::vector<std::pair<uint32_t, Label>> labels_;  // by pc, of the blocks of this fragment
   std::vector<Exit> exits_;
-  std::vector<Detour> detours_;
+  std::vector<SlowPath> slow_paths_;
   Known known_;
-  uint32_t pc_ = 0;  // of the instruction that is translated
+  uint32_t pc_ = 0;  // of the instruction that is being translated
 };
 
 }  // namespace headrace::atari

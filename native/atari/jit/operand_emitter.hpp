@@ -1,4 +1,4 @@
-// From 6507 to x86-64: how the operands of instructions are reached, and what is done with them.
+// The middle layer of the translator from 6507 to x86-64: fetching operands, and what instructions do with them.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@ class OperandEmitter : protected CodeEmitter {
  protected:
   using CodeEmitter::CodeEmitter;
 
+  // Where the operand of an instruction is: known while translating, in RIOT RAM, or in the host's register al.
   enum class From : uint8_t { kValue, kRam, kRax };
   struct Operand {
     From from;
@@ -23,8 +24,8 @@ class OperandEmitter : protected CodeEmitter {
     return (address & 0x1000) && (address & 0xFFF) >= plain_from(mapper_) && (address & 0xFFF) < plain_to(mapper_);
   }
 
-  // An indexed address among TIA and RAM into rax, and the host's sign flag: set for RAM. The mirrors of the zero page in
-  // the page above are the same to both chips.
+  // Computes an indexed address in the zero page into rax, and sets the host's sign flag if it is in RAM, else it is the
+  // TIA's. Both chips decode the page above alike, so the carry of the addition is of no interest.
   void zero_page_address(uint32_t base, Reg index) {
     out_.lea(rax, {index, static_cast<int32_t>(base & 0xFF)});
     out_.movzx8(rax, rax);
@@ -33,7 +34,7 @@ class OperandEmitter : protected CodeEmitter {
   }
   Operand fetch_zero_page(uint32_t base, Reg index, uint32_t bus) {
     zero_page_address(base, index);
-    const Label back = detour(If::kNoSign, [this, bus] {
+    const Label back = slow_path(If::kNoSign, [this, bus] {
       out_.mov(rdx, rax);
       out_.alu(Alu::kOr, rdx, bus << 16);
       call_at(&translated::read_io, 4);
@@ -45,7 +46,7 @@ class OperandEmitter : protected CodeEmitter {
   }
   void store_zero_page(Reg source, uint32_t base, Reg index, uint32_t length, int32_t cycles) {
     zero_page_address(base, index);
-    const Label back = detour(If::kNoSign, [this, source, length, cycles] {
+    const Label back = slow_path(If::kNoSign, [this, source, length, cycles] {
       out_.mov(rdx, source);
       out_.shift(Shift::kShl, rdx, 8);
       out_.alu(Alu::kOr, rdx, rax);
@@ -59,7 +60,7 @@ class OperandEmitter : protected CodeEmitter {
     out_.bind(back);
     known_.cycles += cycles;
   }
-  // The cycle that indexing takes when it crosses a page.
+  // Adds the cycle that indexing takes when it crosses a page.
   void cross_page(uint32_t base, Reg index) {
     if (!(base & 0xFF)) return;
     out_.lea(rcx, {index, static_cast<int32_t>(base & 0xFF)});
@@ -80,10 +81,10 @@ class OperandEmitter : protected CodeEmitter {
     return {From::kRax, 0};
   }
 
-  // Leaves the address of the image's byte that a console sees at the beginning of the 1K or 4K around `address` in rdx.
+  // Computes into rdx where in the host's memory the bank begins that is selected at `address`.
   void rom_base(uint32_t address) {
     const uint32_t segment = address >> 10 & 3;
-    if (mapper_ == Mapper::kE0 && segment != 3 && !in_sight(address)) {
+    if (mapper_ == Mapper::kE0 && segment != 3 && !is_mapped(address)) {
       out_.movzx8(rdx, field(offsetof(Console, slice) + segment));
       out_.shift(Shift::kShl, rdx, 10);
       out_.mov64(rcx, cart_.rom);
@@ -96,10 +97,10 @@ class OperandEmitter : protected CodeEmitter {
   }
   uint32_t window_mask() const { return mapper_ == Mapper::kE0 ? 0x3FF : 0xFFF; }
 
-  // Sets `fetched` and returns true if the operand can be had here.
+  // Sets `fetched` and returns true, or returns false if the complete interpreter has to execute the instruction.
   bool fetch_absolute(uint32_t address, Operand& fetched) {
     if (plain(address)) {
-      if (mapper_ != Mapper::kE0 || in_sight(address)) {
+      if (mapper_ != Mapper::kE0 || is_mapped(address)) {
         fetched = {From::kValue, cart_.rom[image_offset(mapper_, root_, address)]};
       } else {
         rom_base(address);
@@ -143,8 +144,8 @@ class OperandEmitter : protected CodeEmitter {
     return true;
   }
 
-  // (zp),Y and (zp,X): the address in rcx, the cycle for crossing a page in rsi, the pointer's high byte in bits 8 to 15
-  // of rdx.
+  // Addresses (zp),Y and (zp,X): computes the address into rcx, the cycle for crossing a page into rsi, and the pointer's high
+  // byte into bits 8 to 15 of rdx.
   void indirect_y_address(uint32_t pointer) {
     out_.movzx8(rcx, ram(pointer));
     out_.movzx8(rdx, ram(pointer + 1));
@@ -168,7 +169,7 @@ class OperandEmitter : protected CodeEmitter {
   }
   Operand fetch_indirect(int32_t cycles) {
     out_.test(rcx, 0x1000);
-    const Label back = detour(If::kEqual, [this, cycles] {
+    const Label back = slow_path(If::kEqual, [this, cycles] {
       const Label port = out_.label(), done = out_.label();
       out_.alu(Alu::kAdd, kCycle, rsi);
       out_.mov(rax, rcx);
@@ -243,7 +244,7 @@ class OperandEmitter : protected CodeEmitter {
     result_in(Nz::kByte, true);
   }
 
-  // In decimal mode the interpreter adds; this comes before the operand is fetched.
+  // In decimal mode the complete interpreter executes additions and subtractions. To be called before the operand is fetched.
   void require_binary() {
     if (known_.binary) return;
     out_.alu8(Alu::kCmp, HR_FIELD(decimal), 0);
@@ -296,7 +297,7 @@ class OperandEmitter : protected CodeEmitter {
   }
 
   enum class Modify : uint8_t { kInc, kDec, kAsl, kLsr, kRol, kRor };
-  // Modifies the byte in `reg`. The carry has to come first, as finding it changes the flags.
+  // Modifies the byte in `reg`. Reading the carry changes the host's flags, so that comes first.
   void modify(Modify what, Reg reg, Nz nz) {
     bool flags = true;
     switch (what) {

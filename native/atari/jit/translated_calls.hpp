@@ -1,4 +1,4 @@
-// What translated code calls. Values of eight bits are zero-extended.
+// The functions that translated code calls. Values of eight bits are zero-extended. `cycle`: of the access.
 #pragma once
 
 #include <array>
@@ -32,13 +32,14 @@ constexpr std::array<ReadRegister, sizeof...(reg)> make_read_table(std::index_se
 }
 inline constexpr std::array<ReadRegister, 16> read_table = make_read_table(std::make_index_sequence<16>());
 
-// The cycles skipped in the upper half, the timer in the lower.
+// A load of the timer; if `branch` is not 0, it is the opcode of a branch back to the load, and repetitions of the loop are
+// skipped. Returns the cycles skipped in the upper 32 bits and the timer in the lower.
 inline uint64_t poll_timer(Console& s, const Frame&, uint32_t branch, int32_t cycle) {
   const uint32_t skipped = kPollingCycles * polls_to_skip(s, static_cast<uint8_t>(branch), cycle);
   return static_cast<uint64_t>(skipped) << 32 | read_timer(s, cycle + static_cast<int32_t>(skipped));
 }
 
-// Whether this was a push into RAM or an ordinary register; else nothing has happened.
+// Both pushes return true if the stack pointer pointed to RAM or to an ordinary register; else they have done nothing.
 inline bool push_flags(Console& s, const Frame& frame, uint32_t nz, int32_t cycle) {
   const uint32_t reg = s.sp & 63;
   if (!(s.sp & 0x80) && is_special_register(reg)) return false;
@@ -62,7 +63,7 @@ inline uint32_t read_io(Console& s, const Frame& frame, uint32_t address_and_bus
   return read_port(s, frame, address_and_bus & 0xFFFF, address_and_bus >> 16, cycle);
 }
 
-// `address_and_value`: the value from bit 8 on. Returns whether this was an ordinary register; else nothing has happened.
+// `address_and_value`: the value from bit 8 on. Returns true if it was an ordinary register; else nothing was done.
 inline bool write_zero_page_register(Console& s, const Frame& frame, uint32_t address_and_value, int32_t cycle) {
   const uint32_t reg = address_and_value & 63;
   if (is_special_register(reg)) return false;
@@ -70,7 +71,7 @@ inline bool write_zero_page_register(Console& s, const Frame& frame, uint32_t ad
   return true;
 }
 
-// A byte from the stack, wherever it lies.
+// Pulls a byte from the stack, in RAM or in the TIA.
 inline uint32_t pull(Console& s, const Frame& frame, uint32_t, int32_t cycle) {
   const uint8_t before = s.sp++;
   if (s.sp & 0x80) return s.ram[s.sp & 0x7F];

@@ -21,11 +21,11 @@ namespace headrace::atari {
 
 #ifdef HR_TRANSLATES
 
-// Shared by all consoles of a game, in any number of threads. The memory of the code is reserved at once; each stretch of
-// code gets pages of its own, which are made executable, and read-only, before anyone can find it.
+// Shared by all consoles of a game, in any number of threads. The addresses for the code are reserved once; each fragment gets
+// pages of its own, which are made executable and read-only before an entry leads other threads to them.
 class Translation {
  public:
-  // Returns nothing where memory can not be made executable. The cartridge has to stay where it is.
+  // Returns null where memory cannot be made executable. The cartridge has to stay at its address.
   static std::unique_ptr<Translation> make(const Cartridge& cart) {
     std::unique_ptr<Translation> translation(new Translation(cart));
     if (!translation->memory_ || !translation->entries_ || !translation->add_frame_code()) return nullptr;
@@ -41,8 +41,9 @@ class Translation {
 
   // Executes at most a frame. The console's registers are in memory before and after.
   //
-  // Instructions are not counted here, but none takes less than two cycles: a frame that lasts so long that it might meet
-  // the limit of instructions is repeated by the decoded interpreter, which counts them. What was drawn will be drawn alike.
+  // Translated code does not count instructions. None takes less than two cycles, so only a frame of more than 2 *
+  // kWatchedInstructions cycles can meet the limit of 25,000 instructions: it is repeated from its beginning by the decoded
+  // interpreter, which counts. The screen needs no repair, because the repetition draws the same pixels.
   void run(Console& s, const Frame& frame) {
     constexpr int32_t watched_cycles = 2 * kWatchedInstructions;
     const Console before = s;
@@ -71,7 +72,8 @@ class Translation {
     entries_ = static_cast<std::atomic<uint32_t>*>(map(kEntryBytes, PROT_READ | PROT_WRITE));
   }
 
-  // The code at the console's pc, translated now if it is not yet; nothing if the interpreter is to execute it.
+  // The code at the console's pc, which is translated first if it is not yet. Null: the complete interpreter has to execute the
+  // instruction there.
   const uint8_t* find(const Console& s) {
     if (!(s.pc & 0x1000)) return nullptr;
     const Place place{s.pc, s.bank, s.slice[s.pc >> 10 & 3]};
@@ -113,7 +115,7 @@ class Translation {
     return true;
   }
 
-  // The way into translated code, and the ways out: `enter_` returns 1 if the interpreter is to execute the next
+  // The way into translated code, and the ways out of it. `enter_` returns 1 if the complete interpreter has to execute the next
   // instruction, otherwise 0.
   bool add_frame_code() {
     Assembler out;

@@ -1,8 +1,8 @@
-// From 6507 to x86-64: the machine code for a stretch of a program.
+// The top layer of the translator from 6507 to x86-64: makes the machine code of one fragment of a program.
 //
-// The registers of the 6507 live in registers of the host, cycles are added up when translating, and flags stay in the
-// host's flags where the next branch finds them. What is rare leaves the translated code for the complete interpreter
-// (cpu.hpp), which executes one instruction. Time is watched only where a program can run in circles; see translation.hpp.
+// The registers of the 6507 live in registers of the host, cycles are added up while translating, and flags stay in the host's
+// flags if the next instruction is a branch on them. For rare cases the translated code is left, and the complete interpreter
+// (core/cpu.hpp) executes one instruction. Time is checked only at jumps backwards; see translation.hpp.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,17 @@ namespace headrace::atari {
 class Translator : private OperandEmitter {
  public:
   struct Entry {
-    uint32_t index, offset;  // index_of its pc; of its code, from where this stretch begins
+    uint32_t index, offset;  // index_of its pc; where its code is, from the beginning of this fragment
   };
 
-  Translator(const Surroundings& around, const Place& root, uint32_t at) : OperandEmitter(around, root, at) {}
+  Translator(const CodeCache& cache, const Place& root, uint32_t at) : OperandEmitter(cache, root, at) {}
 
-  // Translates what is reached from the root without a change of banks and is not translated yet.
+  // Translates everything that can be reached from the root without a bank switch and is not translated yet.
   void run() {
     find_leaders();
     for (const uint32_t leader : leaders_) labels_.push_back({leader, out_.label()});
     for (const uint32_t leader : leaders_) translate_block(leader);
-    emit_detours_and_exits();
+    emit_slow_paths_and_exits();
     out_.link();
   }
 
@@ -34,7 +34,7 @@ class Translator : private OperandEmitter {
   const std::vector<Entry>& entries() const { return entries_; }
 
  private:
-  // --- what to translate ---
+  // --- finding blocks: a leader is the address of a block's first instruction ---
 
   static uint32_t branch_target(uint32_t pc, Decoded code) {
     return (pc + 2 + static_cast<uint32_t>(static_cast<int32_t>(code) >> 16)) & 0xFFFF;
@@ -45,7 +45,7 @@ class Translator : private OperandEmitter {
     while (!open.empty()) {
       uint32_t pc = open.back();
       open.pop_back();
-      if (!in_sight(pc) || is_translated(pc) || !leaders_.insert(pc).second) continue;
+      if (!is_mapped(pc) || is_translated(pc) || !leaders_.insert(pc).second) continue;
       for (bool first = true;; first = false) {
         if (!first && (leaders_.count(pc) || is_translated(pc))) break;
         const Decoded code = decoded(pc);
@@ -83,14 +83,14 @@ class Translator : private OperandEmitter {
     while (translate(decoded(pc_))) {
       pc_ += instruction_length(opcode(pc_));
       if (!leaders_.count(pc_) && !is_translated(pc_)) continue;
-      settle();
+      write_back();
       const auto following = leaders_.upper_bound(leader);
       if (following == leaders_.end() || *following != pc_) go_to(pc_);
       return;
     }
   }
 
-  // --- instructions. Each returns whether the next one follows it ---
+  // --- instructions. Each function returns whether the program can go on at the next address ---
 
   static constexpr int kAlus = 7;
   enum AluOp { kOra, kAnd, kEor, kAdc, kLda, kCmp, kSbc };
@@ -193,7 +193,7 @@ class Translator : private OperandEmitter {
     return true;
   }
 
-  // The operand of an instruction that reads, or false if the interpreter has to execute it.
+  // Fetches the operand of an instruction that reads. Returns false if the complete interpreter has to execute it.
   bool fetch(Form form, uint32_t operand, Operand& fetched) {
     switch (form) {
       case kFormImm:
@@ -334,7 +334,7 @@ class Translator : private OperandEmitter {
     out_.alu(Alu::kCmp, rcx, rdx);
     out_.cmov(If::kLess, rcx, rdx);
     out_.mov(HR_FIELD(last_access_clock), rcx);
-    // Up to the next multiple of 76: n / 76 = (n / 4) / 19, and 904203642 is 2^34 / 19 rounded up.
+    // Round up to a multiple of 76. n / 76 is (n / 4) / 19, and 904203642 is 2^34 / 19 rounded up.
     static_assert(kLineCycles == 76);
     out_.lea(rcx, {rax, 75});
     out_.shift(Shift::kShr, rcx, 2);
@@ -370,7 +370,7 @@ class Translator : private OperandEmitter {
     return implied(2);
   }
 
-  // The stack may lie in the TIA, as a way to write registers.
+  // The stack pointer may point into the TIA: some programs push to write its registers.
   bool push_with(bool (*push)(Console&, const Frame&, uint32_t, int32_t)) {
     call_at(push, 3);
     out_.test8(rax, rax);
@@ -386,7 +386,7 @@ class Translator : private OperandEmitter {
   bool push_flags() {
     const int32_t cycles = known_.cycles;
     known_.cycles = 0;
-    settle();
+    write_back();
     known_.cycles = cycles;
     out_.mov(rdx, kNz);
     return push_with(&translated::push_flags);
@@ -395,7 +395,7 @@ class Translator : private OperandEmitter {
     out_.movzx8(rax, HR_FIELD(sp));
     out_.alu(Alu::kAdd, rax, 1);
     out_.test8(rax, rax);
-    const Label back = detour(If::kNoSign, [this] {
+    const Label back = slow_path(If::kNoSign, [this] {
       call_at(&translated::pull, 4);
       out_.mov(kA, rax);
     });
@@ -411,7 +411,7 @@ class Translator : private OperandEmitter {
   bool branch(uint8_t what, Decoded code) {
     const If condition = test(what);
     known_.cycles += 2;
-    settle();
+    write_back();
     const Known here = known_;
     const Label not_taken = out_.label();
     out_.jump(opposite(condition), not_taken);
@@ -424,7 +424,7 @@ class Translator : private OperandEmitter {
 
   bool jump(uint32_t target) {
     known_.cycles += 3;
-    settle();
+    write_back();
     transfer_to(target);
     return false;
   }
@@ -438,7 +438,7 @@ class Translator : private OperandEmitter {
     out_.test(rcx, 0x1000);
     out_.jump(If::kEqual, step_instead());
     known_.cycles += 5;
-    settle();
+    write_back();
     transfer_to_rcx();
     return false;
   }
@@ -450,7 +450,7 @@ class Translator : private OperandEmitter {
     out_.alu(Alu::kSub, rax, 2);
     out_.mov8(HR_FIELD(sp), rax);
     known_.cycles += 6;
-    settle();
+    write_back();
     transfer_to(target);
     return false;
   }
@@ -468,7 +468,7 @@ class Translator : private OperandEmitter {
     out_.alu(Alu::kAdd, rax, 2);
     out_.mov8(HR_FIELD(sp), rax);
     known_.cycles += 6;
-    settle();
+    write_back();
     transfer_to_rcx();
     return false;
   }
