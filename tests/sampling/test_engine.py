@@ -41,8 +41,19 @@ def counting_config(folder: Path, **settings: object) -> Config:
         {"sampling.placement": "served", "sampling.num_policy_workers": 2, "sampling.num_groups": 3},
         {"sampling.placement": "served", "sampling.num_groups": 1, "learning.batch_size": 7 * 6 * 2},
         {"sampling.placement": "served", "learning.num_minibatches": 2, "learning.num_epochs": 2},
+        {"sampling.placement": "device", "learning.batch_size": 8 * 12, "sampling.rollout": 8},
+        {"sampling.placement": "device", "learning.batch_size": 8 * 12 // 4, "sampling.rollout": 8},
     ],
-    ids=["serial", "inline", "served", "served-2-policies-3-groups", "served-1-group", "served-minibatches"],
+    ids=[
+        "serial",
+        "inline",
+        "served",
+        "served-2-policies-3-groups",
+        "served-1-group",
+        "served-minibatches",
+        "device",
+        "device-4-parts",
+    ],
 )
 def test_every_row_is_where_it_belongs(tmp_path: Path, settings: dict[str, object]) -> None:
     if settings.get("sampling.num_groups") == 3:
@@ -53,6 +64,9 @@ def test_every_row_is_where_it_belongs(tmp_path: Path, settings: dict[str, objec
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert rows[-1]["losses/rows_checked"] > 0
     assert rows[-1]["charts/episodes"] > 500
+    if settings["sampling.placement"] == "device":
+        parts = 8 * 12 // int(settings["learning.batch_size"])  # type: ignore[call-overload]
+        assert rows[-1]["lag/max"] == parts - 1, "the first steps of a trajectory are older by one update for each other part"
     if settings["sampling.placement"] == "serial":
         # all of a batch was chosen by the weights it is learned with, but for the slots begun before the last update
         assert rows[-1]["lag/max"] <= 2

@@ -84,7 +84,7 @@ class PolicyConfig:
     """Standard deviation of continuous actions at the start of training, before they are squashed into their bounds."""
 
 
-Placement = Literal["served", "inline", "serial"]
+Placement = Literal["served", "inline", "serial", "device"]
 
 
 @dataclass
@@ -93,7 +93,8 @@ class SamplingConfig:
 
     placement: Placement = "served"
     """Where the policy acts. `served`: policy workers compute the actions, in batches, for many rollout workers. `inline`: each
-    rollout worker has its own copy of the policy. `serial`: everything runs in one process and is deterministic."""
+    rollout worker has its own copy of the policy. `serial`: everything runs in one process and is deterministic.
+    `device`: environments, policy and learner share the accelerator, or all cores of the processor, in one process."""
     num_workers: Annotated[int, Range(1, 4096)] = 2
     """Number of rollout workers, the processes that step environments."""
     envs_per_worker: Annotated[int, Range(1, 65_536)] = 16

@@ -130,4 +130,11 @@ class Config:
         """CPU threads of the learner. Half of the cores where rollout workers need the others: a thread that loses its core to a
         worker in the middle of a matrix product holds up all other threads."""
         cores = len(os.sched_getaffinity(0))
-        return self.learning.num_threads or (cores if self.sampling.placement == "serial" else max(1, cores // 2))
+        alone = self.sampling.placement in ("serial", "device")
+        return self.learning.num_threads or (cores if alone else max(1, cores // 2))
+
+    @property
+    def update_period(self) -> int:
+        """`device` placement: steps between two updates. All environments are divided into as many parts as batches are needed to
+        hold T steps of each; the parts' trajectories of T steps end one after the other, this many steps apart."""
+        return self.learning.batch_size // self.num_envs

@@ -70,8 +70,10 @@ def vector_options(options: EnvConfig) -> dict[str, Any]:
     }
 
 
-def make_vector(name: str, options: EnvConfig, num_envs: int) -> VectorEnv:
-    """Emulators behind ale-py's vector interface, on one thread. Raises `ConfigError` without the native core."""
+def make_vector(name: str, options: EnvConfig, num_envs: int, threads: int | None = None) -> VectorEnv:
+    """Emulators behind ale-py's vector interface, on `threads` threads.
+
+    None: on the caller's. Raises `ConfigError` without the native core."""
     kwargs = vector_options(options) | {"autoreset_mode": AutoresetMode.NEXT_STEP}
     if options.atari_backend == "native":
         try:
@@ -79,9 +81,9 @@ def make_vector(name: str, options: EnvConfig, num_envs: int) -> VectorEnv:
         except ImportError as error:
             raise ConfigError("this installation has no native Atari core; use --envs.atari-backend ale") from error
         # None: the calling thread emulates; a step by another thread would cost two wake-ups
-        return AtariVector(name, num_envs, **{"num_threads": None} | kwargs)
+        return AtariVector(name, num_envs, **{"num_threads": threads} | kwargs)
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    return AtariVectorEnv(name, num_envs, **{"num_threads": 1} | kwargs)
+    return AtariVectorEnv(name, num_envs, **{"num_threads": threads or 1} | kwargs)
 
 
 class TrainingEpisodes(VectorWrapper):
@@ -137,9 +139,11 @@ class TrainingEpisodes(VectorWrapper):
             cast(Any, self.env).load_state(i, console.tobytes())
 
 
-def make_group(name: str, options: EnvConfig, num_envs: int, *, training: bool = True) -> EnvGroup:
+def make_group(
+    name: str, options: EnvConfig, num_envs: int, *, training: bool = True, threads: int | None = None
+) -> EnvGroup:
     """A group of emulators. With `training` and the `dqn` protocol, lost lives end episodes."""
-    vector = TrainingEpisodes(make_vector(name, options, num_envs), life_loss=training and options.protocol == "dqn")
+    vector = TrainingEpisodes(make_vector(name, options, num_envs, threads), life_loss=training and options.protocol == "dqn")
     # colours are the last dimension of the emulators' images and the first of the engine's, so those have to be copied
     in_place = options.atari_backend == "native" and options.grayscale is not False
     return vector_group(vector, options, f"atari/{name}", FRAMESKIP, in_place)

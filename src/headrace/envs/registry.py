@@ -83,10 +83,13 @@ class Family(Protocol):
     def make(self, name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
         """One environment, with all settings applied."""
 
-    def make_group(self, name: str, options: EnvConfig, num_envs: int, *, training: bool) -> EnvGroup:
+    def make_group(
+        self, name: str, options: EnvConfig, num_envs: int, *, training: bool, threads: int | None
+    ) -> EnvGroup:
         """Environments stepped together, if the family has a faster way than one after the other.
 
-        `training`: episodes may end before the game does; otherwise episodes are whole games.
+        `training`: episodes may end before the game does; otherwise episodes are whole games. `threads`: see
+        `headrace.envs.registry.make_group`.
         """
 
     def make_vector(self, name: str, options: EnvConfig, num_envs: int) -> VectorEnv:
@@ -289,8 +292,12 @@ def _making(env_id: str) -> Iterator[None]:
         raise EnvironmentFault(f"{env_id} cannot be made: {type(error).__name__}: {error}") from error
 
 
-def make_group(env_id: str, options: EnvConfig, num_envs: int, *, training: bool = True) -> EnvGroup:
+def make_group(
+    env_id: str, options: EnvConfig, num_envs: int, *, training: bool = True, threads: int | None = None
+) -> EnvGroup:
     """`num_envs` environments stepped together. With `training` False, episodes are whole games.
+
+    `threads`: threads that step them, for families that have any use for them. None: the calling thread.
 
     Raises what `make_env` raises, and `UnsupportedSpace`.
     """
@@ -301,7 +308,7 @@ def make_group(env_id: str, options: EnvConfig, num_envs: int, *, training: bool
         if registered is not None and registered.vector_factory is not None:
             return vector_group(registered.vector_factory(options, num_envs), options, env_id)
         if registered is None and hasattr(_family(prefix), "make_group"):
-            return _family(prefix).make_group(name, options, num_envs, training=training)
+            return _family(prefix).make_group(name, options, num_envs, training=training, threads=threads)
     with ExitStack() as opened:
         envs: list[Env] = []
         for _ in range(num_envs):

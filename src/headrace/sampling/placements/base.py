@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.config import Config
 from headrace.envs.contract import EnvSpec
-from headrace.sampling.run_memory import MakeAgent, RunMemory, make_run_memory
+from headrace.sampling.run_memory import Agent, MakeAgent, RunMemory, make_run_memory
 from headrace.shm.run_control import PhaseClock
 
 if TYPE_CHECKING:
@@ -53,16 +53,21 @@ class Placement(ABC):
     """Whether a run goes on exactly where it was: `get_state` tells everything."""
 
     def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent):
-        from headrace.experience.replay.writer import make_replay
-
         self.config, self.spec, self.make_agent = config, spec, make_agent
-        agents = [make_agent(config, spec) for _ in range(config.sampling.num_policies)]
-        self.memory: RunMemory = make_run_memory(config, spec, agents)
-        if config.uses_replay:
-            for policy, (_, model) in zip(self.memory.policies, agents, strict=True):
-                policy.replay = make_replay(config, spec, model.core_width)  # type: ignore[arg-type]
         self.restarts = 0
         """Processes replaced so far."""
+        self.memory = self.allocate([make_agent(config, spec) for _ in range(config.sampling.num_policies)])
+
+    def allocate(self, agents: list[Agent]) -> RunMemory:
+        """The memory that the run's parts share."""
+        from headrace.experience.replay.writer import make_replay
+
+        config, spec = self.config, self.spec
+        memory = make_run_memory(config, spec, agents)
+        if config.uses_replay:
+            for policy, (_, model) in zip(memory.policies, agents, strict=True):
+                policy.replay = make_replay(config, spec, model.core_width)  # type: ignore[arg-type]
+        return memory
 
     # -- for `train` ------------------------------------------------------------------------------------------------------
 

@@ -5,68 +5,41 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Iterator
-from contextlib import ExitStack
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from headrace.envs.contract import EnvironmentFault
-from headrace.sampling.placements.base import Learn, Message, Placement
+from headrace.sampling.placements.base import Placement
+from headrace.sampling.placements.in_process import InProcess
 from headrace.sampling.policy_worker import PolicyWorker
 from headrace.sampling.rollout_worker import Group, RolloutWorker
-from headrace.sampling.worker_process import actor_seed, environment_seed, warnings_reported
+from headrace.sampling.worker_process import actor_seed, environment_seed
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-
-class Serial(Placement):
+class Serial(InProcess):
     """Everything in this process, one after the other: the same seed gives the same weights."""
 
     deterministic = True
+    _made: SerialSampler | None = None
 
-    def start(self, learn: Learn) -> None:
-        """Make the workers; the learners run within `messages`."""
-        from headrace.accelerator.threads import using_threads
+    @property
+    def sampler(self) -> SerialSampler:
+        """What steps the environments."""
+        assert self._made is not None
+        return self._made
 
-        self._notices: deque[str] = deque()
-        self._context = ExitStack()
-        self._context.enter_context(using_threads(self.config.learner_threads))
-        self._context.enter_context(warnings_reported(self._notices.append))
-        self.sampler = SerialSampler(self)
-        self._context.callback(self.sampler.close)
+    def make_sampler(self) -> None:
+        """See `InProcess.make_sampler`."""
         self._publishers: dict[int, Any] = {}
-        self._learners = deque(learn(self, p) for p in range(len(self.memory.policies)))
+        self._made = SerialSampler(self)
 
-    def messages(self, timeout: float) -> Iterator[Message]:
-        """See `Placement.messages`: the learners take turns, one step of their loops each."""
-        deadline = monotonic() + timeout
-        while self._learners and monotonic() < deadline:
-            learner = self._learners.popleft()
-            try:
-                message = next(learner)
-            except StopIteration:
-                continue
-            self._learners.append(learner)
-            while self._notices:
-                yield Message("message", self._notices.popleft())
-            if message is not None:
-                yield message
-
-    def stop(self) -> Iterator[Message]:
-        """See `Placement.stop`."""
-        self.memory.control.stop()
-        try:
-            while self._learners:
-                yield from self.messages(timeout=3600)
-        finally:
-            self.kill()
-
-    def kill(self) -> None:
-        """See `Placement.kill`."""
-        self._learners.clear()
-        self._context.close()
+    def close_sampler(self) -> None:
+        """See `InProcess.close_sampler`."""
+        if self._made is not None:
+            self._made.close()
+            self._made = None
 
     def batches(self, p: int, reported_envs: range) -> Any:
         """See `Placement.batches`: asking for a batch steps the environments until there is one."""

@@ -1,0 +1,180 @@
+"""Sampling where environment and policy are in one process: every step acts for all environments at once.
+
+Rows are written once, into memory of the device, and stay there until they were learned from. The environments are divided into
+G parts, whose trajectories of T steps end one after the other, T / G steps apart; each end gives one batch:
+
+    steps   0         T/G       2T/G      ...       T         T + T/G
+    part 0  |---------------- trajectory -----------|---- next ...          first batch
+    part 1            |---------------- trajectory -----------|---- next    second batch
+
+So with G = 1 a batch holds T steps of all environments, chosen by the weights that learn from them (on-policy), and with more
+parts an update needs fewer steps, and the first steps of a trajectory were chosen by weights up to G - 1 updates old (CuLE,
+Dalton et al. 2020, section 5: multi-batching; V-trace corrects for that).
+"""
+
+from __future__ import annotations
+
+import math
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from headrace.accelerator.graphs import CudaRecorder, Recorded, Tensors
+from headrace.config import Config
+from headrace.envs.contract import EnvGroup, EnvSpec, LaneRow, ObsRow, StepRow
+from headrace.policies.policy import convert_weights
+from headrace.sampling.trajectory_fields import trajectory_fields
+from headrace.shm.run_control import PhaseClock
+
+KEPT = 4
+"""Trajectories for which there is memory. When it is used up the last one moves to its beginning, which therefore is rare."""
+
+
+class Span(NamedTuple):
+    """The trajectories of one part: views of the sampler's memory, valid until the next call of `collect`."""
+
+    fields: Tensors
+    """Every field, [T+1, B, ...] or [T, B, ...] by its number of rows; `core` [B, S]."""
+
+
+class DeviceSampler:
+    """Steps the environments of one group, and acts for them with the newest weights given.
+
+    Args:
+        model: acts; its weights are replaced by `take_weights`.
+        algorithm: see `headrace.learning.algorithm.Algorithm`.
+        group: all environments; its arrays are tensors of the device if it has the attribute `tensors` and that is True, else
+            NumPy arrays in host memory.
+        parts: G; divides T and the number of environments.
+    """
+
+    def __init__(self, config: Config, spec: EnvSpec, algorithm: Any, model: nn.Module, group: EnvGroup, seed: int):
+        self.device, self.T, self.B = config.device, config.sampling.rollout, config.num_envs
+        self.parts = self.T // config.update_period if config.update_period else 1
+        self.period = self.T // self.parts
+        self._algorithm, self._group = algorithm, group
+        self.model = model.to(self.device).eval()
+        self._core_width: int = model.core_width  # type: ignore[assignment]
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        on_cuda = self.device != "cpu"
+        if on_cuda:
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        convert_weights(self.model)
+        recorder = CudaRecorder(self.device, (self.generator,)) if config.cuda_graphs else None
+        self._forward = Recorded("acting", self._compute, recorder)
+        self._envs = torch.arange(self.B, device=self.device)
+        self.version = 0
+        self.env_clock, self.act_clock = PhaseClock("rollout"), PhaseClock("policy")
+
+        # Tensors of the environment's own device are written in place; NumPy arrays in page-locked memory the device reads from.
+        in_place = bool(getattr(group, "tensors", False))
+        rows = KEPT * self.T + 1
+        fields = trajectory_fields(spec, self._core_width, algorithm.extra_fields(spec))
+        self._memory: Tensors = {
+            name: torch.zeros(
+                (rows, self.B, *field.shape),
+                dtype=torch.from_numpy(np.empty(0, field.dtype)).dtype,
+                device=self.device if in_place else "cpu",
+                pin_memory=on_cuda and not in_place,
+            )
+            for name, field in fields.items()
+        }
+        self._rows_of = {name: field.rows for name, field in fields.items()}
+        arrays: dict[str, Any] = self._memory if in_place else {name: x.numpy() for name, x in self._memory.items()}
+        self._views = [self._lane_row(arrays, t) for t in range(rows - 1)]
+        self._first_row = self._obs_row(arrays, 0)
+        self._core = torch.zeros(self.B, self._core_width, device=self.device)
+        self._t = self._steps = 0
+        self._started = False
+
+    @staticmethod
+    def _obs_row(arrays: dict[str, Any], t: int) -> ObsRow:
+        obs = {name[4:]: x[t] for name, x in arrays.items() if name.startswith("obs/")}
+        return ObsRow(obs, arrays["first"][t], arrays["valid"][t])
+
+    def _lane_row(self, arrays: dict[str, Any], t: int) -> LaneRow:
+        names = ("reward", "terminated", "truncated", "episode_return", "episode_length")
+        final = {name[10:]: x[t] for name, x in arrays.items() if name.startswith("final_obs/")}
+        step = StepRow(**{name: arrays[name][t] for name in names}, final_obs=final)
+        return LaneRow(arrays["action"][t], step, self._obs_row(arrays, t + 1))
+
+    @torch.no_grad()
+    def take_weights(self, model: nn.Module, version: int) -> None:
+        """Act with these weights, of this version, from now on."""
+        for mine, new in zip(self.model.state_dict().values(), model.state_dict().values(), strict=True):
+            mine.copy_(new)
+        self.version = version
+
+    def start(self, seed: int) -> None:
+        """Reset every environment; environment i has seed `seed` + i."""
+        self._group.reset(seed, [self._first_row])
+        self._started = True
+
+    def collect(self) -> Span:
+        """Step all environments until the next part has a trajectory."""
+        while True:
+            if self._t == len(self._views):
+                self._rewind()
+            self._act(self._t)
+            self._step(self._t)
+            self._t += 1
+            self._steps += 1
+            since_first = self._steps - self.T
+            if since_first >= 0 and since_first % self.period == 0:
+                return self._span(since_first // self.period % self.parts)
+
+    def _rewind(self) -> None:
+        """Move the rows that are still needed to the beginning of the memory."""
+        last = self._t
+        for x in self._memory.values():
+            x[: self.T + 1].copy_(x[last - self.T : last + 1])
+        self._t = self.T
+
+    def _act(self, t: int) -> None:
+        self.act_clock.restart(perf_counter())
+        batch = {name: x[t] for name, x in self._memory.items() if name.startswith("obs/") or name == "first"}
+        if self.device != "cpu":
+            batch = {name: x.to(self.device, non_blocking=True) for name, x in batch.items()}
+        self._memory["core"][t].copy_(self._core)
+        out = self._forward({**batch, "core": self._core})
+        self._core = out.pop("core").clone() if self._core_width else self._core
+        for name, value in out.items():
+            self._memory[name][t].copy_(value)
+        self._memory["version"][t].fill_(self.version)
+        self.act_clock.count(self.B)
+        self.act_clock.spent("forward", perf_counter())
+
+    @torch.inference_mode()
+    def _compute(self, batch: Tensors) -> Tensors:
+        obs = {name[4:]: x for name, x in batch.items() if name.startswith("obs/")}
+        fields, core = self._algorithm.act(self.model, obs, batch["core"], batch["first"], self._envs, self.generator)
+        return {**fields, "core": core}
+
+    def _step(self, t: int) -> None:
+        self.env_clock.restart(perf_counter())
+        self._group.send([self._views[t]])
+        while not self._group.recv():  # a group that is finished later has its own way to wait; none is used here yet
+            pass
+        self.env_clock.count(self.B)
+        self.env_clock.spent("step", perf_counter())
+
+    def _span(self, part: int) -> Span:
+        end, width = self._t, self.B // self.parts
+        columns = slice(part * width, (part + 1) * width)
+        fields = {}
+        for name, x in self._memory.items():
+            rows = {"T+1": slice(end - self.T, end + 1), "T": slice(end - self.T, end)}.get(self._rows_of[name])
+            fields[name] = x[end - self.T, columns] if rows is None else x[rows, columns]
+        return Span(fields)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows' memory."""
+        return sum(math.prod(x.shape) * x.element_size() for x in self._memory.values())
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._group.close()

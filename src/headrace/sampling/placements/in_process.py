@@ -1,0 +1,66 @@
+"""What `serial` and `device` have in common: sampling and the learners take turns in this process."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from time import monotonic
+
+from headrace.sampling.placements.base import Learn, Message, Placement
+from headrace.sampling.worker_process import warnings_reported
+
+
+class InProcess(Placement):
+    """The learners run within `messages`, one round of their loops each; asking for a batch steps the environments."""
+
+    def start(self, learn: Learn) -> None:
+        """See `Placement.start`."""
+        from headrace.accelerator.threads import using_threads
+
+        self._notices: deque[str] = deque()
+        self._context = ExitStack()
+        self._context.enter_context(using_threads(self.config.learner_threads))
+        self._context.enter_context(warnings_reported(self._notices.append))
+        self._learners: deque[Iterator[Message | None]] = deque()
+        self.make_sampler()
+        self._learners.extend(learn(self, p) for p in range(self.config.sampling.num_policies))
+
+    @abstractmethod
+    def make_sampler(self) -> None:
+        """Make what steps the environments; `close_sampler` will be called."""
+
+    @abstractmethod
+    def close_sampler(self) -> None:
+        """Release what the environments hold; called once or more, also when `make_sampler` has failed."""
+
+    def messages(self, timeout: float) -> Iterator[Message]:
+        """See `Placement.messages`."""
+        deadline = monotonic() + timeout
+        while self._learners and monotonic() < deadline:
+            learner = self._learners.popleft()
+            try:
+                message = next(learner)
+            except StopIteration:
+                continue
+            self._learners.append(learner)
+            while self._notices:
+                yield Message("message", self._notices.popleft())
+            if message is not None:
+                yield message
+
+    def stop(self) -> Iterator[Message]:
+        """See `Placement.stop`."""
+        self.memory.control.stop()
+        try:
+            while self._learners:
+                yield from self.messages(timeout=3600)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """See `Placement.kill`."""
+        self._learners.clear()
+        self.close_sampler()
+        self._context.close()
