@@ -24,6 +24,7 @@ _API = {
     "envs": ("headrace.envs", None),
     "evaluate": ("headrace.evaluation.play", "evaluate"),
     "load_policy": ("headrace.evaluation.policy", "load_policy"),
+    "learning": ("headrace.learning", None),
     "make_vec": ("headrace.envs", "make_vec"),
     "policies": ("headrace.policies", None),
     "record": ("headrace.evaluation.video", "record"),
