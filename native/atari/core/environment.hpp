@@ -8,6 +8,9 @@
 
 namespace headrace::atari {
 
+// Which actions an agent chooses among: those the game uses, those ALE has for it, or all 18.
+enum class ActionChoice : uint8_t { kMinimal, kLegal, kAll };
+
 // How steps and observations are made of frames.
 struct StepOptions {
   int mode = -1;       // -1: the game's default mode
@@ -20,12 +23,13 @@ struct StepOptions {
   int frameskip = 4;            // frames in a step
   bool maxpool = true;          // an image shows the brighter pixels of a step's last two frames, else the last frame
   int noop_max = 30;            // an episode begins with 0 to noop_max - 1 NOOPs, of which FIRE replaces the first
+  int noop_min = -1;            // not negative: with noop_min to noop_max NOOPs instead, and FIRE after them
   bool fire_reset = true;       // an episode begins with FIRE, if the action set has it
   bool episodic_life = false;   // an episode ends with a life
   bool life_loss_info = false;  // a lost life is reported as an end, but the game goes on
   bool clip_rewards = true;     // to -1..1
   bool same_step_autoreset = false;  // an episode begins within the last step of the one before, else with the next step
-  bool full_action_space = false;
+  ActionChoice actions = ActionChoice::kMinimal;
   int max_frames = 108000;  // of an episode, resets not counted
 };
 
@@ -128,9 +132,16 @@ class Environment {
   // Starts an episode: the console's reset, then FIRE and no-ops.
   HR_HD StepResult reset() {
     emulator_.reset();
-    const int noops = static_cast<int>(static_cast<uint64_t>((*memory_.noop_generator)()) * options_.noop_max >> 32);
     const bool fires = options_.fire_reset && setup_.actions.contains(kFire);
-    run(max_of(fires ? 1 : 0, noops), fires ? kFire : kNoop, kNoop, 1.0f, [] { return false; });
+    const auto never = [] { return false; };
+    if (options_.noop_min < 0) {
+      const int noops = random_below(options_.noop_max);
+      run(max_of(fires ? 1 : 0, noops), fires ? kFire : kNoop, kNoop, 1.0f, never);
+    } else {
+      const int noops = options_.noop_min + random_below(options_.noop_max - options_.noop_min + 1);
+      run(noops, kNoop, kNoop, 1.0f, never);
+      if (fires) run(1, kFire, kFire, 1.0f, never);
+    }
     state_.elapsed = 0;
     state_.done = false;
     clear_bytes(memory_.images, static_cast<size_t>(options_.stack) * image_bytes());
@@ -162,6 +173,11 @@ class Environment {
   }
 
  private:
+  // 0 to n - 1, or 0 if n is 0.
+  HR_HD int random_below(int n) {
+    return static_cast<int>(static_cast<uint64_t>((*memory_.noop_generator)()) * static_cast<uint32_t>(n) >> 32);
+  }
+
   HR_HD size_t image_bytes() const { return static_cast<size_t>(setup_.observer->image_bytes()); }
   HR_HD uint8_t* image(int index) const { return memory_.images + index * image_bytes(); }
 

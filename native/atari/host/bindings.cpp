@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -40,6 +41,7 @@ nb::dict describe(const GameListing& game) {
   d["pal"] = game.facts.pal;
   d["height"] = game.facts.height;
   d["minimal_actions"] = set_bits(game.facts.minimal_actions);
+  d["legal_actions"] = set_bits(game.facts.legal_actions);
   d["modes"] = modes;
   d["default_mode"] = game.default_mode;
   d["difficulties"] = set_bits(game.difficulties);
@@ -74,6 +76,19 @@ nb::ndarray<nb::numpy, uint8_t> copy(const uint8_t* data, std::initializer_list<
   return nb::ndarray<nb::numpy, uint8_t>(memory, shape.size(), shape.begin(), owner);
 }
 
+// The colours of one screen as red, green and blue: uint8 [rows, 160, 3]; or as gray: uint8 [rows, 160].
+nb::ndarray<nb::numpy, uint8_t> colored(const Game& game, const uint8_t* screen, ObservationType type) {
+  ColorTables tables;
+  detail::make_color_tables(tables, game.data.facts.pal, type);
+  const size_t pixels = static_cast<size_t>(game.data.screen_bytes()), channels = static_cast<size_t>(tables.channels);
+  std::vector<uint8_t> image(pixels * channels);
+  for (size_t i = 0; i < pixels; ++i)
+    for (size_t k = 0; k < channels; ++k) image[channels * i + k] = tables.level[k][screen[i]];
+  const size_t rows = static_cast<size_t>(game.data.cartridge.rows);
+  if (channels == 1) return copy(image.data(), {rows, kScreenWidth});
+  return copy(image.data(), {rows, kScreenWidth, channels});
+}
+
 int act(HostEmulator& emulator, int action, float strength, bool draw) {
   if (action < 0 || action >= kNumActions) throw nb::value_error("an action is 0..17");
   return emulator.act(action, strength, draw);
@@ -84,7 +99,8 @@ void set_ram(HostEmulator& emulator, int address, int value) {
   emulator.ram()[address] = static_cast<uint8_t>(value);
 }
 
-// The observations of a vector written into an array of the caller: row rows[env] of it, or row env.
+// The observations of a vector written into an array of the caller: row rows[env] of it, or row env. Never converted: that
+// would make an array that is freed before the results are written.
 using Out = std::optional<nb::ndarray<uint8_t, nb::device::cpu>>;
 using Rows = std::optional<nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>>;
 
@@ -119,9 +135,13 @@ nb::object array(const std::shared_ptr<Batch>& batch, std::vector<Stored>& data,
 // (observations, rewards, terminated, truncated, env_id, lives, frame_number, episode_frame_number, final_obs or None)
 nb::tuple recv(Vector& vector) {
   std::shared_ptr<Batch> batch;
-  {
-    nb::gil_scoped_release release;
-    batch = vector.recv();
+  while (true) {
+    {
+      nb::gil_scoped_release release;
+      batch = vector.recv(std::chrono::milliseconds(100));
+    }
+    if (batch) break;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();  // Ctrl-C; the batch can be received later
   }
   const size_t size = batch->rewards.size();
   const std::vector<size_t> flat{size}, observations{size, vector.observation_bytes()};
@@ -163,6 +183,10 @@ NB_MODULE(atari, m) {
       .def("reset", &HostEmulator::reset)
       .def("act", &act, "action"_a, "strength"_a = 1.0f, "draw"_a = true, nb::call_guard<nb::gil_scoped_release>(),
            "One frame; returns the reward.")
+      .def("rgb", [](HostEmulator& e) { return colored(e.game(), e.screen(), ObservationType::kRgb); },
+           "uint8 [rows, 160, 3].")
+      .def("gray", [](HostEmulator& e) { return colored(e.game(), e.screen(), ObservationType::kGray); },
+           "uint8 [rows, 160].")
       .def("ram", [](HostEmulator& e) { return copy(e.ram(), {128}); }, "uint8 [128]: addresses $80..$FF.")
       .def("set_ram", &set_ram, "address"_a, "value"_a)
       .def("screen",
@@ -180,6 +204,11 @@ NB_MODULE(atari, m) {
       .value("RGB", ObservationType::kRgb)
       .value("RAM", ObservationType::kRam);
 
+  nb::enum_<ActionChoice>(m, "ActionChoice")
+      .value("MINIMAL", ActionChoice::kMinimal)
+      .value("LEGAL", ActionChoice::kLegal)
+      .value("ALL", ActionChoice::kAll);
+
   nb::class_<StepOptions>(m, "StepOptions", "How steps and observations are made of frames.")
       .def(nb::init<>())
       .def_rw("mode", &StepOptions::mode)
@@ -193,12 +222,13 @@ NB_MODULE(atari, m) {
       .def_rw("frameskip", &StepOptions::frameskip)
       .def_rw("maxpool", &StepOptions::maxpool)
       .def_rw("noop_max", &StepOptions::noop_max)
+      .def_rw("noop_min", &StepOptions::noop_min)
       .def_rw("fire_reset", &StepOptions::fire_reset)
       .def_rw("episodic_life", &StepOptions::episodic_life)
       .def_rw("life_loss_info", &StepOptions::life_loss_info)
       .def_rw("clip_rewards", &StepOptions::clip_rewards)
       .def_rw("same_step_autoreset", &StepOptions::same_step_autoreset)
-      .def_rw("full_action_space", &StepOptions::full_action_space)
+      .def_rw("actions", &StepOptions::actions)
       .def_rw("max_frames", &StepOptions::max_frames);
 
   nb::class_<Vector>(m, "Vector", "Environments stepped by a pool of threads.")
@@ -206,12 +236,22 @@ NB_MODULE(atari, m) {
                     int, int>(),
            "games"_a, "options"_a, "seeds"_a, "batch_size"_a, "num_threads"_a, "first_cpu"_a,
            nb::call_guard<nb::gil_scoped_release>())
-      .def("send", &send, "actions"_a, "strengths"_a, "out"_a.none() = nb::none(), "rows"_a.none() = nb::none())
+      .def("send", &send, "actions"_a, "strengths"_a, "out"_a.noconvert().none() = nb::none(),
+           "rows"_a.none() = nb::none(), "`out` must stay alive until the results that are written to it were received.")
       .def("send_reset",
            [](Vector& vector, const std::vector<int>& envs, const std::vector<int64_t>& seeds, const Out& out,
-              const Rows& rows) { vector.send_reset(envs, seeds, targets_of(vector, out, rows)); },
-           "envs"_a, "seeds"_a, "out"_a.none() = nb::none(), "rows"_a.none() = nb::none())
+              const Rows& rows) {
+             const std::vector<uint8_t*> targets = targets_of(vector, out, rows);
+             nb::gil_scoped_release release;  // what is under way is waited for
+             vector.send_reset(envs, seeds, targets);
+           },
+           "envs"_a, "seeds"_a, "out"_a.noconvert().none() = nb::none(), "rows"_a.none() = nb::none(), "`out`: see send.")
       .def("recv", &recv)
+      .def("rgb",
+           [](Vector& vector, int env) {
+             return colored(vector.game(env), vector.screen(env), ObservationType::kRgb);
+           },
+           "env"_a, "uint8 [rows, 160, 3]: the newest screen of one environment.")
       .def("save",
            [](Vector& vector, int env) {
              const std::vector<uint8_t> state = vector.save(env);

@@ -21,12 +21,20 @@ class EnvironmentKind {
     const GameData& data = game->data;
     if (!make_observer(observer_, data.facts.pal, data.cartridge.rows, options.observation, options.height, options.width))
       throw std::invalid_argument("observations can be shrunk, not enlarged");
-    const uint32_t actions = options.full_action_space ? (1u << kNumActions) - 1 : data.facts.minimal_actions;
-    setup_ = {&data, &observer_, options, make_action_set(actions), game->settings(options.mode, options.difficulty),
+    setup_ = {&data, &observer_, options, make_action_set(bits_of(options.actions, data.facts)), game->settings(options.mode, options.difficulty),
               game->default_settings()};
   }
   EnvironmentKind(const EnvironmentKind&) = delete;
   EnvironmentKind& operator=(const EnvironmentKind&) = delete;
+
+  static uint32_t bits_of(ActionChoice choice, const GameFacts& facts) {
+    switch (choice) {
+      case ActionChoice::kMinimal: return facts.minimal_actions;
+      case ActionChoice::kLegal: return facts.legal_actions;
+      case ActionChoice::kAll: break;
+    }
+    return (1u << kNumActions) - 1;
+  }
 
   const std::shared_ptr<Game> game;
   const EnvironmentSetup& setup() const { return setup_; }
@@ -91,6 +99,11 @@ class HostEnvironment {
 
   // The counters as they are, with no reward.
   StepResult counters() const { return counters_of(setup(), state_); }
+
+  // rows x 160 TIA colours of the newest frame.
+  const uint8_t* screen() { return front_buffer(state_.emulator.console, kind_->game->data.cartridge, screens_.data()); }
+
+  const Game& game() const { return *kind_->game; }
 
   // Writes the stacked images, oldest first.
   void write_observation(uint8_t* target) const { atari::write_observation(setup(), state_, memory_, target); }

@@ -1,11 +1,12 @@
 // Many environments stepped by a pool of threads.
 //
-// One thread sends and receives; the pool steps, or, where there is none, the thread that receives. If a batch holds the
-// results of all environments, environment i has row i; smaller batches are filled in the order in which environments
+// One thread at a time sends and receives; the pool steps, or, where there is none, the thread that receives. If a batch holds
+// the results of all environments, environment i has row i; smaller batches are filled in the order in which environments
 // finish.
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -33,9 +34,9 @@ namespace headrace::atari {
 
 class Vector {
  public:
-  // One environment per entry of `games`; as many `seeds`. Thread i of the pool is bound to processor first_cpu + i, or to none
-  // if first_cpu is negative. Without threads `recv` steps. Throws std::invalid_argument if the observations would differ in
-  // size or be larger than the screen.
+  // One environment per entry of `games`; as many `seeds`. Thread i of the pool is bound to the processor first_cpu + i of those
+  // that this process may use, counted in a circle, or to none if first_cpu is negative. Without threads `recv` steps. Throws
+  // std::invalid_argument if the observations would differ in size or be larger than the screen.
   Vector(const std::vector<std::shared_ptr<Game>>& games, const StepOptions& options,
          const std::vector<uint32_t>& seeds, int batch_size, int num_threads, int first_cpu)
       : options_(options), batch_size_(batch_size), jobs_(games.size()) {
@@ -54,7 +55,7 @@ class Vector {
     pool_ = std::make_shared<BatchPool>(batch_size, observation_bytes_, options.same_step_autoreset);
     for (int i = 0; i < num_threads; ++i) {
       threads_.emplace_back([this, scratch = *scratch_]() mutable { work(scratch); });
-      if (first_cpu >= 0) bind(threads_.back(), first_cpu + i);
+      if (first_cpu >= 0) bind(threads_.back(), static_cast<size_t>(first_cpu) + i);
     }
   }
 
@@ -77,7 +78,8 @@ class Vector {
   const StepOptions& options() const { return options_; }
 
   // Starts a step of the environments whose results were received last. `targets`: where the observation of each
-  // environment goes instead of into the batch; empty for none. Throws std::invalid_argument for an action outside its
+  // environment goes, which must stay valid until the result was received; empty for none. Whole batches have no observations
+  // then, smaller ones have them too. Throws std::invalid_argument for an action outside its
   // environment's set, and std::logic_error if nothing was received; then nothing was started.
   void send(const int32_t* actions, const float* strengths, const std::vector<uint8_t*>& targets) {
     if (received_.empty()) throw std::logic_error("send follows a reset or a recv");
@@ -89,26 +91,29 @@ class Vector {
                                     " is not in 0.." + std::to_string(num_actions(env) - 1));
       jobs.push_back({env, actions[i], strengths[i], kStep, targets.empty() ? nullptr : targets[env]});
     }
-    start(jobs);
+    start(jobs, targets);
   }
 
   // Starts a reset of some environments, after steps that were started have ended; their results are dropped. With a negative
   // seed the generators go on as they are. In a batch of all environments the others have their present observations and counts.
+  // `targets`: see send.
   void send_reset(const std::vector<int>& envs, const std::vector<int64_t>& seeds,
                   const std::vector<uint8_t*>& targets) {
     drain();
     std::vector<Job> jobs;
     for (size_t i = 0; i < envs.size(); ++i)
       jobs.push_back({envs[i], 0, 0.0f, seeds[i], targets.empty() ? nullptr : targets[envs[i]]});
-    start(jobs);
+    start(jobs, targets);
   }
 
-  // Waits for the next batch of results. Throws what a step threw, and std::logic_error if fewer steps than a batch were started.
-  std::shared_ptr<Batch> recv() {
+  // The next batch of results, or null if it is not complete after `patience`. Throws what a step threw, and std::logic_error
+  // if fewer steps than a batch were started.
+  std::shared_ptr<Batch> recv(std::chrono::milliseconds patience) {
     if (outstanding_ < batch_size_) throw std::logic_error("recv follows a send: less than a batch is under way");
+    const auto deadline = std::chrono::steady_clock::now() + patience;
     std::unique_lock lock(mutex_);
-    while (threads_.empty() && complete_.empty()) step_next(lock, *scratch_);
-    batch_ready_.wait(lock, [this] { return !complete_.empty(); });
+    while (threads_.empty() && complete_.empty() && std::chrono::steady_clock::now() < deadline) step_next(lock, *scratch_);
+    if (!batch_ready_.wait_until(lock, deadline, [this] { return !complete_.empty(); })) return nullptr;
     std::shared_ptr<Batch> batch = std::move(complete_.front());
     complete_.pop_front();
     outstanding_ -= batch_size_;
@@ -116,6 +121,13 @@ class Vector {
     if (batch->error) std::rethrow_exception(batch->error);
     return batch;
   }
+
+  // The newest screen of one environment, rows x 160 TIA colours, and its game.
+  const uint8_t* screen(int env) {
+    idle_or_throw();
+    return environments_[env]->screen();
+  }
+  const Game& game(int env) const { return environments_[env]->game(); }
 
   // The state of one environment, for a load into one of the same game with the same options.
   std::vector<uint8_t> save(int env) {
@@ -143,14 +155,17 @@ class Vector {
     uint8_t* target;
   };
 
-  static void bind(std::thread& thread, int cpu) {
+  static void bind(std::thread& thread, size_t position) {
 #if defined(__linux__)
-    cpu_set_t cpus;
-    CPU_ZERO(&cpus);
-    CPU_SET(cpu % CPU_SETSIZE, &cpus);
-    pthread_setaffinity_np(thread.native_handle(), sizeof cpus, &cpus);
+    cpu_set_t allowed, chosen;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    size_t skip = position % static_cast<size_t>(CPU_COUNT(&allowed));
+    CPU_ZERO(&chosen);
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+      if (CPU_ISSET(cpu, &allowed) && skip-- == 0) CPU_SET(cpu, &chosen);
+    pthread_setaffinity_np(thread.native_handle(), sizeof chosen, &chosen);
 #else
-    static_cast<void>(thread), static_cast<void>(cpu);
+    static_cast<void>(thread), static_cast<void>(position);
 #endif
   }
 
@@ -170,12 +185,13 @@ class Vector {
     outstanding_ = 0;
   }
 
-  void start(const std::vector<Job>& jobs) {
+  void start(const std::vector<Job>& jobs, const std::vector<uint8_t*>& targets) {
     if (whole()) {
       idle_or_throw();
       filling_ = pool_->take();
       outstanding_ = num_envs();
-      if (jobs.size() < environments_.size()) show_others(jobs);
+      if (jobs.size() < environments_.size()) show_others(jobs, targets);
+      if (jobs.empty()) complete_.push_back(std::move(filling_));
     } else {
       outstanding_ += static_cast<int>(jobs.size());
     }
@@ -189,11 +205,11 @@ class Vector {
   }
 
   // Writes the rows of the environments that have no job.
-  void show_others(const std::vector<Job>& jobs) {
+  void show_others(const std::vector<Job>& jobs, const std::vector<uint8_t*>& targets) {
     std::vector<bool> busy(environments_.size());
     for (const Job& job : jobs) busy[job.env] = true;
     for (int env = 0; env < num_envs(); ++env)
-      if (!busy[env]) write_row(*filling_, env, env, environments_[env]->counters(), nullptr);
+      if (!busy[env]) write_row(*filling_, env, env, environments_[env]->counters(), targets.empty() ? nullptr : targets[env]);
     filling_->missing = static_cast<int>(jobs.size());
   }
 
@@ -248,7 +264,8 @@ class Vector {
 
   void write_row(Batch& batch, int row, int env, const StepResult& result, uint8_t* target) const {
     const HostEnvironment& environment = *environments_[env];
-    environment.write_observation(target != nullptr ? target : batch.observations.data() + row * observation_bytes_);
+    if (target != nullptr) environment.write_observation(target);
+    if (target == nullptr || !whole()) environment.write_observation(batch.observations.data() + row * observation_bytes_);
     if (result.has_final) {
       std::copy_n(environment.final_observation().data(), observation_bytes_,
                   batch.finals.data() + row * observation_bytes_);

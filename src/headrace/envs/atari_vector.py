@@ -7,12 +7,11 @@ checked). Sources: Bellemare et al. 2013 (JAIR 47); Machado et al. 2018 (JAIR 61
 
 from __future__ import annotations
 
-import difflib
 import hashlib
+import json
 import os
+import threading
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -22,58 +21,32 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 import headrace._native.atari as native
+from headrace.envs.atari_roms import games, load_game, rom_path
+
+__all__ = ["AtariVector", "games", "load_game", "rom_path"]
 
 OBSERVATIONS = {
     "gray": native.ObservationType.GRAY,
     "rgb": native.ObservationType.RGB,
     "ram": native.ObservationType.RAM,
 }
-STATE_MAGIC = b"headrace-atari-2"
+STATE_MAGIC = b"headrace-atari-3"
 
 
-@cache
-def games() -> dict[str, dict[str, Any]]:
-    """The facts of all games by name: index, md5, rom_size, pal, height, minimal_actions, modes, difficulties."""
-    return {facts["name"]: facts | {"index": index} for index, facts in enumerate(native.games())}
+class _OneUser:
+    """A block that one thread at a time may be in. Raises `RuntimeError` for the second one."""
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
 
-def rom_path(game: str, rom_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The ROM file of a game, in `rom_dir` or among those that ale-py brings.
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                "two threads use this AtariVector at the same time; give each thread a vector of its own, or let them take turns"
+            )
 
-    Raises:
-        ValueError: if there is no such game; the message names the nearest ones.
-        FileNotFoundError: if `rom_dir` has no file `<game>.bin`.
-        ImportError: if no `rom_dir` is given and ale-py is not installed.
-    """
-    if game not in games():
-        near = difflib.get_close_matches(game.lower(), games(), n=3, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(near)}?" if near else "; names are like ms_pacman"
-        raise ValueError(f"there is no Atari game {game!r}{hint}")
-    if rom_dir is not None:
-        path = Path(rom_dir) / f"{game}.bin"
-    else:
-        try:
-            import ale_py.roms
-        except ImportError as error:
-            raise ImportError("the ROMs come with ale-py: pip install ale-py, or name a folder with rom_dir") from error
-        path = Path(ale_py.roms.__file__).parent / f"{game}.bin"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist")
-    return path
-
-
-@cache
-def load_game(game: str, rom_dir: str | None = None) -> native.Game:
-    """A game with its ROM, one object for all consoles of the process. Raises as `rom_path`, and
-
-    ValueError: if the file is not the ROM that the rules of this game are known for.
-    """
-    path = rom_path(game, rom_dir)
-    rom, facts = path.read_bytes(), games()[game]
-    digest = hashlib.md5(rom, usedforsecurity=False).hexdigest()
-    if digest != facts["md5"]:
-        raise ValueError(f"{path} is not the ROM of {game}: its MD5 is {digest}, expected {facts['md5']}")
-    return native.make_game(facts["index"], rom)
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
 
 
 class AtariVector(VectorEnv):
@@ -85,6 +58,9 @@ class AtariVector(VectorEnv):
     to the caller: their memory is used again only when nothing refers to it any more.
 
     A *step* is one decision of an agent and lasts `frameskip` *frames* of the emulator.
+
+    Several threads may use a vector in turns, but not at the same time: that is a `RuntimeError`. After `close`, every method
+    raises `gymnasium.error.ClosedEnvironmentError`.
     """
 
     def __init__(
@@ -108,6 +84,7 @@ class AtariVector(VectorEnv):
         frameskip: int = 4,
         maxpool: bool = True,
         noop_max: int = 30,
+        noop_min: int | None = None,
         episodic_life: bool = False,
         life_loss_info: bool = False,
         reward_clipping: bool = True,
@@ -117,6 +94,7 @@ class AtariVector(VectorEnv):
         difficulty: int = 0,
         sticky_stream: str = "ale",
         rom_dir: str | os.PathLike[str] | None = None,
+        render_mode: str | None = None,
     ) -> None:
         """
         Args:
@@ -125,10 +103,12 @@ class AtariVector(VectorEnv):
             batch_size: Results per `recv`; 0 means one per environment.
             num_threads: Size of the pool; 0 means one per processor, but no more than `num_envs`. None: no pool, the thread
                 that calls `recv` (or `step`) steps the consoles itself.
-            thread_affinity_offset: Binds thread i to processor offset + i; -1 leaves that to the system.
+            thread_affinity_offset: Binds thread i to the processor offset + i of those that this process may use, counted in a
+                circle; -1 leaves that to the system.
             max_num_frames_per_episode: Frames, resets not counted, after which an episode is truncated.
             repeat_action_probability: Probability, per frame, that the action of the frame before is repeated.
-            full_action_space: All 18 actions instead of those the game uses. Several games with different sets need it.
+            full_action_space: The legal actions of ALE instead of those the game uses: all 18, or 9 in Skiing and Lost Luggage.
+                Several games with different sets have all 18; an action that is not legal in a game is NOOP there.
             continuous: Actions are (radius 0..1, angle in radians, fire 0..1) instead of indices.
             continuous_action_threshold: Beyond it, a component counts as a direction or as FIRE.
             autoreset_mode: NEXT_STEP or SAME_STEP.
@@ -138,7 +118,8 @@ class AtariVector(VectorEnv):
             stack_num: Images per observation, the newest last.
             frameskip: Frames per step.
             maxpool: Whether an image has the brighter pixels of the last two frames of the step.
-            noop_max: Episodes begin with 0 to noop_max - 1 NOOP frames.
+            noop_max: Episodes begin with 0 to noop_max - 1 NOOP frames, of which FIRE replaces the first.
+            noop_min: Instead, episodes begin with noop_min to noop_max NOOP frames, and FIRE follows them.
             episodic_life: Whether losing a life ends the episode. The game is then reset too.
             life_loss_info: Whether losing a life is reported as a termination, while the episode goes on.
             reward_clipping: Whether the reward of a step is clipped to -1..1.
@@ -149,6 +130,7 @@ class AtariVector(VectorEnv):
             sticky_stream: Random numbers that repeat actions: "ale" for the stream of the Arcade Learning Environment,
                 "counter" for one of 24 bytes per console instead of 2.5 KB.
             rom_dir: Folder of ROM files `<game>.bin`; None means those of ale-py.
+            render_mode: "rgb_array" for `render`, or None.
 
         Raises:
             ValueError: for an option out of its range; the message says which.
@@ -163,7 +145,10 @@ class AtariVector(VectorEnv):
         _require(num_threads is None or num_threads >= 0, f"num_threads is {num_threads}, must not be negative")
         _require(1 <= frameskip <= 255, f"frameskip is {frameskip}, must be in 1..255")
         _require(1 <= stack_num <= 255, f"stack_num is {stack_num}, must be in 1..255")
-        _require(noop_max >= 0, f"noop_max is {noop_max}, must not be negative")
+        _require(0 <= noop_max < 2**31, f"noop_max is {noop_max}, must not be negative")
+        _require(noop_min is None or 0 <= noop_min <= noop_max, f"noop_min is {noop_min}, must be in 0..noop_max ({noop_max})")
+        _require(thread_affinity_offset >= -1, f"thread_affinity_offset is {thread_affinity_offset}, must be at least -1")
+        _require(render_mode in (None, "rgb_array"), f"render_mode is {render_mode!r}, must be rgb_array or None")
         _require(max_num_frames_per_episode >= 1, "max_num_frames_per_episode must be at least 1")
         _require(0 <= repeat_action_probability < 1, "repeat_action_probability must be in [0, 1)")
         _require(obs_type in OBSERVATIONS, f"obs_type is {obs_type!r}, must be one of {', '.join(OBSERVATIONS)}")
@@ -179,11 +164,10 @@ class AtariVector(VectorEnv):
                 img_height is None or 1 <= img_height <= fact["height"], f"img_height must be in 1..{fact['height']}"
             )
         _require(img_width is None or 1 <= img_width <= 160, "img_width must be in 1..160")
-        action_sets = {
-            tuple(range(18)) if full_action_space or continuous else tuple(f["minimal_actions"]) for f in facts
-        }
-        if len(action_sets) > 1:
-            action_sets, full_action_space = {tuple(range(18))}, True
+        choice = native.ActionChoice.LEGAL if full_action_space else native.ActionChoice.MINIMAL
+        action_sets = {tuple(fact["legal_actions" if full_action_space else "minimal_actions"]) for fact in facts}
+        if len(action_sets) > 1 or continuous:
+            choice, action_sets = native.ActionChoice.ALL, {tuple(range(18))}
 
         options = native.StepOptions()
         options.mode = -1 if mode is None else mode
@@ -193,11 +177,12 @@ class AtariVector(VectorEnv):
         options.observation = OBSERVATIONS[obs_type]
         options.height, options.width = img_height or 0, img_width or 0
         options.stack, options.frameskip, options.maxpool = stack_num, frameskip, maxpool
-        options.noop_max, options.fire_reset = noop_max, use_fire_reset
+        options.noop_max, options.noop_min = noop_max, -1 if noop_min is None else noop_min
+        options.fire_reset = use_fire_reset
         options.episodic_life, options.life_loss_info = episodic_life, life_loss_info
         options.clip_rewards = reward_clipping
         options.same_step_autoreset = self.autoreset_mode == AutoresetMode.SAME_STEP
-        options.full_action_space = full_action_space or continuous
+        options.actions = choice
         options.max_frames = max_num_frames_per_episode
 
         self.num_envs, self.batch_size = num_envs, batch_size or num_envs
@@ -227,12 +212,38 @@ class AtariVector(VectorEnv):
             self.single_action_space = Discrete(len(self.action_set))
         self.observation_space = _batch_space(self.single_observation_space, self.batch_size)
         self.action_space = batch_space(self.single_action_space, self.batch_size)
-        self.metadata = {"autoreset_mode": self.autoreset_mode}
+        self.metadata = {"autoreset_mode": self.autoreset_mode, "render_modes": ["rgb_array"], "render_fps": 60 // frameskip}
+        self.render_mode = render_mode
         self._strengths = np.ones(self.batch_size, np.float32)
+        self._user = _OneUser()
+        self._was_reset = False
         self._out: np.ndarray | None = None
-        # the options that a saved state depends on
-        shape_of_state = (obs_type, shape, frameskip, maxpool, repeat_action_probability > 0, sticky_stream)
-        self._signature = hashlib.sha256(repr(shape_of_state).encode()).digest()[:16]
+        """Memory of the caller for the results that are under way, with whole batches; None: the native vector's own."""
+        self._outs: list[np.ndarray | None] = [None] * num_envs
+        """The same for each environment, with smaller batches. It is referred to here so that it is not freed."""
+        self._received = np.arange(num_envs)
+        self._options = {
+            "obs_type": obs_type,
+            "img_height": shape[1] if obs_type != "ram" else None,
+            "img_width": shape[2] if obs_type != "ram" else None,
+            "stack_num": stack_num,
+            "frameskip": frameskip,
+            "maxpool": maxpool,
+            "mode": mode,
+            "difficulty": difficulty,
+            "repeat_action_probability": repeat_action_probability,
+            "sticky_stream": sticky_stream,
+            "full_action_space": list(self.action_set),
+            "noop_max": noop_max,
+            "noop_min": noop_min,
+            "use_fire_reset": use_fire_reset,
+            "episodic_life": episodic_life,
+            "life_loss_info": life_loss_info,
+            "reward_clipping": reward_clipping,
+            "autoreset_mode": str(self.autoreset_mode.value),
+            "max_num_frames_per_episode": max_num_frames_per_episode,
+        }
+        """The options that decide how an environment goes on; a saved state is loaded only where they are equal."""
 
     def reset(
         self,
@@ -251,72 +262,70 @@ class AtariVector(VectorEnv):
             out, rows: see `send`.
 
         Raises:
-            TypeError, ValueError: for a mask or a seed that does not fit.
+            TypeError, ValueError: for a mask, a seed or memory that does not fit.
+            RuntimeError: if the first reset is not of all environments.
         """
-        mask = (options or {}).get("reset_mask")
-        if mask is None:
-            envs = np.arange(self.num_envs)
-        else:
-            if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
-                raise TypeError(f"reset_mask must be a boolean array, not {type(mask).__name__}")
-            if mask.shape != (self.num_envs,) or self.batch_size != self.num_envs:
-                raise ValueError(f"reset_mask has shape {mask.shape}; it needs ({self.num_envs},) and whole batches")
-            (envs,) = np.nonzero(mask)
-        if seed is None:
-            seeds = np.full(len(envs), -1)
-        elif isinstance(seed, (int, np.integer)):
-            seeds = int(seed) + np.arange(len(envs))
-        else:
-            seeds = np.asarray(seed, np.int64)
-            if seeds.shape != (len(envs),):
-                raise ValueError(f"seed has shape {seeds.shape}, but {len(envs)} environments are reset")
-        if (seeds >= 2**31).any():
-            raise ValueError("a seed must be less than 2**31")
-        self._native.send_reset(envs.tolist(), seeds.tolist(), out, rows)
-        self._out = out
-        observations, *_, infos = self.recv()
-        return observations, infos
+        with self._user:
+            vector = self._open()
+            envs = self._chosen((options or {}).get("reset_mask"))
+            seeds = _seeds(seed, len(envs))
+            out, rows = self._memory(out, rows)
+            vector.send_reset(envs.tolist(), seeds.tolist(), out, rows)
+            self._was_reset = True
+            self._out, self._outs = out, [out] * self.num_envs
+            observations, *_, infos = self._receive()
+            return observations, infos
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """`send`, then `recv`."""
-        self.send(actions)
-        return self.recv()
+        with self._user:
+            self._send(actions, None, None)
+            return self._receive()
 
     def send(self, actions: np.ndarray, out: np.ndarray | None = None, rows: np.ndarray | None = None) -> None:
         """Start a step of the environments that were received last.
 
         Args:
             actions: Integers `[batch]`, indices into `action_set`; float32 `[batch, 3]` if continuous.
-            out: uint8 array `[rows, *observation]` that the observations are written to, instead of into a new array. It
-                must stay alive until they were received.
-            rows: int64 `[num_envs]`: the row of `out` of each environment; None means row i for environment i.
+            out: Writable uint8 array `[rows, *observation]` that the observations are written to until they are received.
+            rows: Integers `[num_envs]`: the row of `out` of each environment; None means row i for environment i.
 
         Raises:
             ValueError: for an action outside the action set (nothing was started then), or an `out` that does not fit.
             RuntimeError: if there is nothing to act on, or results wait to be received.
         """
-        strengths = self._strengths
+        with self._user:
+            self._send(actions, out, rows)
+
+    def _send(self, actions: np.ndarray, out: Any, rows: Any) -> None:
+        vector, strengths = self._open(), self._strengths
         if self.continuous:
             indices, strengths = self._discrete(np.asarray(actions, np.float32))
         else:
-            indices = np.asarray(actions)
-            if indices.dtype.kind not in "iu":
-                raise ValueError(f"actions must be integers, not {indices.dtype}")
-            indices = np.ascontiguousarray(indices, np.int32)
-        if indices.shape != (self.batch_size,):
-            raise ValueError(f"actions have shape {indices.shape}, expected ({self.batch_size},)")
-        self._native.send(indices, strengths, out, rows)
+            indices = self._indices(np.asarray(actions))
+        out, rows = self._memory(out, rows)
+        vector.send(indices, strengths, out, rows)
         self._out = out
+        if self.batch_size < self.num_envs:
+            for env in self._received:
+                self._outs[env] = out
 
     def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Wait for a batch: observations (or `out`), rewards, terminations, truncations, infos.
+        """Wait for a batch: observations, rewards, terminations, truncations, infos. A Ctrl-C ends the wait; what is under way
+        can be received later.
 
-        With batch_size < num_envs rows come in the order in which environments finished; `infos["env_id"]` names them.
+        With batch_size == num_envs observations are the `out` of `send` or `reset`, if there was one. With smaller batches they
+        are always an array of their own, also if they were written to `out` too. Its rows are in the order in which
+        environments finished; `infos["env_id"]` names them.
 
         Raises:
             RuntimeError: if less than a batch is under way.
         """
-        observations, rewards, terminated, truncated, env_id, lives, frame, episode_frame, final = self._native.recv()
+        with self._user:
+            return self._receive()
+
+    def _receive(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        observations, rewards, terminated, truncated, env_id, lives, frame, episode_frame, final = self._open().recv()
         infos: dict[str, Any] = {
             "env_id": env_id,
             "lives": lives,
@@ -326,8 +335,25 @@ class AtariVector(VectorEnv):
         shape = (self.batch_size, *(self.single_observation_space.shape or ()))
         if final is not None:
             infos["final_obs"] = final.reshape(shape)
-        result = observations.reshape(shape) if self._out is None else self._out
+        whole = self.batch_size == self.num_envs
+        result = self._out if whole and self._out is not None else observations.reshape(shape)
+        if not whole:
+            self._received = env_id
+            for env in env_id:
+                self._outs[env] = None
         return result, rewards, terminated, truncated, infos
+
+    def render(self) -> tuple[np.ndarray, ...] | None:  # type: ignore[override]
+        """The newest screen of each environment, as it is emulated: uint8 `[rows, 160, 3]`. None without a render mode.
+
+        Raises:
+            RuntimeError: while results wait to be received.
+        """
+        if self.render_mode is None:
+            return None
+        with self._user:
+            vector = self._open()
+            return tuple(vector.rgb(env) for env in range(self.num_envs))
 
     def save_state(self, env: int) -> bytes:
         """Everything that decides how environment `env` goes on: console, screens, stack, counters, random numbers.
@@ -336,9 +362,11 @@ class AtariVector(VectorEnv):
             IndexError: if there is no such environment.
             RuntimeError: while results wait to be received.
         """
-        payload = self._native.save(self._index(env))
-        header = STATE_MAGIC + bytes.fromhex(games()[self.game_names[env]]["md5"]) + self._signature
-        return header + hashlib.sha256(header + payload).digest() + payload
+        with self._user:
+            payload = self._open().save(self._index(env))
+        header = json.dumps({"game": self.game_names[env], "md5": games()[self.game_names[env]]["md5"], "options": self._options})
+        body = len(header).to_bytes(4, "little") + header.encode() + payload
+        return STATE_MAGIC + hashlib.sha256(body).digest() + body
 
     def load_state(self, env: int, state: bytes) -> None:
         """Make environment `env` go on where `save_state` was called, in this process or another.
@@ -347,22 +375,74 @@ class AtariVector(VectorEnv):
             ValueError: if the state is damaged, or of another game, other options or another version.
             IndexError, RuntimeError: as `save_state`.
         """
-        magic, game, signature, digest = state[:16], state[16:32], state[32:48], state[48:80]
+        magic, digest, body = state[:16], state[16:48], state[48:]
         if magic != STATE_MAGIC:
             raise ValueError("this is not a saved state of an Atari console of this version")
-        if hashlib.sha256(state[:48] + state[80:]).digest() != digest:
+        if hashlib.sha256(body).digest() != digest:
             raise ValueError("the saved state is damaged")
+        size = int.from_bytes(body[:4], "little")
+        header, payload = json.loads(body[4 : 4 + size]), body[4 + size :]
         name = self.game_names[self._index(env)]
-        if game.hex() != games()[name]["md5"]:
-            owners = [other for other, facts in games().items() if facts["md5"] == game.hex()]
-            raise ValueError(f"the saved state is of {owners[0] if owners else 'an unknown game'}, not of {name}")
-        if signature != self._signature:
-            raise ValueError("the saved state was made with other options for observations, frames or sticky actions")
-        self._native.load(env, state[80:])
+        if header["md5"] != games()[name]["md5"]:
+            raise ValueError(f"the saved state is of {header['game']}, not of {name}")
+        theirs, ours = dict(header["options"]), dict(self._options)
+        for chosen in (theirs, ours):
+            chosen["mode"] = games()[name]["default_mode"] if chosen["mode"] is None else chosen["mode"]
+        if differing := [f"{key} {theirs.get(key)} instead of {ours[key]}" for key in ours if theirs.get(key) != ours[key]]:
+            raise ValueError(f"the saved state was made with other options: {', '.join(differing)}")
+        with self._user:
+            self._open().load(env, payload)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Ends the threads."""
-        del self._native
+        """Ends the threads. Results that are under way are lost."""
+        self._native = None
+        self._out, self._outs = None, [None] * self.num_envs
+
+    def _open(self) -> native.Vector:
+        if self._native is None:
+            raise gymnasium.error.ClosedEnvironmentError("this AtariVector was closed")
+        return self._native
+
+    def _chosen(self, mask: Any) -> np.ndarray:
+        """The environments to reset."""
+        if mask is None:
+            return np.arange(self.num_envs)
+        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
+            raise TypeError(f"reset_mask must be a boolean array, not {type(mask).__name__}")
+        if mask.shape != (self.num_envs,) or self.batch_size != self.num_envs:
+            raise ValueError(f"reset_mask has shape {mask.shape}; it needs ({self.num_envs},) and whole batches")
+        if not self._was_reset and not mask.all():
+            raise RuntimeError("the first reset must be of all environments")
+        return np.flatnonzero(mask)
+
+    def _memory(self, out: Any, rows: Any) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Memory of the caller as the native vector takes it, which checks sizes."""
+        if out is None:
+            if rows is not None:
+                raise ValueError("rows needs out: it names rows of that array")
+            return None, None
+        if not isinstance(out, np.ndarray) or out.dtype != np.uint8 or not out.flags.writeable:
+            kind = f"of {out.dtype}" if isinstance(out, np.ndarray) else type(out).__name__
+            raise ValueError(f"out must be a writable uint8 array, not {'read-only or ' if kind == 'of uint8' else ''}{kind}")
+        if rows is None:
+            return out, None
+        rows = np.asarray(rows)
+        if rows.dtype.kind not in "iu" or rows.shape != (self.num_envs,):
+            raise ValueError(f"rows must be integers of shape ({self.num_envs},), not {rows.dtype} of shape {rows.shape}")
+        if len(np.unique(rows)) != len(rows):
+            raise ValueError("rows names a row of out for two environments")
+        return out, np.ascontiguousarray(rows, np.int64)
+
+    def _indices(self, actions: np.ndarray) -> np.ndarray:
+        if actions.dtype.kind not in "iu":
+            raise ValueError(f"actions must be integers, not {actions.dtype}")
+        if actions.shape != (self.batch_size,):
+            raise ValueError(f"actions have shape {actions.shape}, expected ({self.batch_size},)")
+        indices = np.ascontiguousarray(actions, np.int32)
+        if not np.can_cast(actions.dtype, np.int32) and (indices != actions).any():
+            row = int(np.flatnonzero(indices != actions)[0])
+            raise ValueError(f"action {actions[row]} in row {row} is not in 0..{len(self.action_set) - 1}")
+        return indices
 
     def _index(self, env: int) -> int:
         if not 0 <= env < self.num_envs:
@@ -373,6 +453,8 @@ class AtariVector(VectorEnv):
         """Actions (radius, angle, fire) as action ids and the strengths of paddles."""
         if actions.shape != (self.batch_size, 3):
             raise ValueError(f"actions have shape {actions.shape}, expected ({self.batch_size}, 3)")
+        if not np.isfinite(actions).all():
+            raise ValueError(f"actions must be finite; row {int(np.argwhere(~np.isfinite(actions))[0, 0])} is not")
         threshold = self.continuous_action_threshold
         x, y = actions[:, 0] * np.cos(actions[:, 1]), actions[:, 0] * np.sin(actions[:, 1])
         horizontal = (x > threshold).astype(np.int32) - (x < -threshold)
@@ -394,6 +476,23 @@ def _batch_space(single: Box, size: int) -> Box:
     for name in ("low", "high", "bounded_below", "bounded_above"):
         setattr(batch, name, np.broadcast_to(getattr(batch, name).flat[0], batch._shape))
     return batch
+
+
+def _seeds(seed: Any, count: int) -> np.ndarray:
+    """One seed for each environment that is reset; negative ones leave the generators as they are."""
+    if seed is None:
+        return np.full(count, -1)
+    if isinstance(seed, (int, np.integer)):
+        seeds = int(seed) + np.arange(count) if seed >= 0 else np.full(count, -1)
+    else:
+        seeds = np.asarray(seed)
+        if seeds.dtype.kind not in "iu":
+            raise TypeError(f"seed must be an integer or an array of integers, not {seed!r}")
+        if seeds.shape != (count,):
+            raise ValueError(f"seed has shape {seeds.shape}, but {count} environments are reset")
+    if (seeds >= 2**31).any():
+        raise ValueError("a seed must be less than 2**31")
+    return seeds.astype(np.int64)
 
 
 def _require(condition: bool, message: str) -> None:
