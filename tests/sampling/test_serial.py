@@ -100,7 +100,7 @@ def test_a_resumed_run_on_replay_is_the_run_that_never_stopped(tmp_path: Path, c
     }  # fmt: skip
     straight = assert_resumed_is_straight(tmp_path, (150, 1300), 2000, **settings)
     assert straight["progress"]["updates"] > 10
-    assert len(list((tmp_path / "stopped" / "checkpoints").glob("*/replay/lane-0.safetensors"))) == 1  # the newest's only
+    assert len(list((tmp_path / "stopped" / "checkpoints").glob("*/replay/history-0.safetensors"))) == 1  # the newest's only
 
 
 @pytest.mark.parametrize("returns", ["vtrace", "gae"])
