@@ -38,19 +38,20 @@ COMMON = (
     "--sampling.placement serial --learning.device cpu --learning.num-threads 1 --learning.precision float32 "
     "--run.no-video --run.no-dashboard"
 )
-APPO = (
-    "--learning.algorithm appo --learning.batch-size 256 "
+PPO = (
+    "--learning.algorithm ppo --learning.batch-size 256 "
     "--sampling.num-workers 2 --sampling.envs-per-worker 8 --sampling.rollout 16"
 )
+APPO = f"{PPO.replace('ppo', 'appo')} --learning.returns vtrace --learning.gae-lambda 0.95"
 REPLAY = (
     "--sampling.num-workers 2 --sampling.envs-per-worker 4 --sampling.rollout 10 --learning.total-steps 800 "
     "--replay.minimum 400 --replay.capacity 500 --replay.evict-period 4 --q.target-period 4"
 )
 PONG = "--env atari/pong --envs.atari-backend native --envs.max-episode-steps 80"
 CASES = {
-    "appo-cartpole": f"--env gym/CartPole-v1 {APPO} --learning.total-steps 2500",
-    "appo-pong": f"{PONG} {APPO} --learning.total-steps 1500",
-    "appo-gru-vizdoom": f"--env vizdoom/basic --policy.core gru {APPO} --learning.returns vtrace --learning.total-steps 1500",
+    "ppo-cartpole": f"--env gym/CartPole-v1 {PPO} --learning.total-steps 2500",
+    "ppo-pong": f"{PONG} {PPO} --learning.total-steps 1500",
+    "appo-gru-vizdoom": f"--env vizdoom/basic --policy.core gru {APPO} --learning.total-steps 1500",
     "apex-dqn-pong": f"{PONG} --learning.algorithm apex-dqn {REPLAY} --replay.samples-per-insert 4 --learning.batch-size 64",
     "apex-dpg-cartpole-swingup": (
         f"--env dm_control/cartpole-swingup --envs.max-episode-steps 40 --learning.algorithm apex-dpg {REPLAY} "

@@ -57,8 +57,9 @@ class LearningConfig:
     """Normalise the advantages of each minibatch to mean 0 and standard deviation 1."""
     max_policy_lag: Annotated[int, Range(0, MANY)] = 1000
     """Samples whose action was chosen by weights more than this many updates old are excluded from all losses and statistics."""
-    optimizer: Literal["adam", "rmsprop"] = "adam"
-    """Optimizer of the network's weights."""
+    optimizer: Literal["adam", "rmsprop", "rmsprop-tf"] = "adam"
+    """Optimizer of the network's weights. `rmsprop`: as PyTorch computes it. `rmsprop-tf`: as TensorFlow 1 does, with epsilon
+    inside the square root and squared gradients that start at 1; IMPALA and Ape-X were published with it."""
     learning_rate: NonNegative = 1e-4
     """Learning rate at the start of training."""
     lr_schedule: Literal["constant", "linear"] = "constant"
@@ -71,6 +72,9 @@ class LearningConfig:
     """RMSProp: decay rate of the mean square of the gradients."""
     rmsprop_centered: bool = False
     """RMSProp: divide by the standard deviation of the gradients instead of their root mean square."""
+    reduction: Literal["mean", "sum"] = "mean"
+    """The loss is the mean or the sum over the valid samples of a minibatch. IMPALA was published with the sum, for which its
+    learning rate, epsilon and gradient norm are meant. Without effect on algorithms with replay."""
     max_grad_norm: Positive | None = 4.0
     """Gradients are scaled down to at most this norm. None: no limit."""
     precision: Literal["auto", "float32", "bf16"] = "float32"

@@ -261,7 +261,7 @@ def defaults(name: str) -> dict[str, Any]:
         "learning.batch_size": 1024,
         "learning.num_minibatches": 4,
         "learning.num_epochs": 3,
-        "learning.returns": "gae",
+        "learning.algorithm": "ppo",
         "learning.precision": "auto",
         "learning.learning_rate": 5e-4,
         "learning.entropy_coef": 0.005,

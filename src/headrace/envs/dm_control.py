@@ -103,7 +103,7 @@ def defaults(name: str) -> dict[str, Any]:
         "sampling.envs_per_worker": 8,
         "sampling.rollout": 64,
         "learning.num_threads": 1,  # threads cost more than they gain with networks this small
-        "learning.returns": "gae",
+        "learning.algorithm": "ppo",
         "learning.batch_size": 2048,
         "learning.learning_rate": 3e-4,
         "learning.num_epochs": 8,

@@ -78,7 +78,7 @@ def defaults(name: str) -> dict[str, Any]:
             "learning.num_epochs": 4,
             "learning.num_minibatches": 4,
             "learning.max_grad_norm": 1.0,
-            "learning.returns": "gae",
+            "learning.algorithm": "ppo",
             "sampling.rollout": 64,
         }
     # Short horizons and many passes over small batches: CartPole in some 130,000 steps.
@@ -92,7 +92,7 @@ def defaults(name: str) -> dict[str, Any]:
         "learning.num_minibatches": 4,
         "learning.num_epochs": 8,
         "learning.learning_rate": 1e-3,
-        "learning.returns": "gae",
+        "learning.algorithm": "ppo",
         "learning.gamma": 0.98,
         "learning.gae_lambda": 0.9,
         "learning.ppo_clip": 0.2,

@@ -205,7 +205,7 @@ def defaults(name: str) -> dict[str, Any]:
         "learning.batch_size": 512,
         "learning.num_minibatches": 2,
         "learning.num_epochs": 2,
-        "learning.returns": "gae",
+        "learning.algorithm": "ppo",
         "learning.precision": "auto",
         "learning.learning_rate": 3e-4,
         "learning.max_grad_norm": 1.0,

@@ -10,30 +10,56 @@ from headrace.learning.algorithm import Algorithm, Declaration, declare
 
 # -- policy gradients on trajectories ----------------------------------------------------------------------------------
 
-# IMPALA, table G.1; torch's RMSProp adds epsilon outside the square root, TensorFlow's inside, hence not the paper's 0.01
+# What makes the algorithm, whatever an environment's own defaults say.
+APPO = {"learning.returns": "vtrace", "learning.gae_lambda": 1.0, "learning.vtrace_rho": 1.0, "learning.vtrace_c": 1.0}
+"""V-trace as in Petrenko et al. 2020, Table A.5; its other numbers are the settings' own defaults, which environments tune."""
+PPO = {"learning.returns": "gae"}
 IMPALA = {
-    "learning.ppo_clip": None,
+    "envs.reward_clip": 1.0,
+    "sampling.rollout": 20,
+    "learning.batch_size": 640,
     "learning.num_epochs": 1,
-    "learning.normalize_advantages": False,
-    "learning.optimizer": "rmsprop",
-    "learning.learning_rate": 6e-4,
-    "learning.optimizer_eps": 1e-3,
+    "learning.num_minibatches": 1,
+    "learning.gamma": 0.99,
+    "learning.returns": "vtrace",
+    "learning.gae_lambda": 1.0,
+    "learning.vtrace_rho": 1.0,
+    "learning.vtrace_c": 1.0,
+    "learning.ppo_clip": None,
+    "learning.value_clip": None,
+    "learning.value_coef": 0.5,
+    "learning.exploration": "entropy",
     "learning.entropy_coef": 0.01,
+    "learning.normalize_advantages": False,
+    "policy.normalize_returns": False,
+    "learning.reduction": "sum",
+    "learning.optimizer": "rmsprop-tf",
+    "learning.learning_rate": 6e-4,
+    "learning.lr_schedule": "linear",
+    "learning.rmsprop_alpha": 0.99,
+    "learning.rmsprop_centered": False,
+    "learning.optimizer_eps": 0.01,
     "learning.max_grad_norm": 40.0,
 }
+"""Espeholt et al. 2018, Table G.1 (Atari). A batch is 32 trajectories of 20 steps."""
 A2C = {
-    "learning.ppo_clip": None,
     "learning.num_epochs": 1,
     "learning.num_minibatches": 1,
     "learning.returns": "gae",
     "learning.gae_lambda": 1.0,
+    "learning.ppo_clip": None,
+    "learning.value_clip": None,
     "learning.normalize_advantages": False,
+    "learning.reduction": "mean",
     "learning.optimizer": "rmsprop",
     "learning.learning_rate": 7e-4,
     "learning.optimizer_eps": 1e-5,
+    "learning.rmsprop_alpha": 0.99,
+    "learning.rmsprop_centered": False,
     "learning.entropy_coef": 0.01,
     "learning.max_grad_norm": 0.5,
 }
+"""n-step returns to the end of the trajectory (GAE with lambda 1), with the numbers of OpenAI Baselines' a2c."""
 
 
 def make_policy_gradient(config: Config) -> Algorithm:
@@ -60,7 +86,7 @@ APEX_DQN = {
     "sampling.weights_period": 100,
     "replay.codec": "lz4",
     "learning.batch_size": 512,
-    "learning.optimizer": "rmsprop",
+    "learning.optimizer": "rmsprop-tf",
     "learning.learning_rate": 0.00025 / 4,
     "learning.lr_schedule": "constant",
     "learning.optimizer_eps": 1.5e-7,
@@ -193,8 +219,8 @@ def check_apex_dpg(config: Config) -> None:
 NAMES = ("appo", "ppo", "impala", "a2c", "apex-dqn", "apex-dpg")
 
 for _declaration in (
-    Declaration("appo", make_policy_gradient, "trajectories", {}, check_policy_gradient),
-    Declaration("ppo", make_policy_gradient, "trajectories", {"learning.returns": "gae"}, check_policy_gradient),
+    Declaration("appo", make_policy_gradient, "trajectories", APPO, check_policy_gradient),
+    Declaration("ppo", make_policy_gradient, "trajectories", PPO, check_policy_gradient),
     Declaration("impala", make_policy_gradient, "trajectories", IMPALA, check_policy_gradient),
     Declaration("a2c", make_policy_gradient, "trajectories", A2C, check_policy_gradient),
     Declaration("apex-dqn", make_apex_dqn, "replay", apex_dqn_defaults, check_apex_dqn),

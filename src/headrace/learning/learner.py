@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from headrace.accelerator.graphs import CudaRecorder, Function, Marker, Recorded, Recorder, Tensors
 from headrace.config import Config
 from headrace.learning.algorithm import Algorithm
+from headrace.learning.optimizers import TensorFlowRMSprop
 
 if TYPE_CHECKING:
     from headrace.experience.batch import Arrivals, Batch
@@ -298,6 +299,8 @@ def _make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     lr: Any = torch.tensor(c.learning_rate, device=config.device) if graphs else c.learning_rate
     if c.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=lr, betas=c.adam_betas, eps=c.optimizer_eps, capturable=graphs, fused=True)
+    if c.optimizer == "rmsprop-tf":
+        return TensorFlowRMSprop(parameters, lr, c.rmsprop_alpha, c.optimizer_eps, c.rmsprop_centered)
     return torch.optim.RMSprop(
         parameters, lr=lr, alpha=c.rmsprop_alpha, eps=c.optimizer_eps, centered=c.rmsprop_centered, foreach=True,
         capturable=graphs,

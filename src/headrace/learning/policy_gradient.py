@@ -84,6 +84,8 @@ class PolicyGradient(Algorithm):
         else:
             exploration = losses.symmetric_kl_loss(distribution.symmetric_kl_to_uniform(), mask)
         loss = surrogate.loss + c.value_coef * value + c.entropy_coef * exploration
+        if c.reduction == "sum":  # of means over the same samples
+            loss = loss * mask.sum()
         return loss, {
             "losses/loss": loss,
             "losses/policy_loss": surrogate.loss,

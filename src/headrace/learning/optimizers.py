@@ -1,0 +1,58 @@
+"""Optimizers that PyTorch has not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class TensorFlowRMSprop(torch.optim.Optimizer):
+    """RMSProp as TensorFlow 1 computes it, which IMPALA and Ape-X were trained with (`tf.train.RMSPropOptimizer`, momentum 0).
+
+        m <- a m + (1 - a) g^2        u <- a u + (1 - a) g        w <- w - lr g / sqrt(m - u^2 + eps)
+
+    without the mean u where not `centered`. It differs from `torch.optim.RMSprop` in two ways: epsilon is inside the square root,
+    and m begins at 1, so that the first steps are small. The variance m - u^2 is kept from falling below 0 by rounding.
+
+    Args:
+        params: parameters, as for every optimizer.
+        lr: a number, or a tensor [] on the parameters' device for recorded steps.
+        alpha: a, the decay rate.
+        eps: added to the variance, in its units (squared gradients).
+        centered: subtract the squared mean.
+    """
+
+    def __init__(
+        self, params: Iterable[Tensor], lr: float | Tensor, alpha: float = 0.99, eps: float = 0.01, centered: bool = False
+    ):
+        super().__init__(params, {"lr": lr, "alpha": alpha, "eps": eps, "centered": centered})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One step for every parameter that has a gradient."""
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            gradients: list[Any] = [p.grad for p in parameters]
+            for p in parameters:
+                if not self.state[p]:
+                    self.state[p]["square_avg"] = torch.ones_like(p)
+                    if group["centered"]:
+                        self.state[p]["grad_avg"] = torch.zeros_like(p)
+            squares = [self.state[p]["square_avg"] for p in parameters]
+            rest = 1 - group["alpha"]
+            torch._foreach_mul_(squares, group["alpha"])
+            torch._foreach_addcmul_(squares, gradients, gradients, rest)
+            variances = squares
+            if group["centered"]:
+                means = [self.state[p]["grad_avg"] for p in parameters]
+                torch._foreach_lerp_(means, gradients, rest)
+                variances = list(torch._foreach_addcmul(squares, means, means, -1))
+                torch._foreach_clamp_min_(variances, 0.0)
+            steps = torch._foreach_div(gradients, torch._foreach_sqrt(torch._foreach_add(variances, group["eps"])))
+            torch._foreach_mul_(steps, -group["lr"])
+            torch._foreach_add_(parameters, steps)
