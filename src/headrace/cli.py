@@ -1,4 +1,4 @@
-"""The command line: headrace train | tune | eval | watch | envs.
+"""The command line: headrace train | tune | eval | watch | envs | serve-envs.
 
 A setting takes its value from the last of these sources that has one: the defaults in `headrace.config`, the environment's
 defaults, the algorithm's preset, the result of `headrace tune` for this machine, config.json in the run folder, the flags.
@@ -28,11 +28,12 @@ from headrace.runs.processes import start_fork_server
 
 USAGE = """usage: headrace COMMAND [OPTIONS]
 
-  train   train a policy; the same command resumes a run that was stopped
-  tune    find the workers, environments and placement that train fastest on this machine
-  eval    play whole games with a trained policy and report their returns
-  watch   record a video of a trained policy
-  envs    list the environments
+  train        train a policy; the same command resumes a run that was stopped
+  tune         find the workers, environments and placement that train fastest on this machine
+  eval         play whole games with a trained policy and report their returns
+  watch        record a video of a trained policy
+  envs         list the environments
+  serve-envs   step environments for training runs on other machines
 
 headrace COMMAND --help shows the options of a command."""
 
@@ -46,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "eval": evaluate,
         "watch": watch,
         "envs": envs,
+        "serve-envs": serve_envs,
     }
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
@@ -119,6 +121,9 @@ def train(arguments: list[str]) -> int:
     return 130 if result.reason == "interrupted" else 0
 
 
+_CONNECTION = ("remote", "remote_token_file", "remote_ca", "remote_tls_cert", "remote_tls_key")
+
+
 def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     """The configuration for the flags of `headrace train`; with `tuned`, including the result of `headrace tune`.
 
@@ -131,11 +136,14 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     first.add_argument("--learning.algorithm", dest="algorithm")
     first.add_argument("--learning.preset", dest="preset", choices=("small", "paper"), default="small")
     first.add_argument("--import", dest="imports", nargs="*", default=[])
+    for name in _CONNECTION:  # an environment server determines them, too
+        first.add_argument(f"--envs.{name}", f"--envs.{name.replace('_', '-')}", dest=name)
     try:
         known, _ = first.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
-    config = make_config(known.env, known.algorithm, known.imports, **{"learning.preset": known.preset})
+    given = {f"envs.{name}": value for name in _CONNECTION if (value := getattr(known, name)) not in (None, "None")}
+    config = make_config(known.env, known.algorithm, known.imports, **{"learning.preset": known.preset}, **given)
     if config.env != known.env:
         arguments += ["--env", config.env]  # the last one counts
     if tuned:
@@ -198,6 +206,71 @@ def tune(arguments: list[str]) -> int:
     config = parse_config(["--env", asked.env, "--run.folder", os.devnull, *rest], tuned=False)
     given = {_full_name(flag).removeprefix("--").partition("=")[0].replace("-", "_") for flag in rest if flag.startswith("--")}
     tune_module.tune(config, asked.minutes, given, asked.batch_sizes)
+    return 0
+
+
+# -- serve-envs -------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class ServeEnvs:
+    """Step environments for training runs on other machines, until Ctrl-C.
+
+    A run uses them with --envs.remote HOST:PORT. It needs none of the environment's packages.
+    """
+
+    env: str
+    """Environment, as family/name."""
+    num_envs: int = 32
+    """Largest number of environments that are in use at a time."""
+    listen: str = "127.0.0.1:7777"
+    """Address at which to listen for runs, as HOST:PORT. An address that other machines can reach needs a token."""
+    dial: str | None = None
+    """Address of a run that listens for simulators (--envs.remote listen:HOST:PORT); it is dialled instead of listening here."""
+    token_file: str | None = None
+    """File with the token that runs and servers prove themselves with. None: the environment variable HEADRACE_TOKEN, if it is
+    set."""
+    tls_cert: str | None = None
+    """File with the TLS certificate of this server. None: no TLS."""
+    tls_key: str | None = None
+    """File with the private key of the TLS certificate."""
+    tls_ca: str | None = None
+    """File with the certificate that signed that of the run which is dialled. None: no TLS."""
+    compression: bool = False
+    """Compress what is sent (gzip). This takes far more processor time than it saves on a fast network."""
+    imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
+    """Python files to import first. They may register environments."""
+    envs: configs.EnvConfig = dataclasses.field(default_factory=configs.EnvConfig)
+
+
+def serve_envs(arguments: list[str]) -> int:
+    """`headrace serve-envs`."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--env", default="")
+    first.add_argument("--import", dest="imports", nargs="*", default=[])
+    known, _ = first.parse_known_args(arguments)
+    from headrace.envs import registry
+
+    registry.import_files(known.imports)
+    default = configs.EnvConfig()
+    if known.env:
+        registry.check_id(known.env)
+        default = registry.default_options(known.env)
+    asked = tyro.cli(
+        ServeEnvs,
+        prog="headrace serve-envs",
+        args=arguments,
+        default=ServeEnvs(env=known.env or tyro.MISSING, envs=default),
+    )
+    if asked.num_envs < 1:
+        raise ConfigError(f"--num-envs is {asked.num_envs}; it must be at least 1")
+    configs.override(Config(), envs=asked.envs)  # their ranges
+    from headrace.envs.remote.server import make_offer, serve_offer
+    from headrace.envs.remote.transport import credentials
+
+    own = credentials(asked.token_file, asked.tls_ca, asked.tls_cert, asked.tls_key)
+    offer = make_offer(asked.env, asked.num_envs, asked.envs)
+    serve_offer(offer, listen=asked.listen, dial=asked.dial, own=own, compression=asked.compression)
     return 0
 
 

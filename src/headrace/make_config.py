@@ -24,15 +24,32 @@ def make_config(env: str, algorithm: str | None = None, imports: Iterable[str] =
     """
     imports = tuple(str(path) for path in imports)
     import_files(imports)
-    check_id(env)
-    env = with_absolute_path(env)
     base = Config(env=env, imports=imports)
-    of_env = dict(defaults(env))
+    if settings.get("envs.remote"):
+        of_env, observed = _defaults_of_server(env, configs.override(base, **_group(settings, "envs.remote")))
+    else:
+        check_id(env)
+        base.env = env = with_absolute_path(env)
+        of_env, observed = dict(defaults(env)), observes(env)
     algorithm = algorithm or settings.get("learning.algorithm") or of_env.get("learning.algorithm") or base.learning.algorithm
     declared = declaration(algorithm)
-    of_algorithm = declared.defaults_for(observes(env), of_env, settings.get("learning.preset", base.learning.preset))
+    of_algorithm = declared.defaults_for(observed, of_env, settings.get("learning.preset", base.learning.preset))
     names = {"learning.algorithm": algorithm, "learning.experience": declared.experience}
     return configs.override(base, **{**of_env, **of_algorithm, **names, **settings})
+
+
+def _defaults_of_server(env: str, base: Config) -> tuple[dict[str, Any], str]:
+    """What an environment server says that the environment is learned with, and what it observes: the environment's packages need
+    not be here. The environment's own settings are those of the server."""
+    from headrace.envs.remote.connect import ask
+
+    welcome = ask(env, base.envs)
+    of_env = {name: value for name, value in welcome.defaults.items() if not name.startswith(("run.", "envs.remote"))}
+    return of_env | {f"envs.{name}": value for name, value in welcome.options.items()}, welcome.observes
+
+
+def _group(settings: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name.startswith(prefix)}
 
 
 def check_config(config: Config) -> None:

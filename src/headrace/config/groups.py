@@ -55,6 +55,24 @@ class EnvConfig:
     clipped."""
     kwargs: JsonObject = field(default_factory=dict)
     """Further keyword arguments of the environment's constructor, as one JSON object."""
+    remote: str | None = None
+    """Addresses of environment servers, separated by commas. Group g of the run (worker x `num_groups` + group) uses entry g modulo
+    their number. An entry is `HOST:PORT`, where `headrace serve-envs` listens; `listen:HOST:PORT`, where this run listens for
+    simulators that dial in; or `local`, the worker's own process. None: all environments are local."""
+    remote_token_file: str | None = None
+    """File with the token that environment servers and this run prove themselves with. None: the environment variable
+    HEADRACE_TOKEN, if it is set."""
+    remote_ca: str | None = None
+    """File with the certificate that signed those of the environment servers; connections then use TLS. None: no TLS."""
+    remote_tls_cert: str | None = None
+    """File with this run's own TLS certificate, for simulators that dial in at a `listen:` address. None: no TLS there."""
+    remote_tls_key: str | None = None
+    """File with the private key of `remote_tls_cert`."""
+    remote_timeout: Timeout = 120.0
+    """Longest time (seconds) that an environment server may take for a step or a reset. Then its connection is closed and made
+    anew."""
+    remote_compression: bool = False
+    """Compress messages to environment servers (gzip). A server has a switch of its own for what it sends."""
 
 
 @dataclass

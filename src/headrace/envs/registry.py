@@ -293,14 +293,25 @@ def _making(env_id: str) -> Iterator[None]:
 
 
 def make_group(
-    env_id: str, options: EnvConfig, num_envs: int, *, training: bool = True, threads: int | None = None
+    env_id: str,
+    options: EnvConfig,
+    num_envs: int,
+    *,
+    training: bool = True,
+    threads: int | None = None,
+    number: int | None = None,
 ) -> EnvGroup:
     """`num_envs` environments stepped together. With `training` False, episodes are whole games.
 
     `threads`: threads that step them, for families that have any use for them. None: the calling thread.
 
+    `number`: which of the run's groups it is. With `options.remote`, that decides where its environments are; a group without a
+    number, such as that of an evaluation, is remote only if the environment cannot be made here.
+
     Raises what `make_env` raises, and `UnsupportedSpace`.
     """
+    if options.remote and (address := _address(env_id, options.remote, number)):
+        return _remote("group").RemoteGroup(address, env_id, options, num_envs, training=training)
     check_id(env_id)
     prefix, _, name = env_id.partition("/")
     registered = _registered.get(env_id)
@@ -323,6 +334,30 @@ def make_group(
     return LocalGroup(envs, spec, reward_transform(options.reward_scale, options.reward_clip))
 
 
+def _address(env_id: str, remote: str, number: int | None) -> str | None:
+    """Where a group's environments are; None: in this process."""
+    connect = _remote("connect")
+    if number is None and is_known(env_id):
+        return None
+    entries = [entry for entry in connect.addresses(remote) if number is not None or entry != connect.LOCAL]
+    entry: str = entries[(number or 0) % len(entries)] if entries else connect.LOCAL
+    return None if entry == connect.LOCAL else entry
+
+
+def is_known(env_id: str) -> bool:
+    """Whether the environment can be made in this process, as far as its id and the installed packages tell."""
+    try:
+        check_id(env_id)
+    except ConfigError:
+        return False
+    return True
+
+
+def _remote(module: str) -> ModuleType:
+    """A module of `envs/remote`, which needs grpcio. Raises `MissingExtra` without it."""
+    return _import(f"headrace.envs.remote.{module}")
+
+
 def make_vec(env_id: str, num_envs: int, options: EnvConfig | None = None) -> VectorEnv:
     """`num_envs` environments as a `gymnasium.vector.VectorEnv`, for use in another training loop.
 
@@ -332,8 +367,7 @@ def make_vec(env_id: str, num_envs: int, options: EnvConfig | None = None) -> Ve
     """
     check_id(env_id)
     if options is None:
-        settings = {key: value for key, value in defaults(env_id).items() if key.startswith("envs.")}
-        options = override(Config(), **settings).envs
+        options = default_options(env_id)
     prefix, _, name = env_id.partition("/")
     registered = _registered.get(env_id)
     with _making(env_id):
@@ -342,6 +376,12 @@ def make_vec(env_id: str, num_envs: int, options: EnvConfig | None = None) -> Ve
         if registered is None and hasattr(_family(prefix), "make_vector"):
             return _family(prefix).make_vector(name, options, num_envs)
         return SyncVectorEnv([partial(make_env, env_id, options)] * num_envs)
+
+
+def default_options(env_id: str) -> EnvConfig:
+    """The settings of an environment that `headrace train` starts from. Raises what `check_id` raises."""
+    settings = {key: value for key, value in defaults(env_id).items() if key.startswith("envs.")}
+    return override(Config(), **settings).envs
 
 
 def _frameskip(env_id: str) -> int:
@@ -355,8 +395,11 @@ def describe(env_id: str, options: EnvConfig, source: SpecSource | None = None) 
     child, and is an `EnvironmentFault` here. Environments that only this process can make, because a notebook or a script
     registered them, are made in this process.
 
-    `source`: a function that gives the specification instead, for environments that cannot be made on this machine.
+    `source`: a function that gives the specification instead, for environments that cannot be made on this machine. With
+    `options.remote` an environment server gives it.
     """
+    if source is None and options.remote:
+        source = _remote("connect").describe
     if source is not None:
         return source(env_id, options)
     check_id(env_id)

@@ -54,14 +54,15 @@ class Group:
 
 class RolloutWorker:
     """Environments of one worker. `act` is called to get a group's actions where the policy is `inline`; None: they are
-    requested from the policy workers.
+    requested from the policy workers. `make_group` is given the group's number among those of all workers.
 
     `start`, `run` and `step` raise `Closed` when the run ends while they wait for a slot.
     """
 
-    def __init__(self, index: int, memory: RunMemory, make_group: Callable[[], EnvGroup], act: Act | None = None):
+    def __init__(self, index: int, memory: RunMemory, make_group: Callable[[int], EnvGroup], act: Act | None = None):
         self.index, self.memory, self.requests, self._act = index, memory, memory.requests, act
-        self.groups = [self._group(g, make_group()) for g in range(self.requests.num_groups)]
+        first = index * self.requests.num_groups
+        self.groups = [self._group(g, make_group(first + g)) for g in range(self.requests.num_groups)]
         self._views: dict[tuple[int, int], tuple[ObsRow, list[LaneRow]]] = {}  # views of rows are made once for each slot
         self.clock = memory.control.clock("rollout", index)
 

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from headrace.envs.contract import EnvGroup
 from headrace.sampling.placements.base import Learn, Message, Placement
 from headrace.sampling.rollout_worker import Act, RolloutWorker
 from headrace.sampling.supervisor import Supervisor
@@ -97,7 +98,11 @@ def rollout_main(start: Start, act: Act | None = None, seeded: Callable[[], None
     os.nice(config.sampling.worker_niceness)
     pin(config, start.index)
     import_files(config.imports)
-    worker = RolloutWorker(start.index, memory, lambda: make_group(config.env, config.envs, config.envs_per_group), act)
+
+    def group(number: int) -> EnvGroup:
+        return make_group(config.env, config.envs, config.envs_per_group, number=number)
+
+    worker = RolloutWorker(start.index, memory, group, act)
     memory.control.wait_until_ready()
     seeded()
     try:

@@ -7,7 +7,7 @@ import warnings
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from headrace.envs.contract import EnvironmentFault
+from headrace.envs.contract import EnvGroup, EnvironmentFault
 from headrace.sampling.placements.base import Placement
 from headrace.sampling.placements.in_process import InProcess
 from headrace.sampling.policy_worker import PolicyWorker
@@ -80,10 +80,12 @@ class SerialSampler:
         config, memory = placement.config, placement.memory
         self._config, self._memory = config, memory
         self._started = False
-        self.workers = [
-            RolloutWorker(w, memory, lambda: make_group(config.env, config.envs, config.envs_per_group))
-            for w in range(config.sampling.num_workers)
-        ]
+
+
+        def group(number: int) -> EnvGroup:
+            return make_group(config.env, config.envs, config.envs_per_group, number=number)
+
+        self.workers = [RolloutWorker(w, memory, group) for w in range(config.sampling.num_workers)]
         for worker in self.workers:
             for group in worker.groups:
                 group.envs.remember()

@@ -1,0 +1,9 @@
+"""Environments on other machines: servers that step environments, and groups whose environments are at a server.
+
+`serve` offers a simulator's own environment in five lines (`examples/serve_my_env.py`); `headrace serve-envs` offers a registered
+one. Nothing in here imports torch. docs/remote.md is the manual.
+"""
+
+from headrace.envs.remote.server import serve
+
+__all__ = ["serve"]

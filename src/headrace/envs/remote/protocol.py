@@ -1,0 +1,381 @@
+"""What an environment server and a trainer say to each other: a handshake in JSON, then messages of a fixed binary layout.
+
+The trainer speaks first, in either direction of dialling:
+
+    trainer                         simulator
+    hello (JSON)          ->
+                          <-        welcome (JSON) with the specification and the layout, or refused (JSON) with the reason
+    RESET seed            ->
+                          <-        OBSERVED
+    STEP actions          ->
+                          <-        STEPPED, or STEPPED_FINAL; FAULT if the environment failed, after which the stream ends
+
+There is one message under way at any time, so a stream needs no flow control beyond that. All numbers are little-endian.
+
+A message begins with 8 bytes: its kind (uint32) and a sequence number (uint32), which a reply repeats. A request goes on with the
+seed (int64), or with the actions of all lanes. A reply is the arrays of a step one after the other, each aligned to 8 bytes, at
+the offsets that the schema in the welcome says: first what every reply has (observations, `first`, `valid`), then what steps have
+(rewards, flags, statistics), then what steps have in which a same-step environment ended (true last observations). So every kind
+of reply is a prefix of one layout, and has one possible size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace.config import EnvConfig
+from headrace.config.io import to_dict
+from headrace.envs.contract import EnvSpec, LaneRow, ObsRow, StepRow
+from headrace.envs.description import spec_from_json, spec_to_json
+
+PROTOCOL = 1
+"""Version of this protocol. Both sides must have the same."""
+RESET, STEP = 1, 2
+"""Kinds of requests."""
+OBSERVED, STEPPED, STEPPED_FINAL, FAULT = 1, 2, 3, 4
+"""Kinds of replies."""
+HEADER = struct.Struct("<II")
+"""Kind, sequence number."""
+SEED = struct.Struct("<q")
+ALIGNMENT = 8
+MOST_HANDSHAKE = 1 << 20
+"""Bytes of a handshake message."""
+MOST_REQUEST = 16 << 20
+"""Bytes of a request."""
+MOST_REPLY = 256 << 20
+"""Bytes of a reply."""
+
+
+class ProtocolError(Exception):
+    """The other side said something that is not of this protocol."""
+
+
+class Refused(Exception):
+    """One side does not want to work with the other; the message is the reason."""
+
+
+# -- the handshake ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What the trainer wants."""
+
+    env: str
+    """The environment's id."""
+    num_envs: int
+    """Environments of the group; 0: only the welcome is wanted, and the stream ends."""
+    training: bool = True
+    """Episodes may end before the game does; otherwise episodes are whole games."""
+    options: dict[str, Any] | None = None
+    """The environment's settings that the trainer expects; None: any."""
+    protocol: int = PROTOCOL
+
+    def to_bytes(self) -> bytes:
+        """The message."""
+        return json.dumps({"hello": dataclasses.asdict(self)}).encode()
+
+    @staticmethod
+    def from_bytes(message: bytes) -> Hello:
+        """Raises `ProtocolError` for anything that is no hello; `Refused` for another version of the protocol."""
+        said = _json(message)
+        hello = said.get("hello")
+        if not isinstance(hello, dict) or not isinstance(hello.get("protocol"), int):
+            raise ProtocolError("the first message is no hello")
+        if hello["protocol"] != PROTOCOL:
+            raise Refused(_versions("environment server", PROTOCOL, "trainer", hello["protocol"]))
+        kinds = {"env": str, "num_envs": int, "training": bool, "options": dict | None, "protocol": int}
+        if hello.keys() != kinds.keys() or not all(isinstance(hello[name], kind) for name, kind in kinds.items()):
+            raise ProtocolError("the hello has other entries than this protocol's")
+        return Hello(**hello)
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """What the server has."""
+
+    env: str
+    options: dict[str, Any]
+    """The environment's settings, as `shared_options` gives them."""
+    spec: EnvSpec
+    lanes: int
+    lane_size: int
+    schema: list[dict[str, Any]]
+    """`Layout.schema` of the server, which must be the trainer's too."""
+    defaults: dict[str, Any]
+    """Settings with which this environment is learned without further ones, for a trainer that does not know it."""
+    observes: str
+    """"images" or "vectors"."""
+
+    @property
+    def digest(self) -> str:
+        """Of the environment's id and settings."""
+        return digest(self.env, self.options)
+
+    def to_bytes(self) -> bytes:
+        """The message."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields |= {"spec": spec_to_json(self.spec), "digest": self.digest, "protocol": PROTOCOL}
+        fields |= {"frameskip": self.spec.frameskip, "autoreset": self.spec.autoreset}
+        return json.dumps({"welcome": fields}).encode()
+
+    @staticmethod
+    def from_bytes(message: bytes) -> Welcome:
+        """Raises `Refused` with the server's reason, and `ProtocolError` for anything that is no welcome."""
+        said = _json(message)
+        if isinstance(reason := said.get("refused"), str):
+            raise Refused(reason[:1000])
+        fields = said.get("welcome")
+        if not isinstance(fields, dict):
+            raise ProtocolError("the answer to the hello is neither a welcome nor a refusal")
+        if (version := fields.get("protocol")) != PROTOCOL:
+            raise Refused(_versions("environment server", version, "trainer", PROTOCOL))
+        try:
+            spec = spec_from_json(fields["spec"])
+            names = [field.name for field in dataclasses.fields(Welcome) if field.name != "spec"]
+            welcome = Welcome(spec=spec, **{name: fields[name] for name in names})
+            size = welcome.lanes * welcome.lane_size
+            if size and welcome.schema != Layout(spec, welcome.lanes, welcome.lane_size).schema():
+                raise ProtocolError("the server lays out its messages in another way")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProtocolError(f"the welcome cannot be read: {type(error).__name__}: {error}") from error
+        return welcome
+
+
+def refusal(reason: str) -> bytes:
+    """The message that says no."""
+    return json.dumps({"refused": reason}).encode()
+
+
+def _versions(one: str, its: Any, other: str, others: Any) -> str:
+    return f"the {one} speaks protocol version {its!r:.20}, the {other} version {others!r:.20}: install the same version of headrace"
+
+
+def _json(message: bytes) -> dict[str, Any]:
+    if len(message) > MOST_HANDSHAKE:
+        raise ProtocolError(f"a handshake of {len(message):,} bytes")
+    try:
+        said = json.loads(message)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("a handshake that is no JSON") from error
+    if not isinstance(said, dict):
+        raise ProtocolError("a handshake that is no JSON object")
+    return said
+
+
+def shared_options(options: EnvConfig) -> dict[str, Any]:
+    """The settings that make the environment what it is, as JSON types: all but those of the connection."""
+    return {name: value for name, value in to_dict(options).items() if not name.startswith("remote")}
+
+
+def digest(env: str, options: dict[str, Any]) -> str:
+    """16 hexadecimal digits for an environment's id and settings."""
+    return hashlib.sha256(json.dumps([env, options], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def differences(trainer: dict[str, Any], server: dict[str, Any]) -> str:
+    """In words, which settings differ; empty if none does."""
+    names = sorted(name for name in trainer.keys() | server.keys() if trainer.get(name) != server.get(name))
+    return "; ".join(
+        f"envs.{name} is {json.dumps(trainer.get(name))} for the trainer and {json.dumps(server.get(name))} at the server"
+        for name in names[:5]
+    )
+
+
+# -- the layout -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Field:
+    """One array of a reply."""
+
+    name: str
+    lane: int
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    def view(self, buffer: Any) -> np.ndarray:
+        """The array within a reply: writable if the buffer is."""
+        return np.frombuffer(buffer, self.dtype, self.count, self.offset).reshape(self.shape)
+
+
+_FLAG, _NUMBER, _COUNT = np.dtype(np.uint8), np.dtype("<f4"), np.dtype("<i4")
+_STEP_FIELDS = {
+    "reward": _NUMBER,
+    "terminated": _FLAG,
+    "truncated": _FLAG,
+    "episode_return": _NUMBER,
+    "episode_length": _COUNT,
+}
+
+
+class Layout:
+    """Where what is in the messages of a group of L `lanes` of C agents (`lane_size`)."""
+
+    def __init__(self, spec: EnvSpec, lanes: int, lane_size: int) -> None:
+        self.spec, self.lanes, self.lane_size = spec, lanes, lane_size
+        self._end = HEADER.size
+        observation = {f"obs/{name}": (a.dtype.newbyteorder("<"), a.shape) for name, a in spec.observation.items()}
+        self._obs = [self._lane(lane, {"first": (_FLAG, ()), "valid": (_FLAG, ())} | observation) for lane in range(lanes)]
+        sizes = {OBSERVED: self._end}
+        self._step = [self._lane(lane, {name: (dtype, ()) for name, dtype in _STEP_FIELDS.items()}) for lane in range(lanes)]
+        sizes[STEPPED] = self._end
+        self._final: list[dict[str, _Field]] = []
+        if spec.autoreset == "same-step":
+            self._final = [self._lane(lane, {f"final_{name}": what for name, what in observation.items()}) for lane in range(lanes)]
+            sizes[STEPPED_FINAL] = self._end
+        self.sizes = sizes
+        """Bytes of a reply, by its kind."""
+        self.size = self._end
+        """Bytes of the largest reply."""
+        self._actions_shape = (lane_size, spec.action.width)
+        self.actions_size = lane_size * spec.action.width * spec.action.dtype.itemsize
+        """Bytes of one lane's actions."""
+        self._actions_dtype = spec.action.dtype.newbyteorder("<")
+
+    def _lane(self, lane: int, fields: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> dict[str, _Field]:
+        made = {}
+        for name, (dtype, shape) in fields.items():
+            offset = -(-self._end // ALIGNMENT) * ALIGNMENT
+            made[name] = _Field(name, lane, dtype, (self.lane_size, *shape), offset)
+            self._end = offset + made[name].count * dtype.itemsize
+        return made
+
+    def schema(self) -> list[dict[str, Any]]:
+        """Every array of a reply: name, lane, dtype, shape, offset in bytes."""
+        return [
+            {"name": f.name, "lane": f.lane, "dtype": f.dtype.str, "shape": list(f.shape), "offset": f.offset}
+            for part in (self._obs, self._step, self._final)
+            for lane in part
+            for f in lane.values()
+        ]
+
+    # -- the server's side --------------------------------------------------------------------------------------------
+
+    def rows(self, buffer: Any) -> list[LaneRow]:
+        """Rows whose arrays, but for the actions, are views of a writable buffer of `size` bytes."""
+        made = []
+        for lane in range(self.lanes):
+            obs, step = self._obs[lane], self._step[lane]
+            after = ObsRow(self._named(obs, "obs/", buffer), _flag(obs["first"], buffer), _flag(obs["valid"], buffer))
+            arrays = [_flag(f, buffer) if f.dtype == _FLAG else f.view(buffer) for f in step.values()]
+            final = self._named(self._final[lane], "final_obs/", buffer) if self._final else {}
+            actions = np.zeros(self._actions_shape, self.spec.action.dtype)
+            made.append(LaneRow(actions, StepRow(*arrays, final), after))
+        return made
+
+    @staticmethod
+    def _named(fields: dict[str, _Field], prefix: str, buffer: Any) -> dict[str, np.ndarray]:
+        return {name.removeprefix(prefix): f.view(buffer) for name, f in fields.items() if name.startswith(prefix)}
+
+    def read_actions(self, request: bytes, rows: Sequence[LaneRow]) -> None:
+        """Copy the actions of a STEP to the rows. Raises `ProtocolError` for another size."""
+        if len(request) != HEADER.size + self.lanes * self.actions_size:
+            raise ProtocolError(f"a step of {len(request)} bytes")
+        for lane, row in enumerate(rows):
+            offset = HEADER.size + lane * self.actions_size
+            count = self.lane_size * self.spec.action.width
+            row.actions[:] = np.frombuffer(request, self._actions_dtype, count, offset).reshape(self._actions_shape)
+
+    # -- the trainer's side -------------------------------------------------------------------------------------------
+
+    def check(self, rows: Sequence[ObsRow]) -> None:
+        """Raise `Refused` where the server's observations are not of the shapes and dtypes of these rows."""
+        if len(rows) != self.lanes:
+            raise Refused(f"the server's group has {self.lanes} lanes, the run's has {len(rows)}")
+        for lane, row in enumerate(rows):
+            here = {name: (a.dtype, a.shape) for name, a in row.obs.items()}
+            there = {n[4:]: (f.dtype, f.shape) for n, f in self._obs[lane].items() if n.startswith("obs/")}
+            if here != there:
+                raise Refused(f"the server's observations are {_words(there)}, the run's are {_words(here)}")
+
+    def step(self, sequence: int, rows: Sequence[LaneRow]) -> bytes:
+        """A STEP with the actions of these rows."""
+        actions = [np.ascontiguousarray(row.actions, self._actions_dtype).tobytes() for row in rows]
+        return b"".join([HEADER.pack(STEP, sequence), *actions])
+
+    def kind(self, reply: bytes, sequence: int) -> int:
+        """The kind of a reply. Raises `ProtocolError` for one of another kind, size or sequence number."""
+        if len(reply) < HEADER.size:
+            raise ProtocolError(f"a reply of {len(reply)} bytes")
+        kind, number = HEADER.unpack_from(reply)
+        if kind == FAULT:
+            return kind
+        if self.sizes.get(kind) != len(reply) or number != sequence:
+            raise ProtocolError(f"reply {number} of kind {kind} and {len(reply)} bytes, where reply {sequence} was expected")
+        return kind
+
+    def read_obs(self, reply: bytes, rows: Sequence[ObsRow]) -> None:
+        """Copy observations and their flags to the rows."""
+        for fields, row in zip(self._obs, rows, strict=True):
+            np.not_equal(fields["first"].view(reply), 0, out=row.first)  # any byte may come; a bool must be 0 or 1
+            np.not_equal(fields["valid"].view(reply), 0, out=row.valid)
+            self._copy(fields, "obs/", reply, row.obs)
+
+    def read_last_obs(self, reply: bytes, rows: Sequence[dict[str, np.ndarray]]) -> None:
+        """Copy only the observations, by name."""
+        for fields, row in zip(self._obs, rows, strict=True):
+            self._copy(fields, "obs/", reply, row)
+
+    def valid(self, reply: bytes) -> list[np.ndarray]:
+        """`valid` of each lane, bool [C]."""
+        return [fields["valid"].view(reply) != 0 for fields in self._obs]
+
+    def read_step(self, reply: bytes, kind: int, rows: Sequence[LaneRow]) -> None:
+        """Copy everything of a STEPPED or STEPPED_FINAL to the rows."""
+        self.read_obs(reply, [row.after for row in rows])
+        for lane, row in enumerate(rows):
+            fields, step = self._step[lane], row.step
+            step.reward[:] = fields["reward"].view(reply)
+            np.not_equal(fields["terminated"].view(reply), 0, out=step.terminated)
+            np.not_equal(fields["truncated"].view(reply), 0, out=step.truncated)
+            step.episode_return[:] = fields["episode_return"].view(reply)
+            step.episode_length[:] = fields["episode_length"].view(reply)
+            if kind == STEPPED_FINAL:
+                self._copy(self._final[lane], "final_obs/", reply, step.final_obs)
+
+    @staticmethod
+    def _copy(fields: dict[str, _Field], prefix: str, reply: bytes, rows: dict[str, np.ndarray]) -> None:
+        for name, row in rows.items():
+            row[...] = fields[prefix + name].view(reply)
+
+
+def _flag(field: _Field, buffer: Any) -> np.ndarray:
+    return field.view(buffer).view(bool)
+
+
+def _words(arrays: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> str:
+    return ", ".join(f"{name} {dtype.name} {list(shape)}" for name, (dtype, shape) in arrays.items())
+
+
+def reset_request(sequence: int, seed: int) -> bytes:
+    """A RESET."""
+    return HEADER.pack(RESET, sequence) + SEED.pack(seed)
+
+
+def fault_reply(sequence: int, message: str, frames: str) -> bytes:
+    """A FAULT: the environment's error, and where it arose."""
+    return HEADER.pack(FAULT, sequence) + json.dumps({"message": message, "frames": frames}).encode()
+
+
+def read_fault(reply: bytes) -> tuple[str, str]:
+    """(message, frames) of a FAULT. Raises `ProtocolError` for anything else."""
+    said = _json(reply[HEADER.size :])
+    message, frames = said.get("message"), said.get("frames")
+    if not isinstance(message, str) or not isinstance(frames, str):
+        raise ProtocolError("a fault without a message")
+    return message, frames
