@@ -56,9 +56,9 @@ class EnvConfig:
     kwargs: JsonObject = field(default_factory=dict)
     """Further keyword arguments of the environment's constructor, as one JSON object."""
     remote: str | None = None
-    """Addresses of environment servers, separated by commas. Group g of the run (worker x `num_groups` + group) uses entry g modulo
-    their number. An entry is `HOST:PORT`, where `headrace serve-envs` listens; `listen:HOST:PORT`, where this run listens for
-    simulators that dial in; or `local`, the worker's own process. None: all environments are local."""
+    """Addresses of environment servers, separated by commas. Group g of the run (worker x `num_groups` + group) uses entry g
+    modulo their number. An entry is `HOST:PORT`, where `headrace serve-envs` listens; `listen:HOST:PORT`, where this run
+    listens for simulators that dial in; or `local`, the worker's own process. None: all environments are local."""
     remote_token_file: str | None = None
     """File with the token that environment servers and this run prove themselves with. None: the environment variable
     HEADRACE_TOKEN, if it is set."""

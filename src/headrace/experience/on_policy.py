@@ -61,6 +61,8 @@ class OnPolicyExperience:
         """The next batch; waits for it up to `timeout` seconds. None if there is none yet, and at the end of the run."""
         if self._collect is not None:
             self._collect(self._slots_per_batch)
+            if self._store.qsize() < self._slots_per_batch:  # it gave up waiting; a batch is taken whole or not at all
+                return None
             return self._batches[0].batch if self._fill(self._batches[0]) else None
         if not self._filled.acquire(timeout=timeout):
             return None

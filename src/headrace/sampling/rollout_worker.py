@@ -64,6 +64,8 @@ class RolloutWorker:
         first = index * self.requests.num_groups
         self.groups = [self._group(g, make_group(first + g)) for g in range(self.requests.num_groups)]
         self._views: dict[tuple[int, int], tuple[ObsRow, list[LaneRow]]] = {}  # views of rows are made once for each slot
+        self._woken: list[int] = []
+        """Numbers of groups for which something may have happened."""
         self.clock = memory.control.clock("rollout", index)
 
     def _group(self, g: int, envs: EnvGroup) -> Group:
@@ -103,12 +105,14 @@ class RolloutWorker:
         self.clock.spent("wait_actions", perf_counter())
         return self.ready()
 
-    def ready(self) -> list[Group]:
-        """The groups whose lanes all have their actions. Environments that have finished a step are asked for their next ones."""
+    def ready(self, enough: Callable[[], bool] = lambda: False) -> list[Group]:
+        """The groups whose lanes all have their actions. Environments that have finished a step are asked for their next ones.
+        Looks no further where `enough` says so, which is called before each group."""
         found = []
         # A wake-up is only a hint: after a policy worker's death everybody is woken once more.
-        for g in self.requests.woken_groups(self.index):
-            group = self.groups[g]
+        self._woken += self.requests.woken_groups(self.index)
+        while self._woken and not enough():
+            group = self.groups[self._woken.pop(0)]
             if group.busy:
                 self._receive(group)
             elif self.requests.take(group.lane_numbers):

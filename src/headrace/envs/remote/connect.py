@@ -90,8 +90,8 @@ class _Listening:
 
 
 class Listener:
-    """Simulators dial in here. Several processes may listen at the same address: the system deals callers out to them, and who has
-    no group that waits sends the caller away, which tries again."""
+    """Simulators dial in here. Several processes may listen at the same address: the system deals callers out to them. A
+    process without a group that waits sends the caller away, which tries again."""
 
     _all: dict[str, Listener] = {}  # noqa: RUF012
     _lock = threading.Lock()

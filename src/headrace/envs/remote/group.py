@@ -148,7 +148,7 @@ class RemoteGroup:
             kind, link, content = self._events.popleft()
             if kind == "told":
                 # each time anew: Python shows a repeated text only once
-                warnings.warn_explicit(content, UserWarning, __file__, 0, registry={})
+                warnings.warn_explicit(content, UserWarning, __file__, 1, registry={})
             elif kind == "up":
                 self._link, self._layout = link, content
                 if self._waits_for == "observed":
@@ -267,7 +267,8 @@ class RemoteGroup:
         """The layout of the group's messages. Raises `Refused` where it has changed since the last connection."""
         size = (welcome.lanes, welcome.lane_size)
         if size != (self.lanes, self.lane_size):
-            raise Refused(f"the server's group has {size[0]} lanes of {size[1]} agents; {self.lanes} of {self.lane_size} are expected")
+            expected = f"{self.lanes} of {self.lane_size} are expected"
+            raise Refused(f"the server's group has {size[0]} lanes of {size[1]} agents; {expected}")
         if welcome.env != self._hello.env:
             raise Refused(f"the server has {welcome.env}, and {self._hello.env} is asked for")
         layout = Layout(welcome.spec, *size)

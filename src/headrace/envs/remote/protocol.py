@@ -141,6 +141,7 @@ class Welcome:
             raise Refused(_versions("environment server", version, "trainer", PROTOCOL))
         try:
             spec = spec_from_json(fields["spec"])
+            _check_spec(spec)
             names = [field.name for field in dataclasses.fields(Welcome) if field.name != "spec"]
             welcome = Welcome(spec=spec, **{name: fields[name] for name in names})
             size = welcome.lanes * welcome.lane_size
@@ -151,13 +152,23 @@ class Welcome:
         return welcome
 
 
+def _check_spec(spec: EnvSpec) -> None:
+    """Raise `ProtocolError` for arrays of a kind that no message can have."""
+    for name, array in spec.observation.items():
+        if array.dtype not in (np.uint8, np.float32) or any(type(n) is not int or n < 1 for n in array.shape):
+            raise ProtocolError(f"observation {name!r:.80} is {array.dtype} {array.shape!s:.80}")
+        if math.prod(array.shape) * array.dtype.itemsize > MOST_REPLY:
+            raise ProtocolError(f"observation {name!r:.80} is larger than a message may be")
+
+
 def refusal(reason: str) -> bytes:
     """The message that says no."""
     return json.dumps({"refused": reason}).encode()
 
 
 def _versions(one: str, its: Any, other: str, others: Any) -> str:
-    return f"the {one} speaks protocol version {its!r:.20}, the {other} version {others!r:.20}: install the same version of headrace"
+    versions = f"the {one} speaks version {its!r:.20} of the protocol, the {other} version {others!r:.20}"
+    return f"{versions}: install the same version of headrace on both"
 
 
 def _json(message: bytes) -> dict[str, Any]:
@@ -214,12 +225,14 @@ class _Field:
 
 
 _FLAG, _NUMBER, _COUNT = np.dtype(np.uint8), np.dtype("<f4"), np.dtype("<i4")
-_STEP_FIELDS = {
-    "reward": _NUMBER,
-    "terminated": _FLAG,
-    "truncated": _FLAG,
-    "episode_return": _NUMBER,
-    "episode_length": _COUNT,
+_Arrays = dict[str, tuple[np.dtype, tuple[int, ...]]]
+"""dtype and shape for one agent, by name."""
+_STEP_FIELDS: _Arrays = {
+    "reward": (_NUMBER, ()),
+    "terminated": (_FLAG, ()),
+    "truncated": (_FLAG, ()),
+    "episode_return": (_NUMBER, ()),
+    "episode_length": (_COUNT, ()),
 }
 
 
@@ -229,14 +242,16 @@ class Layout:
     def __init__(self, spec: EnvSpec, lanes: int, lane_size: int) -> None:
         self.spec, self.lanes, self.lane_size = spec, lanes, lane_size
         self._end = HEADER.size
-        observation = {f"obs/{name}": (a.dtype.newbyteorder("<"), a.shape) for name, a in spec.observation.items()}
-        self._obs = [self._lane(lane, {"first": (_FLAG, ()), "valid": (_FLAG, ())} | observation) for lane in range(lanes)]
+        observation: _Arrays = {f"obs/{name}": (a.dtype.newbyteorder("<"), a.shape) for name, a in spec.observation.items()}
+        flags: _Arrays = {"first": (_FLAG, ()), "valid": (_FLAG, ())}
+        self._obs = [self._lane(lane, flags | observation) for lane in range(lanes)]
         sizes = {OBSERVED: self._end}
-        self._step = [self._lane(lane, {name: (dtype, ()) for name, dtype in _STEP_FIELDS.items()}) for lane in range(lanes)]
+        self._step = [self._lane(lane, _STEP_FIELDS) for lane in range(lanes)]
         sizes[STEPPED] = self._end
         self._final: list[dict[str, _Field]] = []
         if spec.autoreset == "same-step":
-            self._final = [self._lane(lane, {f"final_{name}": what for name, what in observation.items()}) for lane in range(lanes)]
+            final = {f"final_{name}": what for name, what in observation.items()}
+            self._final = [self._lane(lane, final) for lane in range(lanes)]
             sizes[STEPPED_FINAL] = self._end
         self.sizes = sizes
         """Bytes of a reply, by its kind."""
@@ -247,7 +262,7 @@ class Layout:
         """Bytes of one lane's actions."""
         self._actions_dtype = spec.action.dtype.newbyteorder("<")
 
-    def _lane(self, lane: int, fields: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> dict[str, _Field]:
+    def _lane(self, lane: int, fields: _Arrays) -> dict[str, _Field]:
         made = {}
         for name, (dtype, shape) in fields.items():
             offset = -(-self._end // ALIGNMENT) * ALIGNMENT
@@ -272,10 +287,10 @@ class Layout:
         for lane in range(self.lanes):
             obs, step = self._obs[lane], self._step[lane]
             after = ObsRow(self._named(obs, "obs/", buffer), _flag(obs["first"], buffer), _flag(obs["valid"], buffer))
-            arrays = [_flag(f, buffer) if f.dtype == _FLAG else f.view(buffer) for f in step.values()]
+            arrays = {name: _flag(f, buffer) if f.dtype == _FLAG else f.view(buffer) for name, f in step.items()}
             final = self._named(self._final[lane], "final_obs/", buffer) if self._final else {}
             actions = np.zeros(self._actions_shape, self.spec.action.dtype)
-            made.append(LaneRow(actions, StepRow(*arrays, final), after))
+            made.append(LaneRow(actions, StepRow(**arrays, final_obs=final), after))
         return made
 
     @staticmethod

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec
 from headrace.envs.group import Completion
 from headrace.envs.remote import protocol
@@ -44,8 +42,8 @@ class Offer:
         with self._lock:
             if self._used + number > self.num_envs:
                 raise Refused(
-                    f"{number} environments are asked for, and {self.num_envs - self._used} of {self.num_envs} are free: start the "
-                    "server with a larger --num-envs, or more servers"
+                    f"{number} environments are asked for, and {self.num_envs - self._used} of {self.num_envs} are free: start "
+                    "the server with a larger --num-envs, or more servers"
                 )
             self._used += number
 
@@ -103,17 +101,15 @@ class Session:
             self._layout = layout = Layout(group.spec, lanes, lane_size)
             if layout.size > protocol.MOST_REPLY:
                 raise Refused(
-                    f"a step of {hello.num_envs} environments has {layout.size:,} bytes, and {protocol.MOST_REPLY:,} are possible: "
-                    "use smaller groups"
+                    f"a step of {hello.num_envs} environments has {layout.size:,} bytes, and {protocol.MOST_REPLY:,} are "
+                    "possible: use smaller groups"
                 )
             schema = layout.schema()
-            self._buffer = np.zeros(layout.size, np.uint8)
+            self._buffer = bytearray(layout.size)
             self._rows = layout.rows(self._buffer)
             self._after = [row.after for row in self._rows]
             self._completion = Completion(group)
-        return Welcome(
-            offer.env, offer.options, offer.spec, lanes, lane_size, schema, offer.defaults, offer.observes
-        )
+        return Welcome(offer.env, offer.options, offer.spec, lanes, lane_size, schema, offer.defaults, offer.observes)
 
     def _steps(self, requests: Iterator[bytes]) -> Iterator[bytes]:
         for request in requests:
@@ -130,9 +126,9 @@ class Session:
                 yield protocol.fault_reply(sequence, str(fault), fault.frames)
                 return
             except (Exception, SystemExit) as error:
-                fault = EnvironmentFault(f"{self.offer.env}: {type(error).__name__}: {error}")
-                fault.__cause__ = error
-                yield protocol.fault_reply(sequence, str(fault), fault.frames)
+                raised = EnvironmentFault(f"{self.offer.env}: {type(error).__name__}: {error}")
+                raised.__cause__ = error
+                yield protocol.fault_reply(sequence, str(raised), raised.frames)
                 return
 
     def _answer(self, kind: int, sequence: int, request: bytes) -> bytes:
@@ -155,7 +151,7 @@ class Session:
             ended = (row.step.terminated.any() or row.step.truncated.any() for row in self._rows)
             reply = protocol.STEPPED_FINAL if any(ended) else reply
         protocol.HEADER.pack_into(self._buffer, 0, reply, sequence)
-        return self._buffer[: layout.sizes[reply]].tobytes()
+        return bytes(memoryview(self._buffer)[: layout.sizes[reply]])
 
     def _close(self) -> None:
         try:

@@ -182,6 +182,8 @@ def reason(error: grpc.RpcError) -> str:
         return "it refuses the token: both sides must have the same"
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return "it is no environment server of headrace"
+    if details == "Cancelling all calls":
+        return "it was stopped"
     if code is grpc.StatusCode.UNAVAILABLE:
         last = details.rpartition("last error: ")[2]
         known = re.search(r"Connection refused|Connection reset|Connection timed out|No route to host|Socket closed|ping timeout|"

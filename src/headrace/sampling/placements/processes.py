@@ -99,10 +99,10 @@ def rollout_main(start: Start, act: Act | None = None, seeded: Callable[[], None
     pin(config, start.index)
     import_files(config.imports)
 
-    def group(number: int) -> EnvGroup:
+    def make(number: int) -> EnvGroup:
         return make_group(config.env, config.envs, config.envs_per_group, number=number)
 
-    worker = RolloutWorker(start.index, memory, group, act)
+    worker = RolloutWorker(start.index, memory, make, act)
     memory.control.wait_until_ready()
     seeded()
     try:

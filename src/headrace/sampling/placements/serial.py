@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from headrace.envs.contract import EnvGroup, EnvironmentFault
@@ -13,9 +14,13 @@ from headrace.sampling.placements.in_process import InProcess
 from headrace.sampling.policy_worker import PolicyWorker
 from headrace.sampling.rollout_worker import Group, RolloutWorker
 from headrace.sampling.worker_process import actor_seed, environment_seed
+from headrace.shm.run_control import POLL_INTERVAL
 
 if TYPE_CHECKING:
     from torch import nn
+
+ELSEWHERE = 0.001
+"""Seconds between two looks at environments of which none has finished its step."""
 
 
 class Serial(InProcess):
@@ -82,10 +87,10 @@ class SerialSampler:
         self._started = False
 
 
-        def group(number: int) -> EnvGroup:
+        def make(number: int) -> EnvGroup:
             return make_group(config.env, config.envs, config.envs_per_group, number=number)
 
-        self.workers = [RolloutWorker(w, memory, group) for w in range(config.sampling.num_workers)]
+        self.workers = [RolloutWorker(w, memory, make) for w in range(config.sampling.num_workers)]
         for worker in self.workers:
             for group in worker.groups:
                 group.envs.remember()
@@ -102,20 +107,34 @@ class SerialSampler:
 
     def collect(self, policy: int, slots: int) -> None:
         """Step the environments until `slots` finished slots of this policy wait for its learner; with several policies, at most
-        until another policy's learner has a batch, which it must take before sampling can go on."""
+        until another policy's learner has a batch, which it must take before sampling can go on. Gives up where environments that
+        are elsewhere finish no step for `POLL_INTERVAL` seconds, so that Ctrl-C is answered meanwhile."""
         stores = [p.trajectories for p in self._memory.policies]
         if not self._started:
             for worker in self.workers:
                 worker.start(environment_seed(self._config, worker.index, version=self._memory.policies[0].weights.version))
             self._started = True
+
+        def enough() -> bool:
+            return stores[policy].qsize() >= slots or any(store.qsize() >= self._config.slots_per_batch for store in stores)
+
         # Looked at before every step: each step finishes at most one slot of every lane, so free slots never run out here.
-        while stores[policy].qsize() < slots and all(store.qsize() < self._config.slots_per_batch for store in stores):
+        deadline = monotonic() + POLL_INTERVAL
+        while not enough():
             if not self._ready:
                 for policy_worker in self._policy_workers:
                     policy_worker.serve(timeout=0)
-                self._ready.extend((worker, group) for worker in self.workers for group in worker.ready())
-            worker, group = self._ready.popleft()
-            worker.step(group)
+                for worker in self.workers:
+                    self._ready.extend((worker, group) for group in worker.ready(enough))
+            if self._ready:
+                worker, group = self._ready.popleft()
+                worker.step(group)
+                deadline = monotonic() + POLL_INTERVAL
+            elif monotonic() > deadline:
+                return
+            else:  # all environments are elsewhere, at work
+                for worker in self.workers:
+                    self._memory.requests.wait(worker.index, ELSEWHERE / len(self.workers))
 
     def get_state(self) -> dict[str, Any]:
         """Everything between two updates: environments, half-filled slots, core states, who waits for what."""

@@ -1,0 +1,292 @@
+"""Groups at a server: the same rows as a local group, and what happens to them when the server is lost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from remote_servers import (
+    Stepper,
+    counting,
+    finish,
+    free_port,
+    offer,
+    remote_group,
+    serving,
+    wait_until,
+)
+from worlds import BadEnv, CountingEnv, local_group
+
+from headrace.config import EnvConfig
+from headrace.envs.contract import EnvGroup, EnvironmentFault, LaneRow
+from headrace.envs.group import vector_group
+from headrace.envs.remote.transport import Credentials
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def same_step(num_envs: int, training: bool = True) -> EnvGroup:
+    return vector_group(
+        SyncVectorEnv([CountingEnv] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP), EnvConfig(), "test/counting"
+    )
+
+
+def arrays(row: LaneRow) -> list[np.ndarray]:
+    step, after = row.step, row.after
+    made = [step.reward, step.terminated, step.truncated, step.episode_return, step.episode_length, after.first, after.valid]
+    ended = step.terminated | step.truncated
+    return [*made, *after.obs.values(), *(array[ended] for array in step.final_obs.values())]
+
+
+@pytest.mark.parametrize("make", [counting, same_step])
+def test_rows_are_those_of_a_local_group(make) -> None:  # type: ignore[no-untyped-def]
+    here = make(5)
+    with serving(offer(make)) as address:
+        there = remote_group(address)
+        local, remote = Stepper(here, here, 20), Stepper(there, here, 20)
+        first, other = local.reset(), remote.reset()
+        np.testing.assert_array_equal(first.obs["obs"], other.obs["obs"])
+        assert other.first.all()
+        assert other.valid.all()
+        for _ in range(60):
+            for expected, found in zip(arrays(local.step()), arrays(remote.step()), strict=True):
+                np.testing.assert_array_equal(expected, found)
+        assert there.spec == here.spec
+        there.close()
+
+
+def test_recv_never_waits_and_wake_is_called() -> None:
+    gate = threading.Event()
+
+    class Slow(CountingEnv):
+        def step(self, action):  # type: ignore[no-untyped-def]
+            gate.wait(10)
+            return super().step(action)
+
+    def make(num_envs: int, training: bool) -> EnvGroup:
+        return local_group([Slow() for _ in range(num_envs)], name="test/counting")
+
+    with serving(offer(make)) as address:
+        group = remote_group(address)
+        stepper = Stepper(group, counting(1))
+        stepper.reset()
+        woken = threading.Event()
+        group.notify(woken.set)
+        woken.clear()
+        stepper.begin_step()
+        began = time.perf_counter()
+        assert not group.recv()
+        assert time.perf_counter() - began < 0.5
+        gate.set()
+        assert woken.wait(5)
+        finish(group)
+        group.close()
+
+
+@pytest.mark.parametrize("way", ["raises", "nan observation"])
+def test_a_fault_of_the_environment_is_told_with_its_frames(way: str) -> None:
+    def make(num_envs: int, training: bool) -> EnvGroup:
+        return local_group([BadEnv(way) for _ in range(num_envs)], name="test/counting")
+
+    with serving(offer(make)) as address:
+        group = remote_group(address, 2)
+        stepper = Stepper(group, counting(1), 7)
+        stepper.reset()
+        stepper.step()
+        stepper.step()
+        with pytest.raises(EnvironmentFault, match=rf"environment 0 \(seed 7\), game 1, step 3.*server {address}") as raised:
+            stepper.step()
+        assert ("from inside the environment" in str(raised.value)) == (way == "raises")
+        assert ("worlds.py" in raised.value.frames) == (way == "raises")
+        group.close()
+
+
+# -- when the server is lost ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [counting, same_step])
+@pytest.mark.parametrize("when", ["between steps", "in a step"])
+def test_a_lost_server_ends_the_episode_as_truncated(make, when: str) -> None:  # type: ignore[no-untyped-def]
+    gate = threading.Event()
+    gate.set()
+
+    class Gated(CountingEnv):
+        def step(self, action):  # type: ignore[no-untyped-def]
+            gate.wait(10)
+            return super().step(action)
+
+    def gated(num_envs: int, training: bool = True) -> EnvGroup:
+        if make is counting:
+            return local_group([Gated() for _ in range(num_envs)], name="test/counting")
+        envs = SyncVectorEnv([Gated] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        return vector_group(envs, EnvConfig(), "test/counting")
+
+    port = free_port()
+    with serving(offer(gated), port=port) as address:
+        group = remote_group(address)
+        stepper = Stepper(group, make(1), 20)
+        stepper.reset()
+        for _ in range(4):
+            stepper.step()
+        last, last_valid = stepper.after.obs["obs"].copy(), stepper.after.valid.copy()
+        if when == "in a step":
+            gate.clear()
+            row = stepper.begin_step()
+    gate.set()
+    if when == "between steps":
+        wait_until(lambda: any(event[0] == "down" for event in group._events))
+        row = stepper.begin_step()
+    if make is counting:
+        finish(group)
+        assert not row.after.valid.any()
+        assert not row.after.first.any()
+        np.testing.assert_array_equal(row.after.obs["obs"], last)
+        following = stepper.begin_step()
+        time.sleep(0.3)
+        assert not group.recv(), "it waits for the server"
+    else:
+        time.sleep(0.3)
+        assert not group.recv(), "it waits for the server"
+    with serving(offer(make), port=port):
+        finish(group)
+        assert not row.step.reward.any()
+        assert not row.step.terminated.any()
+        np.testing.assert_array_equal(row.step.truncated, last_valid)
+        assert np.isnan(row.step.episode_return).all()
+        assert not row.step.episode_length.any()
+        if make is same_step:
+            np.testing.assert_array_equal(row.step.final_obs["obs"], last)
+            following = row
+        else:
+            assert not following.step.truncated.any()
+            assert not following.step.reward.any()
+        assert following.after.first.all()
+        assert following.after.valid.all()
+        assert (following.after.obs["obs"][:, 2] == 0).all(), "the first observation of an episode"
+        assert (following.after.obs["obs"][:, 0] != np.arange(20, 25)).all(), "not the same episode once more"
+        for _ in range(10):
+            stepper.step()
+        group.close()
+
+
+def messages_of(group: EnvGroup, until: str, seconds: float = 20) -> list[str]:
+    """What the group says, up to a message that contains `until`."""
+    found: list[str] = []
+
+    def said() -> bool:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            group.recv()
+        found.extend(str(warning.message) for warning in caught)
+        return any(until in text for text in found)
+
+    wait_until(said, seconds)
+    return found
+
+
+def test_a_group_without_a_server_waits_and_says_why() -> None:
+    port = free_port()
+    group = remote_group(f"127.0.0.1:{port}")
+    stepper = Stepper(group, counting(1))
+    stepper.begin_reset()
+    (text,) = messages_of(group, "Connection refused")
+    assert f"127.0.0.1:{port}" in text
+    assert not group.recv()
+    with serving(port=port) as address:
+        assert f"{address} is back" in " ".join(messages_of(group, "is back"))
+        finish(group)
+        stepper.step()
+    group.close()
+
+
+def test_refusals_are_told_and_asked_again() -> None:
+    with serving(offer(num_envs=8)) as address:
+        big = remote_group(address, 6)
+        Stepper(big, counting(1)).reset()
+        late = remote_group(address, 5)
+        Stepper(late, counting(1)).begin_reset()
+        (text,) = messages_of(late, "are free")
+        assert "5 environments are asked for, and 2 of 8 are free" in text
+        big.close()
+        finish(late)
+        late.close()
+        other = remote_group(address, 2, frameskip=3, max_episode_steps=9)
+        (text,) = messages_of(other, "differ")
+        assert "envs.frameskip is 3 for the trainer and null at the server; envs.max_episode_steps is 9" in text
+        other.close()
+
+
+def test_a_wrong_token_gets_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_TOKEN", "not-the-same")
+    with serving(own=Credentials("the-token-of-the-server")) as address:
+        wrong = remote_group(address)
+        Stepper(wrong, counting(1)).begin_reset()
+        (text,) = messages_of(wrong, "token")
+        assert "the-token" not in text
+        assert not wrong.recv()
+        wrong.close()
+        monkeypatch.setenv("HEADRACE_TOKEN", "the-token-of-the-server")
+        right = remote_group(address)
+        Stepper(right, counting(1)).reset()
+        right.close()
+
+
+def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as address:
+        group = remote_group(address)
+        group.close()
+        object.__setattr__(group._hello, "protocol", 99)
+        group = remote_group(address)
+        monkeypatch.setattr(group, "_hello", type(group._hello)("test/counting", 5, True, None, protocol=99))
+        group._opening and group._opening.close()
+        text = " ".join(messages_of(group, "version"))
+        assert "version 1 of the protocol, the trainer version 99" in text
+        group.close()
+
+
+def test_a_server_that_does_not_answer_is_given_up_and_dialled_again() -> None:
+    hang = threading.Event()
+    once = [True]
+
+    class Hangs(CountingEnv):
+        def step(self, action):  # type: ignore[no-untyped-def]
+            if once.pop() if once else False:
+                hang.wait(10)
+            return super().step(action)
+
+    def make(num_envs: int, training: bool) -> EnvGroup:
+        return local_group([Hangs() for _ in range(num_envs)], name="test/counting")
+
+    with serving(offer(make)) as address:
+        group = remote_group(address, remote_timeout=1.0)
+        stepper = Stepper(group, counting(1))
+        stepper.reset()
+        row = stepper.begin_step()
+        assert any("no answer for 1 s" in text for text in messages_of(group, "no answer"))
+        finish(group)
+        assert row.step.truncated.all()
+        stepper.step()
+        hang.set()
+        group.close()
+
+
+def test_closing_frees_the_environments() -> None:
+    made = offer(num_envs=5)
+    with serving(made) as address:
+        for _ in range(3):
+            group = remote_group(address)
+            Stepper(group, counting(1)).reset()
+            assert made.used == 5
+            group.close()
+            wait_until(lambda: made.used == 0)
+
+
+def test_no_torch() -> None:
+    code = "import sys, headrace.envs.remote, headrace.envs.remote.group; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

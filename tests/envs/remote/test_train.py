@@ -1,0 +1,103 @@
+"""Training with environments of a server, end to end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from remote_servers import ServerProcess, free_port
+
+from headrace import cli
+from headrace import config as configs
+from headrace.config import Config, ConfigError
+from headrace.make_config import make_config
+from headrace.runs.metrics import read_jsonl
+from headrace.train import train
+
+TESTS = Path(__file__).parents[2]
+COUNTING = str(TESTS / "sampling" / "counting.py")
+EXAMPLE = str(TESTS.parent / "examples" / "my_env.py")
+pytestmark = pytest.mark.timeout(240)
+
+
+def counting_config(folder: Path, remote: str, **settings: object) -> Config:
+    """A run of 6 environments that checks every number it learns from."""
+    values = {
+        "run.folder": str(folder),
+        "run.dashboard": False,
+        "run.video": False,
+        "run.log_interval": 0.2,
+        "sampling.num_workers": 2,
+        "sampling.envs_per_worker": 6,
+        "sampling.num_groups": 2,
+        "sampling.rollout": 7,
+        "learning.batch_size": 7 * 3 * 4,
+        "learning.total_steps": 3000,
+        "learning.algorithm": "counting",
+        "learning.device": "cpu",
+        "envs.remote": remote,
+    }
+    return configs.override(Config(env="counting", imports=(COUNTING,)), **{**values, **settings})
+
+
+@pytest.mark.parametrize("placement", ["served", "inline", "serial"])
+def test_every_row_is_where_it_belongs(tmp_path: Path, placement: str) -> None:
+    server = ServerProcess("--import", COUNTING, "--num-envs", "12", env="counting")
+    try:
+        server.start(tmp_path / "server.log")
+        entries = f"{server.address},local" if placement == "inline" else server.address
+        result = train(counting_config(tmp_path / "run", entries, **{"sampling.placement": placement}))
+        assert result.global_step >= 3000
+        rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+        assert rows[-1]["losses/rows_checked"] > 0
+        assert rows[-1].get("sampling/faults", 0) == 0
+    finally:
+        server.kill()
+
+
+def test_the_trainer_need_not_know_the_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = ServerProcess("--import", EXAMPLE, "--num-envs", "32", "--envs.max-episode-steps", "5", env="my/catch")
+    try:
+        server.start(tmp_path / "server.log")
+        flags = ["train", "--env", "my/catch", "--envs.remote", server.address, "--run.folder", str(tmp_path / "run")]
+        flags += ["--learning.total-steps", "2000", "--run.no-video", "--run.no-dashboard", "--learning.device", "cpu"]
+        flags += ["--policy.encoder", "impala-resnet"]
+        flags += ["--sampling.rollout", "8", "--learning.batch-size", "256", "--envs-per-worker", "16", "--num-workers", "2"]
+        assert cli.main(flags) == 0
+        config = json.loads((tmp_path / "run" / "config.json").read_text())
+        assert config["envs"]["max_episode_steps"] == 5, "the server's settings are those of the run"
+        assert cli.main([*flags, "--run.folder", str(tmp_path / "other"), "--envs.max-episode-steps", "6"]) == 2
+        assert "envs.max_episode_steps is 6 for the trainer and 5 at the server" in capsys.readouterr().err
+    finally:
+        server.kill()
+
+
+def test_the_servers_defaults_are_the_runs(tmp_path: Path) -> None:
+    server = ServerProcess("--num-envs", "4")
+    try:
+        server.start(tmp_path / "server.log")
+        local = make_config("gym/CartPole-v1")
+        remote = make_config("gym/CartPole-v1", **{"envs.remote": server.address})
+        assert configs.to_dict(remote) == configs.to_dict(configs.override(local, **{"envs.remote": server.address}))
+        with pytest.raises(ConfigError, match=r"has gym/CartPole-v1, and gym/Acrobot-v1 is asked for"):
+            make_config("gym/Acrobot-v1", **{"envs.remote": server.address})
+    finally:
+        server.kill()
+
+
+def test_no_server_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.envs.remote import connect
+
+    port = free_port()
+    with pytest.raises(ConfigError, match=rf"127.0.0.1:{port}: no connection \(Connection refused\)"):
+        connect.ask("my/env", configs.EnvConfig(remote=f"127.0.0.1:{port}"), patience=1.0)
+    with pytest.raises(ConfigError, match="'nowhere' is no address"):
+        connect.addresses("127.0.0.1:1,nowhere")
+
+
+def test_groups_take_the_entries_in_turn() -> None:
+    from headrace.envs.remote.connect import address_of
+
+    remote = "a:1, local,listen:127.0.0.1:5"
+    assert [address_of(remote, g) for g in range(5)] == ["a:1", "local", "listen:127.0.0.1:5", "a:1", "local"]

@@ -1,0 +1,153 @@
+"""Environment servers for tests: in this process, or in one of their own that can be killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from worlds import CountingEnv, local_group
+
+from headrace.config import EnvConfig
+from headrace.envs.contract import EnvGroup, LaneRow, ObsRow
+from headrace.envs.remote import protocol
+from headrace.envs.remote.group import RemoteGroup
+from headrace.envs.remote.server import EnvServer
+from headrace.envs.remote.session import MakeGroup, Offer
+from headrace.envs.remote.transport import Credentials
+
+NAME = "test/counting"
+
+
+def counting(num_envs: int, training: bool = True) -> EnvGroup:
+    """Counting worlds."""
+    return local_group([CountingEnv() for _ in range(num_envs)], name=NAME)
+
+
+def offer(make_group: MakeGroup = counting, num_envs: int = 64, options: EnvConfig | None = None) -> Offer:
+    """An offer of what `make_group` makes."""
+    group = make_group(1, True)
+    group.close()
+    options = options or EnvConfig()
+    return Offer(NAME, protocol.shared_options(options), group.spec, make_group, num_envs, {"policy.core": "gru"}, "vectors")
+
+
+@contextmanager
+def serving(made: Offer | None = None, own: Credentials | None = None, port: int = 0) -> Iterator[str]:
+    """A server in this process; gives its address."""
+    server = EnvServer(made or offer(), f"127.0.0.1:{port}", own or Credentials())
+    try:
+        yield f"127.0.0.1:{server.port}"
+    finally:
+        server.stop(0)
+
+
+def remote_group(address: str, num_envs: int = 5, **settings: object) -> RemoteGroup:
+    """A group at a server."""
+    return RemoteGroup(address, NAME, EnvConfig(**settings), num_envs)  # type: ignore[arg-type]
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
+    """Poll until the condition is true; AssertionError after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def finish(group: EnvGroup, seconds: float = 20) -> None:
+    """Wait for a group's step or reset; its messages are dropped."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wait_until(group.recv, seconds)
+
+
+class Stepper:
+    """Steps a group with one lane, and keeps every row."""
+
+    def __init__(self, group: EnvGroup, spec_from: EnvGroup, seed: int = 0) -> None:
+        from worlds import rows_for
+
+        self._rows_for = lambda: rows_for(spec_from.spec, group.num_envs)
+        self.group, self._rng = group, np.random.default_rng(1)
+        self._width = spec_from.spec.action.width
+        self.after: ObsRow = self._rows_for()[1]
+        self.seed = seed
+
+    def reset(self) -> ObsRow:
+        """The first observations."""
+        self.begin_reset()
+        finish(self.group)
+        return self.after
+
+    def begin_reset(self) -> None:
+        """Without waiting."""
+        self.group.reset(self.seed, [self.after])
+
+    def begin_step(self) -> LaneRow:
+        """Send random actions."""
+        now, self.after = self._rows_for()
+        actions = self._rng.integers(0, 5, (self.group.num_envs, self._width)).astype(np.int32)
+        row = LaneRow(actions, now, self.after)
+        self.group.send([row])
+        return row
+
+    def step(self) -> LaneRow:
+        """Send random actions, and wait."""
+        row = self.begin_step()
+        finish(self.group)
+        return row
+
+
+class ServerProcess:
+    """`headrace serve-envs` as a process of its own."""
+
+    def __init__(self, *flags: str, env: str = "gym/CartPole-v1", port: int | None = None, prefix: Sequence[str] = ()) -> None:
+        self.port = port or free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self._command = [*prefix, sys.executable, "-m", "headrace.cli", "serve-envs", "--env", env, *flags]
+        if not {"--dial", "--listen"} & set(flags):
+            self._command += ["--listen", self.address]
+        self.process: subprocess.Popen[str] | None = None
+        self.environment = {name: value for name, value in os.environ.items() if name != "HEADRACE_TOKEN"}
+
+    def start(self, log: Path) -> ServerProcess:
+        """Start it, and wait until it says so."""
+        with log.open("a") as out:
+            self.process = subprocess.Popen(self._command, stdout=out, stderr=out, text=True, env=self.environment)
+        before = log.read_text().count(" x ")
+
+        def says() -> bool:
+            assert self.process is not None
+            assert self.process.poll() is None, log.read_text()
+            return log.read_text().count(" x ") > before
+
+        wait_until(says, 60)
+        return self
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
