@@ -25,6 +25,8 @@ def validate(config: Config) -> None:
             f"sampling.envs_per_worker ({s.envs_per_worker}) must be a multiple of sampling.num_groups ({s.num_groups}): "
             "the groups of a worker are of equal size"
         )
+    if s.placement == "device" and config.envs.remote:
+        raise ConfigError("sampling.placement device steps its environments in the training process; envs.remote cannot be used")
     unit = s.rollout * config.envs_per_group
     if config.uses_replay:
         _validate_replay(config)
