@@ -10,7 +10,8 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.wrappers.vector import DictInfoToList
 from worlds import (
     BadEnv,
     CountingEnv,
@@ -36,11 +37,19 @@ def counting_vector(mode: AutoresetMode, kind: Callable[..., VectorEnv] = SyncVe
     return vector_group(kind([CountingEnv] * E, autoreset_mode=mode), EnvConfig(), "counting")
 
 
+def listed(*args: Any, **kwargs: Any) -> VectorEnv:
+    """A vector environment whose infos are a list of dictionaries."""
+    return DictInfoToList(SyncVectorEnv(*args, **kwargs))
+
+
 GROUPS: dict[str, Callable[[], EnvGroup]] = {
     "local": lambda: local_group([CountingEnv() for _ in range(E)]),
     "next-step": lambda: counting_vector(AutoresetMode.NEXT_STEP),
     "same-step": lambda: counting_vector(AutoresetMode.SAME_STEP),
     "disabled": lambda: counting_vector(AutoresetMode.DISABLED),
+    "next-step, infos in a list": lambda: counting_vector(AutoresetMode.NEXT_STEP, listed),
+    "same-step, infos in a list": lambda: counting_vector(AutoresetMode.SAME_STEP, listed),
+    "disabled, infos in a list": lambda: counting_vector(AutoresetMode.DISABLED, listed),
     "delayed": lambda: DelayedGroup(local_group([CountingEnv() for _ in range(E)])),
 }
 
@@ -50,7 +59,7 @@ def test_every_row_of_the_counting_world(kind: str) -> None:
     """Follow each environment by its formulas; every number in every row has to be the expected one."""
     group = GROUPS[kind]()
     same_step = group.spec.autoreset == "same-step"
-    assert same_step == (kind in ("same-step", "disabled"))
+    assert same_step == kind.startswith(("same-step", "disabled"))
     now, after = rows_for(group.spec, E)
     reset_group(group, SEED, after)
     assert after.first.all()
@@ -179,6 +188,15 @@ def test_same_step_with_processes_and_dictionaries() -> None:
         group.close()
 
 
+def test_infos_in_a_list_where_all_episodes_end_at_once() -> None:
+    group = vector_group(listed([CountingEnv], autoreset_mode=AutoresetMode.SAME_STEP), EnvConfig(), "counting")
+    now, after = rows_for(group.spec, 1)
+    reset_group(group, 4, after)  # an episode of 6 steps
+    for _ in range(6):
+        step_group(group, np.zeros((1, 1), np.int32), now, after)
+    assert now.final_obs["obs"].tolist() == [[4, 0, 6, 0]]
+
+
 def test_autoreset_mode_must_be_said() -> None:
     envs = SyncVectorEnv([CountingEnv])
     envs.metadata = {}
@@ -233,6 +251,8 @@ def test_lost_lives_end_episodes_but_not_games() -> None:
         ("dtype", "has dtype complex64; its space declares float32"),
         ("nan reward", "the reward is nan"),
         ("no reward", "the reward is nan"),
+        ("list as info", "step failed: .*the info is a list, but must be a dictionary"),
+        ("four results", r"step failed: .*old Gym.*\(observation, reward, terminated, truncated, info\)"),
         ("raises", "step failed: ZeroDivisionError: from inside the environment"),
     ],
 )
@@ -266,6 +286,27 @@ def test_faults_of_reset_and_of_vector_environments() -> None:
         step_group(vector, actions, now, after)
     with pytest.raises(EnvironmentFault, match=r"my/vector, group of 2 environments \(seeds 7 to 8\).*ZeroDivisionError"):
         step_group(vector, actions, now, after)
+
+
+def test_results_of_other_interfaces_are_refused() -> None:
+    class OldReset(CountingEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            return super().reset(**kwargs)[0]
+
+    group = local_group([OldReset()])
+    with pytest.raises(EnvironmentFault, match=r"reset failed: .*old Gym.*\(observation, info\)"):
+        reset_group(group, 7, rows_for(group.spec, 1)[1])
+
+    class NoInfos(VectorWrapper):
+        def step(self, actions: Any) -> Any:
+            return (*self.env.step(actions)[:4], None)
+
+    envs = NoInfos(SyncVectorEnv([CountingEnv] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
+    vector = vector_group(envs, EnvConfig(), "my/vector")
+    now, after = rows_for(vector.spec, 2)
+    reset_group(vector, 7, after)
+    with pytest.raises(EnvironmentFault, match=r"my/vector.*the infos are a NoneType, but must be a dictionary"):
+        step_group(vector, np.zeros((2, 1), np.int32), now, after)
 
 
 def test_observations_outside_of_their_space_are_warned_of_once() -> None:

@@ -189,3 +189,117 @@ def test_masks_must_fit_the_action() -> None:
     assert spec[MASK_KEY].dtype == np.uint8
     with pytest.raises(flat.UnsupportedSpace, match=r"mine: the action mask has 4 entries; the action space has 5"):
         flat.specs_of(observation(4), action, "mine")
+
+
+# -- observations that once were learned from as they are not -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.uint64, np.int8, np.int64])
+def test_discrete_spaces_of_any_integer_type(kind: type) -> None:
+    """Observations become one-hot, and actions integers of the space's own type."""
+    discrete = spaces.Discrete(4, start=3, dtype=kind)
+    several = spaces.MultiDiscrete(np.array([3, 2], kind), dtype=kind, start=np.array([1, 5], kind))
+    for space, value, one_hot in (
+        (discrete, kind(5), [0, 0, 1, 0]),
+        (several, np.array([3, 5], kind), [0, 0, 1, 1, 0]),
+    ):
+        (leaf,) = flat.leaves(space)
+        row = np.zeros((1, *leaf.spec.shape), np.float32)
+        leaf.put_one(row, 0, value)
+        assert row[0].tolist() == one_hot
+        action = np.array([[2] * flat.action_spec(space).width], np.int32)
+        action[:, 1:] = 0
+        (decoded,) = flat.decoder(space)(action)
+        assert space.contains(decoded if isinstance(decoded, np.ndarray) else kind(decoded))
+        assert isinstance(decoded, (int, np.ndarray))
+        batch = flat.batch_decoder(space)(action)
+        assert batch.dtype == kind
+        assert space.contains(batch[0])
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Dict({"a/b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(3)})}),
+        spaces.Dict({"a": spaces.Tuple([spaces.Discrete(2)]), "a/0": spaces.Discrete(3)}),
+    ],
+    ids=["nested", "tuple"],
+)
+def test_names_that_collide_are_refused(space: spaces.Space) -> None:
+    with pytest.raises(flat.UnsupportedSpace, match=r"world/x: two entries .* are both called 'a/[b0]'.*Rename"):
+        flat.specs_of(space, spaces.Discrete(2), "world/x")
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "what"),
+    [
+        (spaces.Box(0, 1, (0,)), spaces.Discrete(2), "observation 'obs' .* no numbers"),
+        (spaces.Dict({"a": spaces.Box(0, 1, (2,)), "b": spaces.Box(0, 1, (3, 0))}), spaces.Discrete(2), "'b' .* no numbers"),
+        (spaces.Dict({}), spaces.Discrete(2), "no entries"),
+        (spaces.Tuple([]), spaces.Discrete(2), "no entries"),
+        (spaces.Dict({MASK_KEY: spaces.MultiBinary(2)}), spaces.Discrete(2), "only an action mask"),
+        (spaces.Box(0, 1, (2,)), spaces.Box(0, 1, (0,)), "action space .* no parts"),
+        (spaces.Box(0, 1, (2,)), spaces.Tuple([]), "action space .* no parts"),
+    ],
+    ids=["box", "entry", "dict", "tuple", "mask", "action box", "action tuple"],
+)
+def test_spaces_of_nothing_are_refused(observation: spaces.Space, action: spaces.Space, what: str) -> None:
+    with pytest.raises(flat.UnsupportedSpace, match=f"world/x: .*{what}"):
+        flat.specs_of(observation, action, "world/x")
+
+
+def written(space: spaces.Box, *values: np.ndarray) -> np.ndarray:
+    """The rows of some observations, written one by one; a batch must be written alike."""
+    (leaf,) = flat.leaves(space)
+    one_by_one, batch = (np.zeros((len(values), *leaf.spec.shape), leaf.spec.dtype) for _ in range(2))
+    for i, value in enumerate(values):
+        leaf.put_one(one_by_one, i, value)
+    leaf.put_batch(batch, np.stack(values))
+    assert np.array_equal(one_by_one, batch)
+    return one_by_one
+
+
+def test_a_grey_image_without_channels_is_an_image() -> None:
+    space = spaces.Box(0, 255, (20, 24), np.uint8)
+    (leaf,) = flat.leaves(space)
+    assert leaf.spec.is_image
+    assert leaf.spec.shape == (1, 20, 24)
+    image = np.random.default_rng(0).integers(256, size=(20, 24)).astype(np.uint8)
+    assert np.array_equal(written(space, image)[0, 0], image)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int32, np.int64, np.uint16])
+@pytest.mark.parametrize("shape", [(20, 24), (20, 24, 3), (3, 20, 24), (4, 20, 24, 3)])
+def test_images_of_other_types_from_0_to_255_are_images(kind: type, shape: tuple[int, ...]) -> None:
+    space, same = spaces.Box(0, 255, shape, kind), spaces.Box(0, 255, shape, np.uint8)
+    (leaf,) = flat.leaves(space)
+    assert leaf.spec == flat.leaves(same)[0].spec
+    assert leaf.spec.is_image
+    image = np.random.default_rng(0).integers(256, size=shape).astype(np.uint8)
+    assert np.array_equal(written(space, image.astype(kind), image.astype(kind)), written(same, image, image))
+    if np.issubdtype(kind, np.floating):
+        assert np.array_equal(written(space, np.clip(image + kind(0.4), 0, 255)), written(same, image))
+        with pytest.raises(flat.BadObservation, match="0 to 255"):
+            written(space, np.full(shape, 300, kind))
+        with pytest.raises(flat.BadObservation, match="0 to 255"):
+            written(space, np.full(shape, np.nan, kind))
+
+
+def test_images_whose_values_end_below_255_are_spread_to_255() -> None:
+    """A board of zeros and ones divided by 255, as images are, would be next to nothing."""
+    space = spaces.Box(0, 1, (19, 19, 17), np.uint8)
+    board = np.random.default_rng(0).integers(2, size=(19, 19, 17)).astype(np.uint8)
+    assert np.array_equal(written(space, board, 1 - board)[0], np.moveaxis(board * 255, -1, 0))
+    with pytest.raises(flat.BadObservation, match="0 to 1"):
+        written(space, board * 2)
+
+
+def test_float_arrays_with_other_bounds_stay_numbers() -> None:
+    for space in (
+        spaces.Box(-1, 1, (20, 24, 3), np.float32),
+        spaces.Box(0, 255, (20,), np.float32),
+        spaces.Box(0, 255, (20, 4), np.float32),
+        spaces.Box(-np.inf, np.inf, (20, 24), np.float32),
+    ):
+        (leaf,) = flat.leaves(space)
+        assert (leaf.spec.shape, leaf.spec.dtype) == (space.shape, np.float32)

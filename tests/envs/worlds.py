@@ -82,6 +82,10 @@ class BadEnv(CountingEnv):
                     reward = np.nan
                 case "no reward":
                     reward = None  # type: ignore[assignment]
+                case "list as info":
+                    return observation, reward, False, False, []  # type: ignore[return-value]
+                case "four results":
+                    return observation, reward, False, {}  # type: ignore[return-value]
                 case "raises":
                     raise ZeroDivisionError("from inside the environment")
         return observation, reward, False, False, {}

@@ -236,7 +236,7 @@ class LocalGroup(_Group):
             log.start_episode(seed + i)
         for i, env in enumerate(self.envs):
             try:
-                observation, _ = env.reset(seed=seed + i)
+                observation, _ = _parts(env.reset(seed=seed + i), _RESET)
                 for leaf in self._leaves:
                     leaf.put_one(out.obs[leaf.name], i, observation)
             except Exception as error:
@@ -254,10 +254,12 @@ class LocalGroup(_Group):
         try:
             for i, (env, action) in enumerate(zip(self.envs, self._decode(actions), strict=True)):
                 if starting[i]:
-                    observation, _ = env.reset()
+                    observation, _ = _parts(env.reset(), _RESET)
                     raw[i], terminated[i], truncated[i] = 0.0, False, False
                 else:
-                    observation, raw[i], terminated[i], truncated[i], info = env.step(action)
+                    observation, raw[i], terminated[i], truncated[i], info = _parts(env.step(action), _STEP)
+                    if not isinstance(info, dict):
+                        raise TypeError(f"the info is a {type(info).__name__}, but must be a dictionary")
                     if info.get(LIFE_LOST):
                         if life_lost is None:
                             life_lost = np.zeros(self.num_envs, bool)
@@ -328,7 +330,7 @@ class VectorGroup(_Group):
     def _reset(self, seed: int, out: ObsRow) -> None:
         self._in_game[:] = True
         try:
-            observations, _ = self.envs.reset(seed=seed)
+            observations, _ = _parts(self.envs.reset(seed=seed), _RESET)
             self._put(out.obs, observations)
         except Exception as error:
             raise self._group_fault("reset", error) from error
@@ -337,7 +339,8 @@ class VectorGroup(_Group):
         try:
             out = {"out": after.obs[PLAIN_KEY]} if self._in_place else {}
             stepped = self.envs.step(self._decode(actions), **out)
-            observations, self._raw[:], now.terminated[:], now.truncated[:], infos = stepped
+            observations, self._raw[:], now.terminated[:], now.truncated[:], infos = _parts(stepped, _STEP)
+            infos = self._by_key(infos)
             next_step = self.mode is AutoresetMode.NEXT_STEP
             if not next_step:
                 observations = self._write_final(now, observations, infos)
@@ -352,6 +355,21 @@ class VectorGroup(_Group):
         if next_step:
             now.reward[started] = 0  # a reward of the step after a lost life counts for the game, but followed no chosen action
             self._in_game = ~ended if life_lost is None else ~ended | life_lost
+
+    def _by_key(self, infos: Any) -> dict[str, Any]:
+        """The infos that are read here, by key; Gymnasium's wrapper DictInfoToList makes a list of dictionaries of them."""
+        if isinstance(infos, dict):
+            return infos
+        if not isinstance(infos, list):
+            raise TypeError(f"the infos are a {type(infos).__name__}, but must be a dictionary or a list of dictionaries")
+        by_key: dict[str, Any] = {}
+        if any(LIFE_LOST in info for info in infos):
+            by_key[LIFE_LOST] = np.array([bool(info.get(LIFE_LOST)) for info in infos])
+        if any("final_obs" in info for info in infos):
+            by_key["final_obs"] = np.empty(self.num_envs, object)
+            for i, info in enumerate(infos):  # one by one: NumPy would make one array of observations that all have ended
+                by_key["final_obs"][i] = info.get("final_obs")
+        return by_key
 
     def _write_final(self, now: StepRow, observations: Any, infos: dict[str, Any]) -> Any:
         """Write true last observations where episodes ended; return the observations to act on next."""
@@ -403,6 +421,17 @@ class VectorGroup(_Group):
     def close(self) -> None:
         """Close the vector environment."""
         self.envs.close()
+
+
+_RESET, _STEP = "observation, info", "observation, reward, terminated, truncated, info"
+
+
+def _parts(result: Any, names: str) -> Any:
+    """What `reset` or `step` of an environment returned, if it has as many parts as Gymnasium says."""
+    if type(result) is tuple and len(result) == names.count(",") + 1:
+        return result
+    what = f"{len(result)} results" if isinstance(result, tuple) else f"a {type(result).__name__}"
+    raise TypeError(f"it returned {what} (the interface of old Gym?); Gymnasium's returns ({names})")
 
 
 def vector_group(

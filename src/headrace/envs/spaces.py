@@ -2,12 +2,17 @@
 
 Observations become named arrays of two kinds: uint8 images [C, H, W], and float32 numbers of any shape.
 
+    Box uint8, 2-D                 grey image H x W, if both sides have at least `SMALLEST_IMAGE` pixels
     Box uint8, 3-D                 image; H x W x C or C x H x W: C is the smaller of the first and the last dimension
     Box uint8, 4-D                 stack of images [K, ...]: one image of K * C channels
+    Box 0..255 of other types      an image, too, if it has the shape of one; numbers are rounded
     Box, anything else             float32 of the same shape
     Discrete, MultiDiscrete        one-hot float32
     MultiBinary                    float32 of the same shape
     Dict, Tuple                    one level of names; nested ones are joined: "camera/left"
+
+Networks divide images by 255. Values of an image whose space ends below 255 are therefore spread to 0..255: 0 and 1 become
+0 and 255. Spaces without any number and entries with the same joined name are refused.
 
 A space without names has the one name "obs". The entry `MASK_KEY` of a Dict is the action mask and stays uint8.
 
@@ -31,7 +36,7 @@ PLAIN_KEY = "obs"
 """Name of the only array of an observation space that is no dictionary."""
 
 SMALLEST_IMAGE = 16
-"""uint8 arrays with fewer rows or columns than this count as vectors: they are too small for convolutional encoders."""
+"""Arrays with fewer rows or columns than this count as vectors: they are too small for convolutional encoders."""
 
 
 class UnsupportedSpace(ConfigError):
@@ -101,9 +106,21 @@ class Leaf:
 
 def leaves(space: spaces.Space[Any]) -> list[Leaf]:
     """The arrays of an observation space, in the space's order. Raises `UnsupportedSpace`."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return list(_leaves(space, ()))
-    return [_leaf(space, PLAIN_KEY, ())]
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return [_leaf(space, PLAIN_KEY, ())]
+    found: dict[str, Leaf] = {}
+    for leaf in _leaves(space, ()):
+        if leaf.name in found:
+            raise UnsupportedSpace(
+                f"two entries of the observation, at {list(found[leaf.name].path)} and {list(leaf.path)}, are both called "
+                f"{leaf.name!r} when their keys are joined. Rename one of them in a gymnasium.ObservationWrapper"
+            )
+        found[leaf.name] = leaf
+    if not found.keys() - {MASK_KEY}:
+        raise UnsupportedSpace(
+            f"the observation {space!r} has {'only an action mask' if found else 'no entries'}: there is nothing to act on"
+        )
+    return list(found.values())
 
 
 def observation_spec(space: spaces.Space[Any]) -> dict[str, ArraySpec]:
@@ -123,6 +140,10 @@ def _leaves(space: spaces.Space[Any], path: tuple[str | int, ...]) -> Iterator[L
 
 
 def _leaf(space: spaces.Space[Any], name: str, path: tuple[str | int, ...]) -> Leaf:
+    if space.shape is not None and 0 in space.shape:
+        raise UnsupportedSpace(
+            f"observation {name!r} is {space!r}, which has no numbers. Remove it in a gymnasium.ObservationWrapper"
+        )
     if name == MASK_KEY:
         width = int(np.prod(space.shape or (1,)))
         spec = ArraySpec((width,), np.dtype(np.uint8), 0, 1)
@@ -131,10 +152,11 @@ def _leaf(space: spaces.Space[Any], name: str, path: tuple[str | int, ...]) -> L
         return Leaf(name, path, space, *_box(space))
     if isinstance(space, spaces.Discrete):
         spec = _one_hot_spec(int(space.n))
-        return Leaf(name, path, space, spec, _one_hot(np.array([space.n]), np.array([space.start])))
+        return Leaf(name, path, space, spec, _one_hot(np.array([int(space.n)]), np.array([int(space.start)])))
     if isinstance(space, spaces.MultiDiscrete):
-        nvec = space.nvec.ravel()
-        return Leaf(name, path, space, _one_hot_spec(int(nvec.sum())), _one_hot(nvec, space.start.ravel()))
+        # of whatever integer type: NumPy makes a float of the sum of an int64 and a uint64
+        nvec, start = space.nvec.ravel().astype(np.int64), space.start.ravel().astype(np.int64)
+        return Leaf(name, path, space, _one_hot_spec(int(nvec.sum())), _one_hot(nvec, start))
     if isinstance(space, spaces.MultiBinary):
         return Leaf(name, path, space, ArraySpec(space.shape, np.dtype(np.float32), 0, 1), _write_reshaped)
     raise UnsupportedSpace(
@@ -149,14 +171,37 @@ def _one_hot_spec(width: int) -> ArraySpec:
 
 def _box(space: spaces.Box) -> tuple[ArraySpec, Callable[[np.ndarray, np.ndarray], None]]:
     shape = space.shape
-    if space.dtype == np.uint8 and len(shape) in (3, 4) and min(sorted(shape[-3:])[1:]) >= SMALLEST_IMAGE:
-        channels_last = shape[-1] <= shape[-3]
-        height, width, channels = shape[-3:] if channels_last else (*shape[-2:], shape[-3])
+    low, high = (float(np.min(space.low)), float(np.max(space.high))) if space.is_bounded("both") else (-np.inf, np.inf)
+    if has_image_shape(shape) and (space.dtype == np.uint8 or (low, high) == (0, 255)):
+        channels_last = len(shape) > 2 and shape[-1] <= shape[-3]
+        height, width, channels = shape[-3:] if channels_last else (*shape[-2:], 1 if len(shape) == 2 else shape[-3])
         stack = shape[0] if len(shape) == 4 else 1
         write = _write_channels_last(len(shape)) if channels_last else _write_reshaped
+        if space.dtype != np.uint8 or 0 < high < 255:
+            write = _write_as_pixels(write, high)
         return ArraySpec((stack * channels, height, width), np.dtype(np.uint8), 0, 255), write
-    low, high = (float(np.min(space.low)), float(np.max(space.high))) if space.is_bounded("both") else (-np.inf, np.inf)
     return ArraySpec(shape or (1,), np.dtype(np.float32), low, high), _write_reshaped
+
+
+def has_image_shape(shape: tuple[int, ...]) -> bool:
+    """H x W, H x W x C, C x H x W, or a stack of the latter two, large enough for a convolutional encoder."""
+    if len(shape) == 2:
+        return min(shape) >= SMALLEST_IMAGE
+    return len(shape) in (3, 4) and sorted(shape[-3:])[1] >= SMALLEST_IMAGE
+
+
+def _write_as_pixels(
+    write: Callable[[np.ndarray, np.ndarray], None], high: float
+) -> Callable[[np.ndarray, np.ndarray], None]:
+    """`write` of values from 0 to `high`, spread to 0..255 and rounded. Raises `BadObservation` for others."""
+
+    def convert_and_write(destination: np.ndarray, value: np.ndarray) -> None:
+        least, most = value.min(), value.max()
+        if not (least > -0.5 and most < high + 0.5):  # NaN is neither
+            raise BadObservation(f"an image has values from {least} to {most}; its space declares 0 to {high:g}")
+        write(destination, np.clip(np.rint(value * (255 / high)), 0, 255).astype(np.uint8))
+
+    return convert_and_write
 
 
 def _write_reshaped(destination: np.ndarray, value: np.ndarray) -> None:
@@ -207,7 +252,10 @@ def _one_hot(nvec: np.ndarray, start: np.ndarray) -> Callable[[np.ndarray, np.nd
 
 def action_spec(space: spaces.Space[Any]) -> ActionSpec:
     """The flat form of an action space. Raises `UnsupportedSpace`."""
-    return ActionSpec(tuple(_parts(space)))
+    spec = ActionSpec(tuple(_parts(space)))
+    if spec.width == 0:
+        raise UnsupportedSpace(f"the action space {space!r} has no parts: there is nothing to choose")
+    return spec
 
 
 def _parts(space: spaces.Space[Any]) -> Iterator[Categorical | Continuous]:
@@ -236,11 +284,11 @@ def _children(space: spaces.Dict | spaces.Tuple) -> list[tuple[Any, spaces.Space
 def batch_decoder(space: spaces.Space[Any]) -> Callable[[np.ndarray], Any]:
     """A function from action rows [E, A] to the batch that a `gymnasium.vector.VectorEnv` with this single action space takes."""
     if isinstance(space, spaces.Discrete):
-        start, kind = space.start, space.dtype
-        return lambda rows: rows[:, 0].astype(kind) + start
+        first, kind = int(space.start), space.dtype
+        return lambda rows: (rows[:, 0].astype(np.int64) + first).astype(kind)
     if isinstance(space, spaces.MultiDiscrete):
-        shape, start, kind = space.shape, space.start, space.dtype
-        return lambda rows: rows.reshape(-1, *shape).astype(kind) + start
+        shape, start, kind = space.shape, space.start.astype(np.int64), space.dtype
+        return lambda rows: (rows.reshape(-1, *shape).astype(np.int64) + start).astype(kind)
     if isinstance(space, spaces.MultiBinary):
         shape, kind = space.shape, space.dtype
         return lambda rows: rows.reshape(-1, *shape).astype(kind)
@@ -256,7 +304,7 @@ def batch_decoder(space: spaces.Space[Any]) -> Callable[[np.ndarray], Any]:
 def decoder(space: spaces.Space[Any]) -> Callable[[np.ndarray], list[Any]]:
     """A function from action rows [E, A] to E actions, each as `env.step` of this action space takes it."""
     if isinstance(space, spaces.Discrete):
-        start = space.start
+        start = int(space.start)
         return lambda rows: (rows[:, 0].astype(np.int64) + start).tolist()
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         pieces = _pieces(space, decoder)
