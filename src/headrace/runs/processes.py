@@ -5,14 +5,18 @@ Children come from a fork server: they start from a small clean process, not fro
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, forkserver, resource_tracker, util
 from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
@@ -20,7 +24,11 @@ from typing import Any
 from headrace.runs.interrupt import SIGNALS
 
 _preloaded = ["headrace.sampling.preload"]
-"""Imported by the fork server."""
+"""Imported by the fork server, in this order."""
+STARTED_BY = "HEADRACE_FORK_SERVER_STARTED_BY"
+"""An environment variable, there only while the fork server is started: the process that starts it, and the temporary folder of
+that process, which holds the fork server's socket ("" where another process removes the folder)."""
+_lock = threading.RLock()
 
 
 def preload(*modules: str) -> None:
@@ -30,14 +38,42 @@ def preload(*modules: str) -> None:
 
 def start_fork_server() -> None:
     """Start the fork server, unless it runs. It imports while this process goes on, so that the first child starts sooner."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(_preloaded)
-    # Ctrl-C, `timeout` and a closed terminal signal the whole process group. The fork server must outlive them, or this process
-    # would believe that all its children are dead; it inherits what is blocked here.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with _lock:
+        multiprocessing.get_context("forkserver").set_forkserver_preload(_preloaded)
+        # `forkserver.ensure_running` would start it, too, but behind the lines that block signals, and that unblocks two of them.
+        resource_tracker.ensure_running()
+        # A child of multiprocessing has the temporary folder of its parent, which may live on.
+        folder = util.get_temp_dir() if multiprocessing.parent_process() is None else ""
+        # Ctrl-C, `timeout` and a closed terminal signal the whole process group. The fork server must outlive them, or this
+        # process would believe that all its children are dead; it inherits what is blocked here.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        os.environ[STARTED_BY] = f"{os.getpid()}:{folder}"
+        try:
+            forkserver.ensure_running()
+        finally:
+            del os.environ[STARTED_BY]
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def become_fork_server() -> None:
+    """Called in the fork server by what it imports first: at its end it removes the temporary folder of the process that started
+    it, if that was killed and could not do so itself. In any other process nothing happens."""
+    started_by = os.environ.pop(STARTED_BY, None)
+    if started_by is not None:
+        parent, _, folder = started_by.partition(":")
+        if folder:
+            atexit.register(_remove_folder, os.getpid(), int(parent), folder)
+
+
+def _remove_folder(server: int, parent: int, folder: str) -> None:
+    """Remove the folder if the parent is dead. The fork server ends when the parent's files are closed; a moment later the kernel
+    gives its children another parent."""
+    deadline = time.monotonic() + 10
+    while os.getpid() == server and time.monotonic() < deadline:
+        if os.getppid() != parent:
+            shutil.rmtree(folder, ignore_errors=True)
+            return
+        time.sleep(0.005)
 
 
 def start_child(main: Callable[..., None], arguments: tuple[Any, ...], name: str, daemon: bool = True) -> BaseProcess:
@@ -46,12 +82,13 @@ def start_child(main: Callable[..., None], arguments: tuple[Any, ...], name: str
     Functions and arguments are pickled; none may be defined in the user's script. The child gets this process's environment
     variables, working directory and `sys.path` as they are now; it ignores Ctrl-C, SIGTERM and SIGHUP.
     """
-    start_fork_server()
-    process = multiprocessing.get_context("forkserver").Process(
-        target=_with_environment, args=(dict(os.environ), main, arguments), name=name, daemon=daemon
-    )
-    with without_main_module():
-        process.start()
+    with _lock:  # threads that start children share the environment and the main module
+        start_fork_server()
+        process = multiprocessing.get_context("forkserver").Process(
+            target=_with_environment, args=(dict(os.environ), main, arguments), name=name, daemon=daemon
+        )
+        with without_main_module():
+            process.start()
     return process
 
 
