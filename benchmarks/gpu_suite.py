@@ -36,20 +36,20 @@ from typing import Any
 import numpy as np
 import summary
 import torch
-from learner_overhead import bare_loop, context, feed, fill
+from learner_overhead import bare_loop, context, fill, finish_all
 
 from headrace.accelerator.graphs import set_up
 from headrace.accelerator.memory import keep_freed_memory
+from headrace.accelerator.weights import Publisher
 from headrace.config import Config
 from headrace.envs.registry import describe
 from headrace.experience.on_policy import OnPolicyExperience
+from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner
 from headrace.make_config import make_config
 from headrace.runs.metrics import read_jsonl
 from headrace.sampling.actor import Actor
-from headrace.sampling.exchange import Exchange
-from headrace.sampling.processes import make_algorithm_and_model
-from headrace.sampling.weights import Publisher, weights_nbytes
+from headrace.sampling.run_memory import RunMemory, make_run_memory
 
 Row = dict[str, Any]
 ACTING_GROUP = 16
@@ -128,13 +128,13 @@ def transfers(device: str, sizes: Sizes) -> list[Row]:
     return rows
 
 
-def prepared(config: Config) -> tuple[Any, Any, Exchange]:
-    """Algorithm, model and an exchange full of plausible experience."""
+def prepared(config: Config) -> tuple[Any, Any, RunMemory]:
+    """Algorithm, model and the memory of a run, full of plausible experience."""
     spec = describe(config.env, config.envs)
-    algorithm, model = make_algorithm_and_model(config, spec)
-    exchange = Exchange(config, spec, model.core_width, weights_nbytes(model), algorithm.extra_fields(spec))
-    fill(exchange)
-    return algorithm, model, exchange
+    algorithm, model = make_agent(config, spec)
+    memory = make_run_memory(config, spec, [(algorithm, model)])
+    fill(memory.policies[0].trajectories)
+    return algorithm, model, memory
 
 
 def acting(device: str, sizes: Sizes) -> list[Row]:
@@ -148,15 +148,16 @@ def acting(device: str, sizes: Sizes) -> list[Row]:
             "learning.batch_size": 2 * ACTING_GROUP, "learning.num_minibatches": 1, "sampling.one_transfer": "off",
         }  # fmt: skip
         config = make_config("atari/breakout", **settings)
-        algorithm, model, x = prepared(config)
-        x.cursor[:] = np.stack([np.arange(x.G), np.zeros(x.G)], 1)
-        actors = {"eager": Actor(model, algorithm.act, x, device, 0, graphs=False)}
+        algorithm, model, memory = prepared(config)
+        L = memory.requests.L
+        memory.requests.cursor[:] = np.stack([np.arange(L), np.zeros(L)], 1)
+        actors = {"eager": Actor(model, algorithm.act, memory, 0, device, graphs=False)}
         if device != "cpu":
-            another = make_algorithm_and_model(config, describe(config.env, config.envs))[1]
-            actors["graphs"] = Actor(another, algorithm.act, x, device, 0, graphs=True)
+            _, another = make_agent(config, describe(config.env, config.envs))
+            actors["graphs"] = Actor(another, algorithm.act, memory, 0, device, graphs=True)
         for n in sizes.acting:
-            groups = np.arange(n // ACTING_GROUP)
-            variants = {name: (lambda actor=actor, groups=groups: actor.act(groups)) for name, actor in actors.items()}
+            lanes = np.arange(n // ACTING_GROUP)
+            variants = {name: (lambda actor=actor, lanes=lanes: actor.act(lanes)) for name, actor in actors.items()}
             for name, seconds in medians(variants, sizes, device).items():
                 what = f"{n} observations, {precision}, {name}"
                 rows.append({"what": what, "ms": seconds * 1e3, "observations/s": n / seconds})
@@ -177,34 +178,34 @@ def learning(device: str, sizes: Sizes) -> list[Row]:
                 "sampling.rollout": 16,
             }  # fmt: skip
             config = make_config("atari/breakout", **settings)
-            algorithm, model, x = prepared(config)
+            algorithm, model, memory = prepared(config)
+            store, weights = memory.policies[0].trajectories, memory.policies[0].weights
             learner = Learner(model, algorithm, config)
-            publisher = Publisher(learner.model, x.board, device)
-            feeder = context.Process(target=feed, args=(x,), daemon=True)
-            feeder.start()
-            batches = OnPolicyExperience(x, config.slots_per_batch, device, None)
-            stops.append((x, feeder))
+            publisher = Publisher(learner.model, weights, device)
+            sampler = context.Process(target=finish_all, args=(store, memory.control), daemon=True)
+            sampler.start()
+            experience = OnPolicyExperience(store, config.slots_per_batch, device)
+            stops.append((memory, sampler))
 
-            def engine(batches: Any = batches, learner: Learner = learner, publisher: Publisher = publisher) -> None:
-                batch = batches.next()
-                learner.learn(batch)
-                batches.release()
+            def engine(experience: Any = experience, learner: Learner = learner, publisher: Publisher = publisher) -> None:
+                learner.learn(experience.next())
+                experience.release()
                 publisher.publish(learner.progress.updates)
 
             variants["graphs" if graphs else "eager"] = engine
             if "bare loop" not in variants:
-                first = batches.next()
+                first = experience.next()
                 assert first is not None
                 variants["bare loop"] = bare_loop(config, first.data)
-                batches.release()
+                experience.release()
         seconds = medians(variants, sizes, device)
         for name, each in seconds.items():
             row = {"what": f"{sizes.batch} samples, {precision}, {name}", "ms": each * 1e3, "samples/s": sizes.batch / each}
             rows.append({**row, "of bare loop": seconds["bare loop"] / each})
-        for x, feeder in stops:
-            x.stop()
-            feeder.join(10)
-            feeder.kill()
+        for memory, sampler in stops:
+            memory.stop()
+            sampler.join(10)
+            sampler.kill()
     return rows
 
 

@@ -24,43 +24,44 @@ import summary
 import torch
 
 from headrace.accelerator.memory import keep_freed_memory
+from headrace.accelerator.weights import FlatWeights
 from headrace.config import Config
 from headrace.envs.registry import describe
 from headrace.experience.on_policy import OnPolicyExperience
+from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner
 from headrace.make_config import make_config
-from headrace.sampling.exchange import Exchange
-from headrace.sampling.processes import make_algorithm_and_model
-from headrace.sampling.weights import FlatWeights, weights_nbytes
+from headrace.sampling.run_memory import make_run_memory
+from headrace.shm.run_control import POLL_INTERVAL, RunControl
+from headrace.shm.trajectory_store import TrajectoryStore
 
 context = multiprocessing.get_context("spawn")
-WORKER = 1
 
 
-def feed(exchange: Exchange) -> None:
-    """Hand over every free slot at once, as it is."""
-    one = np.zeros(1, np.int32)
-    while not exchange.stopped:
-        if exchange.slots.acquire(WORKER, one, timeout=0.2):
-            exchange.hand_over(int(one[0]))
+def finish_all(store: TrajectoryStore, control: RunControl) -> None:
+    """A process of its own: gives every free slot to the learner at once, as it is."""
+    while not control.stopped:
+        slot = store.acquire(0, POLL_INTERVAL)
+        if slot is not None:
+            store.finish(slot)
 
 
-def fill(exchange: Exchange) -> None:
-    """Plausible experience: random observations, rewards and actions, no episode ends."""
+def fill(store: TrajectoryStore) -> None:
+    """Plausible experience: random observations and rewards, no episode ends."""
     rng = np.random.default_rng(0)
-    for name, array in exchange.slab.arrays.items():
+    for name, array in store.arrays.items():
         if array.dtype == np.uint8:
             array[:] = rng.integers(0, 256, array.shape, np.uint8)
         elif name in ("value", "reward") or name.startswith("obs/"):
             array[:] = rng.normal(size=array.shape)
-    exchange.slab.arrays["log_prob"][:] = -1.0
-    exchange.slab.arrays["valid"][:] = True
-    exchange.slab.arrays["episode_return"][:] = np.nan
+    store.arrays["log_prob"][:] = -1.0
+    store.arrays["valid"][:] = True
+    store.arrays["episode_return"][:] = np.nan
 
 
 def bare_loop(config: Config, batch: dict[str, torch.Tensor]) -> Callable[[], None]:
     """One update of the same network on a batch that stays."""
-    _, model = make_algorithm_and_model(config, describe(config.env, config.envs))
+    _, model = make_agent(config, describe(config.env, config.envs))
     model = model.to(config.device, memory_format=torch.channels_last)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
     T = len(batch["reward"])
@@ -84,25 +85,26 @@ def measure(env: str, precision: str, rounds: int, updates: int) -> dict[str, An
     settings = {"learning.precision": precision, "learning.device": "cpu", "learning.max_policy_lag": 10**6}
     config = make_config(env, **one_pass, **settings)
     spec = describe(config.env, config.envs)
-    algorithm, model = make_algorithm_and_model(config, spec)
-    exchange = Exchange(config, spec, model.core_width, weights_nbytes(model), algorithm.extra_fields(spec))
-    fill(exchange)
+    algorithm, model = make_agent(config, spec)
+    memory = make_run_memory(config, spec, [(algorithm, model)])
+    store, newest = memory.policies[0].trajectories, memory.policies[0].weights
+    fill(store)
     learner, weights = Learner(model, algorithm, config), FlatWeights(model)
-    feeder = context.Process(target=feed, args=(exchange,), daemon=True)
-    feeder.start()
-    batches = OnPolicyExperience(exchange, config.slots_per_batch, "cpu", None)
+    sampler = context.Process(target=finish_all, args=(store, memory.control), daemon=True)
+    sampler.start()
+    experience = OnPolicyExperience(store, config.slots_per_batch, "cpu")
 
     def engine() -> None:
-        batch = batches.next()
+        batch = experience.next()
         assert batch is not None
         learner.learn(batch)
-        batches.release()
-        weights.publish(exchange.board, learner.progress.updates)
+        experience.release()
+        weights.publish(newest, learner.progress.updates)
 
-    first = batches.next()
+    first = experience.next()
     assert first is not None
     bare = bare_loop(config, first.data)
-    batches.release()
+    experience.release()
     seconds: dict[str, list[float]] = {"engine": [], "bare": []}
     cpu: dict[str, list[float]] = {"engine": [], "bare": []}
     for round_ in range(rounds + 1):
@@ -113,8 +115,8 @@ def measure(env: str, precision: str, rounds: int, updates: int) -> dict[str, An
             if round_:  # the first warms up
                 seconds[name].append((perf_counter() - began) / updates)
                 cpu[name].append((process_time() - began_cpu) / updates)
-    exchange.stop()
-    feeder.join()
+    memory.stop()
+    sampler.join()
     rates = {name: config.learning.batch_size / statistics.median(s) for name, s in seconds.items()}
     share = rates["engine"] / rates["bare"]
     cpu_share = statistics.median(cpu["bare"]) / statistics.median(cpu["engine"])

@@ -2,9 +2,9 @@
 
     python benchmarks/scale.py --env atari/breakout
 
-The real rollout workers and slab; the policy answers at once with random actions and the learner only frees slots (see
-simulation_distance.py), so that what is measured is what the number of environments costs. Memory is the proportional set size of
-all processes, in which shared memory counts once. Prints a table, writes results/scale.json.
+The real rollout workers and trajectory store; the policy answers at once with random actions and the learner only frees slots
+(see simulation_distance.py), so that what is measured is what the number of environments costs. Memory is the proportional set
+size of all processes, in which shared memory counts once. Prints a table, writes results/scale.json.
 """
 
 from __future__ import annotations
@@ -18,50 +18,27 @@ from typing import Any
 
 import psutil
 import summary
-from simulation_distance import emulated_policy, free_slots, make_like, sampler_config
+from simulation_distance import emulated_policy, free_slots, running, sampler_config
 
-from headrace.envs.registry import describe
-from headrace.sampling.exchange import Exchange
-from headrace.sampling.processes import Start, rollout_main, run_child
-from headrace.shm.primitives import Segment
+from headrace.sampling.placements.processes import rollout_main
 
 
 def measure(env: str, workers: int, envs: int, seconds: float) -> dict[str, Any]:
     """One size."""
-    from simulation_distance import context
-
     config = sampler_config(env, workers, envs // workers, 2)
     config.sampling.num_slots, config.sampling.rollout = 3 * config.total_groups, 16
     began = perf_counter()
-    spec = describe(config.env, config.envs)
-    x = Exchange(config, spec, 0, 64, {})
-    processes, pipes = [], []
-    roles: list[tuple[str, int, Any]] = [("rollout", w, rollout_main) for w in range(workers)]
-    for role, index, main in [*roles, ("policy", 0, emulated_policy), ("learner", 0, free_slots)]:
-        pipes.append(context.Pipe(duplex=False))
-        settings = make_like(config, 0.0) if role == "policy" else config
-        start = Start(role, index, 0, settings, spec, x, pipes[-1][1], Segment(1 << 16))
-        processes.append(context.Process(target=run_child, args=(main, start), daemon=True))
-        processes[-1].start()
-    x.control.store(1, 1)
-    counts = x.clocks["rollout"][:, -1]
-    while not (counts > 2 * x.E * x.num_groups).all():
-        if perf_counter() - began > 300:
-            raise RuntimeError(f"{envs} environments do not start")
-        time.sleep(0.02)
-    started = perf_counter() - began
-    before, since = counts.sum(), perf_counter()
-    time.sleep(seconds)
-    rate = (counts.sum() - before) / (perf_counter() - since)
-    everybody = [psutil.Process(), *(psutil.Process(p.pid) for p in processes)]
-    pss = sum(p.memory_full_info().pss for p in everybody)
-    slab = sum(array.nbytes for array in x.slab.arrays.values())
-    fds = max(p.num_fds() for p in everybody)
-    x.stop()
-    for process in processes:
-        process.join(20)
-        process.kill()
-    return {"envs": envs, "start_s": started, "steps_per_s": rate, "pss": pss, "slab": slab, "fds": fds}
+    mains: list[tuple[Any, int, Any]] = [("rollout", w, rollout_main) for w in range(workers)]
+    with running(config, [*mains, ("policy", 0, emulated_policy), ("learner", 0, free_slots)]) as run:
+        started = perf_counter() - began
+        before, since = run.steps, perf_counter()
+        time.sleep(seconds)
+        rate = (run.steps - before) / (perf_counter() - since)
+        everybody = [psutil.Process(), *run.processes]
+        pss = sum(p.memory_full_info().pss for p in everybody)
+        store = sum(array.nbytes for array in run.memory.policies[0].trajectories.arrays.values())
+        fds = max(p.num_fds() for p in everybody)
+    return {"envs": envs, "start_s": started, "steps_per_s": rate, "pss": pss, "store": store, "fds": fds}
 
 
 def main() -> None:
@@ -74,13 +51,13 @@ def main() -> None:
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     print(f"{args.env}, {args.workers} workers, two groups each, rollout 16, three slots a group\n")
-    print("| environments | first steps after | steps/s | memory, all | of it slab | per environment | most descriptors |")
+    print("| environments | first steps | steps/s | memory, all | of it trajectories | per environment | most descriptors |")
     print("|---|---|---|---|---|---|---|")
     for envs in args.envs:
         row = measure(args.env, args.workers, envs, args.seconds)
         rows.append(row)
         each = (row["pss"] - rows[0]["pss"]) / (envs - rows[0]["envs"]) if len(rows) > 1 else float("nan")
-        memory = f"{row['pss'] / 2**20:,.0f} MiB | {row['slab'] / 2**20:,.0f} MiB | {each / 2**10:,.0f} KiB"
+        memory = f"{row['pss'] / 2**20:,.0f} MiB | {row['store'] / 2**20:,.0f} MiB | {each / 2**10:,.0f} KiB"
         print(f"| {envs} | {row['start_s']:.1f} s | {row['steps_per_s']:,.0f} | {memory} | {row['fds']} |", flush=True)
     summary.write(args.out, {"machine": summary.machine(), "env": args.env, "rows": rows})
 

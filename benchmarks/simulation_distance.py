@@ -17,13 +17,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import Pipe
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,40 +35,58 @@ import psutil
 import summary
 
 from headrace.config import Config
-from headrace.envs.contract import Categorical, LaneRow
+from headrace.envs.contract import ArraySpec, Categorical, EnvSpec, LaneRow
 from headrace.envs.registry import describe, make_group
 from headrace.make_config import make_config
-from headrace.sampling.exchange import POLICY_PHASES, Clock, Exchange
-from headrace.sampling.policy_worker import PolicyWorker
-from headrace.sampling.processes import LOOK_AROUND, Start, rollout_main, run_child
-from headrace.shm.primitives import Closed, Segment
+from headrace.runs.processes import start_child
+from headrace.sampling.placements.processes import rollout_main
+from headrace.sampling.placements.served import Served
+from headrace.sampling.run_memory import RunMemory
+from headrace.sampling.trajectory_fields import obs_row, step_row
+from headrace.sampling.worker_process import Start, pin, run_child
+from headrace.shm.primitives import Closed
+from headrace.shm.run_control import POLL_INTERVAL
+from headrace.shm.segment import Segment
 
-LEARNER = 1000
 WARM_UP = 1.0
-"""Seconds before counting begins: every process touches the slab's pages once."""
-context = multiprocessing.get_context("forkserver")
+"""Seconds before counting begins: every process touches the pages of the trajectory store once."""
+START_TIMEOUT = 300.0
+"""Seconds until all environments must have made their first steps."""
+
+
+def no_agent(config: Config, spec: EnvSpec) -> tuple[Any, Any]:
+    """An algorithm without fields of its own, and a model of one weight: nobody computes anything."""
+    import torch
+
+    model = torch.nn.Linear(1, 1, bias=False)
+    model.core_width = 0  # type: ignore[assignment]
+
+    def extra_fields(spec: EnvSpec) -> dict[str, ArraySpec]:
+        return {}
+
+    return SimpleNamespace(extra_fields=extra_fields), model
 
 
 class EmulatedActor:
     """In place of `Actor`: sleeps instead of computing."""
 
     def __init__(self, start: Start, seconds: float):
-        self.exchange, self.seconds = start.exchange, seconds
+        memory = start.placement.memory
+        self.policy, self.seconds = 0, seconds
+        self.cursor, self.actions = memory.requests.cursor, memory.policies[0].trajectories.arrays["action"]
         self.rng = np.random.default_rng(start.index)
         # Of every discrete part; continuous actions are all 0.5.
-        self.choices = [part.n for part in start.spec.action.parts if isinstance(part, Categorical)]
-        self.clock = Clock(start.exchange.clocks["policy"][start.index], POLICY_PHASES, perf_counter())
+        self.choices = [part.n for part in start.placement.spec.action.parts if isinstance(part, Categorical)]
+        self.clock = memory.control.clock("policy", start.index)
 
     def refresh(self) -> None:
         """There are no weights."""
 
-    def act(self, groups: np.ndarray) -> None:
+    def act(self, lanes: np.ndarray) -> None:
         """Random actions after `seconds`."""
         time.sleep(self.seconds)
-        x = self.exchange
-        slots, rows = x.cursor[groups].T
-        action = x.slab.arrays["action"]
-        action[slots, rows] = random_actions(self.rng, self.choices, (len(groups), *action.shape[2:]))
+        slots, rows = self.cursor[lanes].T
+        self.actions[slots, rows] = random_actions(self.rng, self.choices, (len(lanes), *self.actions.shape[2:]))
 
 
 def random_actions(rng: np.random.Generator, choices: list[int], shape: tuple[int, ...]) -> np.ndarray:
@@ -73,103 +95,120 @@ def random_actions(rng: np.random.Generator, choices: list[int], shape: tuple[in
 
 
 def emulated_policy(start: Start) -> None:
-    """A policy worker whose forward pass is a sleep."""
-    seconds = float(start.config.envs.kwargs.pop("t_inference"))
-    worker = PolicyWorker(start.index, start.exchange, EmulatedActor(start, seconds), start.config)  # type: ignore[arg-type]
-    while worker.serve(LOOK_AROUND):
+    """A policy worker whose forward pass is a sleep of `start.argument` seconds."""
+    from headrace.sampling.policy_worker import PolicyWorker
+
+    placement = start.placement
+    actor: Any = EmulatedActor(start, start.argument)
+    worker = PolicyWorker(start.index, placement.memory.requests, actor, placement.config)
+    while worker.serve(POLL_INTERVAL):
         pass
 
 
 def free_slots(start: Start) -> None:
     """A learner that frees every slot it gets."""
-    x = start.exchange
-    while True:
-        try:
-            ticket = x.full.get()
-        except Closed:
-            return
-        if ticket is not None and x.slots.transfer(ticket, LEARNER):
-            x.slots.release(x.slots.slot_of(ticket), LEARNER)
+    store = start.placement.memory.policies[0].trajectories
+    try:
+        while True:
+            slot = store.take(timeout=None)
+            if slot is not None:
+                store.release(slot)
+    except Closed:
+        pass
 
 
 def bare(start: Start) -> None:
     """What a rollout worker does to its environments, and nothing else."""
-    config, x = start.config, start.exchange
+    config, memory = start.placement.config, start.placement.memory
+    E, num_groups, store = memory.C, memory.requests.num_groups, memory.policies[0].trajectories
     os.nice(config.sampling.worker_niceness)
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[start.index % len(cores)]})
-    groups = [make_group(config.env, config.envs, x.E) for _ in range(x.num_groups)]
-    first = start.index * x.num_groups
-    rows = [
-        LaneRow(x.slab.arrays["action"][first + g, 0], x.slab.step_row(first + g, 0), x.slab.obs_row(first + g, 1))
-        for g in range(x.num_groups)
-    ]
-    choices = [part.n for part in start.spec.action.parts if isinstance(part, Categorical)]
+    pin(config, start.index)
+    groups = [make_group(config.env, config.envs, E) for _ in range(num_groups)]
+    slots = [start.index * num_groups + g for g in range(num_groups)]
+    rows = [LaneRow(store.arrays["action"][s, 0], step_row(store, s, 0), obs_row(store, s, 1)) for s in slots]
+    choices = [part.n for part in start.placement.spec.action.parts if isinstance(part, Categorical)]
     rng = np.random.default_rng(start.index)
     for g, group in enumerate(groups):
-        group.reset(start.index * 1000 + g * x.E, [rows[g].after])
-    count = x.clocks["rollout"][start.index]
-    while not x.stopped:
+        group.reset(start.index * 1000 + g * E, [rows[g].after])
+    clock = memory.control.clock("rollout", start.index)
+    while not memory.control.stopped:
         for g, group in enumerate(groups):
-            rows[g].actions[:] = random_actions(rng, choices, (x.E, len(choices)))
+            rows[g].actions[:] = random_actions(rng, choices, (E, len(choices)))
             group.send(rows[g : g + 1])
             group.recv()
-            count[-1] += x.E
+            clock.count(E)
     for group in groups:
         group.close()
 
 
-def rate(config: Config, mains: list[tuple[str, int, Any]], seconds: float, t_inference: float) -> tuple[float, float]:
-    """Of these processes, (role, index, main): steps per second of all rollout workers, and CPU microseconds of all processes
-    per step."""
-    spec = describe(config.env, config.envs)
-    x = Exchange(config, spec, 0, 64, {})
+@contextmanager
+def running(config: Config, mains: list[tuple[Any, int, Any]], t_inference: float = 0.0) -> Iterator[Running]:
+    """These processes, (role, index, main), over the memory of a run; entered when every environment has made five steps.
+
+    Raises RuntimeError with what failed if that takes longer than `START_TIMEOUT` seconds.
+    """
+    placement = Served(config, describe(config.env, config.envs), no_agent)
+    memory = placement.memory
     processes, pipes = [], []
     for role, index, main in mains:
-        here, there = context.Pipe(duplex=False)
-        settings = make_like(config, t_inference) if role == "policy" else config
-        start = Start(role, index, 0, settings, spec, x, there, Segment(1 << 16))
-        process = context.Process(target=run_child, args=(main, start), daemon=True)
-        process.start()
-        processes.append(process)
-        pipes.append((here, there))
-    x.control.store(1, 1)
+        here, there = Pipe(duplex=False)
+        start = Start(role, index, 0, placement, there, Segment(1 << 16), t_inference)
+        processes.append(start_child(run_child, (main, start), f"{role} {index}"))
+        there.close()
+        pipes.append(here)
+    memory.control.set_ready(0)
     try:
-        counts = x.clocks["rollout"][:, -1]
-        deadline = time.monotonic() + 120
-        while not (counts > 5 * x.E * x.num_groups).all():
-            if time.monotonic() > deadline or not all(p.is_alive() for p in processes):
-                raise RuntimeError(f"does not start: {[here.recv() for here, _ in pipes if here.poll()]}")
-            time.sleep(0.05)
-        time.sleep(WARM_UP)
-        began, before, cpu = perf_counter(), counts.sum(), cpu_seconds(processes)
-        time.sleep(seconds)
-        steps = counts.sum() - before
-        return float(steps / (perf_counter() - began)), float((cpu_seconds(processes) - cpu) / steps * 1e6)
+        began, counts = perf_counter(), memory.control.clocks["rollout"][:, -1]
+        while not (counts >= 5 * memory.C * memory.requests.num_groups).all():
+            if perf_counter() - began > START_TIMEOUT or not all(p.is_alive() for p in processes):
+                raise RuntimeError(f"the environments do not start: {[_said(pipe) for pipe in pipes if pipe.poll()]}")
+            time.sleep(0.02)
+        yield Running(memory, processes, counts)
     finally:
-        x.stop()
+        memory.stop()
         for process in processes:
-            process.join(10)
+            process.join(20)
             process.kill()
 
 
-def cpu_seconds(processes: list[Any]) -> float:
-    """CPU time used by them so far, with what they have started (Doom engines)."""
-    total = 0.0
-    for process in processes:
-        parent = psutil.Process(process.pid)
-        for one in (parent, *parent.children(recursive=True)):
-            times = one.cpu_times()
-            total += times.user + times.system
-    return total
+def _said(pipe: Any) -> str:
+    try:
+        return str(pipe.recv().content)
+    except EOFError:
+        return "a process ended"
 
 
-def make_like(config: Config, t_inference: float) -> Config:
-    """The same configuration, with t_inference for `emulated_policy`."""
-    copy = make_config(config.env)
-    copy.envs.kwargs = {"t_inference": t_inference}
-    copy.sampling = config.sampling
-    return copy
+class Running:
+    """Processes that step environments."""
+
+    def __init__(self, memory: RunMemory, processes: list[BaseProcess], counts: np.ndarray):
+        self.memory, self.processes, self._counts = memory, [psutil.Process(p.pid) for p in processes], counts
+
+    @property
+    def steps(self) -> float:
+        """Of all environments so far."""
+        return float(self._counts.sum())
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time used so far by the processes, with what they have started (Doom engines)."""
+        total = 0.0
+        for parent in self.processes:
+            for one in (parent, *parent.children(recursive=True)):
+                times = one.cpu_times()
+                total += times.user + times.system
+        return total
+
+
+def rate(config: Config, mains: list[tuple[Any, int, Any]], seconds: float, t_inference: float = 0.0) -> tuple[float, float]:
+    """Of these processes, (role, index, main): steps per second of all rollout workers, and CPU microseconds of all processes
+    per step."""
+    with running(config, mains, t_inference) as run:
+        time.sleep(WARM_UP)
+        began, before, cpu = perf_counter(), run.steps, run.cpu_seconds
+        time.sleep(seconds)
+        steps = run.steps - before
+        return steps / (perf_counter() - began), (run.cpu_seconds - cpu) / steps * 1e6
 
 
 def sampler_config(env: str, workers: int, k: int, groups: int) -> Config:
@@ -196,7 +235,7 @@ def main() -> None:
         for _ in range(args.rounds):
             for k in args.k:
                 mains = [("rollout", w, bare) for w in range(args.workers)]
-                measured[k,].append(rate(sampler_config(env, args.workers, k, 1), mains, args.seconds, 0))
+                measured[k,].append(rate(sampler_config(env, args.workers, k, 1), mains, args.seconds))
                 for ms in args.ms:
                     for groups in (1, 2):
                         mains = [("rollout", w, rollout_main) for w in range(args.workers)]
@@ -253,4 +292,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # Child processes import this file by its name: what they run must not be called `__main__`.
+    import simulation_distance
+
+    simulation_distance.main()

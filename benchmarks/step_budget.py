@@ -21,15 +21,14 @@ import summary
 import torch
 
 from headrace.accelerator.memory import keep_freed_memory
+from headrace.accelerator.weights import FlatWeights
 from headrace.config import Config
 from headrace.envs.registry import describe
 from headrace.experience.on_policy import OnPolicyExperience
+from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner
 from headrace.make_config import make_config
-from headrace.sampling.exchange import Exchange
-from headrace.sampling.placements.serial import SerialSampler
-from headrace.sampling.processes import make_algorithm_and_model
-from headrace.sampling.weights import FlatWeights, weights_nbytes
+from headrace.sampling.placements.serial import Serial, SerialSampler
 
 PARTS = ("environments", "policy network", "learner network", "engine: sampling", "engine: batches", "engine: weights")
 
@@ -51,25 +50,28 @@ def budget(env: str, updates: int) -> dict[str, float]:
     settings: dict[str, Any] = {"learning.num_epochs": 1, "learning.num_minibatches": 1, "learning.returns": "vtrace"}
     config: Config = make_config(env, **settings, **{"sampling.placement": "serial", "learning.device": "cpu"})
     spec = describe(config.env, config.envs)
-    algorithm, model = make_algorithm_and_model(config, spec)
-    exchange = Exchange(config, spec, model.core_width, weights_nbytes(model), algorithm.extra_fields(spec))
+    algorithm, model = make_agent(config, spec)
+    placement = Serial(config, spec, make_agent)
+    memory = placement.memory.policies[0]
     learner, weights = Learner(model, algorithm, config), FlatWeights(model)
-    sampler = SerialSampler(config, spec, exchange)
+    sampler = SerialSampler(placement)
     seconds: dict[str, float] = defaultdict(float)
     for worker in sampler.workers:
         for group in worker.groups:
             group.envs.send = timed(group.envs.send, seconds, "environments")  # type: ignore[method-assign]
-    sampler.actor._act = timed(sampler.actor._act, seconds, "policy network")
-    collect = timed(sampler.collect, seconds, "sampling, all")
-    get = timed(OnPolicyExperience(exchange, config.slots_per_batch, "cpu", collect).next, seconds, "batches, all")
+    (actor,) = sampler.actors
+    actor._act = timed(actor._act, seconds, "policy network")
+    collect = timed(lambda slots: sampler.collect(0, slots), seconds, "sampling, all")
+    experience = OnPolicyExperience(memory.trajectories, config.slots_per_batch, "cpu", collect)
+    next_batch = timed(experience.next, seconds, "batches, all")
     learn, publish = timed(learner.learn, seconds, "learner network"), timed(weights.publish, seconds, "engine: weights")
-    publish(exchange.board, 0)
+    publish(memory.weights, 0)
     for update in range(updates + 1):
         if update == 1:  # the first one also resets environments and fills caches
             seconds.clear()
-        batch = get()
-        learn(batch)
-        publish(exchange.board, update + 1)
+        learn(next_batch())
+        experience.release()
+        publish(memory.weights, update + 1)
     sampler.close()
     seconds["engine: sampling"] = seconds["sampling, all"] - seconds["environments"] - seconds["policy network"]
     seconds["engine: batches"] = seconds["batches, all"] - seconds["sampling, all"]

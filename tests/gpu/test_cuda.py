@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.accelerator.device_observations import DeviceObservations
 from headrace.accelerator.graphs import WARM_UPS, set_up
-from headrace.accelerator.weights import FlatWeights, Publisher, weights_nbytes
+from headrace.accelerator.weights import FlatWeights, Publisher
 from headrace.config import Config
 from headrace.envs.registry import describe
 from headrace.experience.on_policy import OnPolicyExperience
@@ -22,12 +24,16 @@ from headrace.learning.learner import Learner
 from headrace.make_config import make_config
 from headrace.runs.metrics import read_jsonl
 from headrace.sampling.actor import Actor
-from headrace.sampling.device_slab import DeviceSlab
-from headrace.sampling.exchange import Exchange
-from headrace.sampling.placements.serial import SerialSampler
+from headrace.sampling.placements.serial import Serial, SerialSampler
 from headrace.train import train
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+FALLBACK = ".*(without a CUDA graph|cross the bus twice)"
+"""How the warnings begin that say that the fast path could not be taken."""
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.filterwarnings(f"error:{FALLBACK}"),
+]
 
 
 def cuda_config(env: str, **settings: Any) -> Config:
@@ -39,11 +45,11 @@ def cuda_config(env: str, **settings: Any) -> Config:
     return make_config(env, **{**defaults, **settings})
 
 
-def start(config: Config) -> tuple[Any, Any, Exchange]:
+def start(config: Config) -> tuple[Any, Any, Serial]:
     set_up(config.device)
     spec = describe(config.env, config.envs)
     algorithm, model = make_agent(config, spec)
-    return algorithm, model, Exchange(config, spec, model.core_width, weights_nbytes(model), algorithm.extra_fields(spec))
+    return algorithm, model, Serial(config, spec, make_agent)
 
 
 @contextmanager
@@ -68,14 +74,17 @@ def no_waiting() -> Iterator[None]:
 )
 def test_learning_does_not_wait_and_graphs_learn_the_same(env: str, settings: dict[str, Any], graphs: bool) -> None:
     config = cuda_config(env, **{"sampling.placement": "serial", "learning.graphs": graphs, **settings})
-    algorithm, model, x = start(config)
-    plain = Learner(make_agent(config, describe(env, config.envs))[1], algorithm, config)
+    algorithm, model, placement = start(config)
+    memory = placement.memory.policies[0]
+    plain = Learner(make_agent(config, placement.spec)[1], algorithm, config)
     plain._step._recorder = plain._prepare._recorder = None
-    learner, publisher = Learner(model, algorithm, config, pytest.fail), Publisher(model, x.board, "cuda")
-    sampler = SerialSampler(config, describe(env, config.envs), x)
+    learner = Learner(model, algorithm, config)
+    sampler, publisher = SerialSampler(placement), Publisher(learner.model, memory.weights, "cuda")
     publisher.publish(0)
     publisher.wait()
-    batches = OnPolicyExperience(x, config.slots_per_batch, "cuda", sampler.collect)
+    batches = OnPolicyExperience(
+        memory.trajectories, config.slots_per_batch, "cuda", lambda slots: sampler.collect(0, slots)
+    )
     for update in range(WARM_UPS + 4):
         batch = batches.next()
         assert batch is not None
@@ -99,46 +108,50 @@ def test_learning_does_not_wait_and_graphs_learn_the_same(env: str, settings: di
 
 def test_a_graph_acts_like_the_policy_and_draws_new_numbers() -> None:
     config = cuda_config("atari/breakout", **{"learning.precision": "float32"})
-    algorithm, model, x = start(config)
-    x.slab.arrays["obs/obs"][:] = np.random.default_rng(0).integers(0, 256, x.slab.arrays["obs/obs"].shape, np.uint8)
-    x.cursor[:] = np.stack([np.arange(x.G), np.zeros(x.G)], 1)
-    FlatWeights(model.to("cuda")).publish(x.board, 1)
-    actors = [Actor(make_agent(config, describe(config.env, config.envs))[1], algorithm.act, x, "cuda", 0,
-                    graphs=graphs, say=pytest.fail) for graphs in (False, True)]  # fmt: skip
-    groups, actions = np.arange(x.G), []
+    algorithm, model, placement = start(config)
+    memory, requests = placement.memory.policies[0], placement.memory.requests
+    arrays, lanes = memory.trajectories.arrays, np.arange(requests.L)
+    arrays["obs/obs"][:] = np.random.default_rng(0).integers(0, 256, arrays["obs/obs"].shape, np.uint8)
+    requests.cursor[:] = np.stack([lanes, np.zeros(requests.L)], 1)
+    FlatWeights(model.to("cuda")).publish(memory.weights, 1)
+    actors = [
+        Actor(make_agent(config, placement.spec)[1], algorithm.act, placement.memory, 0, "cuda", graphs=graphs)
+        for graphs in (False, True)
+    ]
+    actions = []
     for _ in range(WARM_UPS + 4):
         seen = []
         for actor in actors:
             actor.refresh()
-            actor.act(groups)
-            seen.append({n: x.slab.arrays[n][groups, 0].copy() for n in ("value", "log_prob", "action")})
+            actor.act(lanes)
+            seen.append({n: arrays[n][lanes, 0].copy() for n in ("value", "log_prob", "action")})
         np.testing.assert_allclose(seen[0]["value"], seen[1]["value"], rtol=1e-2, atol=1e-2)
         actions.append(seen[1]["action"])
     assert any((a != actions[-1]).any() for a in actions[WARM_UPS:-1])  # a replay does not repeat its random numbers
 
 
-def leave(slab: DeviceSlab) -> None:
-    said: list[str] = []
+def leave(observations: DeviceObservations) -> None:
+    """What a policy worker's process does: rows 0 to 15 of slots 1 and 3."""
+    warnings.filterwarnings("error", message=FALLBACK)
     for row in range(16):
         rows, slots = np.full(2, row), np.array([1, 3])
-        stamp = slab.leave(slots, rows, {"obs/obs": torch.full((2, 4, 4), float(row), device="cuda")}, said.append)
+        stamp = observations.leave(slots, rows, {"obs/obs": torch.full((2, 4, 4), float(row), device="cuda")})
         torch.cuda.synchronize()
-        slab.mark(slots, rows, stamp)
-    assert not said, said
+        observations.mark(slots, rows, stamp)
 
 
 def test_another_process_reaches_the_learners_memory() -> None:
-    *_, x = start(cuda_config("gym/CartPole-v1"))
-    slab = DeviceSlab(x.slab, "cuda")
-    slab.allocate()
-    process = multiprocessing.get_context("spawn").Process(target=leave, args=(slab,))
+    *_, placement = start(cuda_config("gym/CartPole-v1"))
+    observations = DeviceObservations(placement.memory.policies[0].trajectories, "cuda")
+    observations.allocate()
+    process = multiprocessing.get_context("spawn").Process(target=leave, args=(observations,))
     process.start()
     process.join(120)
     assert process.exitcode == 0
-    found = slab.find(3)
+    found = observations.find(3)
     assert found is not None
     assert torch.equal(found["obs/obs"][:, 0, 0].cpu(), torch.arange(16.0))
-    assert slab.find(2) is None
+    assert observations.find(2) is None
 
 
 @pytest.mark.parametrize(
