@@ -1,0 +1,91 @@
+"""Imports point downwards, and files stay short: the order of docs/architecture.md, read from the code."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "headrace"
+LEVELS = (
+    {"__init__", "cli"},
+    {"tune"},
+    {"train"},
+    {"make_config", "checkpointing"},
+    {"population", "cluster"},
+    {"evaluation", "learning", "sampling", "experience"},
+    {"policies", "envs"},
+    {"accelerator", "shm", "runs"},
+    {"config"},
+)
+"""From the top down. A part may import its own level and those below."""
+LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
+MATHEMATICS = ("gae", "vtrace", "losses", "q_learning")
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path, only_at_run_time: bool = False) -> Iterator[str]:
+    """Modules of ours that a file imports, anywhere in it, as dotted names below the package."""
+    tree = ast.parse(path.read_text())
+    skipped: set[ast.AST] = set()
+    if only_at_run_time:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                skipped |= {inner for statement in node.body for inner in ast.walk(statement)}
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "headrace":
+            module = node.module.removeprefix("headrace").lstrip(".")
+            yield from [module] if module else [alias.name for alias in node.names]
+        elif isinstance(node, ast.Import):
+            yield from [a.name.removeprefix("headrace.") for a in node.names if a.name.startswith("headrace.")]
+
+
+def edges() -> set[tuple[str, str]]:
+    found = set()
+    for path in FILES:
+        for module in imports(path, only_at_run_time=True):
+            if (to := module.split(".")[0]) in LEVEL and to != part_of(path):
+                found.add((part_of(path), to))
+    return found
+
+
+def test_every_part_has_its_place() -> None:
+    parts = {part_of(path) for path in FILES} - {"_native"}
+    assert parts <= set(LEVEL), parts - set(LEVEL)
+
+
+def test_imports_point_downwards() -> None:
+    upwards = {(a, b) for a, b in edges() if LEVEL[b] < LEVEL[a]}
+    assert not upwards
+
+
+@pytest.mark.parametrize(("one", "other"), [("learning", "sampling"), ("sampling", "learning")])
+def test_learning_and_sampling_do_not_know_each_other(one: str, other: str) -> None:
+    for path in (PACKAGE / one).rglob("*.py"):
+        assert not [m for m in imports(path, only_at_run_time=True) if m.split(".")[0] == other], path
+
+
+def test_parts_of_a_level_form_no_circle() -> None:
+    found = edges()
+    circles = {(a, b) for a, b in found if (b, a) in found and LEVEL[a] == LEVEL[b]}
+    assert not circles
+
+
+@pytest.mark.parametrize("name", MATHEMATICS)
+def test_the_mathematics_imports_nothing_else_of_ours(name: str) -> None:
+    allowed = {f"learning.{other}" for other in (*MATHEMATICS, "shapes")}
+    assert set(imports(PACKAGE / "learning" / f"{name}.py")) <= allowed
+
+
+def test_files_are_short() -> None:
+    lines = {str(path.relative_to(PACKAGE)): len(path.read_text().splitlines()) for path in FILES}
+    assert not {path: n for path, n in lines.items() if n > 500}
+    assert lines["train.py"] <= 200
