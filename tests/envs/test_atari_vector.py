@@ -90,9 +90,11 @@ def test_equals_ale_in_every_game(game):
     play_both(game, 200, seed=2, autoreset_mode=SAME_STEP, max_num_frames_per_episode=400, grayscale=False)
 
 
-def test_continuous_actions_equal_ale():
-    theirs = AtariVectorEnv("kaboom", 2, num_threads=1, continuous=True)
-    ours = AtariVector("kaboom", 2, num_threads=1, continuous=True)
+@pytest.mark.parametrize("p", [0.0, 0.25])
+def test_continuous_actions_equal_ale(p):
+    """With sticky actions an action is repeated with its strength."""
+    theirs = AtariVectorEnv("kaboom", 2, num_threads=1, continuous=True, repeat_action_probability=p)
+    ours = AtariVector("kaboom", 2, num_threads=1, continuous=True, repeat_action_probability=p)
     assert ours.single_action_space == theirs.single_action_space
     assert_same(ours.reset(seed=3), theirs.reset(seed=3), [])
     rng = np.random.default_rng(0)

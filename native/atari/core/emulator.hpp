@@ -36,7 +36,8 @@ struct EmulatorState {
   int32_t frame_number;          // counted frames since the ROM was loaded
   int32_t episode_frame_number;  // counted frames since the reset
   uint32_t system_draws;         // numbers of the system stream used since power-on
-  uint8_t last_action;           // the action that a repeated action repeats
+  float last_strength;           // the strength and the action that a repeated action repeats
+  uint8_t last_action;
   Stage stage;
 };
 
@@ -103,13 +104,14 @@ struct Emulator {
     state.stage = Stage::kPlayed;
   }
 
-  // The action that the console gets in a frame for which `action` (0..17) was chosen.
-  HR_HD int repeated_or(int action) {
+  // The action that the console gets in a frame for which `action` (0..17) was chosen. `strength` becomes that action's.
+  HR_HD int repeated_or(int action, float& strength) {
     if (!noise) return action;
     noise_draws += 2;
-    if (noise->repeats()) action = state.last_action;
+    if (noise->repeats()) action = state.last_action, strength = state.last_strength;
     noise->draw();  // player B
     state.last_action = static_cast<uint8_t>(action);
+    state.last_strength = strength;
     return action;
   }
 
@@ -132,8 +134,10 @@ struct Emulator {
   // Goes back to an earlier state of this game; only the last action, which action noise repeats, stays.
   HR_HD void rewind(const EmulatorState& earlier) {
     const uint8_t last_action = state.last_action;
+    const float last_strength = state.last_strength;
     state = earlier;
     state.last_action = last_action;
+    state.last_strength = last_strength;
   }
 
  private:
@@ -171,6 +175,7 @@ struct Emulator {
   HR_HD void press_reset() {
     hold_switches(0x01, kResetFrames, true);
     state.last_action = kNoop;
+    state.last_strength = 1.0f;
   }
 
   HR_HD void press_select(int hold) {
@@ -179,7 +184,11 @@ struct Emulator {
   }
 
   // A frame as a player would make it, action noise included.
-  HR_HD void plain_frame(int action) { counted_frame(repeated_or(action), 1.0f, true); }
+  HR_HD void plain_frame(int action) {
+    float strength = 1.0f;
+    action = repeated_or(action, strength);
+    counted_frame(action, strength, true);
+  }
 
   HR_HD void start(Stage stage) {
     const bool superchip = has_superchip(game.cartridge.mapper);
@@ -244,6 +253,7 @@ struct Emulator {
     hold_switches(0, kBootFrames, false);
     hold_switches(0x01, kResetFrames, false);
     state.last_action = kNoop;
+    state.last_strength = 1.0f;
     reset_keeper(game.index, state.keeper);
     select_mode();
     press_reset();

@@ -225,17 +225,22 @@ class Environment {
     int32_t reward = 0;
     // The actions that the frames got, to repeat them: action noise may hold the one of frame 0 for a while.
     int held = kNoop, frames_held = 0;
+    float held_strength = strength;
     for (int i = 0; i < count; ++i) {
-      const int action = emulator_.repeated_or(i == 0 ? first : rest);
-      if (i == 0) held = action;
-      if (action == held && frames_held == i) ++frames_held;
-      reward += show(i, count, action, strength, draw_all || i >= count - 2);
+      float turn = strength;
+      const int action = emulator_.repeated_or(i == 0 ? first : rest, turn);
+      if (i == 0) held = action, held_strength = turn;
+      if (action == held && turn == held_strength && frames_held == i) ++frames_held;
+      reward += show(i, count, action, turn, draw_all || i >= count - 2);
       const bool over = ended();
       const bool missing = i >= count - 4 && state_.emulator.console.rows_missing;
       incomplete = incomplete || missing;
       if (missing && !draw_all) {
         emulator_.rewind(before);
-        for (int k = 0; k <= i; ++k) show(k, count, k < frames_held ? held : rest, strength, true);
+        for (int k = 0; k <= i; ++k) {
+          const bool holds = k < frames_held;
+          show(k, count, holds ? held : rest, holds ? held_strength : strength, true);
+        }
         draw_all = true;
       }
       if (over) break;

@@ -177,8 +177,8 @@ NB_MODULE(atari, m) {
         "Raises ValueError if `rom` is no cartridge image of the kind that the game comes on.");
 
   nb::class_<HostEmulator>(m, "Emulator", "One console, frame by frame, for tests and tools.")
-      .def(nb::init<std::shared_ptr<Game>, int, int, float, bool>(), "game"_a, "mode"_a = -1, "difficulty"_a = 0,
-           "repeat_action_probability"_a = 0.0f, "exact_noise"_a = true)
+      .def(nb::init<std::shared_ptr<Game>, int, int, float, bool, int>(), "game"_a, "mode"_a = -1, "difficulty"_a = 0,
+           "repeat_action_probability"_a = 0.0f, "exact_noise"_a = true, "max_frames"_a = 0)
       .def("load", &HostEmulator::load, "seed"_a)
       .def("reset", &HostEmulator::reset)
       .def("act", &act, "action"_a, "strength"_a = 1.0f, "draw"_a = true, nb::call_guard<nb::gil_scoped_release>(),
@@ -195,6 +195,7 @@ NB_MODULE(atari, m) {
            },
            "uint8 [rows, 160]: TIA colours.")
       .def_prop_ro("game_over", &HostEmulator::game_over)
+      .def_prop_ro("truncated", &HostEmulator::truncated)
       .def_prop_ro("lives", &HostEmulator::lives)
       .def_prop_ro("frame_number", [](const HostEmulator& e) { return e.state().frame_number; })
       .def_prop_ro("episode_frame_number", [](const HostEmulator& e) { return e.state().episode_frame_number; });

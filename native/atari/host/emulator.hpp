@@ -38,8 +38,9 @@ class NoiseMemory {
 
 class HostEmulator {
  public:
-  HostEmulator(std::shared_ptr<Game> game, int mode, int difficulty, float repeat_action_probability, bool exact_noise)
-      : game_(std::move(game)), settings_(game_->settings(mode, difficulty)),
+  HostEmulator(std::shared_ptr<Game> game, int mode, int difficulty, float repeat_action_probability, bool exact_noise,
+               int max_frames)
+      : game_(std::move(game)), settings_(game_->settings(mode, difficulty)), max_frames_(max_frames),
         screens_(2 * static_cast<size_t>(game_->data.screen_bytes())), noise_(repeat_action_probability, exact_noise) {
     load(0);
   }
@@ -48,11 +49,14 @@ class HostEmulator {
   void load(uint32_t seed) { core().load(game_->default_settings(), seed); }
   void reset() { core().reset(); }
 
-  // One frame under `action` (0..17), or the action before it where action noise says so. Returns the reward.
+  // One frame under `action` (0..17), or the action before it where action noise says so. Returns the reward. After the end of
+  // an episode only the generator of the noise goes on, as in ALE.
   int32_t act(int action, float strength, bool draw) {
     Emulator<Game> emulator = core();
-    return emulator.play(emulator.repeated_or(action), strength, draw);
+    action = emulator.repeated_or(action, strength);
+    return truncated() ? 0 : emulator.play(action, strength, draw);
   }
+  bool truncated() const { return max_frames_ > 0 && state_.episode_frame_number >= max_frames_; }
 
   const Game& game() const { return *game_; }
   const EmulatorState& state() const { return state_; }
@@ -66,6 +70,7 @@ class HostEmulator {
 
   std::shared_ptr<Game> game_;
   EmulatorSettings settings_;
+  int max_frames_;  // of an episode, those of the reset counted; 0: no limit
   EmulatorState state_{};
   std::vector<uint8_t> screens_;
   NoiseMemory noise_;

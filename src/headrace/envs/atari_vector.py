@@ -21,6 +21,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 import headrace._native.atari as native
+from headrace.envs.atari_actions import discrete_actions
 from headrace.envs.atari_roms import games, load_game, rom_path
 
 __all__ = ["AtariVector", "games", "load_game", "rom_path"]
@@ -300,7 +301,10 @@ class AtariVector(VectorEnv):
     def _send(self, actions: np.ndarray, out: Any, rows: Any) -> None:
         vector, strengths = self._open(), self._strengths
         if self.continuous:
-            indices, strengths = self._discrete(np.asarray(actions, np.float32))
+            actions = np.asarray(actions, np.float32)
+            if actions.shape != (self.batch_size, 3):
+                raise ValueError(f"actions have shape {actions.shape}, expected ({self.batch_size}, 3)")
+            indices, strengths = discrete_actions(actions, self.continuous_action_threshold)
         else:
             indices = self._indices(np.asarray(actions))
         out, rows = self._memory(out, rows)
@@ -448,25 +452,6 @@ class AtariVector(VectorEnv):
         if not 0 <= env < self.num_envs:
             raise IndexError(f"there is no environment {env}, only 0..{self.num_envs - 1}")
         return env
-
-    def _discrete(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Actions (radius, angle, fire) as action ids and the strengths of paddles."""
-        if actions.shape != (self.batch_size, 3):
-            raise ValueError(f"actions have shape {actions.shape}, expected ({self.batch_size}, 3)")
-        if not np.isfinite(actions).all():
-            raise ValueError(f"actions must be finite; row {int(np.argwhere(~np.isfinite(actions))[0, 0])} is not")
-        threshold = self.continuous_action_threshold
-        x, y = actions[:, 0] * np.cos(actions[:, 1]), actions[:, 0] * np.sin(actions[:, 1])
-        horizontal = (x > threshold).astype(np.int32) - (x < -threshold)
-        vertical = (y > threshold).astype(np.int32) - (y < -threshold)
-        ids = ACTION_OF_DIRECTION[horizontal + 1, vertical + 1, (actions[:, 2] > threshold).astype(np.int32)]
-        return np.ascontiguousarray(ids), np.ascontiguousarray(actions[:, 0])
-
-
-# [left, centre, right][down, centre, up][no fire, fire]
-ACTION_OF_DIRECTION = np.array(
-    [[[9, 17], [4, 12], [7, 15]], [[5, 13], [0, 1], [2, 10]], [[8, 16], [3, 11], [6, 14]]], np.int32
-)
 
 
 def _batch_space(single: Box, size: int) -> Box:
