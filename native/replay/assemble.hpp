@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "replay/returns.hpp"
 #include "replay/sampler.hpp"
 
 namespace headrace::replay {
@@ -82,26 +83,17 @@ class Assembler {
   bool transition(std::size_t i, std::uint64_t key, const Batch& batch) const {
     const Config& config = m_.config();
     std::uint64_t history = Sampler::history_of(key), time = Sampler::time_of(key);
-    Row start = racy_row(m_.row(history, time)), row = start;
-    double reward = 0.0, discount = 1.0;
-    std::uint64_t after = time;  // the row of the observation to bootstrap from
-    for (std::uint64_t n = 0; n < config.n_step; ++n) {
-      reward += discount * row.reward;
-      discount *= row.discount;
-      Row next = racy_row(m_.row(history, after + 1));
-      if (row.age_flags & kLast) {
-        // The true last observation, if it was stored: it need not be when the episode terminated, for then the
-        // discount is zero and any observation serves.
-        bool stored = after + 1 < m_.histories[history].head.load(std::memory_order_acquire) && (next.age_flags & kFinal);
-        after += stored;
-        row = stored ? next : row;
-        break;
-      }
-      ++after;
-      row = next;
-    }
-    if (batch.reward) batch.reward[i] = static_cast<float>(reward);
-    if (batch.discount) batch.discount[i] = static_cast<float>(discount);
+    auto row_at = [&](std::uint64_t steps) { return racy_row(m_.row(history, time + steps)); };
+    Row start = row_at(0);
+    NStepReturn r = n_step_return(config.n_step, row_at);
+    // The row of the observation to bootstrap from. After an episode's end it is the true last observation, if that was
+    // stored: it need not be when the episode terminated, for then the discount is zero and any observation serves.
+    std::uint64_t after = time + r.steps;
+    bool stored = after < m_.histories[history].head.load(std::memory_order_acquire) && (row_at(r.steps).age_flags & kFinal);
+    if (r.ended && !stored) --after;
+    Row row = racy_row(m_.row(history, after));
+    if (batch.reward) batch.reward[i] = static_cast<float>(r.reward);
+    if (batch.discount) batch.discount[i] = static_cast<float>(r.discount);
     for (std::size_t f = 0; f < config.field_count; ++f) {
       const FieldSpec& spec = config.fields[f];
       std::uint64_t stack = std::max(spec.stack, 1u), size = stack * spec.bytes;

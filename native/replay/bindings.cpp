@@ -1,6 +1,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -8,7 +9,7 @@
 #include <optional>
 
 #include "replay/assemble.hpp"
-#include "replay/writer.hpp"
+#include "replay/trajectories.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -44,6 +45,8 @@ class Replay {
 
   const Config& config() const { return memory_.config(); }
   std::uint64_t bytes() const { return memory_.bytes(); }
+  Memory& memory() { return memory_; }
+  HistoryWriter& writer() { return writer_; }
 
   std::uint64_t open(std::uint64_t history) {
     check_history(history);
@@ -57,15 +60,17 @@ class Replay {
     expect(count <= config().rows, "more rows at once than a history holds");
     expect(discount.shape(0) == count && flags.shape(0) == count, "reward, discount and flags differ in length");
     expect(fields.size() == config().field_count, "wrong number of fields");
-    std::vector<const std::byte*> pointers;
+    std::vector<const std::byte*> columns;
     for (std::size_t f = 0; f < fields.size(); ++f) {
       expect(fields[f].nbytes() == count * config().fields[f].bytes,
              "field " + std::to_string(f) + " has " + std::to_string(fields[f].nbytes()) + " bytes, expected " +
                  std::to_string(count * config().fields[f].bytes));
-      pointers.push_back(static_cast<const std::byte*>(fields[f].data()));
+      columns.push_back(static_cast<const std::byte*>(fields[f].data()));
     }
+    std::vector<Row> rows;
+    for (std::size_t i = 0; i < count; ++i) rows.push_back({reward.data()[i], discount.data()[i], -1.0f, flags.data()[i]});
     nb::gil_scoped_release release;
-    return writer_.append(history, count, pointers, reward.data(), discount.data(), flags.data());
+    return writer_.append(history, rows, [&](std::size_t f, std::size_t i) { return columns[f] + i * config().fields[f].bytes; });
   }
 
   void ready(std::uint64_t history, const Vector<const float>& priorities) {
@@ -263,6 +268,85 @@ class Replay {
   Assembler assembler_;
 };
 
+// A TrajectoryWriter on the arrays of a trajectory store, which it keeps alive.
+class StoreReader {
+ public:
+  // `arrays`: of the store, by name. `fields`: names of the replay's fields; `core` is laid out over the rows, see Trajectories.
+  StoreReader(Replay& replay, const nb::dict& arrays, const std::vector<std::string>& fields, float gamma,
+              std::uint64_t copies, const std::optional<std::pair<std::uint64_t, std::uint64_t>>& sequences, bool rescaled)
+      : arrays_(arrays) {
+    const Config& config = replay.config();
+    expect(fields.size() == config.field_count && copies >= 1, "wrong number of fields or copies");
+    ConstArray reward = array("reward");
+    expect(reward.ndim() == 3, "rewards are [slots, T, C]");
+    in_.slots = reward.shape(0);
+    in_.T = reward.shape(1);
+    in_.agents = reward.shape(2);
+    expect(in_.T >= 1 && in_.T <= config.rows, "a trajectory has more rows than a history holds");
+    in_.env_index = column("env_index", in_.T, 4);
+    in_.reward = column("reward", in_.T, 4);
+    in_.q = column("q", in_.T, 4);
+    in_.value = column("value", in_.T, 4);
+    in_.terminated = column("terminated", in_.T, 1);
+    in_.truncated = column("truncated", in_.T, 1);
+    in_.first = column("first", in_.T + 1, 1);
+    in_.valid = column("valid", in_.T + 1, 1);
+    in_.fields.resize(fields.size());
+    for (std::size_t f = 0; f < fields.size(); ++f) {
+      const FieldSpec& spec = config.fields[f];
+      std::uint64_t bytes = spec.bytes * std::max(spec.stack, 1u);
+      if (fields[f] == "core") {
+        ConstArray core = array("core");
+        expect(core.ndim() == 3, "core states are [slots, C, S]");
+        in_.core_field = f;
+        in_.core = {static_cast<const std::byte*>(core.data()), 1, in_.agents, core.shape(2) * 4};
+        expect(core.nbytes() == in_.slots * in_.agents * in_.core.bytes && in_.core.bytes <= in_.T * bytes,
+               "core states do not fit into the replay's rows");
+        continue;
+      }
+      bool observed = fields[f] == "first" || spec.stack;
+      in_.fields[f] = column(fields[f], in_.T + observed, bytes);
+      if (spec.stack && arrays.contains(("final_" + fields[f]).c_str())) {
+        in_.final_obs.resize(fields.size());
+        in_.final_obs[f] = column("final_" + fields[f], in_.T, bytes);
+      }
+    }
+    std::optional<Sequences> replayed;
+    if (sequences) replayed = Sequences{sequences->first, sequences->second};
+    writer_.emplace(replay.memory(), replay.writer(), in_, gamma, copies, replayed, rescaled);
+  }
+
+  void write(std::uint64_t slot) {
+    expect(slot < in_.slots, "no such slot");
+    nb::gil_scoped_release release;
+    writer_->write(slot);
+  }
+  nb::bytes state() const {
+    std::vector<std::byte> bytes = writer_->state();
+    return nb::bytes(bytes.data(), bytes.size());
+  }
+  void set_state(const nb::bytes& state) {
+    writer_->set_state({static_cast<const std::byte*>(state.data()), state.size()});
+  }
+
+ private:
+  ConstArray array(const std::string& name) const {
+    expect(arrays_.contains(name.c_str()), "trajectories have no field '" + name + "', which a replay needs");
+    return nb::cast<ConstArray>(arrays_[name.c_str()], false);  // never a copy: rows are written after this
+  }
+  Column column(const std::string& name, std::uint64_t rows, std::uint64_t bytes) const {
+    ConstArray found = array(name);
+    expect(found.nbytes() == in_.slots * rows * in_.agents * bytes,
+           "field '" + name + "' has " + std::to_string(found.nbytes()) + " bytes, not " + std::to_string(in_.slots) + " x " +
+               std::to_string(rows) + " x " + std::to_string(in_.agents) + " x " + std::to_string(bytes));
+    return {static_cast<const std::byte*>(found.data()), rows, in_.agents, bytes};
+  }
+
+  nb::dict arrays_;
+  Trajectories in_;
+  std::optional<TrajectoryWriter> writer_;
+};
+
 }  // namespace
 }  // namespace headrace::replay
 
@@ -325,4 +409,13 @@ NB_MODULE(replay, m) {
       .def("restore_stamps", &Replay::restore_stamps, "history"_a, "first"_a, "stamps"_a)
       .def("random_state", &Replay::random_state)
       .def("restore_statistics", &Replay::restore_statistics, "values"_a, "random"_a);
+
+  nb::class_<StoreReader>(m, "TrajectoryWriter")
+      .def(nb::init<Replay&, const nb::dict&, const std::vector<std::string>&, float, std::uint64_t,
+                    const std::optional<std::pair<std::uint64_t, std::uint64_t>>&, bool>(),
+           "replay"_a, "arrays"_a, "fields"_a, "gamma"_a, "copies"_a, "sequences"_a.none(), "rescaled"_a,
+           nb::keep_alive<1, 2>())
+      .def("write", &StoreReader::write, "slot"_a)
+      .def("get_state", &StoreReader::state)
+      .def("set_state", &StoreReader::set_state, "state"_a);
 }

@@ -21,13 +21,12 @@ void write(Memory& memory, const Codec& codec, std::uint64_t history) {
   HistoryWriter writer(memory, codec);
   std::uint64_t time = writer.open(history);
   std::vector<std::byte> frames(16 * kFrame);
-  std::vector<float> zeros(16, 0.0f), priorities(16, 1.0f);
-  std::vector<std::uint8_t> flags(16, 0);
+  std::vector<float> priorities(16, 1.0f);
   for (std::uint64_t i = 0; i < kAppends; ++i) {
     std::uint64_t count = 1 + i % 16;
     for (std::uint64_t row = 0; row < count; ++row)
       std::fill_n(frames.data() + row * kFrame, kFrame, std::byte{stamp(history, time + row)});
-    writer.append(history, count, {frames.data()}, zeros.data(), zeros.data(), flags.data());
+    writer.append(history, std::vector<Row>(count), [&](std::size_t, std::size_t i) { return frames.data() + i * kFrame; });
     time += count;
     std::uint64_t ready = memory.histories[history].ready.load();
     while (ready + 3 < time) {

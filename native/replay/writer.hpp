@@ -23,23 +23,24 @@ class HistoryWriter {
     return head;
   }
 
-  // Append `count` rows. fields[f]: count x fields[f].bytes bytes. Returns the time of the first.
-  std::uint64_t append(std::uint64_t index, std::uint64_t count, const std::vector<const std::byte*>& fields,
-                       const float* reward, const float* discount, const std::uint8_t* flags) {
+  // Append rows (of which age and priority are not used). field_at(f, i): field f of row i, fields[f].bytes bytes. Returns
+  // the time of the first.
+  template <typename FieldAt>
+  std::uint64_t append(std::uint64_t index, const std::vector<Row>& rows, const FieldAt& field_at) {
     const Config& config = memory_.config();
     History& history = memory_.histories[index];
     std::uint64_t first = history.head.load(std::memory_order_relaxed);
-    for (std::uint64_t done = 0; done < count;) {
+    for (std::uint64_t done = 0; done < rows.size();) {
       // Block by block, because a block is packed before its rows' places are used again.
       std::uint64_t t = first + done;
-      std::uint64_t part = std::min(count - done, config.block - t % config.block);
+      std::uint64_t part = std::min(rows.size() - done, config.block - t % config.block);
       reserve(history, t + part);
       for (std::size_t f = 0; f < config.field_count; ++f) {
         std::uint64_t bytes = config.fields[f].bytes;
-        std::memcpy(memory_.raw(f, index, t), fields[f] + done * bytes, part * bytes);
+        std::byte* target = memory_.raw(f, index, t);
+        for (std::uint64_t i = 0; i < part; ++i, target += bytes) std::memcpy(target, field_at(f, done + i), bytes);
       }
-      for (std::uint64_t i = 0; i < part; ++i)
-        put(history, memory_.row(index, t + i), reward[done + i], discount[done + i], flags[done + i]);
+      for (std::uint64_t i = 0; i < part; ++i) put(history, memory_.row(index, t + i), rows[done + i]);
       if (config.codec != CodecKind::none && (t + part) % config.block == 0) pack(index, history, t / config.block);
       history.head.store(t + part, std::memory_order_release);
       done += part;
@@ -78,9 +79,10 @@ class HistoryWriter {
     if (low > history.low.load(std::memory_order_relaxed)) history.low.exchange(low, std::memory_order_acq_rel);
   }
 
-  static void put(History& history, Row& row, float reward, float discount, std::uint32_t flags) {
+  static void put(History& history, Row& target, const Row& row) {
+    std::uint32_t flags = row.age_flags & ((1u << kFlagBits) - 1);
     if (flags & kFirst) history.next_age = 0;
-    row = {reward, discount, -1.0f, history.next_age << kFlagBits | flags};
+    target = {row.reward, row.discount, -1.0f, history.next_age << kFlagBits | flags};
     ++history.next_age;
   }
 

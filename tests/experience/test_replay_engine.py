@@ -1,17 +1,13 @@
-"""The replay in the real engine, with the counting world; and what the feeder makes of stacks and resets."""
+"""The replay in the real engine, with the counting world."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from headrace import config as configs
 from headrace.config import Config
-from headrace.experience.replay.buffer import Field, Replay, ReplayConfig
-from headrace.experience.replay.writer import HistoryFeed
 from headrace.runs.metrics import read_jsonl
 from headrace.train import train
 
@@ -80,73 +76,3 @@ def test_samples_per_insert_is_kept_whoever_is_faster(tmp_path: Path) -> None:
     samples = last["charts/updates"] * 64
     band = 2 * max(64, 4 * 7 * 3) + 5 * 64  # the band, and what was sampled ahead
     assert abs(samples - 4 * (last["global_step"] - 300)) <= band + 4 * 7 * 12
-
-
-@pytest.mark.parametrize("style", ["repeat", "zeros", "continue", "noise", "mixed"])
-def test_stacks_come_back_as_acting_saw_them_however_episodes_begin(style: str) -> None:
-    """One history, slots of 8 rows, episodes of 1 to 12 steps; frames are numbered, two channels each."""
-    rng = np.random.default_rng(0)
-    fields = [Field("obs/obs", (2, 3, 3), "uint8", stack=3), Field("action", (1,), "int32"), Field("version", (), "int32")]
-    replay = Replay(ReplayConfig(histories=1, capacity=600, slack=2.0, n_step=2, minimum=1), fields)
-    history, stacks, rows = HistoryFeed(replay, 0), {}, []
-    stack, age, length, ended = np.zeros((6, 3, 3), np.uint8), 0, 5, True
-    for number in range(1, 401):
-        final = not ended and age == length
-        frame = np.full((2, 3, 3), 1 + number % 250, np.uint8)
-        frame[1] = number // 250
-        if ended:
-            how = rng.choice(["repeat", "zeros", "continue", "noise"]) if style == "mixed" else style
-            if how == "zeros" or (how == "continue" and number == 1):
-                stack = np.zeros((6, 3, 3), np.uint8)
-            elif how == "noise":  # what no rule can guess
-                stack = rng.integers(0, 256, (6, 3, 3)).astype(np.uint8)
-            elif how == "repeat":
-                stack = np.tile(frame, (3, 1, 1))
-            age, length = 0, int(rng.integers(1, 13))
-        stack = np.concatenate([stack[2:], frame])
-        stacks[number] = stack
-        over = not final and age + 1 == length
-        rows.append({"obs/obs": stack, "action": np.array([number], np.int32), "version": np.int32(number), "first": ended,
-                     "valid": not final, "reward": 0.0 if final else 1.0, "terminated": over and length % 2 == 0,
-                     "truncated": over and length % 2 == 1, "q": 0.0, "value": 0.0})  # fmt: skip
-        age, ended = age + 1, final
-    for start in range(0, 400, 8):
-        history.add({name: np.stack([row[name] for row in rows[start : start + 8]]) for name in rows[0]}, 0.9)
-    batch = replay.sample(500)
-    assert batch is not None
-    starts = batch.first["version"].tolist()
-    assert len(set(starts)) > 200
-    for i, t in enumerate(starts):
-        np.testing.assert_array_equal(batch.first["obs/obs"][i], stacks[t])
-        ends = [k for k in (0, 1) if rows[t - 1 + k]["terminated"] or rows[t - 1 + k]["truncated"]]
-        n = ends[0] + 1 if ends else 2
-        assert batch.reward[i] == pytest.approx(sum(0.9**k for k in range(n)))
-        if batch.discount[i]:
-            np.testing.assert_array_equal(batch.next["obs/obs"][i], stacks[t + n])
-        assert (batch.discount[i] == 0) == bool(rows[t + n - 2]["terminated"])
-
-
-def same_step_slab(T: int, ends: Callable[[int], bool]) -> dict[str, np.ndarray]:
-    """Rows of an environment that resets in the same step; observation t is t, the last one of an episode 100 + t."""
-    t = np.arange(T)
-    over = np.array([ends(int(i)) for i in t])
-    return {
-        "obs/obs": t[:, None].astype(np.float32), "final_obs/obs": 100 + t[:, None].astype(np.float32),
-        "version": t.astype(np.int32),
-        "action": t[:, None].astype(np.int32), "first": np.concatenate(([True], over[:-1])), "valid": np.ones(T, bool),
-        "reward": np.ones(T, np.float32), "terminated": np.zeros(T, bool), "truncated": over, "q": np.zeros(T, np.float32),
-        "value": np.full(T, 2.0, np.float32),
-    }  # fmt: skip
-
-
-def test_same_step_environments_bootstrap_from_the_true_last_observation() -> None:
-    fields = [Field("obs/obs", (1,), "float32", stack=1), Field("action", (1,), "int32"), Field("version", (), "int32")]
-    replay = Replay(ReplayConfig(histories=1, capacity=100, n_step=2, minimum=1), fields)
-    feed = HistoryFeed(replay, 0)
-    feed.add(same_step_slab(10, lambda t: t % 4 == 3), 0.5)
-    batch = replay.sample(200)
-    assert batch is not None
-    for t, after, discount in zip(batch.first["obs/obs"][:, 0].tolist(), batch.next["obs/obs"][:, 0].tolist(),
-                                  batch.discount.tolist(), strict=True):  # fmt: skip
-        last = t // 4 * 4 + 3
-        assert (after, discount) == ((t + 2, 0.25) if t + 2 <= last else (100 + last, 0.5 ** (last - t + 1)))

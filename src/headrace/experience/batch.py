@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,25 @@ class Arrivals:
     """float32 [k]: unclipped returns of the episodes that ended (those that are reported, see `Algorithm.reported_envs`)."""
     lengths: np.ndarray
     """int32 [k]: their lengths in steps."""
+
+    @classmethod
+    def of(cls, valid: np.ndarray, returns: np.ndarray, lengths: np.ndarray, reported: np.ndarray | bool = True) -> Arrivals:
+        """Of trajectories.
+
+        Args:
+            valid: bool [T or more, ...], rows that are transitions; those from T on do not count.
+            returns, lengths: [T, ...], of the episodes that ended there; NaN where none did.
+            reported: bool [T, ...], whose episodes to report.
+        """
+        ended = ~np.isnan(returns) & reported
+        return cls(int(valid[: len(returns)].sum()), returns[ended], lengths[ended])
+
+    @classmethod
+    def sum(cls, parts: Sequence[Arrivals]) -> Arrivals:
+        """All of them together."""
+        returns = np.concatenate([np.empty(0, np.float32), *(part.returns for part in parts)])
+        lengths = np.concatenate([np.empty(0, np.int32), *(part.lengths for part in parts)])
+        return cls(sum(part.steps for part in parts), returns, lengths)
 
 
 @dataclass
@@ -78,3 +98,27 @@ class Experience(Protocol):
     def restore(self, folder: Path, state: Any) -> list[str]:
         """Go on from what `save` and `get_state` gave; returns what the user should know."""
         ...
+
+
+class ConsumedOnce:
+    """What an `Experience` of trajectories that are consumed once leaves out: it has no priorities, no metrics and nothing to
+    save."""
+
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Raises `NotImplementedError`."""
+        raise NotImplementedError("trajectories have no priorities")
+
+    def metrics(self) -> dict[str, float]:
+        """None."""
+        return {}
+
+    def save(self, folder: Path) -> None:
+        """Nothing."""
+
+    def get_state(self) -> dict[str, Any] | None:
+        """None."""
+        return None
+
+    def restore(self, folder: Path, state: Any) -> list[str]:
+        """Nothing."""
+        return []

@@ -6,21 +6,19 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.accelerator.device_observations import DeviceObservations
 from headrace.accelerator.graphs import Marker
-from headrace.experience.batch import Arrivals, Batch
+from headrace.experience.batch import Arrivals, Batch, ConsumedOnce
 from headrace.shm.primitives import Closed
 from headrace.shm.trajectory_store import TrajectoryStore
 
 
-class OnPolicyExperience:
+class OnPolicyExperience(ConsumedOnce):
     """Copies finished slots into preallocated batches and frees them at once.
 
     A thread does it. For a learner on CUDA it fills one batch (page-locked memory, then the device, on a stream of its own)
@@ -73,30 +71,12 @@ class OnPolicyExperience:
         self._current, self._next = self._next, (self._next + 1) % len(self._batches)
         return self._batches[self._current].batch
 
-    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Trajectories have no priorities."""
-        raise NotImplementedError("trajectories have no priorities")
-
     def release(self) -> None:
         """The learner has given its device all the work there is with the batch it got last: behind that its memory may be
         filled again."""
         self._batches[self._current].used.set()
         if self._thread is not None:
             self._free.release()
-
-    def metrics(self) -> dict[str, float]:
-        """What there is to say about the experience itself: nothing."""
-        return {}
-
-    def save(self, folder: Path) -> None:
-        """Trajectories are consumed at once: there is nothing to save..."""
-
-    def get_state(self) -> None:
-        """...nothing..."""
-
-    def restore(self, folder: Path, state: None) -> list[str]:
-        """...and nothing to restore."""
-        return []
 
     def _run(self) -> None:
         i = 0
@@ -161,12 +141,8 @@ class _Memory:
     @property
     def batch(self) -> Batch:
         """What was filled in."""
-        valid, returns = self._host["valid"], self._host["episode_return"]
-        ended = ~returns.isnan()
-        arrivals = Arrivals(
-            int(valid[: self._store.T].sum()), returns[ended].numpy(), self._host["episode_length"][ended].numpy()
-        )
-        return Batch(self._there, self._host["version"], valid, None, arrivals)
+        arrivals = Arrivals.of(*(self._arrays[name] for name in ("valid", "episode_return", "episode_length")))
+        return Batch(self._there, self._host["version"], self._host["valid"], None, arrivals)
 
     def _columns(self, i: int) -> slice:
         return slice(i * self._store.C, (i + 1) * self._store.C)

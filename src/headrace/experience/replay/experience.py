@@ -1,4 +1,4 @@
-"""Batches from the replay for the learner, and priorities back to it."""
+"""The experience of a learner on replay: finished trajectories go into the replay, batches are sampled from it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from headrace.config import Config
-from headrace.experience.batch import Batch, Filling
+from headrace.experience.batch import Arrivals, Batch, Filling
 from headrace.experience.replay import state as replay_state
 from headrace.experience.replay.buffer import Replay, ReplayBatch
-from headrace.experience.replay.writer import OBSERVATION, ReplayFeeder, Sequences, sequences_of
-from headrace.shm.run_control import RunControl
+from headrace.experience.replay.layout import OBSERVATION, Sequences, sequences_of
+from headrace.experience.replay.writer import TrajectoryWriter
+from headrace.shm.primitives import Closed
+from headrace.shm.run_control import POLL_INTERVAL, RunControl
 from headrace.shm.trajectory_store import TrajectoryStore
 
 REPLAY_FOLDER = "replay"
@@ -28,11 +30,16 @@ REPLAY_FOLDER = "replay"
 
 
 class ReplayExperience:
-    """Feeds the replay with what the samplers finished and draws batches from it.
+    """Writes finished trajectories to the replay and samples batches from it. See `Experience`.
 
-    With `collect` None two threads work ahead from the first `get` on: one takes finished slots in, one samples up to
-    `replay.prefetch` batches (both let the interpreter go while they copy and decode). Else nothing is done before it is asked
-    for: `collect(n)` steps the environments until n slots are finished.
+    With `collect` None two threads work ahead from the first `next` on: one writes finished slots, one samples up to
+    `replay.prefetch` batches. Both release the interpreter lock while they copy and decode. Slots are free again as soon as they
+    are written, so rollout workers do not wait for the learner.
+
+    With `collect` nothing is done before it is asked for: `collect(n)` steps the environments until n slots are finished.
+
+    Args:
+        reported_envs: the environments whose episodes are reported; None: all.
     """
 
     def __init__(
@@ -45,37 +52,34 @@ class ReplayExperience:
         reported_envs: range | None = None,
     ):
         self._settings, self._size, self._device = config.replay, config.learning.batch_size, config.device
-        self._control, self._replay, self._collect = control, replay, collect
+        self._store, self._control, self._replay, self._collect = store, control, replay, collect
         self._sequences = sequences_of(config)
-        reported = reported_envs or range(config.num_envs)
-        self._feeder = ReplayFeeder(store, replay, config.learning.gamma, reported, self._sequences, config.replay.copies)
+        gamma, copies = config.learning.gamma, config.replay.copies
+        self._writer = TrajectoryWriter(replay, store.arrays, gamma, copies, self._sequences)
+        self._reported = reported_envs or range(config.num_envs)
+        self._arrived, self._lock = list[Arrivals](), threading.Lock()
         self._updates = 0
         self._before = (perf_counter(), replay.stats())
         self._failure: BaseException | None = None
         count = config.replay.prefetch + 1 if collect is None else 1
         self._free: queue.SimpleQueue[ReplayBatch | None] = queue.SimpleQueue()
-        self._filled: queue.SimpleQueue[_Drawn | None] = queue.SimpleQueue()
+        self._sampled: queue.SimpleQueue[_Sampled | None] = queue.SimpleQueue()
         for _ in range(count):
             self._free.put(None if self._sequences else replay.empty_batch(self._size, self._device != "cpu", True))
-        self._current: _Drawn | None = None
-        self._workers: list[threading.Thread] = []
+        self._current: _Sampled | None = None
+        self._threads: list[threading.Thread] = []
 
     def next(self, timeout: float | None = None) -> Batch | Filling | None:
         """The next batch. Waits for the minimum and for the samples-per-insert limit up to `timeout` seconds (serial: until one
         more trajectory is there); without a batch it gives at least what arrived meanwhile. None at the end of the run."""
-        if self._collect is None and not self._workers:
-            for target in (self._feed, self._draw):
-                self._workers.append(threading.Thread(target=self._guard, args=(target,), name=target.__name__, daemon=True))
-                self._workers[-1].start()
-        try:
-            self._current = self._draw_now() if self._collect is not None else self._filled.get(timeout=timeout)
-        except queue.Empty:
-            self._current = None
+        self._current = self._take_sampled(timeout) if self._collect is None else self._sample_in_turn(self._collect)
         if self._failure is not None:
             raise self._failure
         if self._current is None and self._control.stopped:
             return None
-        arrivals = self._feeder.take_arrivals()
+        with self._lock:
+            arrived, self._arrived = self._arrived, []
+        arrivals = Arrivals.sum(arrived)
         if self._current is None:
             return Filling(arrivals)
         fields = self._current.fields
@@ -85,7 +89,11 @@ class ReplayExperience:
         return Batch(fields, version, None, self._current.keys, arrivals)
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """New priorities, float32 [B], of what the batch with these keys held. Evicts what exceeds the capacity now and then."""
+        """New priorities, float32 [B], of what the batch with these keys held. Every `replay.evict_period` calls the transitions
+        above the capacity are evicted.
+
+        Raises `ValueError` for a priority that is negative or not finite.
+        """
         self._replay.update(keys, priorities)
         self._updates += 1
         if self._updates % self._settings.evict_period == 0:
@@ -98,7 +106,7 @@ class ReplayExperience:
             self._current = None
 
     def metrics(self) -> dict[str, float]:
-        """The replay's own numbers since the last call."""
+        """The replay's own numbers; rates since the last call."""
         now, stats, before = perf_counter(), self._replay.stats(), self._before
         seconds, self._before = max(1e-9, now - before[0]), (now, stats)
         inserts, samples = stats.inserts - before[1].inserts, stats.samples - before[1].samples
@@ -118,10 +126,10 @@ class ReplayExperience:
         replay_state.save(self._replay, folder / REPLAY_FOLDER, self._settings.checkpoint_contents)
 
     def get_state(self) -> dict[str, Any] | None:
-        """What goes with the contents, where everything stands still (serial). None: they are all there is to go on from."""
+        """What goes with the replay's contents, where everything stands still (serial). None: the contents are all there is."""
         if self._collect is None or not self._settings.checkpoint_contents:
             return None
-        return {"updates": self._updates, "feeder": self._feeder.get_state()}
+        return {"updates": self._updates, "writer": self._writer.get_state()}
 
     def restore(self, folder: Path, state: dict[str, Any] | None) -> list[str]:
         """Go on from what `save` wrote and `get_state` gave, before the first batch; returns what the user should know. A replay
@@ -135,65 +143,97 @@ class ReplayExperience:
             return [f"{error}: the replay is filled again"]
         if state is not None and self._collect is not None:
             self._updates = state["updates"]
-            self._feeder.set_state(state["feeder"])
+            self._writer.set_state(state["writer"])
         self._before = (perf_counter(), self._replay.stats())
         return [f"The replay goes on with {self._before[1].size:,} transitions"]
 
-    def _draw_now(self) -> _Drawn | None:
-        assert self._collect is not None
-        # One update per trajectory, unless a samples-per-insert limit says how many.
-        if self._replay.config.samples_per_insert is None or not self._replay.may_sample(self._size):
-            self._collect(1)
-            while self._feeder.feed(timeout=0):
-                pass
-        if self._control.stopped or not self._replay.may_sample(self._size):
-            return None
-        memory = self._free.get()
-        drawn = self._fill(memory)
-        if drawn is None:
-            self._free.put(memory)
-        return drawn
+    # -- from the trajectory store to the replay, and out of it ------------------------------------------------------------
 
-    # -- the threads ---------------------------------------------------------------------------------------------------------
-
-    def _guard(self, work: Callable[[], None]) -> None:
+    def _write_slot(self, timeout: float) -> bool | None:
+        """Write one finished slot; True if there was one, False if not within `timeout` seconds, None at the end of the run."""
         try:
-            work()
-        except Exception as failure:  # handed to the learner, which raises it
-            self._failure = failure
-        self._filled.put(None)
+            slot = self._store.take(timeout=timeout)
+        except Closed:
+            return None
+        if slot is None:
+            return False
+        self._writer.write(slot)
+        env, returns, lengths = (self._store.arrays[n][slot] for n in ("env_index", "episode_return", "episode_length"))
+        reported = (env >= self._reported.start) & (env < self._reported.stop)
+        arrivals = Arrivals.of(self._store.arrays["valid"][slot], returns, lengths, reported)
+        self._store.release(slot)
+        with self._lock:
+            self._arrived.append(arrivals)
+        return True
 
-    def _feed(self) -> None:
-        while True:
-            # The limit holds samplers back by not freeing their slots.
-            if not self._replay.may_insert() and not self._control.stopped:
-                self._control.wait_for_stop(0.002)
-                continue
-            if self._feeder.feed(timeout=0.2) is None:
-                return
-
-    def _draw(self) -> None:
-        while not self._control.stopped:
-            memory = self._free.get()
-            while not self._control.stopped:
-                drawn = self._fill(memory) if self._replay.wait(self._size, timeout=0.2) else None
-                if drawn is not None:
-                    self._filled.put(drawn)
-                    break
-
-    def _fill(self, memory: ReplayBatch | None) -> _Drawn | None:
-        """Draw a batch of transitions into `memory`, or one of sequences."""
+    def _sample(self, memory: ReplayBatch | None) -> _Sampled | None:
+        """A batch of transitions in `memory`, or one of sequences; None below the minimum."""
         if self._sequences is not None:
-            return _draw_sequences(self._replay, self._sequences, self._size, self._settings.threads)
+            return _sample_sequences(self._replay, self._sequences, self._size, self._settings.threads)
         b = self._replay.sample(self._size, memory, threads=self._settings.threads)
         if b is None:
             return None
         fields = {"next/" + n.removeprefix(OBSERVATION): x for n, x in b.next.items()} | b.first
-        return _Drawn(b.keys, fields | {"reward": b.reward, "discount": b.discount, "weights": b.weights}, b)
+        return _Sampled(b.keys, fields | {"reward": b.reward, "discount": b.discount, "weights": b.weights}, b)
+
+    def _sample_in_turn(self, collect: Callable[[int], None]) -> _Sampled | None:
+        # One update per trajectory, unless a samples-per-insert limit says how many.
+        if self._replay.config.samples_per_insert is None or not self._replay.may_sample(self._size):
+            collect(1)
+            while self._write_slot(timeout=0):
+                pass
+        if self._control.stopped or not self._replay.may_sample(self._size):
+            return None
+        memory = self._free.get()
+        sampled = self._sample(memory)
+        if sampled is None:
+            self._free.put(memory)
+        return sampled
+
+    # -- the two threads ---------------------------------------------------------------------------------------------------
+
+    def _take_sampled(self, timeout: float | None) -> _Sampled | None:
+        if not self._threads:
+            for work in (self._write_slots, self._sample_ahead):
+                self._threads.append(threading.Thread(target=self._run, args=(work,), name=f"replay{work.__name__}", daemon=True))
+                self._threads[-1].start()
+        try:
+            # At the end of the run both threads wake whoever waits, once.
+            return self._sampled.get(timeout=0 if self._control.stopped else timeout)
+        except queue.Empty:
+            return None
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as failure:  # handed to the learner, which raises it
+            self._failure = failure
+        self._sampled.put(None)
+
+    def _write_slots(self) -> None:
+        while True:
+            # The limit holds rollout workers back by not freeing their slots.
+            if not self._replay.may_insert() and not self._control.stopped:
+                self._control.wait_for_stop(0.002)
+                continue
+            if self._write_slot(timeout=POLL_INTERVAL) is None:
+                return
+
+    def _sample_ahead(self) -> None:
+        while not self._control.stopped:
+            try:
+                memory = self._free.get(timeout=POLL_INTERVAL)
+            except queue.Empty:
+                continue
+            while not self._control.stopped:
+                sampled = self._sample(memory) if self._replay.wait(self._size, timeout=POLL_INTERVAL) else None
+                if sampled is not None:
+                    self._sampled.put(sampled)
+                    break
 
 
 @dataclass
-class _Drawn:
+class _Sampled:
     """One batch on its way to the learner."""
 
     keys: np.ndarray
@@ -202,7 +242,7 @@ class _Drawn:
     """To be filled again when the learner has finished."""
 
 
-def _draw_sequences(replay: Replay, s: Sequences, size: int, threads: int) -> _Drawn | None:
+def _sample_sequences(replay: Replay, s: Sequences, size: int, threads: int) -> _Sampled | None:
     """Sequences of `s.rows` rows, [rows, B, ...], with the core state before each, `core` [B, S padded]."""
     drawn = replay.sample_keys(size)
     if drawn is None:
@@ -215,4 +255,4 @@ def _draw_sequences(replay: Replay, s: Sequences, size: int, threads: int) -> _D
     fields["core"] = torch.from_numpy(w.fields["core"][:, : s.period].reshape(size, -1))
     # What was overwritten since it was drawn is left out of the loss.
     fields["weights"] = torch.from_numpy(weights * w.intact)
-    return _Drawn(keys, fields, None)
+    return _Sampled(keys, fields, None)

@@ -60,7 +60,7 @@ class Placement(ABC):
 
     def allocate(self, agents: list[Agent]) -> RunMemory:
         """The memory that the run's parts share."""
-        from headrace.experience.replay.writer import make_replay
+        from headrace.experience.replay.layout import make_replay
 
         config, spec = self.config, self.spec
         memory = make_run_memory(config, spec, agents)

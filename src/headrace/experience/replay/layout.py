@@ -1,0 +1,78 @@
+"""What the rows of a run's replay hold, from its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.config import Config, ConfigError
+from headrace.envs.contract import EnvSpec
+from headrace.experience.replay.buffer import Field, Replay, ReplayConfig
+
+OBSERVATION = "obs/"
+"""Observations are fields of the trajectory store, and of the replay, whose names begin so."""
+
+
+def frame_stack(config: Config) -> int:
+    """How many successive frames an image observation of this environment holds."""
+    return config.envs.frame_stack or (4 if config.env.startswith("atari/") else 1)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """What is replayed where the network is recurrent (R2D2)."""
+
+    period: int
+    """Rows between two starts: those of a trajectory, whose first row has the core state."""
+    burn_in: int
+    length: int
+    n_step: int
+    rescaled: bool
+
+    @property
+    def rows(self) -> int:
+        """Rows of one sequence, including those that its last targets need."""
+        return self.burn_in + self.length + self.n_step
+
+
+def sequences_of(config: Config) -> Sequences | None:
+    """The sequences that are replayed; None: single transitions are."""
+    if config.policy.core == "none":
+        return None
+    return Sequences(config.sampling.rollout, config.q.burn_in, config.q.sequence, config.replay.n_step, config.q.rescale)
+
+
+def make_replay(config: Config, spec: EnvSpec, core_width: int = 0) -> Replay:
+    """The replay of a run: one history per environment and copy, images one frame per row. With a core, the state before a
+    trajectory is laid out over its rows, so that it takes no memory in the others.
+
+    Raises `ConfigError` where images are no stack of `frame_stack` frames, `MemoryError` where there is not the memory.
+    """
+    r, stack = config.replay, frame_stack(config)
+    per_slot = (r.samples_per_insert or 0) * config.sampling.rollout * config.envs_per_group * r.copies
+    fields = []
+    for name, array in spec.observation.items():
+        depth, shape = 1, array.shape
+        if array.is_image and stack > 1:
+            if shape[0] % stack:
+                raise ConfigError(f"{config.env}: {name!r} has {shape[0]} channels, which is no stack of {stack} frames")
+            depth, shape = stack, (shape[0] // stack, *shape[1:])
+        compressed = array.is_image and r.codec != "none"
+        fields.append(Field(OBSERVATION + name, shape, array.dtype.name, depth, compressed))
+    fields.append(Field("action", (spec.action.width,), spec.action.dtype.name))
+    fields.append(Field("version", (), "int32"))
+    sequences = sequences_of(config)
+    period = sequences.period if sequences else 1
+    if sequences:
+        if spec.autoreset == "same-step":
+            raise ConfigError(f"{config.env} resets in the same step; replay of sequences needs resets in the next step")
+        fields += [Field("first", (), "bool"), Field("core", (-(-core_width // period),), "float32")]
+    return Replay(
+        ReplayConfig(
+            histories=config.num_envs * r.copies, capacity=r.capacity // period, period=period, slack=r.slack, n_step=r.n_step,
+            alpha=r.alpha, beta=r.beta,
+            minimum=r.minimum // period, evict_alpha=r.evict_alpha, samples_per_insert=r.samples_per_insert,
+            ratio_band=2 * max(config.learning.batch_size, per_slot),
+            codec=r.codec, seed=config.seed,
+        ),
+        fields,
+    )  # fmt: skip
