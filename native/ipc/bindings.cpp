@@ -1,5 +1,5 @@
-// headrace._native.ipc: shared memory and what processes say to each other through it. The contracts are in the headers;
-// headrace.sampling.ipc adds pickling to child processes.
+// headrace._native.ipc: shared memory and what processes exchange through it. The contracts are in the headers;
+// headrace.shm adds pickling to child processes.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -136,9 +136,9 @@ class PyWords {
   Part<Word> self_;
 };
 
-const std::byte* payload(PyVersionedBuffer& board, size_t given, const uint8_t* data) {
-  if (given != board->nbytes())
-    throw std::invalid_argument("the buffer holds " + std::to_string(board->nbytes()) + " bytes, the array " +
+const std::byte* payload(PyVersionedBuffer& buffer, size_t given, const uint8_t* data) {
+  if (given != buffer->nbytes())
+    throw std::invalid_argument("the buffer holds " + std::to_string(buffer->nbytes()) + " bytes, the array " +
                                 std::to_string(given));
   return reinterpret_cast<const std::byte*>(data);
 }

@@ -1,4 +1,4 @@
-// Who owns which slot of the slab: a table of credits that survives the death of every owner.
+// Who owns which slot of a trajectory store: a table of credits that survives the death of every owner.
 #pragma once
 
 #include <cstddef>

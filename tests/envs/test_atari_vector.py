@@ -181,9 +181,9 @@ def test_batches_in_order_of_completion(num_threads):
 
 def test_writes_into_memory_of_the_caller():
     plain, writing = AtariVector("breakout", 3), AtariVector("breakout", 3)
-    slab = np.full((2, 5, *plain.single_observation_space.shape), 77, np.uint8)
+    memory = np.full((2, 5, *plain.single_observation_space.shape), 77, np.uint8)
     rows = np.array([9, 0, 4])
-    flat = slab.reshape(10, *plain.single_observation_space.shape)
+    flat = memory.reshape(10, *plain.single_observation_space.shape)
     plain.reset(seed=0)
     observations, _ = writing.reset(seed=0, out=flat, rows=rows)
     assert observations is flat
@@ -194,7 +194,7 @@ def test_writes_into_memory_of_the_caller():
         np.testing.assert_array_equal(flat[rows], expected)
     untouched = np.setdiff1d(np.arange(10), rows)
     assert (flat[untouched] == 77).all()
-    strided = slab[:, 2]  # rows of one time step lie apart
+    strided = memory[:, 2]  # rows of one time step lie apart
     with pytest.raises(ValueError, match="outside out"):
         writing.send(np.zeros(3, int), out=strided)
     with pytest.raises(ValueError, match="contiguous"):

@@ -6,7 +6,7 @@ import pytest
 
 import headrace
 from headrace.config import override
-from headrace.evaluation import background as evaluator
+from headrace.evaluation import background
 from headrace.evaluation.background import BackgroundEvaluation
 from headrace.make_config import make_config
 from headrace.runs.metrics import read_jsonl
@@ -52,8 +52,8 @@ def test_after_a_resume_the_next_multiple_is_due(config, folder):
 
 
 def test_the_end_does_not_wait_for_ever(config, folder, monkeypatch):
-    monkeypatch.setattr(evaluator, "DRAIN", 0.2)
-    monkeypatch.setattr(evaluator, "WAITING", 1)
+    monkeypatch.setattr(background, "DRAIN", 0.2)
+    monkeypatch.setattr(background, "WAITING", 1)
     evaluations = BackgroundEvaluation(override(config, **{"run.eval_episodes": 10**6, "run.eval_interval_steps": 1}))
     try:
         for _ in range(3):

@@ -95,9 +95,9 @@ def test_a_learner_that_went_far_back_knows_the_age_of_experience(tmp_path):
         for _ in range(3):
             before = run.step()
             run.wait_for("many updates after the checkpoint", lambda before=before: run.step() > before + 50 * 84)
-            told = run.output.count("Going on from")
+            before = run.output.count("Going on from")
             run.signal("learner", signal.SIGKILL)
-            run.wait_for("the learner's return", lambda told=told: run.output.count("Going on from") > told)
+            run.wait_for("the learner's return", lambda before=before: run.output.count("Going on from") > before)
             goes_on(run)
             experience_is_never_newer_than_the_learner(run)
         stop(run)
@@ -185,9 +185,9 @@ def test_slots_are_not_given_away_while_a_policy_worker_may_write_to_them(tmp_pa
         run.wait_for("the first steps", run.step)
         for _ in range(5):
             run.signal("policy-0", signal.SIGSTOP)
-            told = run.output.count("rollout worker 0 ended")
+            before = run.output.count("rollout worker 0 ended")
             run.signal("rollout-0", signal.SIGKILL)
-            run.wait_for("the replacement", lambda told=told: run.output.count("rollout worker 0 ended") > told)
+            run.wait_for("the replacement", lambda before=before: run.output.count("rollout worker 0 ended") > before)
             run.signal("policy-0", signal.SIGCONT)
             goes_on(run)
         stop(run)

@@ -70,7 +70,7 @@ def naive_gae(batch, gamma, lambda_, next_values):
 
 
 def random_batch(seed, T, B, p_done=0.2, next_step=True):
-    """A batch as the slab holds it; invalid rows hold NaN. `next_step`: the row after a done one is invalid."""
+    """A batch as the trajectory store holds it; invalid rows hold NaN. `next_step`: the row after a done one is invalid."""
     rng = np.random.default_rng(seed)
     terminated = rng.random((T, B)) < p_done
     truncated = rng.random((T, B)) < p_done

@@ -66,8 +66,8 @@ def test_segment_cannot_be_resized_under_its_users():
 
 def test_segment_too_large_says_how_much_there_is():
     needed = available_memory() + (1 << 30)
-    with pytest.raises(MemoryError, match=r"the slab needs [\d,]+ MiB; [\d,]+ MiB are available"):
-        Segment(needed, purpose="the slab")
+    with pytest.raises(MemoryError, match=r"the trajectory store needs [\d,]+ MiB; [\d,]+ MiB are available"):
+        Segment(needed, purpose="the trajectory store")
 
 
 def test_pickling_is_refused_outside_the_start_of_a_process():

@@ -171,6 +171,6 @@ def test_versioned_buffer_never_shows_half_an_update():
 
 
 @pytest.mark.parametrize("broken", ["one buffer", "not marked", "not validated"])
-def test_broken_board_is_found(broken):
+def test_broken_versioned_buffer_is_found(broken):
     with pytest.raises(Violation):
         buffer(broken).run()

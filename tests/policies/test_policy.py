@@ -175,10 +175,10 @@ def test_converted_weights_act_the_same(env, settings):
     for name in fields:
         assert torch.equal(fields[name], converted[name]), name
 
-    # weights from the board are float32 and arrive converted
+    # weights from the weight store are float32 and arrive converted
     other = make_agent(config, spec)[1]
-    board = WeightStore(weights_nbytes(other))
-    FlatWeights(other).publish(board, 3)
-    assert weights.read(board) == 3
+    store = WeightStore(weights_nbytes(other))
+    FlatWeights(other).publish(store, 3)
+    assert weights.read(store) == 3
     for (name, mine), theirs in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         assert torch.equal(mine, theirs.to(mine.dtype)), name

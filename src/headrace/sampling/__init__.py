@@ -1,1 +1,1 @@
-"""How experience is gathered: slab, workers, placements, supervision."""
+"""How experience is gathered: memory of a run, actors, workers, placements, supervision."""
