@@ -1,0 +1,349 @@
+"""Ways to serve: the example, dialling in, tokens, TLS, and who is not let in."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from remote_servers import (
+    NAME,
+    ServerProcess,
+    Stepper,
+    counting,
+    finish,
+    free_port,
+    offer,
+    remote_group,
+    serving,
+    wait_until,
+)
+
+from headrace import cli
+from headrace.config import ConfigError, EnvConfig
+from headrace.envs.remote import connect, protocol
+from headrace.envs.remote.connect import Listener
+from headrace.envs.remote.group import RemoteGroup
+from headrace.envs.remote.protocol import Hello
+from headrace.envs.remote.server import Dialler, EnvServer
+from headrace.envs.remote.transport import METHOD, Credentials, credentials, is_local
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "serve_my_env.py"
+TOKEN = "a-token-for-tests"
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_the_example_serves_in_five_lines_and_without_torch() -> None:
+    code = [line for line in EXAMPLE.read_text().split('"""')[2].splitlines() if line.strip()]
+    assert len(code) == 5
+    port = free_port()
+    watch = "import runpy, sys, threading, time\n"
+    watch += "sys.argv = sys.argv[1:]\n"
+    watch += "threading.Timer(8, lambda: print('torch' in sys.modules, flush=True)).start()\n"
+    watch += "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    command = [sys.executable, "-c", watch, str(EXAMPLE), f"127.0.0.1:{port}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        welcome = connect.ask("my/pendulum", EnvConfig(remote=f"127.0.0.1:{port}"))
+        assert welcome.spec.observation["obs"].shape == (3,)
+        group = RemoteGroup(f"127.0.0.1:{port}", "my/pendulum", EnvConfig(), 2)
+        assert group.spec == welcome.spec
+        group.close()
+        assert process.stdout is not None
+        assert process.stdout.readline() == "False\n"
+    finally:
+        process.kill()
+        process.wait()
+
+
+# -- dialling in ------------------------------------------------------------------------------------------------------
+
+
+def test_a_simulator_dials_in_and_comes_back() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    said: list[str] = []
+    dialler = Dialler(offer(num_envs=10), address, Credentials(), said.append)
+    thread = threading.Thread(target=dialler.run, daemon=True)
+    thread.start()
+    wait_until(lambda: any("Connection refused" in text for text in said))
+    here = counting(1)
+    groups = [RemoteGroup(f"listen:{address}", NAME, EnvConfig(), 5) for _ in range(2)]
+    for group in groups:
+        stepper = Stepper(group, here)
+        stepper.reset()
+        for _ in range(20):
+            stepper.step()
+    assert dialler.offer.used == 10
+    for group in groups:
+        group.close()
+    wait_until(lambda: dialler.offer.used == 0)
+    again = RemoteGroup(f"listen:{address}", NAME, EnvConfig(), 5)
+    Stepper(again, here).reset()
+    again.close()
+    dialler.stop()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert not Listener._all
+
+
+def test_a_simulator_with_a_wrong_token_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv("HEADRACE_TOKEN", TOKEN)
+    group = RemoteGroup(f"listen:{address}", NAME, EnvConfig(), 5)
+    stepper = Stepper(group, counting(1))
+    stepper.begin_reset()
+    said: list[str] = []
+    wrong = Dialler(offer(), address, Credentials("another-token"), said.append)
+    threading.Thread(target=wrong.run, daemon=True).start()
+    wait_until(lambda: any("token" in text for text in said))
+    assert not group.recv()
+    wrong.stop()
+    right = Dialler(offer(), address, Credentials(TOKEN), said.append)
+    threading.Thread(target=right.run, daemon=True).start()
+    finish(group)
+    right.stop()
+    group.close()
+
+
+def test_training_with_a_simulator_that_dials_in(tmp_path: Path) -> None:
+    """Two workers listen at one port; each gets the streams of its own groups."""
+    address = f"127.0.0.1:{free_port()}"
+    server = ServerProcess("--dial", address, "--num-envs", "16")
+    try:
+        server.start(tmp_path / "server.log")
+        flags = ["train", "--env", "gym/CartPole-v1", "--envs.remote", f"listen:{address}", "--run.folder", str(tmp_path / "run")]
+        flags += ["--learning.total-steps", "3000", "--run.no-video", "--run.no-dashboard", "--learning.device", "cpu"]
+        flags += ["--sampling.rollout", "16", "--learning.batch-size", "256", "--envs-per-worker", "8", "--num-workers", "2"]
+        assert cli.main(flags) == 0
+    finally:
+        server.kill()
+
+
+# -- who may listen where ---------------------------------------------------------------------------------------------
+
+
+def test_addresses_of_this_machine() -> None:
+    assert all(map(is_local, ["127.0.0.1:1", "localhost:1", "[::1]:1", "unix:/tmp/x", "127.8.9.1:1"]))
+    assert not any(map(is_local, ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "example.org:1", "*:1"]))
+
+
+def test_other_addresses_need_a_token() -> None:
+    for address in ("0.0.0.0:0", "[::]:0"):
+        with pytest.raises(ConfigError, match="can be reached from other machines: give a token"):
+            EnvServer(offer(), address, Credentials())
+    server = EnvServer(offer(), "0.0.0.0:0", Credentials(TOKEN))
+    server.stop(0)
+    assert cli.main(["serve-envs", "--env", "gym/CartPole-v1", "--listen", "0.0.0.0:0"]) == 2
+
+
+def test_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    assert credentials(str(file)).token == TOKEN
+    assert TOKEN not in repr(credentials(str(file)))
+    monkeypatch.setenv("HEADRACE_TOKEN", "from-the-environment")
+    assert credentials(None).token == "from-the-environment"
+    for text in ("", "short", "with space in it", "ünïcödé-token"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match="token"):
+            credentials(str(file))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        credentials(str(tmp_path / "none"))
+    own = Credentials(TOKEN)
+    assert own.admits([("authorization", f"Bearer {TOKEN}")])
+    for metadata in ([], [("authorization", TOKEN)], [("authorization", f"Bearer {TOKEN}x")], [("authorization", "Bearer ")],
+                     [("authorization", f"Bearer {TOKEN}"), ("authorization", f"Bearer {TOKEN}")], None):  # fmt: skip
+        assert not own.admits(metadata)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", cert]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"openssl makes no certificate here: {error}")
+    return cert, key
+
+
+def test_tls(certificate: tuple[str, str], tmp_path: Path) -> None:
+    cert, key = certificate
+    with serving(own=Credentials(cert=cert, key=key)) as address:
+        group = remote_group(address, remote_ca=cert)
+        stepper = Stepper(group, counting(1))
+        stepper.reset()
+        stepper.step()
+        group.close()
+        plain = remote_group(address)
+        Stepper(plain, counting(1)).begin_reset()
+        time.sleep(1)
+        assert not plain.recv()
+        plain.close()
+
+
+def test_tls_of_a_run_that_listens(certificate: tuple[str, str]) -> None:
+    cert, key = certificate
+    address = f"127.0.0.1:{free_port()}"
+    group = RemoteGroup(f"listen:{address}", NAME, EnvConfig(remote_tls_cert=cert, remote_tls_key=key), 5)
+    dialler = Dialler(offer(), address, Credentials(ca=cert), lambda text: None)
+    threading.Thread(target=dialler.run, daemon=True).start()
+    Stepper(group, counting(1)).reset()
+    dialler.stop()
+    group.close()
+
+
+def test_the_token_is_not_in_the_run_folder(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    server = ServerProcess("--num-envs", "16", "--token-file", str(token))
+    try:
+        server.start(tmp_path / "server.log")
+        flags = ["train", "--env", "gym/CartPole-v1", "--envs.remote", server.address, "--run.folder", str(tmp_path / "run")]
+        flags += ["--learning.total-steps", "1000", "--run.no-video", "--run.no-dashboard", "--learning.device", "cpu"]
+        flags += ["--sampling.rollout", "16", "--learning.batch-size", "256", "--envs-per-worker", "8", "--num-workers", "2"]
+        assert cli.main([*flags, "--envs.remote-token-file", str(token)]) == 0
+        for file in filter(Path.is_file, (tmp_path / "run").rglob("*")):
+            assert TOKEN.encode() not in file.read_bytes(), file
+        assert TOKEN not in (tmp_path / "server.log").read_text()
+    finally:
+        server.kill()
+
+
+# -- whoever is no trainer --------------------------------------------------------------------------------------------
+
+
+def _raw(address: str, rng: random.Random) -> None:
+    """Garbage at the port, sometimes after the beginning of HTTP/2."""
+    host, _, port = address.partition(":")
+    with socket.create_connection((host, int(port)), timeout=1) as there:
+        there.settimeout(0.05)
+        try:
+            if rng.random() < 0.7:
+                there.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+                if rng.random() < 0.5:
+                    there.sendall(b"\0\0\0\4\0\0\0\0\0")  # SETTINGS
+            for _ in range(rng.randrange(1, 5)):
+                if rng.random() < 0.5:  # a frame with a header that might be one
+                    size = rng.randrange(64)
+                    there.sendall(size.to_bytes(3, "big") + bytes([rng.randrange(11), rng.randrange(256)]) + b"\0\0\0\1")
+                    there.sendall(rng.randbytes(size))
+                else:
+                    there.sendall(rng.randbytes(rng.randrange(2000)))
+            there.recv(1000)
+        except OSError:
+            pass
+
+
+def _messages(address: str, rng: random.Random, token: str, hello: bytes) -> list[bytes]:
+    """gRPC messages that are none of ours; what came back."""
+    messages = [hello] if rng.random() < 0.5 else []
+    for _ in range(rng.randrange(1, 4)):
+        kind = rng.randrange(4)
+        if kind == 0:
+            messages.append(rng.randbytes(rng.randrange(200)))
+        elif kind == 1:
+            damaged = bytearray(hello)
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+            messages.append(bytes(damaged))
+        elif kind == 2:
+            messages.append(protocol.HEADER.pack(rng.randrange(4), rng.randrange(2**32)) + rng.randbytes(rng.randrange(60)))
+        else:
+            messages.append(b"[" * rng.randrange(100_000))
+    metadata = [("authorization", f"Bearer {token}")]
+    with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        try:
+            return list(channel.stream_stream(METHOD)(iter(messages), metadata=metadata, timeout=5))
+        except grpc.RpcError:
+            return []
+
+
+def _fuzz(address: str, seconds: float, answers: list[bytes]) -> None:
+    rng = random.Random(5)
+    hello = Hello(NAME, 2, True, None).to_bytes()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        _raw(address, rng)
+        answers += _messages(address, rng, "not-the-right-token", hello)
+        _messages(address, rng, TOKEN, hello)  # one of us, gone mad
+
+
+@pytest.fixture
+def fuzzed() -> Iterator[tuple[str, EnvServer]]:
+    server = EnvServer(offer(), "127.0.0.1:0", Credentials(TOKEN))
+    yield f"127.0.0.1:{server.port}", server
+    server.stop(0)
+
+
+@pytest.mark.parametrize("seconds", [4, pytest.param(60, marks=pytest.mark.slow)])
+def test_garbage_harms_nobody_and_lets_nobody_in(
+    seconds: float, fuzzed: tuple[str, EnvServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, server = fuzzed
+    monkeypatch.setenv("HEADRACE_TOKEN", TOKEN)
+    answers: list[bytes] = []
+    fuzzer = threading.Thread(target=_fuzz, args=(address, seconds, answers))
+    group = remote_group(address)
+    stepper = Stepper(group, counting(1))
+    stepper.reset()
+    fuzzer.start()
+    steps = 0
+    while fuzzer.is_alive():  # meanwhile a run goes on
+        row = stepper.step()
+        assert row.after.obs["obs"].shape == (5, 4)
+        steps += 1
+    fuzzer.join()
+    assert steps > 100
+    assert not answers, "without the token nothing is answered"
+    group.close()
+    wait_until(lambda: server.offer.used == 0)
+
+
+@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.slow)])
+def test_garbage_at_a_run_that_listens(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_TOKEN", TOKEN)
+    address = f"127.0.0.1:{free_port()}"
+    group = RemoteGroup(f"listen:{address}", NAME, EnvConfig(remote_timeout=5.0), 5)
+    stepper = Stepper(group, counting(1))
+    stepper.begin_reset()
+    answers: list[bytes] = []
+    _fuzz(address, seconds, answers)
+    assert not answers
+    assert not group.recv(), "nobody's garbage is an observation"
+    dialler = Dialler(offer(), address, Credentials(TOKEN), lambda text: None)
+    threading.Thread(target=dialler.run, daemon=True).start()
+    finish(group, 30)
+    stepper.step()
+    dialler.stop()
+    group.close()
+
+
+def test_a_welcome_of_garbage_is_refused() -> None:
+    """A server that lies: whatever it sends, it is a reason and never another error."""
+    from headrace.envs.remote.protocol import Layout, ProtocolError, Refused, Welcome
+
+    made = offer()
+    layout = Layout(made.spec, 1, 5)
+    good = Welcome(NAME, made.options, made.spec, 1, 5, layout.schema(), {}, "vectors").to_bytes()
+    assert Welcome.from_bytes(good).spec == made.spec
+    rng = random.Random(3)
+    for _ in range(3000):
+        bad = bytearray(good)
+        for _ in range(rng.randrange(1, 6)):
+            at = rng.randrange(len(bad))
+            bad[at : at + rng.randrange(3)] = rng.randbytes(rng.randrange(3)) if rng.random() < 0.5 else b"9]"
+        with contextlib.suppress(ProtocolError, Refused):
+            Welcome.from_bytes(bytes(bad))
+    for dtype in ("object", "float64", "U9"):
+        with pytest.raises(ProtocolError):
+            Welcome.from_bytes(good.replace(b"float32", dtype.encode()))
