@@ -1,0 +1,197 @@
+"""Real runs, whose servers are killed, cut off and wrong. Training goes on with the other groups, and ends at its goal."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from harness import Run
+from network import Host
+from remote_servers import ServerProcess
+
+ENV = "gym/CartPole-v1"
+TOKEN = "a-token-for-tests"
+NEVER = 10**9
+APPO = {"learning.algorithm": "appo"}
+APEX = {
+    "learning.algorithm": "apex-dqn",
+    "learning.batch_size": 64,
+    "replay.capacity": 20_000,
+    "replay.minimum": 500,
+    "learning.total_steps": NEVER,
+}
+pytestmark = pytest.mark.timeout(300)
+
+
+def goes_on(run: Run, lines: int = 2) -> None:
+    """So many more lines of metrics with more steps each."""
+    for _ in range(lines):
+        step = run.step()
+        run.wait_for(f"more steps than {step}", lambda step=step: run.step() > step, 90)
+
+
+def steps_without(run: Run, seconds: float) -> int:
+    """How far the run gets in some seconds."""
+    before = run.step()
+    time.sleep(seconds)
+    return run.step() - before
+
+
+def ends(run: Run) -> None:
+    """Ctrl-C ends it, and nothing is left."""
+    assert run.process is not None
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130, run.story
+    run.assert_nothing_left()
+
+
+@pytest.mark.parametrize("algorithm", [APPO, APEX], ids=["appo", "apex-dqn"])
+def test_a_killed_server_comes_back(tmp_path: Path, algorithm: dict[str, object]) -> None:
+    """Beside a server with another token, which is never let in, and local environments."""
+    token = tmp_path / "token"
+    token.write_text("another-token")
+    server, stranger = ServerProcess("--num-envs", "16"), ServerProcess("--num-envs", "16", "--token-file", str(token))
+    settings = {"learning.total_steps": NEVER, **algorithm, "envs.remote": f"{server.address},local,{stranger.address}"}
+    try:
+        server.start(tmp_path / "server.log")
+        stranger.start(tmp_path / "stranger.log")
+        with Run(tmp_path / "run", env=ENV, **settings) as run:
+            goes_on(run)
+            run.wait_for("the refusal", lambda: f"{stranger.address}: it refuses the token" in run.output)
+            for kills in range(1, 3):
+                server.kill()
+                run.wait_for("the loss", lambda: run.output.count(f"Environment server {server.address}: no connection"))
+                goes_on(run)
+                server.start(tmp_path / "server.log")
+                back = f"Environment server {server.address} is back"
+                run.wait_for("its return", lambda kills=kills, back=back: run.output.count(back) >= kills)
+                goes_on(run)
+            assert "failed" not in run.story
+            assert "restart" not in run.story
+            ends(run)
+    finally:
+        server.kill()
+        stranger.kill()
+
+
+def test_a_run_whose_only_server_is_gone_waits_and_answers_ctrl_c(tmp_path: Path) -> None:
+    server = ServerProcess("--num-envs", "16")
+    try:
+        server.start(tmp_path / "server.log")
+        for placement in ("served", "serial"):
+            settings = {**APPO, "learning.total_steps": NEVER, "sampling.placement": placement, "envs.remote": server.address}
+            with Run(tmp_path / placement, env=ENV, **settings) as run:
+                goes_on(run)
+                server.kill()
+                run.wait_for("the loss", lambda run=run: f"Environment server {server.address}: " in run.output)
+                time.sleep(1)
+                ends(run)
+            server.start(tmp_path / "server.log")
+    finally:
+        server.kill()
+
+
+def test_a_stopped_server_is_slow_and_then_back(tmp_path: Path) -> None:
+    """SIGSTOP: the connection stays, nobody answers."""
+    server = ServerProcess("--num-envs", "16")
+    settings = {**APPO, "learning.total_steps": NEVER, "envs.remote": f"{server.address},local", "envs.remote_timeout": 3.0}
+    try:
+        server.start(tmp_path / "server.log")
+        with Run(tmp_path / "run", env=ENV, **settings) as run:
+            goes_on(run)
+            server.signal(signal.SIGSTOP)
+            run.wait_for("the loss", lambda: f"{server.address}: no answer for 3 s" in run.output)
+            goes_on(run)
+            server.signal(signal.SIGCONT)
+            run.wait_for("its return", lambda: f"{server.address} is back" in run.output)
+            goes_on(run)
+            ends(run)
+    finally:
+        server.signal(signal.SIGCONT)
+        server.kill()
+
+
+# -- over a network ---------------------------------------------------------------------------------------------------
+
+
+def _there(host: Host, tmp_path: Path) -> ServerProcess:
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    address = f"{host.address}:7777"
+    flags = ["--num-envs", "16", "--token-file", str(token), "--listen", address]
+    server = ServerProcess(*flags, prefix=host.prefix)
+    server.address = address
+    return server.start(tmp_path / "server.log")
+
+
+def _settings(server: ServerProcess, tmp_path: Path) -> dict[str, object]:
+    remote = {"envs.remote": f"{server.address},local", "envs.remote_token_file": str(tmp_path / "token")}
+    return {**APPO, "learning.total_steps": NEVER, **remote}
+
+
+@pytest.mark.slow
+def test_a_network_that_is_cut_for_a_minute(tmp_path: Path) -> None:
+    with Host() as host:
+        server = _there(host, tmp_path)
+        try:
+            with Run(tmp_path / "run", env=ENV, **_settings(server, tmp_path)) as run:
+                goes_on(run)
+                host.cut()
+                assert steps_without(run, 60) > 0, run.story
+                run.wait_for("the loss", lambda: f"Environment server {server.address}: " in run.output)
+                host.mend()
+                run.wait_for("its return", lambda: f"{server.address} is back" in run.output, 60)
+                goes_on(run)
+                ends(run)
+        finally:
+            server.kill()
+
+
+@pytest.mark.slow
+def test_a_network_that_is_cut_for_a_moment_loses_nothing(tmp_path: Path) -> None:
+    """Shorter than the time after which a connection counts as lost."""
+    with Host() as host:
+        server = _there(host, tmp_path)
+        try:
+            with Run(tmp_path / "run", env=ENV, **_settings(server, tmp_path)) as run:
+                goes_on(run)
+                host.cut()
+                assert steps_without(run, 3) > 0, run.story
+                host.mend()
+                goes_on(run, 4)
+                assert "Environment server" not in run.output
+                ends(run)
+        finally:
+            server.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("milliseconds", [1, 20])
+def test_a_network_with_delay(tmp_path: Path, milliseconds: int) -> None:
+    with Host() as host:
+        host.delay(milliseconds)
+        server = _there(host, tmp_path)
+        try:
+            with Run(tmp_path / "run", env=ENV, **_settings(server, tmp_path)) as run:
+                goes_on(run, 4)
+                server.kill()
+                goes_on(run)
+                ends(run)
+        finally:
+            server.kill()
+
+
+@pytest.mark.slow
+def test_a_wrong_token_over_a_network(tmp_path: Path) -> None:
+    with Host() as host:
+        server = _there(host, tmp_path)
+        try:
+            (tmp_path / "token").write_text("another-token")
+            run = Run(tmp_path / "run", env=ENV, **_settings(server, tmp_path))
+            with run:
+                assert run.end() == 2
+            assert f"{server.address}: it refuses the token: both sides must have the same" in run.output
+        finally:
+            server.kill()
