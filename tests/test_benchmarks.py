@@ -112,6 +112,17 @@ def test_exactness_has_a_line_for_each_game_that_differs_and_one_for_the_others(
     assert others == "| the other 2 | 300 | 6 | 21 | 3 | none |"
 
 
+def test_the_cost_of_remote_environments(tmp_path: Path) -> None:
+    pytest.importorskip("grpc")
+    script, out = ROOT / "benchmarks" / "remote_envs.py", tmp_path / "remote.json"
+    flags = ["--part", "stream", "--seconds", "0.1", "--json", str(out)]
+    done = subprocess.run([sys.executable, script, *flags], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())["stream"]
+    assert [(row["environments"], row["streams"]) for row in rows] == [(n, k) for n in (16, 32) for k in (1, 2, 4)]
+    assert min(row["steps_per_s"] for row in rows) > 10
+
+
 def test_emulator_throughput(tmp_path: Path) -> None:
     pytest.importorskip("ale_py")
     out = tmp_path / "throughput.json"

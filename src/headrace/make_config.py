@@ -14,6 +14,9 @@ from headrace.config.validation import validate
 from headrace.envs.registry import check_id, defaults, import_files, observes, with_absolute_path
 from headrace.learning.algorithm import declaration
 
+LEARNED_WITH = ("policy.", "sampling.", "learning.", "replay.", "q.")
+"""Groups of settings whose defaults an environment server may determine, beside those of the environment itself."""
+
 
 def make_config(env: str, algorithm: str | None = None, imports: Iterable[str] = (), **settings: Any) -> Config:
     """The configuration that `headrace train --env ENV` starts from, with dotted `settings` replaced.
@@ -44,7 +47,8 @@ def _defaults_of_server(env: str, base: Config) -> tuple[dict[str, Any], str]:
     from headrace.envs.remote.connect import ask
 
     welcome = ask(env, base.envs)
-    of_env = {name: value for name, value in welcome.defaults.items() if not name.startswith(("run.", "envs.remote"))}
+    # what to learn with; not where the run's files are, nor whom it connects to
+    of_env = {name: value for name, value in welcome.defaults.items() if name.startswith(LEARNED_WITH)}
     return of_env | {f"envs.{name}": value for name, value in welcome.options.items()}, welcome.observes
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from remote_servers import ServerProcess, free_port
+from remote_servers import NAME, ServerProcess, free_port, offer, serving
 
 from headrace import cli
 from headrace import config as configs
@@ -84,6 +87,29 @@ def test_the_servers_defaults_are_the_runs(tmp_path: Path) -> None:
             make_config("gym/Acrobot-v1", **{"envs.remote": server.address})
     finally:
         server.kill()
+
+
+def test_a_server_determines_only_what_to_learn_with() -> None:
+    made = offer()
+    made.defaults |= {"run.folder": "/elsewhere", "envs.remote_ca": "/file", "imports": ["/bad.py"], "learning.gamma": 0.5}
+    with serving(made) as address:
+        config = make_config(NAME, **{"envs.remote": address})
+        assert (config.run.folder, config.envs.remote_ca, config.imports) == (None, None, ())
+        assert (config.learning.gamma, config.policy.core) == (0.5, "gru")
+
+
+def test_without_grpc_only_remote_environments_are_missing() -> None:
+    code = "import sys; sys.modules['grpc'] = None\nfrom headrace import cli\n"
+    code += "from headrace.make_config import make_config; make_config('gym/CartPole-v1')\n"
+    code += "sys.exit(cli.main(['train', '--env', 'gym/CartPole-v1', '--envs.remote', '127.0.0.1:1']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, 'pip install "headrace[remote]"' in done.stderr) == (2, True), done.stderr
+
+
+def test_the_page_has_the_example() -> None:
+    page, example = (TESTS.parent / name for name in ("docs/remote.md", "examples/serve_my_env.py"))
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert code.split() == example.read_text().split('"""')[2].split()
 
 
 def test_no_server_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

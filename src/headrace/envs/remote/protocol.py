@@ -144,6 +144,9 @@ class Welcome:
             _check_spec(spec)
             names = [field.name for field in dataclasses.fields(Welcome) if field.name != "spec"]
             welcome = Welcome(spec=spec, **{name: fields[name] for name in names})
+            kinds = {"env": str, "options": dict, "defaults": dict, "observes": str, "lanes": int, "lane_size": int}
+            if wrong := [name for name, kind in kinds.items() if not isinstance(fields[name], kind)]:
+                raise ProtocolError(f"the welcome's {wrong[0]} is {fields[wrong[0]]!r:.80}")
             size = welcome.lanes * welcome.lane_size
             if size and welcome.schema != Layout(spec, welcome.lanes, welcome.lane_size).schema():
                 raise ProtocolError("the server lays out its messages in another way")

@@ -18,15 +18,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import grpc
+
 from headrace.config import ConfigError
 from headrace.envs.remote.protocol import MOST_REPLY
-
-try:
-    import grpc
-except ImportError as error:
-    from headrace.envs.registry import MissingExtra
-
-    raise MissingExtra('environment servers need packages that are not installed: pip install "headrace[remote]"') from error
 
 METHOD = "/headrace.Environments/Session"
 TOKEN_VARIABLE = "HEADRACE_TOKEN"
