@@ -134,3 +134,9 @@ def test_emulator_throughput(tmp_path: Path) -> None:
     (row,) = json.loads(out.read_text())["rows"]
     assert row["game"] == "pong"
     assert min(row[name] for name in ("headrace", "ale", "headrace-raw", "ale-raw", "ratio_ale", "ratio_raw")) > 0
+
+
+def test_readme_prints_what_the_result_files_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "learning"))
+    table = importlib.import_module("table")
+    assert table.in_readme() == table.table(), "python benchmarks/learning/table.py --write"

@@ -1,0 +1,103 @@
+"""The table of learning results in README, made of the result files that run.py wrote: `python benchmarks/learning/table.py`.
+
+`--write` puts it between the two marks in README. A test compares them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+README = HERE.parents[1] / "README.md"
+BEGIN, END = "<!-- learning: begin -->", "<!-- learning: end -->"
+ROWS = {
+    "pong": "Pong, `dqn` protocol",
+    "pong-again": "the same, nothing else running",
+    "cartpole": "CartPole-v1",
+    "vizdoom-basic": "VizDoom basic",
+    "vizdoom-health-gathering": "VizDoom health gathering",
+    "cartpole-swingup": "dm_control cartpole-swingup",
+    "apex-pong": "Pong, Ape-X DQN",
+    "apex-cartpole-swingup": "cartpole-swingup, Ape-X DPG",
+    "apex-walker-walk": "walker-walk, Ape-X DPG",
+    "apex-minatar-breakout": "MinAtar breakout, Ape-X DQN",
+    "memory-gru": "remembering a cue, GRU",
+    "memory-none": "the same without memory (control)",
+}
+"""Result files by name, in the table's order, and what they are of."""
+
+
+def number(x: float) -> str:
+    """Two or three digits that say something."""
+    return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.1f}" if abs(x) >= 10 else f"{x:.2f}"
+
+
+def spread(values: list[float], show: Any) -> str:
+    """One value, or the smallest and the largest."""
+    shown = [show(v) for v in (min(values), max(values))]
+    return shown[0] if shown[0] == shown[1] else f"{shown[0]} to {shown[1]}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds or minutes."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def evaluation(seed: dict[str, Any]) -> str:
+    """Mean of whole games, with its 95 % interval where all games were not alike."""
+    e = seed["evaluation"]
+    low, high = e["ci95"]
+    return number(e["mean"]) + ("" if low == high else f" ({number(low)} to {number(high)})")
+
+
+def steps(n: float) -> str:
+    """In thousands or millions."""
+    return f"{n / 1e6:.2f} M" if n >= 1e6 else f"{n / 1e3:.0f} K"
+
+
+def row(name: str, label: str) -> str:
+    """One line of the table."""
+    result = json.loads((HERE / "results" / f"{name}.json").read_text())
+    seeds = result["seeds"]
+    how = "most probable" if seeds[0]["evaluation"].get("deterministic") else "sampled"
+    played = f"{'; '.join(evaluation(s) for s in seeds)}, {seeds[0]['evaluation']['episodes']} games, {how}"
+    reached = [s for s in seeds if s["seconds_to_goal"] is not None]
+    goal = f"{result['goal']:g}: "
+    if len(reached) == len(seeds):
+        goal += f"{spread([s['steps_to_goal'] for s in reached], steps)}, "
+        goal += spread([s["seconds_to_goal"] for s in reached], duration)
+    else:
+        goal += f"reached by {len(reached)} of {len(seeds)}"
+    ends = {"goal": "its stopping value", "interrupted": "by hand", "max_minutes": "time limit", "total_steps": "step limit"}
+    ended = " / ".join(dict.fromkeys(ends[s["ended"]] for s in seeds))
+    ended += f", {spread([s['steps'] for s in seeds], steps)}, {spread([s['seconds_with_start_up'] for s in seeds], duration)}"
+    return f"| {label} (`{name}`) | {len(seeds)} | {goal} | {ended} | {played} |"
+
+
+def table() -> str:
+    """Markdown."""
+    head = "| task (file in `benchmarks/learning/results`) | seeds | training mean of 100 games first above | training ended | evaluation |"
+    return "\n".join([head, "| --- | --- | --- | --- | --- |", *(row(name, label) for name, label in ROWS.items())])
+
+
+def in_readme() -> str:
+    """What stands between the marks."""
+    return README.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+
+
+def main() -> None:
+    """Print or write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="into README")
+    if not parser.parse_args().write:
+        print(table())
+        return
+    before, _, rest = README.read_text().partition(BEGIN)
+    README.write_text(f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}")
+
+
+if __name__ == "__main__":
+    main()
