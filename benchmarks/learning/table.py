@@ -79,7 +79,7 @@ def row(name: str, label: str) -> str:
 
 def table() -> str:
     """Markdown."""
-    head = "| task (file in `benchmarks/learning/results`) | seeds | training mean of 100 games first above | training ended | evaluation |"
+    head = "| task (file in `benchmarks/learning/results`) | seeds | training mean first above | training ended | evaluation |"
     return "\n".join([head, "| --- | --- | --- | --- | --- |", *(row(name, label) for name, label in ROWS.items())])
 
 
