@@ -53,7 +53,7 @@ def test_help_shows_types_and_texts(capsys):
         "--sampling.num-workers INT Number of rollout workers", "--sampling.num-slots {None}|INT",
         "--envs.resize {None}|{INT INT}",
         "--policy.mlp [INT [INT ...]]", "--learning.ppo-clip {None}|FLOAT", "--policy.core {none,gru,lstm}", "--envs.kwargs JSON",
-        "--learning.experience {None,trajectories,replay}", "--run.must-be-new, --run.no-must-be-new",
+        "--learning.experience {trajectories,replay}", "--run.must-be-new, --run.no-must-be-new",
     ):  # fmt: skip
         assert words in shown, words
     assert "Range(" not in shown
