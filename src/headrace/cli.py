@@ -121,6 +121,8 @@ def train(arguments: list[str]) -> int:
     return 130 if result.reason == "interrupted" else 0
 
 
+_SIZES = ("sampling.num_workers", "sampling.num_groups", "sampling.envs_per_worker", "sampling.rollout", "learning.batch_size")
+"""What the defaults of the device placement are made of."""
 _CONNECTION = ("remote", "remote_token_file", "remote_ca", "remote_tls_cert", "remote_tls_key")
 
 
@@ -136,6 +138,9 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     first.add_argument("--learning.algorithm", dest="algorithm")
     first.add_argument("--learning.preset", dest="preset", choices=("small", "paper"), default="small")
     first.add_argument("--import", dest="imports", nargs="*", default=[])
+    first.add_argument("--sampling.placement", dest="placement")
+    for name in _SIZES:
+        first.add_argument(f"--{name.replace('_', '-')}", f"--{name}", dest=name)
     for name in _CONNECTION:  # an environment server determines them, too
         first.add_argument(f"--envs.{name}", f"--envs.{name.replace('_', '-')}", dest=name)
     try:
@@ -143,6 +148,10 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
     given = {f"envs.{name}": value for name in _CONNECTION if (value := getattr(known, name)) not in (None, "None")}
+    if known.placement == "device":
+        tuned = False  # what `headrace tune` found is for processes
+        sizes = {name: int(value) for name in _SIZES if (value := getattr(known, name) or "").isdecimal()}
+        given |= {"sampling.placement": "device", **sizes}
     config = make_config(known.env, known.algorithm, known.imports, **{"learning.preset": known.preset}, **given)
     if config.env != known.env:
         arguments += ["--env", config.env]  # the last one counts
@@ -248,6 +257,9 @@ def serve_envs(arguments: list[str]) -> int:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--env", default="")
     first.add_argument("--import", dest="imports", nargs="*", default=[])
+    first.add_argument("--sampling.placement", dest="placement")
+    for name in _SIZES:
+        first.add_argument(f"--{name.replace('_', '-')}", f"--{name}", dest=name)
     known, _ = first.parse_known_args(arguments)
     from headrace.envs import registry
 

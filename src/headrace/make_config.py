@@ -5,7 +5,7 @@ What an environment starts with its family declares (`headrace.envs`); an algori
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace import config as configs
@@ -38,7 +38,20 @@ def make_config(env: str, algorithm: str | None = None, imports: Iterable[str] =
     declared = declaration(algorithm)
     of_algorithm = declared.defaults_for(observed, of_env, settings.get("learning.preset", base.learning.preset))
     names = {"learning.algorithm": algorithm, "learning.experience": declared.experience}
-    return configs.override(base, **{**of_env, **of_algorithm, **names, **settings})
+    config = configs.override(base, **{**of_env, **of_algorithm, **names, **settings})
+    return configs.override(config, **_one_part(config, settings)) if config.sampling.placement == "device" else config
+
+
+def _one_part(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults of the device placement: one part, so that a batch holds T steps of all environments. The batch and T stay what
+    the environment and the algorithm declare, and their quotient is the number of environments. Where the user gave the number
+    of environments, the batch is their number times T. Where both are given, nothing changes."""
+    T, size = config.sampling.rollout, config.learning.batch_size
+    if config.uses_replay:
+        return {}
+    if not {"sampling.num_workers", "sampling.envs_per_worker", "sampling.num_groups"} & given.keys():
+        return {"sampling.num_workers": 1, "sampling.num_groups": 1, "sampling.envs_per_worker": max(1, size // T)}
+    return {} if "learning.batch_size" in given else {"learning.batch_size": T * config.num_envs}
 
 
 def _defaults_of_server(env: str, base: Config) -> tuple[dict[str, Any], str]:

@@ -293,8 +293,8 @@ def tune(
     check_config(config)
     if config.uses_replay:
         raise ConfigError("headrace tune compares steps learned from per second; with replay, learning is not tied to steps")
-    if config.sampling.placement == "serial":
-        raise ConfigError("headrace tune tries placements with several processes; `serial` has nothing to choose")
+    if (placement := config.sampling.placement) in ("serial", "device"):
+        raise ConfigError(f"headrace tune tries placements with several processes; `{placement}` has nothing to choose")
     preload("headrace.train")  # half of a short trial would be imports of torch otherwise
     spec = describe_env(config.env, config.envs)
     default, trials = Search(_endless(config), spec, 60 * minutes, show).run(fixed, batch_sizes)

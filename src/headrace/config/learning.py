@@ -91,7 +91,7 @@ class LearningConfig:
     """Longest time (seconds) that an update or a checkpoint may take. A learner that takes longer counts as hung: its Python
     stack is shown, and it is restarted from the newest checkpoint."""
     num_threads: Annotated[int, Range(1, 4096)] | None = None
-    """CPU threads of the learner. None: half of the cores; all cores in `serial` placement."""
+    """CPU threads of the learner. None: half of the cores; all cores in `serial` and `device` placement."""
 
 
 @dataclass

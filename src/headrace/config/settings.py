@@ -137,4 +137,9 @@ class Config:
     def update_period(self) -> int:
         """`device` placement: steps between two updates. All environments are divided into as many parts as batches are needed to
         hold T steps of each; the parts' trajectories of T steps end one after the other, this many steps apart."""
-        return self.learning.batch_size // self.num_envs
+        return self.sampling.rollout // self.parts
+
+    @property
+    def parts(self) -> int:
+        """G: the parts into which the `device` placement divides the environments; see `update_period`."""
+        return max(1, self.sampling.rollout * self.num_envs // self.learning.batch_size)

@@ -25,12 +25,12 @@ def validate(config: Config) -> None:
             f"sampling.envs_per_worker ({s.envs_per_worker}) must be a multiple of sampling.num_groups ({s.num_groups}): "
             "the groups of a worker are of equal size"
         )
-    if s.placement == "device" and config.envs.remote:
-        raise ConfigError("sampling.placement device steps its environments in the training process; envs.remote cannot be used")
     unit = s.rollout * config.envs_per_group
     if config.uses_replay:
         _validate_replay(config)
-    elif r.batch_size % unit:
+    if s.placement == "device":
+        _validate_device(config)
+    elif not config.uses_replay and r.batch_size % unit:
         low, high = r.batch_size // unit * unit, -(-r.batch_size // unit) * unit
         near = f"{low} or {high}" if low else str(high)
         raise ConfigError(
@@ -65,6 +65,28 @@ def validate(config: Config) -> None:
             f"these settings need {config.num_slots:,} trajectory slots, and {MOST_SLOTS:,} are possible: use fewer "
             f"sampling.num_workers ({s.num_workers}) or sampling.num_groups ({s.num_groups}), or a smaller learning.batch_size "
             f"({r.batch_size})"
+        )
+
+
+def _validate_device(config: Config) -> None:
+    if config.envs.remote:
+        raise ConfigError("sampling.placement device steps its environments in the training process; envs.remote cannot be used")
+    T, n, size = config.sampling.rollout, config.num_envs, config.learning.batch_size
+    all_steps = T * n
+    if config.uses_replay:
+        raise ConfigError(
+            f"sampling.placement device learns from trajectories; learning.algorithm {config.learning.algorithm} learns from a "
+            "replay"
+        )
+    if config.sampling.num_policies > 1:
+        raise ConfigError(f"sampling.placement device trains one policy; sampling.num_policies is {config.sampling.num_policies}")
+    parts = all_steps // size
+    if parts * size != all_steps or T % parts or n % parts:
+        possible = [g for g in range(2, min(T, n) + 1) if T % g == 0 and n % g == 0]
+        others = f", others are {', '.join(str(all_steps // g) for g in possible)}" if possible else ""
+        raise ConfigError(
+            f"sampling.placement device: learning.batch_size ({size}) must be sampling.rollout x environments ({T} x {n} = {all_steps})"
+            f" divided by a number that divides both; the largest is {all_steps}{others}"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 from torch import Tensor
 
 from headrace.experience.batch import Arrivals, Batch, ConsumedOnce
@@ -13,19 +14,24 @@ COUNTED = ("valid", "version", "episode_return", "episode_length")
 
 
 class DeviceExperience(ConsumedOnce):
-    """`collect()` steps the environments until there is a batch, and gives its fields: [T+1, B, ...], [T, B, ...], `core` [B, S].
+    """Batches of what `collect` gives.
 
-    Where the fields are in host memory and the device is not the CPU they are copied there.
+    Args:
+        collect: steps the environments until there is a batch; gives its fields, [T+1, B, ...], [T, B, ...] or `core` [B, S], and
+            the indices of its B environments.
+        device: fields that are not there are copied there.
+        reported_envs: the environments whose episodes are reported.
     """
 
-    def __init__(self, collect: Callable[[], dict[str, Tensor]], device: str):
-        self._collect, self._device = collect, device
+    def __init__(self, collect: Callable[[], tuple[dict[str, Tensor], range]], device: str, reported_envs: range):
+        self._collect, self._device, self._reported = collect, device, reported_envs
 
     def next(self, timeout: float | None = None) -> Batch:
         """The next batch; takes as long as that takes."""
-        fields = self._collect()
+        fields, envs = self._collect()
         host = {name: fields[name].cpu() for name in COUNTED}
-        arrivals = Arrivals.of(*(host[name].numpy() for name in ("valid", "episode_return", "episode_length")))
+        reported = np.array([env in self._reported for env in envs])
+        arrivals = Arrivals.of(*(host[name].numpy() for name in ("valid", "episode_return", "episode_length")), reported)
         data = {name: x.to(self._device, non_blocking=True) for name, x in fields.items()}
         return Batch(data, host["version"].clone(), host["valid"], None, arrivals)
 

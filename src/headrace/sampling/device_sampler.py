@@ -24,7 +24,8 @@ from torch import nn
 
 from headrace.accelerator.graphs import CudaRecorder, Recorded, Tensors
 from headrace.config import Config
-from headrace.envs.contract import EnvGroup, EnvSpec, LaneRow, ObsRow, StepRow
+from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec, LaneRow, ObsRow, StepRow
+from headrace.envs.group import Completion
 from headrace.policies.policy import convert_weights
 from headrace.sampling.trajectory_fields import trajectory_fields
 from headrace.shm.run_control import PhaseClock
@@ -38,6 +39,8 @@ class Span(NamedTuple):
 
     fields: Tensors
     """Every field, [T+1, B, ...] or [T, B, ...] by its number of rows; `core` [B, S]."""
+    envs: range
+    """The indices of the part's B environments."""
 
 
 class DeviceSampler:
@@ -48,14 +51,13 @@ class DeviceSampler:
         algorithm: see `headrace.learning.algorithm.Algorithm`.
         group: all environments; its arrays are tensors of the device if it has the attribute `tensors` and that is True, else
             NumPy arrays in host memory.
-        parts: G; divides T and the number of environments.
+        seed: of the actions.
     """
 
     def __init__(self, config: Config, spec: EnvSpec, algorithm: Any, model: nn.Module, group: EnvGroup, seed: int):
         self.device, self.T, self.B = config.device, config.sampling.rollout, config.num_envs
-        self.parts = self.T // config.update_period if config.update_period else 1
-        self.period = self.T // self.parts
-        self._algorithm, self._group = algorithm, group
+        self.parts, self.period = config.parts, config.update_period
+        self._algorithm, self._group, self._completion = algorithm, group, Completion(group)
         self.model = model.to(self.device).eval()
         self._core_width: int = model.core_width  # type: ignore[assignment]
         self.generator = torch.Generator(self.device).manual_seed(seed)
@@ -88,7 +90,9 @@ class DeviceSampler:
         self._first_row = self._obs_row(arrays, 0)
         self._core = torch.zeros(self.B, self._core_width, device=self.device)
         self._t = self._steps = 0
-        self._started = False
+        self.started = False
+        """Whether the environments were reset or brought back to where they were."""
+        group.remember()
 
     @staticmethod
     def _obs_row(arrays: dict[str, Any], t: int) -> ObsRow:
@@ -111,7 +115,8 @@ class DeviceSampler:
     def start(self, seed: int) -> None:
         """Reset every environment; environment i has seed `seed` + i."""
         self._group.reset(seed, [self._first_row])
-        self._started = True
+        self._wait()
+        self.started = True
 
     def collect(self) -> Span:
         """Step all environments until the next part has a trajectory."""
@@ -156,19 +161,57 @@ class DeviceSampler:
     def _step(self, t: int) -> None:
         self.env_clock.restart(perf_counter())
         self._group.send([self._views[t]])
-        while not self._group.recv():  # a group that is finished later has its own way to wait; none is used here yet
-            pass
+        self._wait()
         self.env_clock.count(self.B)
         self.env_clock.spent("step", perf_counter())
 
+    def _wait(self) -> None:
+        if not self._group.recv():
+            self._completion.wait()
+
     def _span(self, part: int) -> Span:
         end, width = self._t, self.B // self.parts
-        columns = slice(part * width, (part + 1) * width)
+        envs = range(part * width, (part + 1) * width)
+        columns = slice(envs.start, envs.stop)
         fields = {}
         for name, x in self._memory.items():
             rows = {"T+1": slice(end - self.T, end + 1), "T": slice(end - self.T, end)}.get(self._rows_of[name])
             fields[name] = x[end - self.T, columns] if rows is None else x[rows, columns]
-        return Span(fields)
+        return Span(fields, envs)
+
+    # -- going on after a stop ------------------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything between two calls of `collect`: generator, environments, and the rows that no batch has held yet."""
+        return {"generator": self.generator.get_state(), "world": self._world()}
+
+    def _world(self) -> dict[str, Any] | None:
+        """None where the environments cannot give their state."""
+        envs = self._group.get_state() if self.started else None
+        if envs is None:
+            return None
+        end = self._t
+        begin = max(0, end - (self.T - self.period))  # the next batch begins here; earlier rows were all learned from
+        last = {name: end + (rows == "T+1") for name, rows in self._rows_of.items()}  # row `end` has but an observation so far
+        rows = {name: x[begin : last[name]].to("cpu", copy=True) for name, x in self._memory.items()}
+        return {"envs": envs, "rows": rows, "core": self._core.to("cpu", copy=True), "steps": self._steps}
+
+    def set_state(self, state: dict[str, Any]) -> str | None:
+        """Go on from what `get_state` gave. Where the environments cannot, their episodes begin anew; returns why."""
+        self.generator.set_state(state["generator"])
+        world = state["world"]
+        if world is None:
+            return "Episodes begin anew: these environments cannot give their state"
+        try:
+            self._group.set_state(world["envs"])
+        except EnvironmentFault as error:
+            return f"Episodes begin anew: {error}"
+        for name, rows in world["rows"].items():
+            self._memory[name][: len(rows)].copy_(rows)
+        self._core = world["core"].to(self.device)
+        self._t, self._steps = len(world["rows"]["action"]), world["steps"]
+        self.started = True
+        return None
 
     @property
     def nbytes(self) -> int:

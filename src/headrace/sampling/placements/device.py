@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.config import ConfigError
+from headrace.config import Config
 from headrace.sampling.placements.in_process import InProcess
 from headrace.sampling.run_memory import Agent, RunMemory
 from headrace.sampling.worker_process import actor_seed, environment_seed
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 
 class Device(InProcess):
-    """See the module. Raises `ConfigError` for settings that it cannot work with."""
+    """See the module."""
 
+    deterministic = True
+    """With one and the same number of threads; on a GPU, as far as its kernels are."""
     _sampler: DeviceSampler | None = None
 
     def allocate(self, agents: list[Agent]) -> RunMemory:
         """Nothing is shared but the run control: trajectories are in the sampler's own memory."""
-        _check(self)
         control = RunControl({"rollout": 1, "policy": 1, "learner": 1})
         return RunMemory([], InferenceRequests(1, 1, 1, 1, []), control)
 
@@ -45,6 +46,7 @@ class Device(InProcess):
         group = make_group(config.env, config.envs, config.num_envs, threads=threads)
         algorithm, model = self.make_agent(config, self.spec)
         self._sampler = DeviceSampler(config, self.spec, algorithm, model, group, actor_seed(config, 0))
+        self._notices.append(_summary(config))
         self._sampler.env_clock = self.memory.control.clock("rollout", 0)
         self._sampler.act_clock = self.memory.control.clock("policy", 0)
 
@@ -58,37 +60,40 @@ class Device(InProcess):
         """See `Placement.batches`."""
         from headrace.experience.on_device import DeviceExperience
 
-        return DeviceExperience(self._collect, self.config.device)
+        return DeviceExperience(self._collect, self.config.device, reported_envs)
 
-    def _collect(self) -> dict[str, Tensor]:
+    def _collect(self) -> tuple[dict[str, Tensor], range]:
         assert self._sampler is not None
-        return self._sampler.collect().fields
+        return self._sampler.collect()
 
     def publish(self, p: int, model: nn.Module, version: int) -> None:
         """See `Placement.publish`: a copy on the device."""
         assert self._sampler is not None
         self._sampler.take_weights(model, version)
         if not self.memory.control.ready:
-            self._sampler.start(environment_seed(self.config, 0, version=version))
+            if not self._sampler.started:
+                self._sampler.start(environment_seed(self.config, 0, version=version))
             self.memory.control.set_ready(p)
 
     def version(self, p: int) -> int:
         """See `Placement.version`."""
         return 0 if self._sampler is None else self._sampler.version
 
+    def get_state(self) -> dict[str, Any] | None:
+        """See `Placement.get_state`."""
+        return None if self._sampler is None else self._sampler.get_state()
 
-def _check(placement: Device) -> None:
-    """Refuse what the placement cannot do, with the numbers."""
-    config = placement.config
-    T, n, size = config.sampling.rollout, config.num_envs, config.learning.batch_size
-    if config.uses_replay:
-        raise ConfigError(f"--placement device learns from trajectories; {config.learning.algorithm} learns from a replay")
-    if config.sampling.num_policies > 1:
-        raise ConfigError(f"--placement device trains one policy; sampling.num_policies is {config.sampling.num_policies}")
-    parts = T * n // size if size else 0
-    if parts * size != T * n or T % parts or n % parts:
-        raise ConfigError(
-            f"--placement device: learning.batch_size ({size}) must be sampling.rollout x environments ({T} x {n} = {T * n}) "
-            f"divided by a number that divides both; the largest is {T * n}, others are "
-            + ", ".join(str(T * n // g) for g in range(2, min(T, n) + 1) if T % g == 0 and n % g == 0)
-        )
+    def set_state(self, state: dict[str, Any]) -> str | None:
+        """See `Placement.set_state`."""
+        assert self._sampler is not None
+        return self._sampler.set_state(state)
+
+
+def _summary(config: Config) -> str:
+    """What was chosen, as a line for the log."""
+    parts = f"{config.parts} parts" if config.parts > 1 else "1 part"
+    return (
+        f"Device placement on {config.device}: {config.num_envs:,} environments in {parts}, trajectories of "
+        f"{config.sampling.rollout} steps; an update with {config.learning.batch_size:,} steps of experience follows every "
+        f"{config.update_period} steps"
+    )
