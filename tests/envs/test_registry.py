@@ -39,7 +39,7 @@ def registered() -> list[str]:
         ("gym/CartPole", "gym/CartPole-v1"),
         ("vizdoom/basik", "vizdoom/basic"),
         ("cartpole-v1", "gym/CartPole-v1"),
-        ("nonsense-entirely-9000", "families gym, atari, vizdoom, dm_control"),
+        ("nonsense-entirely-9000", "families gym, atari, vizdoom, dm_control, torch"),
     ],
 )
 def test_unknown_ids_name_the_nearest(wrong: str, nearest: str) -> None:

@@ -85,8 +85,8 @@ def _validate_device(config: Config) -> None:
         possible = [g for g in range(2, min(T, n) + 1) if T % g == 0 and n % g == 0]
         others = f", others are {', '.join(str(all_steps // g) for g in possible)}" if possible else ""
         raise ConfigError(
-            f"sampling.placement device: learning.batch_size ({size}) must be sampling.rollout x environments ({T} x {n} = {all_steps})"
-            f" divided by a number that divides both; the largest is {all_steps}{others}"
+            f"sampling.placement device: learning.batch_size ({size}) must be sampling.rollout x environments "
+            f"({T} x {n} = {all_steps}) divided by a number that divides both; the largest is {all_steps}{others}"
         )
 
 

@@ -4,7 +4,17 @@ Nothing in here imports torch: processes that only step environments stay small 
 """
 
 from headrace.envs.contract import ActionSpec, ArraySpec, EnvGroup, EnvironmentFault, EnvSpec
-from headrace.envs.registry import defaults, describe, list_ids, make_env, make_group, make_vec, register, register_vector
+from headrace.envs.registry import (
+    defaults,
+    describe,
+    list_ids,
+    make_env,
+    make_group,
+    make_vec,
+    register,
+    register_tensor,
+    register_vector,
+)
 
 __all__ = [
     "ActionSpec",
@@ -19,5 +29,6 @@ __all__ = [
     "make_group",
     "make_vec",
     "register",
+    "register_tensor",
     "register_vector",
 ]

@@ -4,6 +4,7 @@
     atari/pong                         Atari 2600 games
     vizdoom/basic                      scenarios of the vizdoom package; vizdoom/path/to/your.cfg
     dm_control/cartpole-swingup        DeepMind Control Suite
+    torch/CartPole-v1                  written in PyTorch, stepped on the policy's device
 
 A family is a module with the functions of `Family`. It is imported when one of its environments is first asked for, so that the
 packages of other families need not be installed. A user's environment is one function, registered by the user's own file
@@ -27,7 +28,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import gymnasium
 from gymnasium.vector import SyncVectorEnv, VectorEnv
@@ -38,6 +39,9 @@ from headrace.envs.description import describe_in_child
 from headrace.envs.group import LocalGroup, reward_transform, vector_group
 from headrace.envs.spaces import specs_of
 from headrace.envs.wrappers import preprocess, render_without_screen
+
+if TYPE_CHECKING:
+    from headrace.envs.tensor import TensorEnv
 
 Env = gymnasium.Env[Any, Any]
 SpecSource = Callable[[str, EnvConfig], EnvSpec]
@@ -66,8 +70,15 @@ class VectorFactory(Protocol):
         """Make `num_envs` environments that are stepped together; ``metadata["autoreset_mode"]`` must be set."""
 
 
+class TensorFactory(Protocol):
+    """The function that makes a user's environments of tensors."""
+
+    def __call__(self, options: EnvConfig, num_envs: int, device: str) -> TensorEnv:
+        """Make `num_envs` environments on the device ("cpu", "cuda", "cuda:1"); see `headrace.envs.tensor.TensorEnv`."""
+
+
 class Family(Protocol):
-    """The contents of an environment family's module. `make_group` and `make_vector` are optional."""
+    """The contents of an environment family's module. `make_group`, `make_tensor` and `make_vector` are optional."""
 
     FRAMESKIP: int
     """Simulator frames per step, unless `EnvConfig.frameskip` is set."""
@@ -92,6 +103,9 @@ class Family(Protocol):
         `headrace.envs.registry.make_group`.
         """
 
+    def make_tensor(self, name: str, options: EnvConfig, num_envs: int, device: str) -> TensorEnv:
+        """Environments of tensors, for a family that has them. Reward settings are applied to the result."""
+
     def make_vector(self, name: str, options: EnvConfig, num_envs: int) -> VectorEnv:
         """A Gymnasium vector environment of whole games, if the family has a faster one than Gymnasium's own."""
 
@@ -112,15 +126,17 @@ FAMILIES: dict[str, _Module] = {
     "atari": _Module("headrace.envs.atari", "atari"),
     "vizdoom": _Module("headrace.envs.vizdoom", "vizdoom"),
     "dm_control": _Module("headrace.envs.dm_control", "dm-control"),
+    "torch": _Module("headrace.envs.torch_envs"),
 }
 
 
 @dataclass(frozen=True)
 class _Registered:
-    """An environment registered by the user: one of the two factories."""
+    """An environment registered by the user: one of the three factories."""
 
     factory: EnvFactory | None = None
     vector_factory: VectorFactory | None = None
+    tensor_factory: TensorFactory | None = None
     defaults: dict[str, Any] = field(default_factory=dict)
     by_import: bool = False
     """Registered by a file of `import_files`, which another process can import too."""
@@ -142,7 +158,7 @@ def register(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Calla
     _refuse_family(env_id)
 
     def add(factory: EnvFactory) -> EnvFactory:
-        _registered[env_id] = _Registered(factory, None, dict(defaults or {}), bool(_importing))
+        _registered[env_id] = _Registered(factory, defaults=dict(defaults or {}), by_import=bool(_importing))
         return factory
 
     return add
@@ -156,7 +172,21 @@ def register_vector(env_id: str, *, defaults: Mapping[str, Any] | None = None) -
     _refuse_family(env_id)
 
     def add(factory: VectorFactory) -> VectorFactory:
-        _registered[env_id] = _Registered(None, factory, dict(defaults or {}), bool(_importing))
+        _registered[env_id] = _Registered(vector_factory=factory, defaults=dict(defaults or {}), by_import=bool(_importing))
+        return factory
+
+    return add
+
+
+def register_tensor(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[TensorFactory], TensorFactory]:
+    """Like `register`, for a function that makes environments which take and give torch tensors (`headrace.envs.tensor`).
+
+    Only the settings for rewards are applied to them. They cannot be watched, since there is no single environment to render.
+    """
+    _refuse_family(env_id)
+
+    def add(factory: TensorFactory) -> TensorFactory:
+        _registered[env_id] = _Registered(tensor_factory=factory, defaults=dict(defaults or {}), by_import=bool(_importing))
         return factory
 
     return add
@@ -274,7 +304,8 @@ def _make_env(env_id: str, options: EnvConfig, render_mode: str | None) -> Env:
         if env_id in _registered:
             factory = _registered[env_id].factory
             if factory is None:
-                raise ConfigError(f"{env_id} is registered as a vector environment; there is no single environment to make")
+                kind = "a vector environment" if _registered[env_id].vector_factory else "environments of tensors"
+                raise ConfigError(f"{env_id} is registered as {kind}; there is no single environment to make")
             return preprocess(factory(options, render_mode=render_mode), options)
         return _family(prefix).make(name, options, render_mode=render_mode)
 
@@ -300,6 +331,7 @@ def make_group(
     training: bool = True,
     threads: int | None = None,
     number: int | None = None,
+    device: str | None = None,
 ) -> EnvGroup:
     """`num_envs` environments stepped together. With `training` False, episodes are whole games.
 
@@ -307,6 +339,9 @@ def make_group(
 
     `number`: which of the run's groups it is. With `options.remote`, that decides where its environments are; a group without a
     number, such as that of an evaluation, is remote only if the environment cannot be made here.
+
+    `device`: environments of tensors are made there, and the group takes rows of tensors on that device (its attribute `tensors`
+    is True). None: they are made on the CPU, and the group takes NumPy arrays, as all others do.
 
     Raises what `make_env` raises, and `UnsupportedSpace`.
     """
@@ -318,6 +353,11 @@ def make_group(
     with _making(env_id):
         if registered is not None and registered.vector_factory is not None:
             return vector_group(registered.vector_factory(options, num_envs), options, env_id)
+        if make := _tensor_factory(env_id):
+            from headrace.envs.tensor import TensorGroup  # imports torch
+
+            place = device or "cpu"
+            return TensorGroup(make(options, num_envs, place), options, env_id, device=place, tensors=device is not None)
         if registered is None and hasattr(_family(prefix), "make_group"):
             return _family(prefix).make_group(name, options, num_envs, training=training, threads=threads)
     with ExitStack() as opened:
@@ -332,6 +372,15 @@ def make_group(
         spec = EnvSpec(observation, action, options.frameskip or _frameskip(env_id), name=env_id)
         opened.pop_all()
     return LocalGroup(envs, spec, reward_transform(options.reward_scale, options.reward_clip))
+
+
+def _tensor_factory(env_id: str) -> TensorFactory | None:
+    """What makes this environment, if it is one of tensors."""
+    if env_id in _registered:
+        return _registered[env_id].tensor_factory
+    prefix, _, name = env_id.partition("/")
+    family = _family(prefix)
+    return partial(family.make_tensor, name) if hasattr(family, "make_tensor") else None
 
 
 def _address(env_id: str, remote: str, number: int | None) -> str | None:
@@ -373,6 +422,8 @@ def make_vec(env_id: str, num_envs: int, options: EnvConfig | None = None) -> Ve
     with _making(env_id):
         if registered is not None and registered.vector_factory is not None:
             return registered.vector_factory(options, num_envs)
+        if registered is not None and registered.tensor_factory is not None:
+            raise ConfigError(f"{env_id} is registered as environments of tensors, which are no gymnasium.vector.VectorEnv")
         if registered is None and hasattr(_family(prefix), "make_vector"):
             return _family(prefix).make_vector(name, options, num_envs)
         return SyncVectorEnv([partial(make_env, env_id, options)] * num_envs)

@@ -43,7 +43,7 @@ class Device(InProcess):
         set_up(config.device)
         keep_freed_memory()
         threads = config.learner_threads if config.learner_threads > 1 else None
-        group = make_group(config.env, config.envs, config.num_envs, threads=threads)
+        group = make_group(config.env, config.envs, config.num_envs, threads=threads, device=config.device)
         algorithm, model = self.make_agent(config, self.spec)
         self._sampler = DeviceSampler(config, self.spec, algorithm, model, group, actor_seed(config, 0))
         self._notices.append(_summary(config))

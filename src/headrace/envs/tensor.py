@@ -1,0 +1,247 @@
+"""Environments that take and give torch tensors: simulators that are on the accelerator already, and vectorised ones on the CPU.
+
+Such an environment is an object with the methods of `TensorEnv`, registered by a function that makes it:
+
+    @headrace.envs.register_tensor("my/world")
+    def world(options, num_envs, device):
+        return World(num_envs, device, **options.kwargs)
+
+In the `device` placement its tensors are written straight into the trajectories' memory; nothing becomes a NumPy array, and
+nothing waits for the device but one number every `CHECK_PERIOD` steps. In other placements, and in evaluations, its tensors are
+on the CPU, and rows of NumPy arrays in shared memory are read and written through tensors of the same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, cast
+
+import gymnasium
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from headrace.config import EnvConfig
+from headrace.envs.contract import MASK_KEY, EnvironmentFault, EnvSpec, LaneRow, ObsRow
+from headrace.envs.spaces import Leaf, UnsupportedSpace, leaves, specs_of
+
+CHECK_PERIOD = 64
+"""On a GPU, steps between two looks for numbers that are not finite, since each waits for the device. On the CPU every step."""
+
+Observation = Tensor | dict[str, Any]
+"""[N, ...], or a dictionary of such for Dict spaces."""
+
+
+class TensorStep(NamedTuple):
+    """What a step of N environments led to; tensors on the environments' device. They may be overwritten by the next step."""
+
+    obs: Observation
+    """[N, ...]: to act on next; where an episode ended, the first observation of the next one."""
+    reward: Tensor
+    """Float [N]."""
+    terminated: Tensor
+    """Bool [N]: the episode ended in a state that has no future."""
+    truncated: Tensor
+    """Bool [N]: it ended for another reason, such as a time limit."""
+    final_obs: Observation
+    """[N, ...]: where an episode ended, its true last observation; elsewhere anything."""
+
+
+class TensorEnv(Protocol):
+    """N environments on one device, which reset ended episodes in the same step.
+
+    May have `get_state() -> dict` and `set_state(state)`, for exact resumes (a tree of tensors, numbers and strings, with
+    everything that later steps depend on), and `close()`.
+    """
+
+    num_envs: int
+    single_observation_space: gymnasium.Space
+    """Of one environment: Box, MultiBinary, or a Dict or Tuple of those. Images are [C, H, W]."""
+    single_action_space: gymnasium.Space
+    """Of one environment: Discrete, MultiDiscrete, MultiBinary or Box."""
+
+    def reset(self, seed: int) -> Observation:
+        """Begin N new episodes and return their first observations. `seed` determines these and everything random later."""
+        ...
+
+    def step(self, actions: Tensor) -> TensorStep:
+        """Step all environments.
+
+        Args:
+            actions: as the action space says, with the first axis N: int64 [N] for Discrete, int64 [N, ...] for MultiDiscrete and
+                MultiBinary, float32 [N, ...] within the bounds for Box.
+        """
+        ...
+
+
+class TensorGroup:
+    """The `EnvGroup` of a `TensorEnv`.
+
+    Args:
+        envs: the environments.
+        tensors: rows are tensors on the environments' device; else NumPy arrays, and the environments are on the CPU.
+
+    Raises `UnsupportedSpace` for spaces that have no plain tensors.
+    """
+
+    lanes = 1
+
+    def __init__(self, envs: TensorEnv, options: EnvConfig, env_id: str, *, device: str, tensors: bool, frameskip: int = 1):
+        observation, action = specs_of(envs.single_observation_space, envs.single_action_space, env_id)
+        self.spec = EnvSpec(observation, action, options.frameskip or frameskip, "same-step", env_id)
+        self.envs, self.device, self.tensors = envs, device, tensors
+        self.num_envs = self.lane_size = N = envs.num_envs
+        self._leaves = [_checked(leaf, env_id) for leaf in leaves(envs.single_observation_space)]
+        self._floats = [name for name, array in observation.items() if array.dtype.kind == "f"]
+        self._decode = _decoder(envs.single_action_space, device, env_id)
+        self._scale, self._clip = options.reward_scale, options.reward_clip
+        self._returns = torch.zeros(N, dtype=torch.float64, device=device)
+        self._lengths = torch.zeros(N, dtype=torch.int32, device=device)
+        self._seed = self._steps = 0
+        self._nan = torch.full((N,), torch.nan, device=device)
+        self._not_finite = torch.zeros((), dtype=torch.bool, device=device)
+        """Something since the last check was not finite, or large enough for its sum not to be."""
+        self._check_period = CHECK_PERIOD if torch.device(device).type != "cpu" else 1
+
+    def reset(self, seed: int, out: Sequence[ObsRow]) -> None:
+        """See `EnvGroup.reset`. The environments are seeded together, by one number."""
+        row = out[0] if self.tensors else _as_tensors(out[0])
+        self._seed, self._steps = seed, 0
+        self._returns.zero_()
+        self._lengths.zero_()
+        self._call("reset", self._reset, row)
+
+    @torch.no_grad()
+    def _reset(self, row: ObsRow) -> None:
+        self._put(row.obs, self.envs.reset(self._seed))
+        row.first.fill_(True)
+        row.valid.fill_(True)
+        self._look([row.obs[name] for name in self._floats], always=True)
+
+    def send(self, rows: Sequence[LaneRow]) -> None:
+        """See `EnvGroup.send`; on return the step is finished, or given to the device."""
+        self._call("step", self._step, rows[0] if self.tensors else _as_tensors(rows[0]))
+
+    @torch.no_grad()
+    def _step(self, row: LaneRow) -> None:
+        now, after = row.step, row.after
+        obs, reward, terminated, truncated, final_obs = self.envs.step(self._decode(row.actions))
+        ended = terminated | truncated
+        self._put(after.obs, obs)
+        self._put(now.final_obs, final_obs)
+        now.terminated.copy_(terminated)
+        now.truncated.copy_(truncated)
+        after.first.copy_(ended)
+        after.valid.fill_(True)
+        self._returns += reward
+        self._lengths += 1
+        learned = reward * self._scale
+        now.reward.copy_(learned if self._clip is None else learned.clamp(-self._clip, self._clip))
+        now.episode_return.copy_(torch.where(ended, self._returns, self._nan))
+        now.episode_length.copy_(self._lengths * ended)
+        self._returns.masked_fill_(ended, 0.0)
+        self._lengths.masked_fill_(ended, 0)
+        self._steps += 1
+        self._look([reward, *(after.obs[name] for name in self._floats)])
+
+    def recv(self) -> bool:
+        """See `EnvGroup.recv`."""
+        return True
+
+    def notify(self, wake: Callable[[], None]) -> None:
+        """See `EnvGroup.notify`; never called, since `recv` is always True."""
+
+    def remember(self) -> None:
+        """See `EnvGroup.remember`."""
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Asks the environments' own `get_state()`; None if there is no such method."""
+        if not hasattr(self.envs, "get_state"):
+            return None
+        counts = {"returns": self._returns.to("cpu", copy=True), "lengths": self._lengths.to("cpu", copy=True)}
+        return counts | {"seed": self._seed, "steps": self._steps, "envs": cast(Any, self.envs).get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """See `EnvGroup.set_state`."""
+        self._seed, self._steps = state["seed"], state["steps"]
+        self._returns.copy_(state["returns"])
+        self._lengths.copy_(state["lengths"])
+        cast(Any, self.envs).set_state(state["envs"])
+
+    def close(self) -> None:
+        """Close the environments, if they can be."""
+        if hasattr(self.envs, "close"):
+            self.envs.close()
+
+    # -- inside -----------------------------------------------------------------------------------------------------------
+
+    def _call(self, doing: str, function: Callable[[Any], None], row: Any) -> None:
+        try:
+            function(row)
+        except EnvironmentFault:
+            raise
+        except Exception as error:
+            raise EnvironmentFault(f"{self._where()}: {doing} failed: {type(error).__name__}: {error}") from error
+
+    def _where(self) -> str:
+        return f"{self.spec.name}, {self.num_envs} environments (seed {self._seed}), step {self._steps} of each"
+
+    def _put(self, rows: dict[str, Tensor], observation: Observation) -> None:
+        for leaf in self._leaves:
+            row = rows[leaf.name]
+            value = cast(Tensor, leaf.find(observation))  # a plain observation has an empty path
+            shape = leaf.source.shape or ()
+            if value.shape[1:] != shape or len(value) != self.num_envs:
+                raise ValueError(
+                    f"observation {leaf.name!r} has shape {list(value.shape)}; {[self.num_envs, *shape]} is declared"
+                )
+            row.copy_(value.view_as(row))
+
+    def _look(self, values: list[Tensor], always: bool = False) -> None:
+        """Raise `EnvironmentFault` where numbers are not finite. A sum is not finite if one of its terms is not."""
+        total = torch.stack([x.sum(dtype=torch.float32) for x in values]).sum()
+        self._not_finite |= ~total.isfinite()
+        if (always or self._steps % self._check_period == 0) and bool(self._not_finite):
+            self._not_finite.fill_(False)
+            bad = sorted({int(i) for x in values for i in (~x.isfinite()).nonzero()[:, 0]})
+            if bad or self._check_period > 1:
+                which = f"of environment {bad[0]}" if bad else f"in one of the last {self._check_period} steps"
+                raise EnvironmentFault(f"{self._where()}: an observation or the reward {which} is not finite")
+
+
+def _as_tensors(row: Any) -> Any:
+    """A row of NumPy arrays as tensors of the same memory."""
+    if isinstance(row, LaneRow):
+        return LaneRow(torch.from_numpy(row.actions), _as_tensors(row.step), _as_tensors(row.after))
+    fields = {
+        name: {key: torch.from_numpy(x) for key, x in value.items()} if isinstance(value, dict) else torch.from_numpy(value)
+        for name, value in vars(row).items()
+    }
+    return type(row)(**fields)
+
+
+def _checked(leaf: Leaf, env_id: str) -> Leaf:
+    as_it_is = leaf.name == MASK_KEY or leaf.spec.shape == leaf.source.shape
+    if as_it_is and isinstance(leaf.source, spaces.Box | spaces.MultiBinary):
+        return leaf
+    raise UnsupportedSpace(
+        f"{env_id}: observation {leaf.name!r} is {leaf.source!r}; environments of tensors observe Box (images [C, H, W]), "
+        "MultiBinary, and Dict or Tuple of these. Give a discrete observation one-hot"
+    )
+
+
+def _decoder(space: spaces.Space[Any], device: str, env_id: str) -> Callable[[Tensor], Tensor]:
+    """A function from action rows [N, A] to the actions of `TensorEnv.step`."""
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return lambda rows: rows[:, 0].long() + start
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        shape = tuple(cast(Any, space.shape))
+        starts = torch.as_tensor(space.start if isinstance(space, spaces.MultiDiscrete) else 0, device=device)
+        return lambda rows: rows.view(-1, *shape).long() + starts
+    if isinstance(space, spaces.Box):
+        low, high = (torch.as_tensor(x, dtype=torch.float32, device=device) for x in (space.low, space.high))
+        return lambda rows: rows.view(-1, *low.shape).clamp(low, high)
+    raise UnsupportedSpace(f"{env_id}: the action space is {space!r}; environments of tensors take one tensor of actions")
+
+
