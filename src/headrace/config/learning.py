@@ -14,8 +14,9 @@ class LearningConfig:
 
     algorithm: str = "appo"
     """Learning algorithm. `appo`: asynchronous PPO with V-trace. `ppo`: PPO with GAE. `impala`: policy gradient with V-trace.
-    `a2c`: policy gradient with n-step returns. `apex-dqn`, `apex-dpg`: Q-learning and deterministic policy gradient with
-    prioritized replay. Other names are algorithms that an imported file registers."""
+    `a2c`: policy gradient with n-step returns. `pqn`: Q-learning with layer norm and lambda returns. `apex-dqn`, `apex-dpg`:
+    Q-learning and deterministic policy gradient with prioritized replay. Other names are algorithms that an imported file
+    registers."""
     preset: Literal["small", "paper"] = "small"
     """Source of the defaults of `apex-dqn` and `apex-dpg`. `small`: sizes for a few cores and about an hour. `paper`: the sizes
     of Horgan et al. 2018, for hundreds of actors and days."""
@@ -36,7 +37,7 @@ class LearningConfig:
     returns: Literal["vtrace", "gae"] = "vtrace"
     """Method that computes value targets and advantages."""
     gae_lambda: Fraction = 0.95
-    """Lambda of GAE. V-trace multiplies its trace coefficients by it."""
+    """Lambda of GAE, and of the lambda returns of `pqn`. V-trace multiplies its trace coefficients by it."""
     vtrace_rho: Positive = 1.0
     """V-trace: upper limit of the importance weights (rho). It determines which value function the critic converges to."""
     vtrace_c: NonNegative = 1.0
@@ -91,7 +92,8 @@ class LearningConfig:
     """Longest time (seconds) that an update or a checkpoint may take. A learner that takes longer counts as hung: its Python
     stack is shown, and it is restarted from the newest checkpoint."""
     num_threads: Annotated[int, Range(1, 4096)] | None = None
-    """CPU threads of the learner. None: half of the cores; all cores in `serial` and `device` placement."""
+    """CPU threads of the learner. None: half of the cores; all cores in `serial` placement, and in `device` placement
+    as many of them as other programs leave free."""
 
 
 @dataclass
@@ -146,6 +148,12 @@ class QConfig:
     epsilon_levels: Annotated[int, Range(1, 1_000_000)] | None = None
     """Number of different exploration rates, each for one block of environments (figure 7 of the Ape-X paper: 6). None: one rate
     per environment."""
+    epsilon_first: Fraction = 1.0
+    """PQN: share of random actions at the start of training, equal in all environments."""
+    epsilon_last: Fraction = 0.01
+    """PQN: share of random actions after `epsilon_decay`."""
+    epsilon_decay: Annotated[float, Range(0, 1, above=True)] = 0.1
+    """PQN: part of `learning.total_steps` over which the share of random actions falls linearly."""
     target_period: Count = 2500
     """Number of updates between two copies of the weights to the target network."""
     double: bool = True

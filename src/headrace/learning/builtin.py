@@ -76,6 +76,65 @@ def check_policy_gradient(config: Config) -> None:
         raise ConfigError(f"learning.vtrace_rho ({c.vtrace_rho}) must not be below vtrace_c ({c.vtrace_c}) (IMPALA, section 4.1)")
 
 
+# -- PQN: Q-learning on trajectories -----------------------------------------------------------------------------------
+
+PQN = {
+    "policy.normalize_returns": False,
+    "q.dueling": False,
+    "q.noisy": False,
+    "q.atoms": 1,
+    "learning.returns": "gae",  # targets are computed once, and rows are then independent samples
+    "learning.reduction": "mean",
+    "learning.optimizer": "adam",
+    "learning.optimizer_eps": 1e-5,
+    "learning.max_grad_norm": 10.0,
+}
+PQN_BY_OBSERVATIONS: dict[str, dict[str, Any]] = {
+    "images": {
+        "policy.hidden": 512,
+        "learning.num_epochs": 2,
+        "learning.num_minibatches": 8,
+        "learning.learning_rate": 2.5e-4,
+        "learning.gae_lambda": 0.65,
+        "q.epsilon_last": 0.001,
+        "q.epsilon_decay": 0.1,
+    },
+    "vectors": {
+        "policy.mlp": [128],
+        "policy.hidden": 128,
+        "policy.activation": "relu",
+        "learning.num_epochs": 4,
+        "learning.num_minibatches": 4,
+        "learning.learning_rate": 1e-3,
+        "learning.gae_lambda": 0.95,
+        "q.epsilon_last": 0.01,
+        "q.epsilon_decay": 0.2,
+    },
+}
+"""Gallici et al. 2024 (Atari; small tasks), except for the optimizer, which is RAdam there, and the number of environments."""
+
+
+def pqn_defaults(observations: str, env_defaults: Mapping[str, Any], preset: str) -> dict[str, Any]:
+    """The environment's own convolutions; the linear layer behind them is the head's."""
+    encoder = env_defaults.get("policy.encoder", PolicyConfig.encoder)
+    return PQN | PQN_BY_OBSERVATIONS[observations] | {"policy.encoder": DUELING_ENCODERS.get(encoder, encoder)}
+
+
+def make_pqn(config: Config) -> Algorithm:
+    """PQN."""
+    from headrace.learning.pqn import PQN as algorithm
+
+    return algorithm(config)
+
+
+def check_pqn(config: Config) -> None:
+    """It learns expected values, and explores by epsilon alone."""
+    if config.q.atoms > 1 or config.q.noisy:
+        raise ConfigError("learning.algorithm pqn learns expected values and explores by epsilon: q.atoms must be 1, q.noisy off")
+    if config.learning.returns != "gae":
+        raise ConfigError("learning.algorithm pqn computes its targets once per batch: learning.returns must be gae")
+
+
 # -- Ape-X, on a replay ------------------------------------------------------------------------------------------------
 
 # Horgan et al. 2018, appendices C and D. Actors look for new weights every 400 frames = 100 steps.
@@ -216,7 +275,7 @@ def check_apex_dpg(config: Config) -> None:
         raise ConfigError(f"learning.algorithm apex-dpg has no recurrent core; policy.core is {config.policy.core}")
 
 
-NAMES = ("appo", "ppo", "impala", "a2c", "apex-dqn", "apex-dpg")
+NAMES = ("appo", "ppo", "impala", "a2c", "apex-dqn", "apex-dpg", "pqn")
 
 for _declaration in (
     Declaration("appo", make_policy_gradient, "trajectories", APPO, check_policy_gradient),
@@ -225,5 +284,6 @@ for _declaration in (
     Declaration("a2c", make_policy_gradient, "trajectories", A2C, check_policy_gradient),
     Declaration("apex-dqn", make_apex_dqn, "replay", apex_dqn_defaults, check_apex_dqn),
     Declaration("apex-dpg", make_apex_dpg, "replay", apex_dpg_defaults, check_apex_dpg),
+    Declaration("pqn", make_pqn, "trajectories", pqn_defaults, check_pqn),
 ):
     declare(_declaration)
