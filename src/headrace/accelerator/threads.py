@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from statistics import median
+from time import monotonic, perf_counter
 
 import torch
+
+PROBE_PERIOD = 5.0
+"""Seconds between two measurements of `AdaptiveThreads`."""
+GAIN = 1.2
+"""Another number of threads is taken if it is so many times as fast."""
 
 
 @contextlib.contextmanager
@@ -21,3 +28,57 @@ def using_threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def probe(threads: int) -> float:
+    """Seconds that a row of small matrix products takes with so many threads, each of which ends with all threads waiting for
+    the last one: the median of 5 rows."""
+    a, b = torch.ones(256, 512), torch.ones(512, 256)
+    times = []
+    with using_threads(threads):
+        a @ b  # threads are started with the first product
+        for _ in range(5):
+            start = perf_counter()
+            for _ in range(4):
+                a @ b
+            times.append(perf_counter() - start)
+    return median(times)
+
+
+class AdaptiveThreads:
+    """Lets torch compute with fewer threads while other programs hold some of the cores.
+
+    A thread that has lost its core keeps all others waiting at the end of every matrix product, which then is many times as slow
+    as with one thread. Whether that is so is measured, now and then, by `probe`.
+
+    Args:
+        most: the number of threads for an idle machine.
+        measure: seconds that some work takes with a number of threads.
+    """
+
+    def __init__(self, most: int, measure: Callable[[int], float] = probe):
+        self.candidates = sorted({1, max(1, most // 2), max(1, most - 1), most})
+        self.threads = most
+        self._measure, self._next = measure, 0.0
+
+    def adapt(self, now: float | None = None) -> str | None:
+        """Measure if it is time to, and set torch's number of threads. Returns a line for the log if it has changed.
+
+        `now`: seconds (monotonic).
+        """
+        now = monotonic() if now is None else now
+        if len(self.candidates) == 1 or now < self._next:
+            return None
+        seconds = {n: self._measure(n) for n in self.candidates}
+        self._next = now + PROBE_PERIOD
+        best = min(seconds, key=seconds.__getitem__)
+        before = self.threads
+        if best == before or seconds[before] < GAIN * seconds[best]:
+            return None
+        self.threads = best
+        torch.set_num_threads(best)
+        why = "other programs hold cores" if best < before else "cores are free again"
+        return (
+            f"Threads of torch: {best} instead of {before}, since {why} (a small product takes "
+            f"{1e3 * seconds[best]:.2f} ms with {best}, {1e3 * seconds[before]:.2f} ms with {before})"
+        )

@@ -17,6 +17,7 @@ from headrace.shm.run_control import RunControl
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from headrace.accelerator.threads import AdaptiveThreads
     from headrace.sampling.device_sampler import DeviceSampler
 
 
@@ -26,6 +27,8 @@ class Device(InProcess):
     deterministic = True
     """With one and the same number of threads; on a GPU, as far as its kernels are."""
     _sampler: DeviceSampler | None = None
+    _threads: AdaptiveThreads | None = None
+    """Where the user has not fixed the number of threads."""
 
     def allocate(self, agents: list[Agent]) -> RunMemory:
         """Nothing is shared but the run control: trajectories are in the sampler's own memory."""
@@ -36,6 +39,7 @@ class Device(InProcess):
         """See `InProcess.make_sampler`."""
         from headrace.accelerator.graphs import set_up
         from headrace.accelerator.memory import keep_freed_memory
+        from headrace.accelerator.threads import AdaptiveThreads
         from headrace.envs.registry import make_group
         from headrace.sampling.device_sampler import DeviceSampler
 
@@ -47,8 +51,14 @@ class Device(InProcess):
         algorithm, model = self.make_agent(config, self.spec)
         self._sampler = DeviceSampler(config, self.spec, algorithm, model, group, actor_seed(config, 0))
         self._notices.append(_summary(config))
+        if config.device == "cpu" and config.learning.num_threads is None:
+            self._threads = AdaptiveThreads(config.learner_threads)
         self._sampler.env_clock = self.memory.control.clock("rollout", 0)
         self._sampler.act_clock = self.memory.control.clock("policy", 0)
+
+    def between_rounds(self) -> str | None:
+        """See `InProcess.between_rounds`."""
+        return None if self._threads is None else self._threads.adapt()
 
     def close_sampler(self) -> None:
         """See `InProcess.close_sampler`."""

@@ -35,10 +35,16 @@ class InProcess(Placement):
     def close_sampler(self) -> None:
         """Release what the environments hold; called once or more, also when `make_sampler` has failed."""
 
+    def between_rounds(self) -> str | None:
+        """Called before every round of a learner's loop; returns a line for the log, if there is one."""
+        return None
+
     def messages(self, timeout: float) -> Iterator[Message]:
         """See `Placement.messages`."""
         deadline = monotonic() + timeout
         while self._learners and monotonic() < deadline:
+            if notice := self.between_rounds():
+                self._notices.append(notice)
             learner = self._learners.popleft()
             try:
                 message = next(learner)
