@@ -31,3 +31,17 @@ def test_the_examples_run() -> None:
     assert now.terminated.all()
     assert (now.episode_return == 4).all()
     assert registry.describe("my/many", EnvConfig()).autoreset == "same-step"
+
+
+def test_the_environment_of_tensors_in_the_device_page_runs() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.with_name("device.md").read_text(), flags=re.DOTALL)
+    exec(compile(block, "device.md", "exec"), {"__name__": "page"})
+    group = registry.make_group("my/walk", EnvConfig(), 3)
+    now, after = rows_for(group.spec, 3)
+    reset_group(group, 0, after)
+    for _ in range(5):
+        step_group(group, np.array([[1], [1], [0]], np.int32), now, after)
+    assert now.terminated.all()
+    assert now.episode_return.tolist() == [1, 1, 0]
+    assert now.final_obs["obs"][:, 0].tolist() == [5, 5, -5]
+    assert (after.obs["obs"] == 0).all()
