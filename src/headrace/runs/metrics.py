@@ -43,7 +43,7 @@ KEYS: dict[str, str] = {
     "losses/grad_norm": "Norm of the gradient before it is clipped.",
     "losses/ratio_mean": "Mean probability ratio of the current to the behaviour policy; 1 where they are equal.",
     "losses/ratio_max": "Largest probability ratio of the batch.",
-    "losses/td_error": "Ape-X, PQN: mean absolute temporal-difference error of a batch; in Ape-X the errors are the new priorities.",
+    "losses/td_error": "Ape-X, PQN: mean absolute temporal-difference error of a batch; in Ape-X they are the new priorities.",
     "losses/epsilon": "PQN: share of random actions.",
     "losses/q_mean": "Ape-X DQN: mean value of the actions that were taken.",
     "losses/q_max": "Ape-X DQN: largest value of any action in a batch.",
