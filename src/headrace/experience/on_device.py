@@ -30,8 +30,10 @@ class DeviceExperience(ConsumedOnce):
         """The next batch; takes as long as that takes."""
         fields, envs = self._collect()
         host = {name: fields[name].cpu() for name in COUNTED}
-        reported = np.array([env in self._reported for env in envs])
-        arrivals = Arrivals.of(*(host[name].numpy() for name in ("valid", "episode_return", "episode_length")), reported)
+        index = np.arange(envs.start, envs.stop)
+        reported = (index >= self._reported.start) & (index < self._reported.stop)
+        valid, returns, lengths = (host[name].numpy() for name in ("valid", "episode_return", "episode_length"))
+        arrivals = Arrivals.of(valid, returns, lengths, reported)
         data = {name: x.to(self._device, non_blocking=True) for name, x in fields.items()}
         return Batch(data, host["version"].clone(), host["valid"], None, arrivals)
 
