@@ -92,14 +92,16 @@ def test_the_first_policy_is_close_to_uniform():
     assert out.distribution.symmetric_kl_to_uniform().max() < 1e-3
 
 
-def test_values_are_returns_and_the_value_head_has_units_of_their_own():
+def test_values_stay_when_the_statistics_of_returns_change():
     policy = make_policy(SPEC, PolicyConfig(normalize_returns=True, **SMALL))
     obs, first = batch()
     before = policy.unroll(obs, policy.initial_core(B), first).value
     policy.update_returns(torch.tensor([[90.0, 110.0]]), torch.ones(1, 2, dtype=torch.bool))
     after = policy.unroll(obs, policy.initial_core(B), first).value
-    torch.testing.assert_close(after, 100 + 10 * before, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(policy.normalize_value(after), before, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(policy.normalize_value(after), (before - 100) / 10, rtol=1e-3, atol=1e-3)
+    policy.update_returns(torch.full((1, 2), 500.0), torch.zeros(1, 2, dtype=torch.bool))
+    assert torch.equal(policy.unroll(obs, policy.initial_core(B), first).value, after)
 
 
 def test_normalisation_is_part_of_the_saved_model():

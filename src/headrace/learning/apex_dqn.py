@@ -78,8 +78,10 @@ class ApexDQN(TargetNetwork):
         mode: Mode = "train",
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Epsilon-greedy: in training with each environment's own epsilon, in evaluation with `EVALUATION_EPSILON`;
-        deterministic: greedy. `q` is the taken action's value and `value` the best one's."""
-        out = cast(QNetwork, model).act(obs, core, first)
+        deterministic: greedy, and noisy layers without noise. `q` is the taken action's value and `value` the best one's."""
+        net = cast(QNetwork, model)
+        with net.noise(generator, quiet=mode == "deterministic"):
+            out = net.act(obs, core, first)
         best = q_learning.greedy(out.q, out.allowed).unsqueeze(-1)
         if mode == "deterministic":
             action = best.int()
@@ -101,8 +103,11 @@ class ApexDQN(TargetNetwork):
         return range(num_envs - max(1, num_envs // 4), num_envs)
 
     def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
-        """The targets: double Q-learning; distributional ones are projected onto the atoms."""
+        """Update the normalisers of observations, whose statistics the target network takes with the weights; then the targets:
+        double Q-learning; distributional ones are projected onto the atoms."""
         online, target = cast(QNetwork, model), cast(QNetwork, self.target_of(model))
+        if online.trunk.normalized:
+            online.trunk.update_normalizers(named(batch, "obs/"))
         after = named(batch, "next/")
         bootstrap = target(after)
         chooser = online(after) if self._config.double else bootstrap
@@ -115,7 +120,9 @@ class ApexDQN(TargetNetwork):
         batch["target"] = q_learning.project(online.support, probabilities, batch["reward"], batch["discount"])
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
-        """0.5 (target - q)^2, weighted; cross-entropy where distributional."""
+        """0.5 (target - q)^2, weighted; cross-entropy where distributional. Priorities are |target - q| either way, of expected
+        values where distributional: those of new transitions, which acting computed, are too. (Rainbow's are the cross-entropy,
+        which is in another unit.)"""
         out, target, weights = cast(QNetwork, model)(named(batch, "obs/")), batch["target"], batch["weights"]
         index = batch["action"].long()
         taken = out.q.gather(-1, index).squeeze(-1)
@@ -125,7 +132,7 @@ class ApexDQN(TargetNetwork):
         else:
             log_p = out.logits.log_softmax(-1)[torch.arange(len(index), device=index.device), index.squeeze(-1)]
             each = -(target * log_p).sum(-1)
-            batch["priority"] = each.detach()
+            batch["priority"] = ((target * cast(QNetwork, model).support).sum(-1) - taken.detach()).abs()
         loss = (weights * each).mean()
         return loss, {
             "losses/loss": loss,

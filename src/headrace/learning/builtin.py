@@ -139,6 +139,8 @@ def check_pqn(config: Config) -> None:
 
 # Horgan et al. 2018, appendices C and D. Actors look for new weights every 400 frames = 100 steps.
 APEX_DQN = {
+    "policy.normalize_observations": False,
+    "policy.normalize_returns": False,
     "policy.encoder": "nature-conv",
     "policy.hidden": 512,
     "sampling.rollout": 50,
@@ -260,9 +262,18 @@ def make_apex_dpg(config: Config) -> Algorithm:
     return ApexDPG(config)
 
 
+def _no_value_head(config: Config) -> None:
+    if config.policy.normalize_returns:
+        raise ConfigError(
+            f"policy.normalize_returns has no effect on learning.algorithm {config.learning.algorithm}: action values are not "
+            "normalised. Leave it out"
+        )
+
+
 def check_apex_dqn(config: Config) -> None:
     """The atoms of the return's distribution."""
     q = config.q
+    _no_value_head(config)
     if q.atoms > 1 and not q.support[0] < q.support[1]:
         raise ConfigError(f"q.support is {q.support}; the first atom must be below the last")
     if q.atoms > 1 and config.policy.core != "none":
@@ -271,6 +282,12 @@ def check_apex_dqn(config: Config) -> None:
 
 def check_apex_dpg(config: Config) -> None:
     """It has networks of its own."""
+    _no_value_head(config)
+    if config.policy.normalize_observations:
+        raise ConfigError(
+            "policy.normalize_observations has no effect on learning.algorithm apex-dpg: its networks see observations as they "
+            "are. Leave it out"
+        )
     if config.policy.core != "none":
         raise ConfigError(f"learning.algorithm apex-dpg has no recurrent core; policy.core is {config.policy.core}")
 

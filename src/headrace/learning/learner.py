@@ -27,7 +27,8 @@ class Update:
     """What one update did."""
 
     statistics: Tensors
-    """Scalars by metric name: means over the update's optimizer steps of what the loss reports, and the policy lag."""
+    """Scalars by metric name: means over the update's optimizer steps of what the loss reports, and the policy lag. Empty for a
+    batch without a valid row."""
     priorities: Tensor | None
     """float32 [B], on the device: new priorities of what was replayed; overwritten by the next update. None: trajectories."""
 
@@ -37,8 +38,8 @@ class Progress:
     """What has been done so far; saved with every checkpoint."""
 
     global_step: int = 0
-    """Steps of all environments that were learned from (rows that are transitions; with epochs a step still counts once). With
-    replay: steps that entered it."""
+    """Steps of all environments that were learned from (rows that are transitions and were not masked out as too old; with epochs
+    a step still counts once). With replay: steps that entered it."""
     updates: int = 0
     """Batches learned from."""
     lost_versions: int = 0
@@ -120,7 +121,7 @@ class Learner:
             parameter.grad = torch.zeros_like(parameter) if function is not None and parameter.requires_grad else None
 
     def learn(self, batch: Batch) -> Update:
-        """One update: `num_epochs` x `num_minibatches` optimizer steps.
+        """One update: `num_epochs` x `num_minibatches` optimizer steps; none for a batch without a valid row.
 
         Raises `FloatingPointError` with the numbers when the loss or the gradient is not finite. On the CPU the model is then as
         it was before that optimizer step. On CUDA this is found while the next update is under way, or by `settle`, and the
@@ -129,28 +130,37 @@ class Learner:
         progress, data = self.progress, dict(batch.data)
         # Lag of a sample: updates between the version that chose the action and the version that learns from it.
         lag = progress.version - batch.version
+        learnable = True
         if batch.valid is None:
             self.note(batch.arrivals)  # they entered the replay before anything was drawn from it
         else:
             real = batch.valid[: len(data["reward"])]
             fresh = real & (lag <= self.config.learning.max_policy_lag)
             data["mask"] = fresh.to(self.device, non_blocking=True)
+            # Without a valid row there is no gradient, but momentum would move the weights. Other learners' gradients count.
+            learnable = bool(fresh.any()) or self._reduce_gradients is not None
         self._set_learning_rate()
-        with torch.no_grad():
-            data |= self._prepare(data)
-        steps: list[Tensor] = []
-        for part in self._minibatches(data):
-            out = self._step(part) if self._reduce_gradients is None else self._reduced_step(part)
-            steps.append(out["statistics"].clone())
-        statistics = self._reported(torch.stack(steps))
+        out: Tensors = {}
+        statistics: Tensors = {}
+        if learnable:
+            with torch.no_grad():
+                data |= self._prepare(data)
+            steps: list[Tensor] = []
+            for part in self._minibatches(data):
+                out = self._step(part) if self._reduce_gradients is None else self._reduced_step(part)
+                steps.append(out["statistics"].clone())
+            statistics = self._reported(torch.stack(steps))
         progress.updates += 1
         if batch.valid is not None:
+            stale = int((real & ~fresh).sum())
             self.note(batch.arrivals)
-            progress.stale_steps += int((real & ~fresh).sum())
+            progress.global_step -= stale
+            progress.stale_steps += stale
             lag = lag[real]
         self.algorithm.after_update(self.model, progress.updates)
-        lags = lag.float()
-        statistics |= {"lag/mean": lags.mean(), "lag/min": lags.min(), "lag/max": lags.max()}
+        if lag.numel():
+            lags = lag.float()
+            statistics |= {"lag/mean": lags.mean(), "lag/min": lags.min(), "lag/max": lags.max()}
         return Update(statistics, None if batch.keys is None else out["priority"])
 
     def note(self, arrivals: Arrivals) -> None:

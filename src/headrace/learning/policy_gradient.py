@@ -22,7 +22,7 @@ from headrace.learning import losses
 from headrace.learning.algorithm import Algorithm, Mode
 from headrace.learning.gae import Targets, gae
 from headrace.learning.vtrace import vtrace
-from headrace.policies.policy import Policy, make_policy
+from headrace.policies.policy import Policy, PolicyOutput, make_policy
 
 
 class PolicyGradient(Algorithm):
@@ -49,11 +49,24 @@ class PolicyGradient(Algorithm):
         return fields, out.core
 
     def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
-        """Update the normalisers. With GAE and several optimizer steps, compute targets and advantages once for all of them."""
-        policy, T = cast(Policy, model), len(batch["reward"])
+        """Update the normalisers. With GAE and several optimizer steps, compute targets and advantages once for all of them.
+
+        The return normaliser sees the batch's targets here, once, before any gradient: with V-trace under the present weights,
+        which costs a forward pass of its own.
+        """
+        policy, T, several = cast(Policy, model), len(batch["reward"]), config.num_epochs * config.num_minibatches > 1
         policy.update_normalizers({n: x[:T] for n, x in _observations(batch).items()}, batch["mask"])
-        if config.returns == "gae" and config.num_epochs * config.num_minibatches > 1:
-            batch["target"], batch["advantage"] = self._gae(policy, batch, config, _values(policy, batch))
+        if config.returns == "gae" and (several or policy.returns is not None):
+            targets = self._gae(policy, batch, config, _values(policy, batch))
+            if several:
+                batch["target"], batch["advantage"] = targets
+            policy.update_returns(targets.values, batch["mask"])
+        elif policy.returns is not None:
+            with torch.no_grad():
+                out = policy.unroll({n: x[:T] for n, x in _observations(batch).items()}, batch["core"], batch["first"][:T])
+                log_prob = out.distribution.log_prob(batch["action"])
+                targets = self._vtrace(policy, batch, config, log_prob, _with_row_T(policy, batch, out))
+            policy.update_returns(targets.values, batch["mask"])
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
         """Policy, value and exploration loss of a minibatch [T, B]."""
@@ -65,10 +78,7 @@ class PolicyGradient(Algorithm):
         if "advantage" in batch:
             targets = Targets(batch["target"], batch["advantage"])
         else:
-            # Targets under the present weights need the value of row T under the present weights, without a gradient.
-            with torch.no_grad():
-                last = policy.act({n: x[T] for n, x in _observations(batch).items()}, out.core, first[T]).value
-            known = torch.cat([values.detach(), last.unsqueeze(0)])
+            known = _with_row_T(policy, batch, out)
             if c.returns == "gae":
                 targets = self._gae(policy, batch, c, known)
             else:
@@ -101,27 +111,31 @@ class PolicyGradient(Algorithm):
         }
 
     def _gae(self, policy: Policy, batch: dict[str, Tensor], c: LearningConfig, values: Tensor) -> Targets:
-        targets = gae(
+        return gae(
             batch["reward"], values, batch["terminated"], batch["truncated"], batch["mask"], c.gamma, c.gae_lambda,
             _next_values(policy, batch, values),
         )  # fmt: skip
-        policy.update_returns(targets.values, batch["mask"])
-        return targets
 
     def _vtrace(self, policy: Policy, batch: dict[str, Tensor], c: LearningConfig, log_prob: Tensor, values: Tensor) -> Targets:
         """Targets under the present weights. With the clipped surrogate the advantages are left unweighted: the surrogate has
         the probability ratio already, and weighting by it twice would bias the policy towards the behaviour policy's actions."""
-        targets = vtrace(
+        return vtrace(
             log_prob - batch["log_prob"], batch["reward"], values, batch["terminated"], batch["truncated"], batch["mask"],
             c.gamma, c.gae_lambda, c.vtrace_rho, c.vtrace_c, pg_rho=None if c.ppo_clip is not None else c.vtrace_rho,
             next_values=_next_values(policy, batch, values),
         )  # fmt: skip
-        policy.update_returns(targets.values, batch["mask"])
-        return targets
 
 
 def _observations(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name[4:]: x for name, x in batch.items() if name.startswith("obs/")}
+
+
+@torch.no_grad()
+def _with_row_T(policy: Policy, batch: dict[str, Tensor], out: PolicyOutput) -> Tensor:
+    """[T+1, B], without a gradient: values under the present weights. `out`: of rows 0 to T-1."""
+    T = len(batch["reward"])
+    last = policy.act({n: x[T] for n, x in _observations(batch).items()}, out.core, batch["first"][T]).value
+    return torch.cat([out.value.detach(), last.unsqueeze(0)])
 
 
 @torch.no_grad()

@@ -76,13 +76,18 @@ def project(support: Tensor, probabilities: Tensor, reward: Tensor, discount: Te
 
 def rescale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
     """h(x) = sign(x)(sqrt(|x| + 1) - 1) + epsilon x, which makes large returns small (Pohlen et al. 2018)."""
-    return x.sign() * ((x.abs() + 1).sqrt() - 1) + epsilon * x
+    # sqrt(|x| + 1) - 1 loses float32 near 0; multiplied out by sqrt(|x| + 1) + 1 it does not.
+    return x / ((x.abs() + 1).sqrt() + 1) + epsilon * x
 
 
 def unscale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
-    """The inverse of `rescale`."""
+    """The inverse of `rescale`: sign(x) (u^2 - 1) with u = (sqrt(1 + 4 epsilon (|x| + 1 + epsilon)) - 1) / (2 epsilon).
+
+    Computed as (u - 1)(u + 1), with u - 1 without a difference of nearly equal numbers, so that float32 is kept near 0.
+    """
     root = (1 + 4 * epsilon * (x.abs() + 1 + epsilon)).sqrt()
-    return x.sign() * (((root - 1) / (2 * epsilon)) ** 2 - 1)
+    less = 2 * x / (root + 1 + 2 * epsilon)  # sign(x) (u - 1)
+    return less * (less.abs() + 2)
 
 
 def mixed_priorities(errors: Tensor, mask: Tensor, eta: float = 0.9) -> Tensor:

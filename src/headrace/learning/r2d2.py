@@ -22,9 +22,10 @@ class R2D2(ApexDQN):
         self._n_step = config.replay.n_step
 
     def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
-        """Warm up both networks' core states, and compute the target network's values."""
+        """Update the observations' normalisers, warm up both networks' core states, and compute the target network's values."""
         burn, width = self._config.burn_in, cast(QNetwork, model).core_width
         obs, first, core = named(batch, "obs/"), batch["first"].bool(), batch["core"][:, :width]
+        cast(QNetwork, model).trunk.update_normalizers(obs)
         target = cast(QNetwork, self.target_of(model))
         batch["target_q"] = target.unroll(obs, core, first).q[burn:]
         batch["warm"] = core

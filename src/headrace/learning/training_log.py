@@ -46,8 +46,8 @@ class TrainingLog:
             "charts/learning_rate": learner.learning_rate,
             "lag/masked": float(p.stale_steps),
         }
-        for key in self._sums[0] if self._sums else ():
-            values = torch.stack([s[key] for s in self._sums])
+        for key in dict.fromkeys(key for statistics in self._sums for key in statistics):
+            values = torch.stack([s[key] for s in self._sums if key in s])
             result[key] = float(values.min() if key == "lag/min" else values.max() if key == "lag/max" else values.mean())
         if self._ended:
             result["charts/episodic_return"] = float(np.mean([r for r, _ in self._ended]))

@@ -82,8 +82,8 @@ class Trunk(nn.Module):
             if isinstance(module, nn.Linear | nn.Conv2d | RecurrentCore) and not isinstance(module, PixelConv2d):
                 yield module
 
-    def update_normalizers(self, obs: dict[str, Tensor], mask: Tensor) -> None:
-        """Let the observation normalisers see `obs` [T, B, ...] where `mask` (bool [T, B]) is True."""
+    def update_normalizers(self, obs: dict[str, Tensor], mask: Tensor | None = None) -> None:
+        """Let the observation normalisers see `obs` [T, B, ...] or [B, ...] where `mask` (bool; None: everywhere) is True."""
         for name, normalizer in zip(self.normalized, self.normalizers, strict=True):
             assert isinstance(normalizer, RunningMeanStd)
             normalizer.update(obs[name], mask)
@@ -98,7 +98,7 @@ class Policy(nn.Module):
 
     Attributes:
         trunk: network and core.
-        returns: running statistics of returns; None unless `config.normalize_returns`.
+        returns: running statistics of value targets; None unless `config.normalize_returns`. See `update_returns`.
 
     Raises `ConfigError` for an unknown network or images too small for it.
     """
@@ -161,9 +161,21 @@ class Policy(nn.Module):
         self.trunk.update_normalizers(obs, mask)
 
     def update_returns(self, returns: Tensor, mask: Tensor) -> None:
-        """Let the return normaliser see value targets [T, B] where `mask` (bool [T, B]) is True."""
-        if self.returns is not None:
-            self.returns.update(returns, mask)
+        """Let the return normaliser see value targets [T, B] where `mask` (bool [T, B]) is True.
+
+        The value head is rescaled so that its predictions stay what they were (PopArt: van Hasselt et al. 2016, arXiv 1602.07714,
+        proposition 1). With old and new statistics m, s and m', s', its weights become w s / s' and its bias
+        (s b + m - m') / s'. The statistics are those of all targets seen, each counted once (step size 1/t). It changes weights
+        in place, so it must not be called between a forward and its backward pass.
+        """
+        if self.returns is None:
+            return
+        mean, std = self.returns.mean.clone(), self.returns.std
+        self.returns.update(returns, mask)
+        head, new = self.value_head.linear, self.returns.std
+        with torch.no_grad():
+            head.weight.mul_((std / new).float())
+            cast(Tensor, head.bias).copy_((std * cast(Tensor, head.bias) + mean - self.returns.mean) / new)
 
 
 def convert_weights(model: nn.Module) -> None:

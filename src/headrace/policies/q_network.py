@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,8 @@ from headrace.policies.policy import Precision, Trunk
 class NoisyLinear(nn.Module):
     """A linear layer whose weights are disturbed by factorised Gaussian noise of learned size (Fortunato et al. 2018).
 
-    The noise is drawn anew in every forward pass, in training mode and when acting alike; `quiet` leaves it out.
+    The noise is drawn anew in every forward pass, when learning and when acting alike, from `generator` (None: torch's default
+    one); `quiet` leaves it out. See `QNetwork.noise`.
     """
 
     def __init__(self, in_features: int, out_features: int, sigma: float = 0.5):
@@ -31,12 +33,13 @@ class NoisyLinear(nn.Module):
         self.weight_sigma = nn.Parameter(torch.full((out_features, in_features), sigma * bound))
         self.bias_sigma = nn.Parameter(torch.full((out_features,), sigma * bound))
         self.quiet = False
+        self.generator: torch.Generator | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, in] -> [N, out]."""
         if self.quiet:
             return F.linear(x, self.weight, self.bias)
-        rows, columns = (_signed_root(torch.randn(n, device=x.device)) for n in self.weight.shape)
+        rows, columns = (_signed_root(torch.randn(n, device=x.device, generator=self.generator)) for n in self.weight.shape)
         weight = self.weight + self.weight_sigma * rows[:, None] * columns
         return F.linear(x, weight, self.bias + self.bias_sigma * rows)
 
@@ -117,6 +120,18 @@ class QNetwork(nn.Module):
         self.trunk = Trunk(spec, config)
         self.head = DuelingHead(self.trunk.out_features, config.hidden, self.actions, q, config.activation)
         self.register_buffer("support", torch.linspace(*q.support, q.atoms) if q.atoms > 1 else torch.zeros(1), persistent=False)
+
+    @contextmanager
+    def noise(self, generator: torch.Generator | None, quiet: bool = False) -> Iterator[None]:
+        """Within it noisy layers draw from `generator`, or with `quiet` have no noise."""
+        layers = [layer for layer in self.head.modules() if isinstance(layer, NoisyLinear)]
+        for layer in layers:
+            layer.generator, layer.quiet = generator, quiet
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.generator, layer.quiet = None, False
 
     @property
     def core_width(self) -> int:
