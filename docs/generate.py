@@ -1,4 +1,5 @@
-"""Writes the pages of `docs/` that are lists of what is in the code: configuration.md and metrics.md.
+"""Writes the pages of `docs/` that are lists of what is in the code, configuration.md and metrics.md, and the tables of published
+settings in other pages, each between `<!-- published: ALGORITHM -->` and `<!-- end -->`.
 
 python docs/generate.py            write them
 python docs/generate.py --check    exit code 1 if they are not current
@@ -11,6 +12,7 @@ import dataclasses
 import inspect
 import itertools
 import json
+import re
 import sys
 import types
 import typing
@@ -18,6 +20,8 @@ from pathlib import Path
 
 from headrace import config
 from headrace.config.ranges import Range
+from headrace.learning import published
+from headrace.make_config import make_config
 from headrace.runs.metrics import KEYS
 
 DOCS = Path(__file__).parent
@@ -130,12 +134,39 @@ def metrics() -> str:
     return "\n".join([METRICS_HEAD, "| key | meaning |", "| --- | --- |", *rows, ""])
 
 
+def published_table(table: published.Table) -> str:
+    """Markdown: a paper's numbers beside ours."""
+    ours = make_config(table.env, table.algorithm, **{"learning.preset": table.preset})
+    columns = ["", table.source, *([table.other] if table.other else []), f"ours (`{table.env}`)", "setting", "remark"]
+    rows = [columns, ["---"] * len(columns)]
+    for number in table.numbers:
+        other = [number.other or "the same"] if table.other else []
+        value: typing.Any = ours
+        for part in number.setting.split(".") if number.setting else ():
+            value = getattr(value, part)
+        shown = f"{value:,}" if type(value) is int else f"{value:g}" if isinstance(value, float) else str(value)
+        setting = [shown, f"`{number.setting}`"] if number.setting else ["", ""]
+        differs = "**differs:** " if number.setting and number.value is published.DIFFERS else ""
+        rows.append([number.what, number.published, *other, *setting, differs + number.note])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def with_tables(text: str) -> str:
+    """A page with its published tables as they are now."""
+    for table in published.TABLES:
+        mark = f"<!-- published: {table.algorithm} -->"
+        made = f"{mark}\n{published_table(table)}\n<!-- end -->"
+        text = re.sub(rf"{mark}\n.*?<!-- end -->", lambda _, made=made: made, text, flags=re.DOTALL)  # type: ignore[misc]
+    return text
+
+
 PAGES = {"configuration.md": configuration, "metrics.md": metrics}
 
 
 def outdated() -> list[str]:
     """Names of pages that are not what would be written now."""
-    return [name for name, make in PAGES.items() if not (DOCS / name).exists() or (DOCS / name).read_text() != make()]
+    whole = [name for name, make in PAGES.items() if not (DOCS / name).exists() or (DOCS / name).read_text() != make()]
+    return whole + [page.name for page in sorted(DOCS.glob("*.md")) if page.read_text() != with_tables(page.read_text())]
 
 
 def main() -> int:
@@ -146,6 +177,8 @@ def main() -> int:
         return 1 if stale else 0
     for name, make in PAGES.items():
         (DOCS / name).write_text(make())
+    for page in DOCS.glob("*.md"):
+        page.write_text(with_tables(page.read_text()))
     return 0
 
 

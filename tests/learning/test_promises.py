@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from headrace.learning import builtin, policy_gradient
-from headrace.make_config import make_config
+from headrace.config import ConfigError
+from headrace.learning import builtin, policy_gradient, published
+from headrace.learning.algorithm import make_algorithm
+from headrace.learning.r2d2 import R2D2
+from headrace.make_config import check_config, make_config
 from headrace.train import train
 
 FAMILIES = {
@@ -73,3 +76,57 @@ def test_families_name_the_algorithm_that_they_run() -> None:
         pytest.importorskip(package)
         config = make_config(env)
         assert (config.learning.algorithm, config.learning.returns) == ("ppo", "gae")
+
+
+# -- the papers' tables --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("table", "env"), [(t, e) for t in published.TABLES for e in (t.env, *t.families)],
+                         ids=lambda x: getattr(x, "algorithm", x))  # fmt: skip
+def test_the_numbers_of_a_paper_reach_the_runs_that_have_its_name(table: published.Table, env: str) -> None:
+    """Every number that is not said to differ; what an environment's own defaults had is not left over."""
+    pytest.importorskip(FAMILIES.get(env, "ale_py"))
+    config = make_config(env, table.algorithm, **{"learning.preset": table.preset})
+    check_config(config)
+    for number in table.numbers:
+        if number.value is published.DIFFERS:
+            assert number.note, f"{number.what}: how ours differs is not said"
+        elif number.setting == "sampling.weights_period" or not (env.startswith("gym/") and number.setting in OF_IMAGES):
+            assert number.setting is not None
+            assert setting(config, number.setting) == number.value, number.what
+
+
+OF_IMAGES = ("envs.protocol", "envs.max_episode_steps")
+
+
+@pytest.mark.parametrize("preset", ["small", "paper"])
+@pytest.mark.parametrize("env", ["gym/CartPole-v1", "atari/pong"])
+def test_r2d2_is_r2d2_in_both_presets(env: str, preset: str) -> None:
+    """What makes the algorithm, and not its sizes."""
+    pytest.importorskip(FAMILIES[env])
+    config = make_config(env, "r2d2", **{"learning.preset": preset})
+    check_config(config)
+    assert isinstance(make_algorithm(config), R2D2)
+    names = ("learning.gamma", "replay.n_step", "replay.alpha", "replay.beta", "q.rescale", "policy.core", "envs.reward_clip")
+    assert [setting(config, name) for name in names] == [0.997, 5, 0.9, 0.6, True, "lstm", None]
+    assert config.sampling.rollout * 2 == config.q.sequence, "sequences overlap by half"
+    with pytest.raises(ConfigError, match="needs a recurrent core"):
+        check_config(make_config(env, "r2d2", **{"policy.core": "none"}))
+
+
+def test_r2d2_learns_from_sequences(tmp_path: Path) -> None:
+    small = {"sampling.num_workers": 1, "sampling.envs_per_worker": 2, "policy.core_size": 8, "policy.mlp": [8],
+             "policy.hidden": 8, "learning.batch_size": 4, "replay.minimum": 100, "replay.capacity": 1000}  # fmt: skip
+    quiet = {"run.video": False, "run.dashboard": False, "run.folder": str(tmp_path), "learning.device": "cpu"}
+    settings = {"sampling.placement": "serial", "learning.num_threads": 1, "learning.total_steps": 600}
+    result = train(make_config("gym/CartPole-v1", "r2d2", **small, **quiet, **settings))
+    assert result.reason == "total_steps"
+
+
+def test_the_page_about_lag_has_the_slots_that_cartpole_has() -> None:
+    config = make_config("gym/CartPole-v1")
+    page = (Path(__file__).parents[2] / "docs" / "policy-lag.md").read_text()
+    estimate = config.num_slots * config.sampling.rollout * config.envs_per_group // config.learning.batch_size + 1
+    assert f"{config.num_slots} slots, {config.total_groups} for the groups" in page
+    assert f"the estimate is {estimate}." in page
+    assert f"batch {config.learning.batch_size})" in page

@@ -96,7 +96,7 @@ def test_a_resumed_run_on_replay_is_the_run_that_never_stopped(tmp_path: Path, c
         "learning.lr_schedule": "constant", "policy.core": core, "policy.hidden": 16, "policy.normalize_observations": False,
         "policy.normalize_returns": False, "q.target_period": 7, "q.burn_in": 4, "q.sequence": 8, "q.noisy": core == "none",
         "replay.minimum": 200, "replay.capacity": 600, "replay.slack": 1.5, "replay.evict_period": 5,
-        "replay.samples_per_insert": 1.0, "replay.checkpoint_contents": True,
+        "replay.samples_per_insert": 1.0, "replay.checkpoint_contents": True, "sampling.weights_period": 7,
     }  # fmt: skip
     straight = assert_resumed_is_straight(tmp_path, (150, 1300), 2000, **settings)
     assert straight["progress"]["updates"] > 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -55,11 +56,24 @@ class FlatWeights:
         """Copy the newest published weights into the model; returns their version. On CUDA work given to the device before must
         be done, and the copy may go on after the return."""
         version = store.read(self._host)
+        self._scatter()
+        return version
+
+    def held(self) -> np.ndarray:
+        """The bytes read or gathered last, uint8 [n]: a copy."""
+        return self._host.copy()
+
+    @torch.no_grad()
+    def hold(self, content: np.ndarray) -> None:
+        """Copy what `held` gave into the model."""
+        self._host[:] = content
+        self._scatter()
+
+    def _scatter(self) -> None:
         if self._flat is not self._pinned:
             self._flat.copy_(self._pinned, non_blocking=True)
         for view, tensor in zip(self._views, self._tensors, strict=True):
             tensor.copy_(view)
-        return version
 
 
 class Publisher:

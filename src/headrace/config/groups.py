@@ -140,7 +140,8 @@ class SamplingConfig:
     """`served` placement without replay: policy workers keep observations on the device for the learner, so that each is copied
     there once instead of twice. This takes device memory for the observations of all slots. `auto`: on if the device is a GPU."""
     weights_period: Count = 1
-    """`inline` placement: number of steps of a group between two checks for new weights."""
+    """Number of steps of a group between two checks for new weights. A policy worker, which acts for many groups, checks when
+    they have made this many steps on average. `device` placement: must be 1."""
     step_timeout: Timeout = 120.0
     """Longest time (seconds) that a step or a reset of an environment may take. A rollout worker that takes longer counts as
     hung: its Python stack is shown, and it is replaced."""

@@ -15,11 +15,11 @@ class LearningConfig:
     algorithm: str = "appo"
     """Learning algorithm. `appo`: asynchronous PPO with V-trace. `ppo`: PPO with GAE. `impala`: policy gradient with V-trace.
     `a2c`: policy gradient with n-step returns. `pqn`: Q-learning with layer norm and lambda returns. `apex-dqn`, `apex-dpg`:
-    Q-learning and deterministic policy gradient with prioritized replay. Other names are algorithms that an imported file
-    registers."""
+    Q-learning and deterministic policy gradient with prioritized replay. `r2d2`: recurrent Q-learning with prioritized replay of
+    sequences. Other names are algorithms that an imported file registers."""
     preset: Literal["small", "paper"] = "small"
-    """Source of the defaults of `apex-dqn` and `apex-dpg`. `small`: sizes for a few cores and about an hour. `paper`: the sizes
-    of Horgan et al. 2018, for hundreds of actors and days."""
+    """Source of the defaults of `apex-dqn`, `apex-dpg` and `r2d2`. `small`: sizes for a few cores and about an hour. `paper`: the
+    sizes of Horgan et al. 2018 and Kapturowski et al. 2019, for hundreds of actors and days."""
     experience: Literal["trajectories", "replay"] = "trajectories"
     """What the learner learns from, which the algorithm declares. `trajectories`: every trajectory once, in order. `replay`:
     transitions sampled from a replay buffer. A value that differs from the algorithm's is refused."""

@@ -80,6 +80,11 @@ def _validate_device(config: Config) -> None:
         )
     if config.sampling.num_policies > 1:
         raise ConfigError(f"sampling.placement device trains one policy; sampling.num_policies is {config.sampling.num_policies}")
+    if config.sampling.weights_period > 1:
+        raise ConfigError(
+            "sampling.placement device acts with the weights of every update; sampling.weights_period is "
+            f"{config.sampling.weights_period} and must be 1"
+        )
     parts = all_steps // size
     if parts * size != all_steps or T % parts or n % parts:
         possible = [g for g in range(2, min(T, n) + 1) if T % g == 0 and n % g == 0]

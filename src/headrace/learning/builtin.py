@@ -157,6 +157,17 @@ APEX_DQN = {
     "learning.num_epochs": 1,
     "learning.num_minibatches": 1,
 }
+APEX_DQN_PAPER: dict[str, dict[str, Any]] = {
+    "images": {
+        "envs.reward_clip": 1.0,
+        "envs.max_episode_steps": 12_500,
+        "learning.total_steps": 5_700_000_000,
+        "learning.gamma": 0.99,
+        "run.goal": None,
+    },
+    "vectors": {"learning.gamma": 0.99, "run.goal": None},
+}
+"""What `learning.preset paper` adds, by what the environment observes: training episodes of 50,000 frames, 22,800M frames."""
 APEX_DPG = {
     "policy.normalize_observations": False,
     "policy.normalize_returns": False,
@@ -233,7 +244,7 @@ DUELING_ENCODERS = {"auto": "nature-conv", "nature-cnn": "nature-conv", "impala-
 def apex_dqn_defaults(observations: str, env_defaults: Mapping[str, Any], preset: str) -> dict[str, Any]:
     """`paper`: the paper's settings; `small`: smaller ones, and the environment's own network."""
     if preset != "small":
-        return APEX_DQN
+        return APEX_DQN | APEX_DQN_PAPER[observations]
     encoder = env_defaults.get("policy.encoder", PolicyConfig.encoder)
     own = {
         "policy.encoder": DUELING_ENCODERS.get(encoder, encoder),
@@ -244,7 +255,90 @@ def apex_dqn_defaults(observations: str, env_defaults: Mapping[str, Any], preset
 
 def apex_dpg_defaults(observations: str, env_defaults: Mapping[str, Any], preset: str) -> dict[str, Any]:
     """`paper`: the paper's settings; `small`: smaller ones."""
-    return APEX_DPG | (APEX_DPG_SMALL[observations] if preset == "small" else {})
+    return APEX_DPG | (APEX_DPG_SMALL[observations] if preset == "small" else {"learning.gamma": 0.99, "run.goal": None})
+
+
+# -- R2D2: Ape-X DQN on sequences --------------------------------------------------------------------------------------
+
+# Kapturowski et al. 2019, Table 2 and section 2.3.
+R2D2 = APEX_DQN | {
+    "envs.reward_clip": None,
+    "policy.core": "lstm",
+    "policy.core_size": 512,
+    "sampling.rollout": 40,
+    "sampling.weights_period": 400,
+    "learning.batch_size": 64,
+    "learning.gamma": 0.997,
+    "learning.optimizer": "adam",
+    "learning.learning_rate": 1e-4,
+    "learning.optimizer_eps": 1e-3,
+    "replay.capacity": 4_000_000,
+    "replay.n_step": 5,
+    "replay.alpha": 0.9,
+    "replay.beta": 0.6,
+    "q.burn_in": 40,
+    "q.sequence": 80,
+    "q.rescale": True,
+    "q.target_period": 2500,
+}
+"""A sequence starts every `sampling.rollout` rows. Rewards are not clipped. The gradient norm is Ape-X's."""
+R2D2_PAPER: dict[str, dict[str, Any]] = {
+    "images": {"learning.total_steps": 2_500_000_000, "run.goal": None},
+    "vectors": {"run.goal": None},
+}
+"""What `learning.preset paper` adds: 10,000M frames."""
+R2D2_SMALL: dict[str, dict[str, Any]] = {
+    "images": {
+        "sampling.num_workers": 1,
+        "sampling.envs_per_worker": 16,
+        "sampling.weights_period": 20,
+        "policy.core_size": 256,
+        "learning.precision": "auto",
+        "learning.batch_size": 16,
+        "replay.capacity": 400_000,
+        "replay.minimum": 10_000,
+        "replay.samples_per_insert": 2.0,
+        "replay.prefetch": 4,
+        "q.target_period": 500,
+    },
+    "vectors": {
+        "policy.mlp": [128],
+        "policy.hidden": 128,
+        "policy.core_size": 128,
+        "policy.activation": "relu",
+        "sampling.rollout": 10,
+        "sampling.weights_period": 10,
+        "learning.batch_size": 32,
+        "learning.learning_rate": 1e-3,
+        "replay.capacity": 100_000,
+        "replay.minimum": 1_000,
+        "replay.samples_per_insert": 8.0,
+        "replay.codec": "none",
+        "q.burn_in": 10,
+        "q.sequence": 20,
+        "q.target_period": 100,
+    },
+}
+"""`learning.preset small`, by what the environment observes: fewer and on vectors shorter sequences, a smaller core."""
+
+
+def r2d2_defaults(observations: str, env_defaults: Mapping[str, Any], preset: str) -> dict[str, Any]:
+    """`paper`: the paper's settings; `small`: smaller ones, and the environment's own convolutions."""
+    if preset != "small":
+        return R2D2 | R2D2_PAPER[observations]
+    encoder = env_defaults.get("policy.encoder", PolicyConfig.encoder)
+    own = {
+        "policy.encoder": DUELING_ENCODERS.get(encoder, encoder),
+        "policy.hidden": env_defaults.get("policy.hidden", PolicyConfig.hidden),
+    }
+    return R2D2 | own | R2D2_SMALL[observations]
+
+
+def check_r2d2(config: Config) -> None:
+    """Without a core it would be Ape-X DQN."""
+    check_apex_dqn(config)
+    if config.policy.core == "none":
+        raise ConfigError("learning.algorithm r2d2 needs a recurrent core (policy.core lstm or gru); without one use apex-dqn")
 
 
 def make_apex_dqn(config: Config) -> Algorithm:
@@ -292,7 +386,7 @@ def check_apex_dpg(config: Config) -> None:
         raise ConfigError(f"learning.algorithm apex-dpg has no recurrent core; policy.core is {config.policy.core}")
 
 
-NAMES = ("appo", "ppo", "impala", "a2c", "apex-dqn", "apex-dpg", "pqn")
+NAMES = ("appo", "ppo", "impala", "a2c", "apex-dqn", "apex-dpg", "pqn", "r2d2")
 
 for _declaration in (
     Declaration("appo", make_policy_gradient, "trajectories", APPO, check_policy_gradient),
@@ -302,5 +396,6 @@ for _declaration in (
     Declaration("apex-dqn", make_apex_dqn, "replay", apex_dqn_defaults, check_apex_dqn),
     Declaration("apex-dpg", make_apex_dpg, "replay", apex_dpg_defaults, check_apex_dpg),
     Declaration("pqn", make_pqn, "trajectories", pqn_defaults, check_pqn),
+    Declaration("r2d2", make_apex_dqn, "replay", r2d2_defaults, check_r2d2),
 ):
     declare(_declaration)

@@ -4,7 +4,7 @@ policy that acts in it."""
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -84,6 +84,15 @@ class Actor:
         if updates != self._updates:
             self.version, self._updates = self.weights.read(self._weight_store), updates
         self.clock.spent("weights", perf_counter())
+
+    def get_weights(self) -> dict[str, Any]:
+        """The weights that it acts with, as bytes, and their version."""
+        return {"version": self.version, "weights": self.weights.held()}
+
+    def set_weights(self, state: dict[str, Any]) -> None:
+        """Act with what `get_weights` gave until the next `refresh`."""
+        self.version = state["version"]
+        self.weights.hold(state["weights"])
 
     @torch.inference_mode()
     def act(self, lanes: np.ndarray) -> None:

@@ -21,6 +21,12 @@ class PolicyWorker:
         self._patience = config.sampling.batch_timeout
         self._lanes = np.zeros(min(config.sampling.max_request_groups or requests.L, requests.L), np.int32)
         self._minimum = min(config.min_request_groups, len(self._lanes))
+        s = config.sampling
+        self._period = s.weights_period
+        self._share = max(1, requests.L // (s.num_policies * s.num_policy_workers))
+        """Lanes that this worker answers, on average."""
+        self.answered: int | None = None
+        """Requests answered since the weights were looked at; None: never."""
 
     def serve(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for requests and answer them. False at the end of the run."""
@@ -38,7 +44,10 @@ class PolicyWorker:
         mine = self.requests.claim(lanes.tolist(), self.index)
         if not mine:
             return
-        # Once per batch, not per request: all of it is chosen by one version of the weights.
-        self.actor.refresh()
+        # Between batches only: all of one is chosen by one version of the weights. With a period of 1, before every batch.
+        if self.answered is None or self._period == 1 or self.answered >= self._period * self._share:
+            self.actor.refresh()
+            self.answered = 0
+        self.answered += len(mine)
         self.actor.act(np.array(mine, np.int64))
         self.requests.answer(mine, self.index)

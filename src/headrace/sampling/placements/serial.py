@@ -138,7 +138,12 @@ class SerialSampler:
 
     def get_state(self) -> dict[str, Any]:
         """Everything between two updates: environments, half-filled slots, core states, who waits for what."""
-        return {"generators": [actor.generator.get_state() for actor in self.actors], "world": self._world()}
+        state = {"generators": [actor.generator.get_state() for actor in self.actors], "world": self._world()}
+        if self._config.sampling.weights_period > 1:  # then actors hold older weights than the checkpoint
+            state["acting"] = [
+                {"answered": worker.answered, **worker.actor.get_weights()} for worker in self._policy_workers
+            ]
+        return state
 
     def _world(self) -> dict[str, Any] | None:
         """None where the environments cannot give their state."""
@@ -162,6 +167,9 @@ class SerialSampler:
         requests = self._memory.requests
         for actor, generator in zip(self.actors, state["generators"], strict=True):
             actor.generator.set_state(generator)
+        for worker, acting in zip(self._policy_workers, state.get("acting", ()), strict=False):
+            worker.answered = acting["answered"]
+            worker.actor.set_weights(acting)
         world = state["world"]
         if world is None:
             return "Episodes begin anew: these environments cannot give their state"

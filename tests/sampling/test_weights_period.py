@@ -1,0 +1,66 @@
+"""`sampling.weights_period` means the same wherever a policy acts: steps of a group between two looks at the weights."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.config import Config, ConfigError
+from headrace.config import override as overridden
+from headrace.config.validation import validate
+from headrace.sampling.placements.inline import refreshing
+from headrace.sampling.policy_worker import PolicyWorker
+
+GROUPS = 4
+
+
+class Counting:
+    """An actor that counts."""
+
+    policy = 0
+
+    def __init__(self) -> None:
+        self.looks: list[int] = []
+        self.acted = 0
+
+    def refresh(self) -> None:
+        self.looks.append(self.acted)
+
+    def act(self, lanes: np.ndarray) -> None:
+        self.acted += len(lanes)
+
+
+def looks_of_served(period: int, per_batch: int, workers: int = 1, batches: int = 24) -> list[int]:
+    config = overridden(Config(env="x"), **{
+        "sampling.weights_period": period, "sampling.num_workers": 2, "sampling.num_policy_workers": workers,
+    })  # fmt: skip
+    requests: Any = SimpleNamespace(L=GROUPS, claim=lambda lanes, index: lanes, answer=lambda lanes, index: None)
+    actor: Any = Counting()
+    worker = PolicyWorker(0, requests, actor, config)
+    for _ in range(batches):
+        worker.answer(np.arange(per_batch, dtype=np.int32))
+    return actor.looks
+
+
+def test_a_policy_worker_looks_when_its_groups_have_made_so_many_steps() -> None:
+    assert looks_of_served(1, 2) == [*range(0, 48, 2)], "a period of 1: before every batch"
+    assert looks_of_served(3, 4) == [*range(0, 96, 12)], "all four groups at once: every third batch"
+    assert looks_of_served(3, 1) == [0, 12], "one group at a time"
+    assert looks_of_served(3, 1, workers=2) == [0, 6, 12, 18], "two workers answer half of the groups each"
+
+
+def test_a_rollout_worker_looks_as_often() -> None:
+    actor: Any = Counting()
+    act = refreshing([actor], 3 * 2)  # two groups
+    for step in range(24):
+        act(0, [step % 2])
+    assert actor.looks == [0, 6, 12, 18]
+
+
+def test_the_device_placement_refuses_a_period() -> None:
+    config = overridden(Config(env="x"), **{"sampling.weights_period": 2, "sampling.placement": "device"})
+    with pytest.raises(ConfigError, match="weights_period is 2"):
+        validate(config)
