@@ -167,9 +167,9 @@ class SerialSampler:
         requests = self._memory.requests
         for actor, generator in zip(self.actors, state["generators"], strict=True):
             actor.generator.set_state(generator)
-        for worker, acting in zip(self._policy_workers, state.get("acting", ()), strict=False):
-            worker.answered = acting["answered"]
-            worker.actor.set_weights(acting)
+        for policy_worker, acting in zip(self._policy_workers, state.get("acting", ()), strict=False):
+            policy_worker.answered = acting["answered"]
+            policy_worker.actor.set_weights(acting)
         world = state["world"]
         if world is None:
             return "Episodes begin anew: these environments cannot give their state"
