@@ -138,7 +138,7 @@ class SerialSampler:
 
     def get_state(self) -> dict[str, Any]:
         """Everything between two updates: environments, half-filled slots, core states, who waits for what."""
-        state = {"generators": [actor.generator.get_state() for actor in self.actors], "world": self._world()}
+        state: dict[str, Any] = {"generators": [actor.generator.get_state() for actor in self.actors], "world": self._world()}
         if self._config.sampling.weights_period > 1:  # then actors hold older weights than the checkpoint
             state["acting"] = [
                 {"answered": worker.answered, **worker.actor.get_weights()} for worker in self._policy_workers
