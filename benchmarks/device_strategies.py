@@ -6,9 +6,9 @@
 All contenders train with the same environment, network, number of environments and trajectory length. `device, G parts` learns
 from batches of T / G steps of experience per environment, so that it makes G times as many updates of a G-th of the size; the
 other placements have the batches of one part. In every round each contender trains for `--seconds`, one after the other, in an
-order that is turned by one each round, so that what else the machine does meets all of them. Printed are medians over the rounds
-of steps per second of wall time and per second of CPU time (of the run's processes: other work on the machine disturbs it less),
-updates per second, and the ratio to the first contender; results/device_strategies-ENV.json keeps them.
+order that is turned by one each round, so that what else the machine does meets all of them. It should do nothing else: programs
+beside the benchmark take more from one process with threads than from several processes. Printed are medians over the rounds of
+steps and updates per second, and the ratio to the first contender; results/device_strategies-ENV.json keeps them with the load.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import summary
@@ -56,21 +55,16 @@ def flags(asked: argparse.Namespace, placement: str, parts: int, folder: str) ->
 def measure(asked: argparse.Namespace, placement: str, parts: int) -> dict[str, float]:
     """Steps and updates per second of one run, without its first seconds."""
     with tempfile.TemporaryDirectory() as folder:
-        begin, cpu = perf_counter(), os.times()
         command = [sys.executable, "-m", "headrace.cli", "train", *flags(asked, placement, parts, folder)]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
-        wall, end = perf_counter() - begin, os.times()
         if run.returncode:
             raise SystemExit(f"{placement}: {run.stderr[-2000:]}")
         rows = read_jsonl(Path(folder) / "metrics.jsonl")
-    seconds = end.children_user + end.children_system - cpu.children_user - cpu.children_system
     first = next(row for row in rows if row["time"] - rows[0]["time"] >= WARM_UP - 1)
     last, counted = rows[-1], rows[-1]["time"] - first["time"]
     return {
         "steps_per_second": (last["global_step"] - first["global_step"]) / counted,
         "updates_per_second": (last["charts/updates"] - first["charts/updates"]) / counted,
-        "steps_per_cpu_second": last["global_step"] / seconds,  # of the whole run, its start included
-        "cores": seconds / wall,
     }
 
 
@@ -103,14 +97,10 @@ def main() -> None:
     }
     base = next(iter(rows.values()))["steps_per_second"]
     print(f"\n{asked.env}, {asked.algorithm}, {asked.envs} environments, trajectories of {asked.rollout} steps, {asked.device}")
-    print("| contender | steps/s | ratio | updates/s | steps per CPU second | cores used |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    print("| contender | steps/s | ratio | updates/s |\n| --- | ---: | ---: | ---: |")
     for name, row in rows.items():
         row["ratio"] = row["steps_per_second"] / base
-        print(
-            f"| {name} | {row['steps_per_second']:,.0f} | {row['ratio']:.2f} | {row['updates_per_second']:.1f} | "
-            f"{row['steps_per_cpu_second']:,.0f} | {row['cores']:.2f} |"
-        )
+        print(f"| {name} | {row['steps_per_second']:,.0f} | {row['ratio']:.2f} | {row['updates_per_second']:.1f} |")
     settings = {key: value for key, value in vars(asked).items() if key != "flags"} | {"flags": list(asked.flags)}
     path = Path(__file__).parent / "results" / f"device_strategies-{asked.env.replace('/', '-').lower()}.json"
     load = {"load_average": os.getloadavg()[0]}
