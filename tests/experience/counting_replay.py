@@ -16,7 +16,6 @@ from headrace.envs.contract import ArraySpec, EnvSpec
 from headrace.learning.algorithm import Algorithm, register_algorithm
 
 GAMMA, N = 0.5, 3
-WORLDS = 500_009  # a restarted worker's environments have other seeds; the world takes them modulo this
 
 
 def length_of(env: np.ndarray, episode: np.ndarray) -> np.ndarray:
@@ -58,7 +57,7 @@ class CountingReplay(Algorithm):
         generator: torch.Generator,
         mode: str = "train",
     ) -> tuple[dict[str, Tensor], Tensor]:
-        env, episode, step = obs["obs"].int().T
+        env, episode, step, _ = obs["obs"].int().T
         action = action_of(env, episode, step)[:, None].int()
         return {"action": action, "q": step.float(), "value": step.float(), "env_index": envs.int()}, core
 
@@ -118,7 +117,7 @@ def make(config: Config) -> CountingReplay:
 
 def check(batch: dict[str, np.ndarray]) -> None:
     """Every replayed transition: n-step return, discount, observation after it."""
-    env, episode, step = batch["obs/obs"].T.astype(np.int64)
+    env, episode, step, life = batch["obs/obs"].T.astype(np.int64)
     length = length_of(env, episode)
     assert (step < length).all(), "an episode's last observation started a transition"
     n = np.minimum(N, length - step)
@@ -127,7 +126,7 @@ def check(batch: dict[str, np.ndarray]) -> None:
     terminated = (step + n == length) & (episode % 2 == 0)
     np.testing.assert_allclose(batch["discount"], np.where(terminated, 0.0, GAMMA**n))
     np.testing.assert_array_equal(batch["action"][:, 0], action_of(env, episode, step))
-    after = np.stack([env, episode, step + n], 1)[~terminated]  # what follows a termination does not matter
+    after = np.stack([env, episode, step + n, life], 1)[~terminated]  # what follows a termination does not matter
     np.testing.assert_array_equal(batch["next/obs"][~terminated].astype(np.int64), after)
     assert (batch["weights"] > 0).all()
     assert (batch["weights"] <= 1).all()
@@ -138,7 +137,7 @@ def check_sequences(batch: dict[str, np.ndarray]) -> None:
     """Every row of sequences [T, B] and the core state before them."""
     intact = batch["weights"] > 0
     b = {name: x[:, intact] for name, x in batch.items() if x.ndim >= 2 and name != "core"}
-    env, episode, step = np.moveaxis(b["obs/obs"], -1, 0).astype(np.int64)
+    env, episode, step, life = np.moveaxis(b["obs/obs"], -1, 0).astype(np.int64)
     equal = np.testing.assert_array_equal
     length = length_of(env, episode)
     equal(b["final"], step == length)
@@ -149,6 +148,7 @@ def check_sequences(batch: dict[str, np.ndarray]) -> None:
     equal(b["discount"][real], np.where(b["last"] & (episode % 2 == 0), 0.0, GAMMA)[real])
     equal(b["action"][..., 0], action_of(env, episode, step))
     equal(env[1:], env[:-1])
+    equal(life[1:], life[:-1])
     equal(step[1:], np.where(real, step + 1, 0)[:-1])
     core = batch["core"][intact, :CORE]
     inside = ~b["first"][0]

@@ -2,7 +2,8 @@
 
 Its environments form groups. While the actions of one group are being computed, another group is stepped (double buffering),
 so with k environments the worker never waits if k/2 > ceil(t_inference / t_environment). A group whose world is elsewhere costs
-it no waiting either: `send` begins a step, and the worker goes on with whatever is ready first, actions or environments.
+it no waiting either: `send` begins a step, and the worker goes on with whatever is ready first, actions or environments. Nor
+does a group that needs a slot while there is none keep the others waiting: with several policies theirs may be free.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import numpy as np
 from headrace.envs.contract import EnvGroup, LaneRow, ObsRow
 from headrace.sampling.run_memory import RunMemory
 from headrace.sampling.trajectory_fields import obs_row, step_row
-from headrace.shm.primitives import Closed
 from headrace.shm.run_control import POLL_INTERVAL
 from headrace.shm.trajectory_store import TrajectoryStore
 
 Act = Callable[[int, list[int]], None]
 """Computes the actions of these lanes (numbers) with this policy (number)."""
+SLOT_POLL = 0.005
+"""Seconds between two looks for a free slot while the worker waits for something else, too."""
 
 
 @dataclass
@@ -32,7 +34,10 @@ class Lane:
     number: int
     policy: int
     slot: int = -1
+    """-1: it needs one."""
     t: int = 0
+    last: ObsRow | None = None
+    """A copy of row T of the slot before, to become row 0 of the next; None: the environments' first observation does."""
     rows: list[LaneRow] = field(default_factory=list)
     """Views of the slot's rows 0 to T-1."""
 
@@ -44,8 +49,11 @@ class Group:
     number: int
     envs: EnvGroup
     lanes: list[Lane]
-    busy: Literal["", "reset", "step"] = ""
-    """What the environments are doing, so that `recv` has to be asked; "" while the group waits for actions."""
+    busy: Literal["", "slots", "reset", "step"] = ""
+    """slots: it waits for free slots. reset, step: what the environments are doing, so that `recv` has to be asked. "" while the
+    group waits for actions."""
+    seed: int | None = None
+    """With which the environments are reset as soon as there are slots."""
 
     def __post_init__(self) -> None:
         self.lane_numbers = [lane.number for lane in self.lanes]
@@ -56,16 +64,15 @@ class RolloutWorker:
     """Environments of one worker. `act` is called to get a group's actions where the policy is `inline`; None: they are
     requested from the policy workers. `make_group` is given the group's number among those of all workers.
 
-    `start`, `run` and `step` raise `Closed` when the run ends while they wait for a slot.
+    `start`, `run`, `ready` and `step` raise `Closed` when the run has ended.
     """
 
     def __init__(self, index: int, memory: RunMemory, make_group: Callable[[int], EnvGroup], act: Act | None = None):
         self.index, self.memory, self.requests, self._act = index, memory, memory.requests, act
         first = index * self.requests.num_groups
         self.groups = [self._group(g, make_group(first + g)) for g in range(self.requests.num_groups)]
+        self._without_slots: list[Group] = []
         self._views: dict[tuple[int, int], tuple[ObsRow, list[LaneRow]]] = {}  # views of rows are made once for each slot
-        self._woken: list[int] = []
-        """Numbers of groups for which something may have happened."""
         self.clock = memory.control.clock("rollout", index)
 
     def _group(self, g: int, envs: EnvGroup) -> Group:
@@ -76,18 +83,14 @@ class RolloutWorker:
     def start(self, seed: int) -> None:
         """Reset all environments and ask for their first actions. Environment i of group g has seed `seed` + (g E + i)."""
         for group in self.groups:
-            for lane in group.lanes:
-                self._acquire(lane)
-            first = [self._slot_views(lane.policy, lane.slot)[0] for lane in group.lanes]
-            group.envs.reset(seed + group.number * group.envs.num_envs, first)
-            self.clock.spent("other", perf_counter())
-            group.busy = "reset"
-            self._receive(group)
+            group.seed = seed + group.number * group.envs.num_envs
+            self._go_on(group)
 
     def resume(self, group: Group, slots: list[dict[str, np.ndarray]], rows: list[int]) -> None:
         """Put a group's lanes back to these rows of half-filled slots with these contents."""
         for lane, arrays, t in zip(group.lanes, slots, rows, strict=True):
-            self._acquire(lane)
+            if not self._acquire(lane, timeout=0):
+                raise RuntimeError("no free slot to go on in")
             for name, array in arrays.items():
                 self._store(lane).arrays[name][lane.slot] = array
             lane.t = t
@@ -101,18 +104,26 @@ class RolloutWorker:
 
     def wait(self, timeout: float) -> list[Group]:
         """Like `ready`, but sleeps up to `timeout` seconds until something may be."""
-        self.requests.wait(self.index, timeout)
-        self.clock.spent("wait_actions", perf_counter())
+        if self._without_slots and len(self._without_slots) == len(self.groups):
+            # Nothing else can happen here. With several policies another's slots may be free first.
+            lane = next(lane for lane in self._without_slots[0].lanes if lane.slot < 0)
+            self._acquire(lane, timeout if len(self.memory.policies) == 1 else min(timeout, SLOT_POLL))
+            self.clock.spent("wait_slots", perf_counter())
+        else:
+            self.requests.wait(self.index, min(timeout, SLOT_POLL) if self._without_slots else timeout)
+            self.clock.spent("wait_actions", perf_counter())
         return self.ready()
 
-    def ready(self, enough: Callable[[], bool] = lambda: False) -> list[Group]:
-        """The groups whose lanes all have their actions. Environments that have finished a step are asked for their next ones.
-        Looks no further where `enough` says so, which is called before each group."""
+    def ready(self) -> list[Group]:
+        """The groups whose lanes all have their actions. Environments that have finished a step are asked for their next ones."""
         found = []
+        for group in self._without_slots[:]:
+            self._go_on(group)
         # A wake-up is only a hint: after a policy worker's death everybody is woken once more.
-        self._woken += self.requests.woken_groups(self.index)
-        while self._woken and not enough():
-            group = self.groups[self._woken.pop(0)]
+        for g in self.requests.woken_groups(self.index):
+            group = self.groups[g]
+            if group.busy == "slots":
+                continue
             if group.busy:
                 self._receive(group)
             elif self.requests.take(group.lane_numbers):
@@ -136,34 +147,63 @@ class RolloutWorker:
         if stepped:
             self.clock.spent("step", perf_counter())
             self.clock.count(len(group.lanes) * self.requests.C)
+            finished = False
             for lane in group.lanes:
                 lane.t += 1
                 if lane.t == self.memory.T:
-                    self._next_slot(lane)
+                    self._finish(lane)
+                    finished = True
+            if finished:
+                self._go_on(group)
+                return
         self._request(group)
 
-    def _next_slot(self, lane: Lane) -> None:
-        """Hand the finished slot to the learner and go on in a free one: row T here is row 0 there."""
+    def _finish(self, lane: Lane) -> None:
+        """Hand the finished slot to the learner."""
         last = lane.rows[-1].after
-        # Kept aside, because from the next line on the slot may be learned from and given to somebody else.
-        last = ObsRow({name: array.copy() for name, array in last.obs.items()}, last.first.copy(), last.valid.copy())
+        # Copied, because from the next line on the slot may be learned from and given to somebody else.
+        lane.last = ObsRow({name: array.copy() for name, array in last.obs.items()}, last.first.copy(), last.valid.copy())
         self._store(lane).finish(lane.slot)
-        # The only brake: without a free slot the learner is behind, and waiting here bounds memory and policy lag.
-        self._acquire(lane)
-        first = self._slot_views(lane.policy, lane.slot)[0]
-        for name, array in first.obs.items():
-            array[:] = last.obs[name]
-        first.first[:], first.valid[:] = last.first, last.valid
+        lane.slot = -1
 
-    def _acquire(self, lane: Lane) -> None:
-        store = self._store(lane)
-        while (slot := store.acquire(self.index, POLL_INTERVAL)) is None:
-            self.clock.spent("wait_slots", perf_counter())
-            if self.memory.control.stopped:
-                raise Closed
-        self.clock.spent("wait_slots", perf_counter())
+    def _go_on(self, group: Group) -> None:
+        """Give the group's lanes the slots they need, and go on in them if there are enough: the last row of the slot before is
+        the first of the next. The only brake: without a free slot the learner is behind, and waiting bounds memory and policy
+        lag."""
+        for lane in group.lanes:
+            if lane.slot < 0 and not self._acquire(lane, timeout=0):
+                if group.busy != "slots":
+                    group.busy = "slots"
+                    self._without_slots.append(group)
+                return
+        if group.busy == "slots":
+            self._without_slots.remove(group)
+            group.busy = ""
+        if group.seed is not None:
+            first = [self._slot_views(lane.policy, lane.slot)[0] for lane in group.lanes]
+            group.envs.reset(group.seed, first)
+            group.busy, group.seed = "reset", None
+            self.clock.spent("other", perf_counter())
+            self._receive(group)
+            return
+        for lane in group.lanes:
+            if lane.last is not None:
+                row = self._slot_views(lane.policy, lane.slot)[0]
+                for name, array in row.obs.items():
+                    array[:] = lane.last.obs[name]
+                row.first[:], row.valid[:] = lane.last.first, lane.last.valid
+                lane.last = None
+        self.clock.spent("other", perf_counter())
+        self._request(group)
+
+    def _acquire(self, lane: Lane, timeout: float) -> bool:
+        """Get a free slot for the lane; False if there is none within `timeout` seconds."""
+        slot = self._store(lane).acquire(self.index, timeout)
+        if slot is None:
+            return False
         lane.slot, lane.t = slot, 0
         lane.rows = self._slot_views(lane.policy, slot)[1]
+        return True
 
     def _request(self, group: Group) -> None:
         for lane in group.lanes:

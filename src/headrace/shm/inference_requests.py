@@ -9,12 +9,13 @@ One step of one lane, with double buffering the other groups of its worker are e
                      before row t + 1; steps the environments, writes reward t and observation t + 1
 
 The request words are the truth, the queues are hints: a killed process may leave a number that is not true any more, or take one
-with it; the words say so, and the supervisor queues the numbers again.
+with it. So a queue is never waited for: a number that finds it full, or is lost, is queued again by the supervisor, which finds
+in the words what waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,9 +88,13 @@ class InferenceRequests:
     # -- rollout workers --------------------------------------------------------------------------------------------------
 
     def request(self, lane: int) -> None:
-        """Ask for the actions of a lane's current row."""
+        """Ask for the actions of a lane's current row. Raises `Closed` at the end of the run."""
         self._words.store(lane, WAITING)
-        self._queues[self.policy[lane]].put(lane)
+        self._queue(lane)
+
+    def _queue(self, lane: int) -> None:
+        # Without waiting for room: only old numbers can fill a queue, and `queue_waiting` finds this lane when they are gone.
+        self._queues[self.policy[lane]].put(lane, timeout=0)
 
     def answered(self, lane: int) -> None:
         """The actions of the lane's current row are written (by an `inline` policy, which nobody had to ask)."""
@@ -175,15 +180,23 @@ class InferenceRequests:
 
     def recover_policy_worker(self, policy_worker: int) -> int:
         """After a policy worker's death: what it had taken waits again, and lost wake-ups and numbers are sent again. Returns how
-        many requests it had taken."""
-        taken = 0
-        for lane in range(self.L):
-            if self._words.compare_exchange(lane, TAKEN + policy_worker, WAITING):
-                taken += 1
-            if self._words.load(lane) == WAITING:
-                self._queues[self.policy[lane]].put(lane)
+        many requests it had taken. Never waits."""
+        taken = sum(self._words.compare_exchange(lane, TAKEN + policy_worker, WAITING) for lane in range(self.L))
+        self._queue_waiting(range(self.L))
         self.wake_all((1 << self.num_groups) - 1)
         return taken
+
+    def queue_waiting(self) -> int:
+        """Queue the numbers of lanes that wait although their policy's queue is empty: they were lost with a process, or found
+        the queue full. Returns how many. A number that is queued twice does no harm: the second is refused by `claim`."""
+        empty = {policy for policy, queue in enumerate(self._queues) if not queue.qsize()}
+        return self._queue_waiting(np.flatnonzero(np.isin(self.policy, list(empty))).tolist()) if empty else 0
+
+    def _queue_waiting(self, lanes: Iterable[int]) -> int:
+        waiting = [lane for lane in lanes if self._words.load(lane) == WAITING]
+        for lane in waiting:
+            self._queue(lane)
+        return len(waiting)
 
     def wake_all(self, groups: int = 0xFFFFFFFF) -> None:
         """Wake every rollout worker; `groups` is a bit mask."""

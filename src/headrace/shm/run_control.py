@@ -36,19 +36,20 @@ class RunControl:
     def __init__(self, workers: Mapping[str, int], num_policies: int = 1):
         self._workers = dict(workers)
         self._words = Words(_FIRST_LEARNER + num_policies)
-        self._segment = Segment(8 * sum(n * (len(PHASES[role]) + 2) for role, n in self._workers.items()))
+        self._segment = Segment(8 + 8 * sum(n * (len(PHASES[role]) + 2) for role, n in self._workers.items()))
         self._map()
 
     def _map(self) -> None:
         self.clocks: dict[str, np.ndarray] = {}
         """By role, float64 [workers, phases + 2]: seconds spent in each phase, the last heartbeat (perf_counter), steps done."""
-        offset = 0
+        self._supervisor = self._segment.ndarray(np.float64, 1)
+        offset = self._supervisor.nbytes
         for role, n in self._workers.items():
             self.clocks[role] = self._segment.ndarray(np.float64, (n, len(PHASES[role]) + 2), offset)
             offset += self.clocks[role].nbytes
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "clocks"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("clocks", "_supervisor")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -97,6 +98,15 @@ class RunControl:
     def clear_heartbeat(self, role: str, index: int) -> None:
         """A new process is about to take this worker's place."""
         self.clocks[role][index, _HEARTBEAT] = 0
+
+    @property
+    def supervisor_heartbeat(self) -> float:
+        """When the supervisor last looked at the processes (perf_counter); 0 before the first time."""
+        return float(self._supervisor[0])
+
+    def supervisor_lives(self) -> None:
+        """The supervisor looks at the processes now."""
+        self._supervisor[0] = perf_counter()
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """A copy of all clocks, by role."""

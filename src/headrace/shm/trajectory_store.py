@@ -97,9 +97,10 @@ class TrajectoryStore:
         return int(self._one[0]) if self._owners.acquire(worker + 1, self._one, timeout=timeout) else None
 
     def finish(self, slot: int) -> None:
-        """Give a slot whose rows are all written to the learner."""
+        """Give a slot whose rows are all written to the learner. Raises `Closed` at the end of the run."""
         self._finished[slot] = ticket = self._owners.ticket(slot)
-        self._ready.put(ticket)
+        # Without waiting for room: the queue can only be full of old tickets, and `untaken` finds this one when they are gone.
+        self._ready.put(ticket, timeout=0)
 
     # -- the learner ------------------------------------------------------------------------------------------------------
 

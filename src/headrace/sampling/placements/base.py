@@ -49,9 +49,6 @@ class Placement(ABC):
     Raises `MemoryError` where there is too little memory, `ConfigError` for a replay that cannot hold these observations.
     """
 
-    deterministic = False
-    """Whether a run goes on exactly where it was: `get_state` tells everything."""
-
     def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent):
         self.config, self.spec, self.make_agent = config, spec, make_agent
         self.restarts = 0
@@ -100,6 +97,11 @@ class Placement(ABC):
     def version(self, p: int) -> int:
         """The newest version published of policy p; 0 before the first."""
         return self.memory.policies[p].weights.version
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether a run goes on exactly where it was: `get_state` tells everything."""
+        return False
 
     @property
     def stopped(self) -> bool:

@@ -23,9 +23,9 @@ class InProcess(Placement):
         self._context = ExitStack()
         self._context.enter_context(using_threads(self.config.learner_threads))
         self._context.enter_context(warnings_reported(self._notices.append))
-        self._learners: deque[Iterator[Message | None]] = deque()
+        self._learners: deque[tuple[int, Iterator[Message | None]]] = deque()
         self.make_sampler()
-        self._learners.extend(learn(self, p) for p in range(self.config.sampling.num_policies))
+        self._learners.extend((p, learn(self, p)) for p in range(self.config.sampling.num_policies))
 
     @abstractmethod
     def make_sampler(self) -> None:
@@ -39,18 +39,22 @@ class InProcess(Placement):
         """Called before every round of a learner's loop; returns a line for the log, if there is one."""
         return None
 
+    def finished(self, p: int) -> None:
+        """The learner of policy p has learned enough; nobody takes its batches any more."""
+
     def messages(self, timeout: float) -> Iterator[Message]:
         """See `Placement.messages`."""
         deadline = monotonic() + timeout
         while self._learners and monotonic() < deadline:
             if notice := self.between_rounds():
                 self._notices.append(notice)
-            learner = self._learners.popleft()
+            p, learner = self._learners.popleft()
             try:
                 message = next(learner)
             except StopIteration:
+                self.finished(p)
                 continue
-            self._learners.append(learner)
+            self._learners.append((p, learner))
             while self._notices:
                 yield Message("message", self._notices.popleft())
             if message is not None:

@@ -26,8 +26,12 @@ ELSEWHERE = 0.001
 class Serial(InProcess):
     """Everything in this process, one after the other: the same seed gives the same weights."""
 
-    deterministic = True
     _made: SerialSampler | None = None
+
+    @property
+    def deterministic(self) -> bool:
+        """With one policy. Several are saved at different moments, to none of which all of them could go back."""
+        return len(self.memory.policies) == 1
 
     @property
     def sampler(self) -> SerialSampler:
@@ -45,6 +49,10 @@ class Serial(InProcess):
         if self._made is not None:
             self._made.close()
             self._made = None
+
+    def finished(self, p: int) -> None:
+        """See `InProcess.finished`."""
+        self.sampler.policies.remove(p)
 
     def batches(self, p: int, reported_envs: range) -> Any:
         """See `Placement.batches`: asking for a batch steps the environments until there is one."""
@@ -67,7 +75,7 @@ class Serial(InProcess):
 
     def get_state(self) -> dict[str, Any] | None:
         """See `Placement.get_state`."""
-        return self.sampler.get_state()
+        return self.sampler.get_state() if self.deterministic else None
 
     def set_state(self, state: dict[str, Any]) -> str | None:
         """See `Placement.set_state`."""
@@ -85,7 +93,8 @@ class SerialSampler:
         config, memory = placement.config, placement.memory
         self._config, self._memory = config, memory
         self._started = False
-
+        self.policies = set(range(len(memory.policies)))
+        """Those whose learners have not finished. The lanes of the others stand still as soon as they have no slots left."""
 
         def make(number: int) -> EnvGroup:
             return make_group(config.env, config.envs, config.envs_per_group, number=number)
@@ -114,18 +123,13 @@ class SerialSampler:
             for worker in self.workers:
                 worker.start(environment_seed(self._config, worker.index, version=self._memory.policies[0].weights.version))
             self._started = True
-
-        def enough() -> bool:
-            return stores[policy].qsize() >= slots or any(store.qsize() >= self._config.slots_per_batch for store in stores)
-
-        # Looked at before every step: each step finishes at most one slot of every lane, so free slots never run out here.
+        enough = dict.fromkeys(self.policies, self._config.slots_per_batch) | {policy: slots}
         deadline = monotonic() + POLL_INTERVAL
-        while not enough():
+        while all(stores[p].qsize() < n for p, n in enough.items()):
             if not self._ready:
                 for policy_worker in self._policy_workers:
                     policy_worker.serve(timeout=0)
-                for worker in self.workers:
-                    self._ready.extend((worker, group) for group in worker.ready(enough))
+                self._ready.extend((worker, group) for worker in self.workers for group in worker.ready())
             if self._ready:
                 worker, group = self._ready.popleft()
                 worker.step(group)
@@ -146,12 +150,13 @@ class SerialSampler:
         return state
 
     def _world(self) -> dict[str, Any] | None:
-        """None where the environments cannot give their state."""
+        """None where the environments cannot give their state, or elsewhere finished so many slots that some wait for one."""
         requests = self._memory.requests
         envs = [[group.envs.get_state() for group in worker.groups] for worker in self.workers]
-        if not self._started or any(state is None for states in envs for state in states):
-            return None
         lanes = [lane for worker in self.workers for group in worker.groups for lane in group.lanes]
+        unknown = any(state is None for states in envs for state in states) or any(lane.slot < 0 for lane in lanes)
+        if not self._started or unknown:
+            return None
         stores = [p.trajectories for p in self._memory.policies]
         return {
             "envs": envs,

@@ -1,0 +1,49 @@
+"""Two policies over one environment: each sample is learned from once, by the policy that acted on it (`counting.py`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from counting import check_ledger, read_ledger
+from test_engine import counting_config
+
+from headrace.runs.metrics import read_jsonl
+from headrace.train import train
+
+T = 7
+
+
+def two_policies(folder: Path, **settings: object) -> dict[str, object]:
+    (folder / "ledger").mkdir()
+    kwargs = {"ledger": str(folder / "ledger")}
+    return {"sampling.num_policies": 2, "run.folder": str(folder / "run"), "envs.kwargs": kwargs, **settings}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sampling.placement": "serial"},
+        {"sampling.placement": "inline"},
+        {"sampling.placement": "served"},
+        {"sampling.placement": "served", "sampling.num_policy_workers": 2, "sampling.num_groups": 3, "learning.batch_size": 56},
+        {"sampling.placement": "served", "learning.num_minibatches": 2, "learning.num_epochs": 2},
+    ],
+    ids=["serial", "inline", "served", "served-4-policy-workers-3-groups", "served-minibatches"],
+)
+def test_every_sample_is_learned_from_once_by_its_own_policy(tmp_path: Path, settings: dict[str, object]) -> None:
+    config = counting_config(tmp_path, **two_policies(tmp_path, **settings))
+    result, group_size = train(config), config.envs_per_group
+    assert result.reason == "total_steps"
+    assert result.global_step >= 2 * 6000
+    ledgers = read_ledger(tmp_path / "ledger")
+    assert sorted(ledgers) == [0, 1]
+    for policy, ledger in ledgers.items():
+        assert ledger.learners == 1
+        assert check_ledger(ledger, T) == 0
+        last = read_jsonl(tmp_path / "run" / f"policy-{policy}" / "metrics.jsonl")[-1]
+        assert last["losses/policy"] == policy
+        assert last["losses/rows_checked"] > 0
+        assert last.get("sampling/faults", 0) == 0
+        # In these runs life 0 is that of the first seeds, where the world's number is the environment's.
+        assert {world // group_size % 2 for world, life in ledger.starts if life == 0} <= {policy}
