@@ -72,8 +72,8 @@ def test_parts_end_one_after_the_other_and_every_row_is_learned_from_once(parts:
             np.testing.assert_array_equal(one["first"][-1], after["first"][0])
         # All of a part's first trajectory but the T/G steps of each part before it is from the beginning of the world.
         late = part * T // parts
-        steps = np.stack([batch["obs/obs"][:-1, 0] for batch in own]).reshape(-1, 3)
-        assert tuple(steps[0, 1:]) == _position(envs_of(part, width)[0], late)
+        steps = np.stack([batch["obs/obs"][:-1, 0] for batch in own]).reshape(-1, 4)
+        assert tuple(steps[0, 1:3]) == _position(envs_of(part, width)[0], late)
 
 
 def envs_of(part: int, width: int) -> range:
@@ -110,12 +110,12 @@ def test_environments_that_reset_in_the_same_step_tell_the_last_observation() ->
     for _ in range(20):
         batch, _ = collected(sampler)
         ended = batch["terminated"] | batch["truncated"]
-        env, episode, step = np.moveaxis(batch["obs/obs"], -1, 0)
+        env, episode, step, life = np.moveaxis(batch["obs/obs"], -1, 0)
         assert batch["valid"].all()
         np.testing.assert_array_equal(batch["first"], step == 0)
         np.testing.assert_array_equal(step[1:], np.where(ended, 0, step[:-1] + 1))
         np.testing.assert_array_equal(ended, step[:-1] + 1 == counting.episode_length(env, episode)[:-1])
-        final = np.stack([env, episode, step + 1], -1)[:-1]
+        final = np.stack([env, episode, step + 1, life], -1)[:-1]
         np.testing.assert_array_equal(batch["final_obs/obs"][ended], final[ended])
         np.testing.assert_array_equal(batch["reward"], counting.reward_of(env, episode, step)[:-1])
         ends += int(ended.sum())
