@@ -204,7 +204,7 @@ def sustained(path: str, codec: str, seconds: float) -> dict[str, Any]:
     return {"codec": codec, "inserts_per_s": round(inserts), "batches_per_s": round(batches / elapsed, 1),
             "writer_cores": round(writer_share, 3),
             "sampler_cores": round((after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / elapsed, 3),
-            "late": late, "redrawn": stats.redrawn, "size": stats.size,
+            "late": late, "size": stats.size,
             "bytes_per_transition": round(os.fstat(replay.segment.fd).st_blocks * 512 / stats.size)}
 
 

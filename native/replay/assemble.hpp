@@ -36,7 +36,7 @@ class Assembler {
  public:
   Assembler(Memory& memory, const Codec& codec) : m_(memory), codec_(codec) {}
 
-  // intact[i] = 0 if sample i was overwritten before or while it was read; what was copied for it is then no sample.
+  // intact[i] = 0 if sample i was overwritten before or while it was read; its copy must not be used then.
   void transitions(std::size_t count, const std::uint64_t* keys, const Batch& batch, std::uint8_t* intact,
                    int threads) const {
     parallel(count, keys, threads, [&](std::size_t i) { intact[i] = transition(i, keys[i], batch); });
@@ -195,7 +195,7 @@ class Assembler {
     BlockEntry entry = racy_entry(m_.block(field, history, block));
     std::uint64_t start = entry.position % config.ring_bytes;
     if (start + entry.size > config.ring_bytes) return false;
-    // Packed bytes are copied before they are decoded: a decoder need not survive input that changes under it.
+    // Packed bytes are copied before they are decoded, because a decoder may crash on input that changes meanwhile.
     static thread_local std::vector<std::byte> packed;
     packed.resize(entry.size);
     copy<false>(packed.data(), m_.ring(field, history) + start, entry.size);

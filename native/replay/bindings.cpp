@@ -150,8 +150,6 @@ class Replay {
     result["late"] = s.late;
     result["overwritten"] = s.overwritten;
     result["evicted"] = s.evicted;
-    result["redrawn"] = s.redrawn;
-    result["recoveries"] = s.recoveries;
     return result;
   }
 
@@ -178,14 +176,6 @@ class Replay {
     }
   }
 
-  // The bytes of compressed blocks written so far, over all histories and fields.
-  std::uint64_t packed_bytes() const {
-    std::uint64_t total = 0;
-    for (std::uint64_t history = 0; history < config().histories; ++history)
-      for (std::size_t f = 0; f < config().field_count; ++f) total += memory_.histories[history].ring_end[f];
-    return total;
-  }
-
   // An empty history goes on from row `first`, `age` steps into an episode.
   void restore_history(std::uint64_t history, std::uint64_t first, std::uint32_t age) {
     check_history(history);
@@ -209,7 +199,7 @@ class Replay {
     expect(random.size() == 4, "the random state has four words");
     auto value = [&](const char* name) { return nb::cast<std::uint64_t>(values[name]); };
     sampler_.restore({0, value("inserts"), value("samples"), value("updates"), value("late"), value("overwritten"),
-                      value("evicted"), value("redrawn"), value("recoveries")},
+                      value("evicted")},
                      random.data());
   }
 
@@ -404,7 +394,6 @@ NB_MODULE(replay, m) {
       .def("total", &Replay::total)
       .def("span", &Replay::span, "history"_a)
       .def("read_priorities", &Replay::read_priorities, "history"_a, "first"_a, "stamps"_a, "priorities"_a)
-      .def("packed_bytes", &Replay::packed_bytes)
       .def("restore_history", &Replay::restore_history, "history"_a, "first"_a, "age"_a)
       .def("restore_stamps", &Replay::restore_stamps, "history"_a, "first"_a, "stamps"_a)
       .def("random_state", &Replay::random_state)

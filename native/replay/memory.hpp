@@ -4,7 +4,7 @@
 // never a lock: the writer fills rows and then publishes them by a counter. Everything that concerns sampling (sum
 // tree, arrival stamps, statistics) belongs to the readers, who share it under one robust mutex that no writer ever
 // touches. So adding never waits for sampling, and a process killed at any instruction leaves the memory usable: rows
-// of a dead writer beyond its counter do not exist, and a mutex of a dead reader is recovered by rebuilding the sums.
+// that a dead writer has not published do not exist, and after a reader's death the next reader rebuilds the sums.
 #pragma once
 
 #include <pthread.h>
@@ -58,12 +58,12 @@ struct Config {
 enum RowFlag : std::uint32_t {
   kLast = 1,   // the episode ended with this row's action
   kFinal = 2,  // an observation on which no action was taken, such as the one after the last action of an episode
-  kFirst = 4,  // stacks do not reach before this row; its observation stands for what was before...
-  kZeros = 8,  // ...or, at such a row, zeros do
+  kFirst = 4,  // stacks do not reach before this row; what is missing in them are copies of its observation
+  kZeros = 8,  // with kFirst: what is missing are zeros
   kFlagBits = 4,
 };
 
-struct Row {  // what the writer says of one step, beside its fields
+struct Row {  // one step, without its fields
   float reward = 0;
   float discount = 0;   // what the next value is multiplied with: gamma, 0 after termination
   float priority = -1;  // initial priority; negative: no transition starts here
@@ -82,8 +82,8 @@ struct alignas(128) History {  // written by the history's writer only
 };
 
 struct alignas(64) ReaderView {  // the readers' view of a history; under the mutex
-  std::uint64_t seen = 0;     // transitions before this are in the tree or gone
-  std::uint64_t retired = 0;  // transitions before this are gone
+  std::uint64_t seen = 0;     // transitions before this have been added to the tree; some were removed since
+  std::uint64_t retired = 0;  // transitions before this have been removed
 };
 
 struct BlockEntry {
@@ -92,8 +92,7 @@ struct BlockEntry {
 };
 
 struct Statistics {  // readers' counters; in transitions
-  std::uint64_t size = 0, inserts = 0, samples = 0, updates = 0, late = 0, overwritten = 0, evicted = 0, redrawn = 0,
-                recoveries = 0;
+  std::uint64_t size = 0, inserts = 0, samples = 0, updates = 0, late = 0, overwritten = 0, evicted = 0;
 };
 
 struct Header {

@@ -37,7 +37,6 @@ class Sampler {
     absorb();
     for (std::uint64_t key : exclude)
       if (time_of(key) >= m_.views[history_of(key)].retired) drop_overwritten(m_.leaf(history_of(key), time_of(key)));
-    m_.header->statistics.redrawn += exclude.size();
     Statistics& statistics = m_.header->statistics;
     if (statistics.size < std::max<std::uint64_t>(minimum, 1)) return 0;
     mass_.resize(count);
@@ -51,7 +50,6 @@ class Sampler {
       std::uint64_t time = time_at(leaves_[i]);
       while (!readable(leaves_[i], time)) {
         drop_overwritten(leaves_[i]);
-        ++statistics.redrawn;
         if (statistics.size == 0) return 0;
         double mass = uniform() * m_.tree.total();
         m_.tree.find(&mass, &leaves_[i], 1);
@@ -157,7 +155,6 @@ class Sampler {
 
   void recover() {
     Statistics& statistics = m_.header->statistics;
-    ++statistics.recoveries;
     statistics.size = 0;
     std::size_t leaves = m_.config().histories * m_.config().rows;
     for (std::size_t leaf = 0; leaf < leaves; ++leaf) {

@@ -32,7 +32,7 @@ class SumTree {
   }
 
   double operator[](std::size_t leaf) const { return levels_[0][leaf]; }
-  // The sums above the leaf are stale until one of the repair functions is told about it.
+  // The sums above the leaf are stale until a repair function is called for it.
   void set(std::size_t leaf, double weight) { levels_[0][leaf] = weight; }
   double total() const { return sum8(levels_.back()); }
 
@@ -76,7 +76,7 @@ class SumTree {
         const double* child = weights + std::size_t{leaf[i]} * kArity;
         double r = mass[i], sum = 0.0, below = 0.0;
         std::uint32_t chosen = 0;
-        for (std::size_t k = 0; k + 1 < kArity; ++k) {  // branchless: one mispredicted branch costs more than it all
+        for (std::size_t k = 0; k + 1 < kArity; ++k) {  // branchless: one mispredicted branch costs more than the whole loop
           sum += child[k];
           bool right = r >= sum;
           chosen += right;

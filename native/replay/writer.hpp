@@ -48,8 +48,9 @@ class HistoryWriter {
     return first;
   }
 
-  // Say with which priority the next `count` rows enter the replay, or by a negative number that none starts there.
-  // Throws std::invalid_argument for a priority that is not finite and std::out_of_range for rows not yet written.
+  // First priorities of the oldest `count` rows that have none yet; they can be sampled from now on. Negative: no
+  // transition starts there. Throws std::invalid_argument for a priority that is not finite and std::out_of_range for
+  // rows not yet written.
   void ready(std::uint64_t index, std::uint64_t count, const float* priorities) {
     History& history = memory_.histories[index];
     std::uint64_t first = history.ready.load(std::memory_order_relaxed);
@@ -60,7 +61,7 @@ class HistoryWriter {
         throw std::invalid_argument("priority of history " + std::to_string(index) + ", row " + std::to_string(first + i) +
                                     " is not finite");
     std::uint64_t low = history.low.load(std::memory_order_relaxed);
-    for (std::uint64_t i = low > first ? low - first : 0; i < count; ++i) {  // others are overwritten already
+    for (std::uint64_t i = low > first ? low - first : 0; i < count; ++i) {  // rows before are overwritten already
       Row& row = memory_.row(index, first + i);
       row.priority = row.age_flags & kFinal ? -1.0f : priorities[i];
     }
@@ -68,13 +69,13 @@ class HistoryWriter {
   }
 
  private:
-  // Before rows up to `end` are written: what they overwrite may no longer be read.
+  // Called before rows up to `end` are written: forbids reading what they overwrite.
   void reserve(History& history, std::uint64_t end) {
     std::uint64_t rows = memory_.config().rows;
     raise_low(history, end > rows ? end - rows : 0);
   }
 
-  // The exchange keeps the writes that follow behind it; readers check `low` again after they copied (a seqlock).
+  // exchange() keeps later writes behind it; readers check `low` again after they copied (a seqlock).
   static void raise_low(History& history, std::uint64_t low) {
     if (low > history.low.load(std::memory_order_relaxed)) history.low.exchange(low, std::memory_order_acq_rel);
   }

@@ -63,9 +63,9 @@ def test_updated_priorities_are_what_is_sampled() -> None:
 
 
 def test_importance_weights() -> None:
-    replay = filled(np.random.default_rng(2).exponential(1.0, 400).astype(np.float32))
+    priorities = np.random.default_rng(2).exponential(1.0, 400).astype(np.float32)
     for beta in (0.0, 0.4, 1.0):
-        _, weights, probabilities = replay.sample_keys(64, beta=beta)  # type: ignore[misc]
+        _, weights, probabilities = filled(priorities, beta=beta).sample_keys(64)  # type: ignore[misc]
         expected = (400 * probabilities) ** -beta
         np.testing.assert_allclose(weights, expected / expected.max(), rtol=1e-6)
 
@@ -223,7 +223,7 @@ def test_windows_hold_the_rows_in_order() -> None:
         for j in range(10):
             np.testing.assert_array_equal(batch.fields["observation"][i, j], naive.frames(0, start + j))
             row = rows[start + j]
-            assert (batch.last[i, j], batch.final[i, j], batch.age[i, j]) == (row.last, row.final, row.age)
+            assert (batch.last[i, j], batch.final[i, j]) == (row.last, row.final)
             assert batch.reward[i, j] == np.float32(row.reward)
 
 

@@ -122,7 +122,6 @@ def test_readers_see_whole_samples_while_writers_overwrite_and_are_killed(codec:
 def test_a_reader_killed_inside_the_replay_leaves_it_usable() -> None:
     replay = make()
     write_forever(replay, list(range(HISTORIES)), limit=60)
-    recovered = 0
     for _ in range(3):
         reader = fork.Process(target=read_forever, args=(replay,), daemon=True)
         samples = replay.stats().samples
@@ -132,7 +131,6 @@ def test_a_reader_killed_inside_the_replay_leaves_it_usable() -> None:
         reader.kill()
         reader.join()
         stats = replay.stats()
-        recovered = stats.recoveries
         stamps, priorities = np.empty(replay.config.rows, np.uint64), np.empty(replay.config.rows, np.float32)
         alive, mass = 0, 0.0
         for history in range(HISTORIES):
@@ -142,7 +140,6 @@ def test_a_reader_killed_inside_the_replay_leaves_it_usable() -> None:
             alive, mass = alive + len(here), mass + (np.maximum(here.astype(float), 1e-6) ** 0.6).sum()
         assert stats.size == alive
         assert replay.native.total() == pytest.approx(mass, rel=1e-9)
-    assert 0 <= recovered <= 3
     check(replay, 10)
 
 

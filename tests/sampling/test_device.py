@@ -20,7 +20,7 @@ from headrace.accelerator.weights import FlatWeights, Publisher
 from headrace.config import Config
 from headrace.envs.contract import EnvSpec
 from headrace.envs.registry import describe, import_files
-from headrace.experience.on_policy import OnPolicyExperience, _Memory
+from headrace.experience.on_policy import BatchMemory, OnPolicyExperience
 from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner, Progress, _Report
 from headrace.runs import checkpoint
@@ -367,14 +367,14 @@ def test_a_batch_takes_what_stayed_from_the_device_and_the_rest_from_the_host(ap
     observations.allocate()
     for name, array in store.arrays.items():
         array[:] = (np.random.default_rng(len(name)).random(array.shape) * 100).astype(array.dtype)
-    memory, slots, T, C = _Memory(store, 4, "cpu", apart), (5, 0, 3, 2), store.T, store.C
+    memory, slots, T, C = BatchMemory(store, 4, "cpu", apart), (5, 0, 3, 2), store.T, store.C
     for place in stayed:
         for row in range(T):
             leave(observations, [slots[place]], row, 1000 + place)
     lefts = [observations.find(slot) for slot in slots]
     for place, (slot, left) in enumerate(zip(slots, lefts, strict=True)):
-        memory.take(place, slot, left)
-    memory.send([place for place, left in enumerate(lefts) if left is None])
+        memory.copy_slot(place, slot, left)
+    memory.copy_to_device([place for place, left in enumerate(lefts) if left is None])
     fields = memory.batch.data
     for place, slot in enumerate(slots):
         columns = slice(place * C, (place + 1) * C)

@@ -19,12 +19,17 @@ from headrace.shm.trajectory_store import TrajectoryStore
 
 
 class OnPolicyExperience(ConsumedOnce):
-    """Copies finished slots into preallocated batches and frees them at once.
+    """Copies finished slots into preallocated batches and frees them at once. See `Experience`.
 
     A thread does it. For a learner on CUDA it fills one batch (page-locked memory, then the device, on a stream of its own)
-    while the other is learned from, so a batch is at most one update older than it had to be. On the CPU there is one batch
-    only: copying takes a hundredth of the time of learning, and what waits in a second batch would just get older. With
-    `collect` (serial) nothing is done before it is asked for.
+    while the other is learned from, so a batch is at most one update older than necessary. On the CPU there is one batch only:
+    copying takes a hundredth of the time of learning, and a second batch would only grow old while it waits.
+
+    Args:
+        store, slots_per_batch: B of a batch is `slots_per_batch` x C.
+        collect: `collect(n)` steps the environments until n slots are finished, or gives up; there is no thread then, and nothing
+            is done before it is asked for (serial). None: other processes step them.
+        on_device: observations that policy workers left on the device.
     """
 
     def __init__(
@@ -43,9 +48,9 @@ class OnPolicyExperience(ConsumedOnce):
             except RuntimeError as error:
                 warnings.warn(f"Observations cross the bus twice: no memory for them on {device} ({error})", stacklevel=2)
         count = 2 if prefetch and device != "cpu" else 1
-        self._batches = [_Memory(store, slots_per_batch, device) for _ in range(count)]
+        self._batches = [BatchMemory(store, slots_per_batch, device) for _ in range(count)]
         self._stream = None if device == "cpu" else torch.cuda.Stream(device)
-        self._arrived = Marker(device)
+        self._copied = Marker(device)
         self._free, self._filled = threading.Semaphore(count), threading.Semaphore(0)
         self._failure: BaseException | None = None
         self._ended = False
@@ -56,13 +61,14 @@ class OnPolicyExperience(ConsumedOnce):
             self._thread.start()
 
     def next(self, timeout: float | None = None) -> Batch | None:
-        """The next batch; waits for it up to `timeout` seconds. None if there is none yet, and at the end of the run."""
+        """The next batch; waits for it up to `timeout` seconds (serial: until `collect` returns). None if there is none yet, and
+        at the end of the run. Raises what failed in the thread."""
         if self._collect is not None:
             self._collect(self._slots_per_batch)
             if self._store.qsize() < self._slots_per_batch:  # it gave up waiting; a batch is taken whole or not at all
                 return None
             return self._batches[0].batch if self._fill(self._batches[0]) else None
-        if not self._filled.acquire(timeout=timeout):
+        if not self._ended and not self._filled.acquire(timeout=timeout):
             return None
         if self._failure is not None:
             raise self._failure
@@ -72,8 +78,8 @@ class OnPolicyExperience(ConsumedOnce):
         return self._batches[self._current].batch
 
     def release(self) -> None:
-        """The learner has given its device all the work there is with the batch it got last: behind that its memory may be
-        filled again."""
+        """The learner has given its device all the work there is with the batch got last. When the device has done it, the memory
+        is filled again."""
         self._batches[self._current].used.set()
         if self._thread is not None:
             self._free.release()
@@ -90,38 +96,41 @@ class OnPolicyExperience(ConsumedOnce):
         except Exception as failure:  # handed to the learner, which raises it
             self._failure = failure
         self._ended = True
-        self._filled.release()
+        self._filled.release()  # wakes the learner
 
-    def _fill(self, memory: _Memory) -> bool:
+    def _fill(self, memory: BatchMemory) -> bool:
         """Copy the next finished slots into `memory`, up to the device, and free them. False at the end of the run."""
         memory.used.wait()
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
-            missing = []
-            for i in range(self._slots_per_batch):
+            from_host = []
+            for place in range(self._slots_per_batch):
                 try:
                     slot = self._store.take(timeout=None if self._thread else 0)
                 except Closed:
                     return False
                 if slot is None:
                     return False
-                left = self._on_device.find(slot) if self._on_device else None
-                memory.take(i, slot, left)
-                if left is None:
-                    missing.append(i)
+                observations = self._on_device.find(slot) if self._on_device else None
+                memory.copy_slot(place, slot, observations)
+                if observations is None:
+                    from_host.append(place)
                 else:
-                    self._wait()  # others may write there as soon as the slot is free
+                    self._wait_for_copies()  # others may write there as soon as the slot is free
                 self._store.release(slot)
-            memory.send(missing)
-            self._wait()
+            memory.copy_to_device(from_host)
+            self._wait_for_copies()
         return True
 
-    def _wait(self) -> None:
-        self._arrived.set()
-        self._arrived.wait()
+    def _wait_for_copies(self) -> None:
+        self._copied.set()
+        self._copied.wait()
 
 
-class _Memory:
-    """Memory of one batch: on the CPU the batch itself; for CUDA (or `apart`, for tests) page-locked memory, and the batch."""
+class BatchMemory:
+    """Memory of one batch, for `slots_per_batch` slots side by side.
+
+    On the CPU it is the batch itself. For CUDA (or `apart`, for tests) there are two: page-locked host memory, and the batch.
+    """
 
     def __init__(self, store: TrajectoryStore, slots_per_batch: int, device: str, apart: bool = False):
         self._store, self._slots = store, slots_per_batch
@@ -130,44 +139,45 @@ class _Memory:
         for (name, array), field in zip(self._store.arrays.items(), self._store.fields.values(), strict=True):
             shape = (*array.shape[1 : -1 - len(field.shape)], slots_per_batch * self._store.C, *field.shape)
             host[name] = torch.zeros(shape, dtype=torch.from_numpy(array[:0]).dtype, pin_memory=device != "cpu")
+        self._host = host
         self._arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in host.items()}
         self._pinned = host if apart else {}
         # Not zeroed: that would be work on another stream than the one that copies.
-        self._there = {name: torch.empty_like(tensor, device=device) for name, tensor in host.items()} if apart else host
-        self._host = host
+        self._data = {name: torch.empty_like(tensor, device=device) for name, tensor in host.items()} if apart else host
         self.used = Marker(device)
-        """Behind it the batch is not read any more."""
+        """When the device is past it, it does not read the batch any more."""
 
     @property
     def batch(self) -> Batch:
         """What was filled in."""
         arrivals = Arrivals.of(*(self._arrays[name] for name in ("valid", "episode_return", "episode_length")))
-        return Batch(self._there, self._host["version"], self._host["valid"], None, arrivals)
+        return Batch(self._data, self._host["version"], self._host["valid"], None, arrivals)
 
-    def _columns(self, i: int) -> slice:
-        return slice(i * self._store.C, (i + 1) * self._store.C)
+    def _columns(self, place: int) -> slice:
+        return slice(place * self._store.C, (place + 1) * self._store.C)
 
-    def take(self, i: int, slot: int, left: dict[str, Tensor] | None) -> None:
-        """Copy a slot to place i. `left`: rows 0 to T-1 of its observations, where they are on the device already."""
-        T, columns = self._store.T, self._columns(i)
+    def copy_slot(self, place: int, slot: int, observations: dict[str, Tensor] | None) -> None:
+        """Copy a slot to its place among `slots_per_batch`. `observations`: of rows 0 to T-1 by field, [T, C, ...], where they
+        are on the device already."""
+        T, columns = self._store.T, self._columns(place)
         for name, field in self._store.fields.items():
             array, to = self._store.arrays[name], self._arrays[name]
             if field.rows == "once":
                 to[columns] = array[slot]
-            elif left and name in left:
-                self._there[name][:T, columns].copy_(left[name], non_blocking=True)
+            elif observations and name in observations:
+                self._data[name][:T, columns].copy_(observations[name], non_blocking=True)
                 to[T, columns] = array[slot, T]
             else:
                 to[:, columns] = array[slot]
 
-    def send(self, missing: list[int]) -> None:
-        """Copy to the device what is not there: all fields, but observations of the places `missing` and row T only."""
+    def copy_to_device(self, from_host: list[int]) -> None:
+        """Copy to the device what is not there yet: of observations only row T, except at the places `from_host`."""
         T = self._store.T
         for name, tensor in self._pinned.items():
-            there = self._there[name]
-            if not name.startswith("obs/") or len(missing) == self._slots:
-                there.copy_(tensor, non_blocking=True)
+            data = self._data[name]
+            if not name.startswith("obs/") or len(from_host) == self._slots:
+                data.copy_(tensor, non_blocking=True)
                 continue
-            there[T].copy_(tensor[T], non_blocking=True)
-            for columns in map(self._columns, missing):  # rare: trajectories begun before the learner was restarted
-                there[:T, columns].copy_(tensor[:T, columns], non_blocking=True)
+            data[T].copy_(tensor[T], non_blocking=True)
+            for columns in map(self._columns, from_host):  # rare: trajectories begun before the learner was restarted
+                data[:T, columns].copy_(tensor[:T, columns], non_blocking=True)

@@ -25,7 +25,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -134,8 +134,24 @@ class ReplayBatch:
     """Importance weights, largest 1. float32 [B]."""
     keys: npt.NDArray[np.uint64]
     """What `update` wants, uint64 [B]."""
-    size: int = 0
-    """Transitions there were to draw from."""
+
+
+@dataclass
+class SequenceBatch:
+    """B sequences of L rows in time order, for recurrent learners: NumPy arrays, batch first."""
+
+    fields: dict[str, npt.NDArray[Any]]
+    """Every field, [B, L, *sample_shape]."""
+    reward: npt.NDArray[np.float32]
+    """[B, L]."""
+    discount: npt.NDArray[np.float32]
+    """[B, L], per step."""
+    last: npt.NDArray[np.bool_]
+    """[B, L]: the episode ended with this action."""
+    final: npt.NDArray[np.bool_]
+    """[B, L]: an observation on which no action was taken, such as an episode's last one."""
+    intact: npt.NDArray[np.bool_]
+    """[B]: False where the rows were overwritten or are not there yet; the rest of such a sample means nothing."""
 
 
 @dataclass(frozen=True)
@@ -152,19 +168,14 @@ class ReplayStats:
     overwritten: int
     """Lost before eviction because their history's rows were used again."""
     evicted: int
-    redrawn: int
-    """Samples drawn again because a writer overwrote them while they were copied."""
-    recoveries: int
-    """Readers that died inside the replay."""
 
 
 class HistoryWriter:
     """Adds rows to one history; made by `Replay.writer`. Never waits and never locks."""
 
-    def __init__(self, replay: Replay, history: int, go_on: bool = False) -> None:
+    def __init__(self, replay: Replay, history: int) -> None:
         self._replay, self._native, self.history = replay, replay.native, history
-        if not go_on:
-            self._native.open(history)
+        self._native.open(history)
         self._ended = True
 
     def append(
@@ -239,10 +250,9 @@ class Replay:
     def __reduce__(self) -> tuple[Callable[..., Replay], tuple[Any, ...]]:
         return type(self), (self.config, self.fields, self.segment)
 
-    def writer(self, history: int, go_on: bool = False) -> HistoryWriter:
-        """The writer of a history. A history whose writer died is continued with a new episode. `go_on`: with the same one, and
-        rows without priorities are still to get theirs (a restored replay)."""
-        return HistoryWriter(self, history, go_on)
+    def writer(self, history: int) -> HistoryWriter:
+        """The writer of a history. If the history had another writer before, its unfinished episode ends."""
+        return HistoryWriter(self, history)
 
     def empty_batch(self, size: int, pin: bool = False, channels_last: bool = False) -> ReplayBatch:
         """Memory for a batch of `size` samples, to be given to `sample` again and again. `channels_last`: image stacks [C, H, W]
@@ -263,33 +273,30 @@ class Replay:
             {f.name: empty(f) for f in self.fields if f.stack},
             numbers(), numbers(), numbers(), np.empty(size, np.uint64))
 
-    def sample(
-        self, size: int, into: ReplayBatch | None = None, *, beta: float | None = None, threads: int = 1
-    ) -> ReplayBatch | None:
+    def sample(self, size: int, into: ReplayBatch | None = None, *, threads: int = 1) -> ReplayBatch | None:
         """Draw `size` transitions with replacement; None while fewer than the minimum are there.
 
         Args:
             into: memory of an earlier batch of that size to fill.
-            beta: instead of the configured one.
             threads: that copy and decode. The interpreter is free meanwhile.
         """
         batch = into or self.empty_batch(size)
-        batch.size = self.native.sample(
-            batch.keys, batch.weights.numpy(), self.config.beta if beta is None else beta, self.config.stratified,
-            self.config.minimum, [_in_memory_order(batch.first[f.name]) for f in self.fields],
+        there = self.native.sample(
+            batch.keys, batch.weights.numpy(), self.config.beta, self.config.stratified, self.config.minimum,
+            [_in_memory_order(batch.first[f.name]) for f in self.fields],
             [_in_memory_order(batch.next[f.name]) if f.stack else None for f in self.fields],
             batch.reward.numpy(), batch.discount.numpy(), None, threads,
             [not batch.first[f.name].is_contiguous() for f in self.fields])
-        return batch if batch.size else None
+        return batch if there else None
 
     def sample_keys(
-        self, size: int, beta: float | None = None
+        self, size: int
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32], npt.NDArray[np.float64]] | None:
-        """Draw without copying data: keys uint64, importance weights float32, probabilities float64, each [size]."""
+        """Draw without copying data: keys uint64, importance weights float32, probabilities float64, each [size]. None while
+        fewer than the minimum are there."""
         keys, weights, probabilities = np.empty(size, np.uint64), np.empty(size, np.float32), np.empty(size)
-        beta = self.config.beta if beta is None else beta
         there = self.native.sample(
-            keys, weights, beta, self.config.stratified, self.config.minimum, probabilities=probabilities)
+            keys, weights, self.config.beta, self.config.stratified, self.config.minimum, probabilities=probabilities)
         return (keys, weights, probabilities) if there else None
 
     def windows(self, keys: npt.NDArray[np.uint64], length: int, *, threads: int = 1) -> SequenceBatch:
@@ -300,8 +307,8 @@ class Replay:
         age_flags, intact = np.empty((B, length), np.uint32), np.empty(B, np.uint8)
         self.native.windows(keys, length, True, list(fields.values()), reward.reshape(-1), discount.reshape(-1),
                             age_flags.reshape(-1), intact, threads)
-        return SequenceBatch(fields, reward, discount, age_flags & native.LAST != 0, age_flags & native.FINAL != 0,
-                             age_flags >> native.FLAG_BITS, intact.astype(bool))
+        last, final = age_flags & native.LAST != 0, age_flags & native.FINAL != 0
+        return SequenceBatch(fields, reward, discount, last, final, intact.astype(bool))
 
     def update(self, keys: npt.NDArray[np.uint64], priorities: npt.ArrayLike) -> int:
         """New priorities (float32 [B], not negative); returns how many came too late.
@@ -345,26 +352,6 @@ class Replay:
                 return False
             time.sleep(0.001)
         return True
-
-
-@dataclass
-class SequenceBatch:
-    """Rows in time order, for recurrent learners: NumPy arrays, batch first."""
-
-    fields: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
-    """Every field, [B, L, *sample_shape]."""
-    reward: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
-    """[B, L]."""
-    discount: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
-    """[B, L], per step."""
-    last: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty((0, 0), bool))
-    """[B, L]: the episode ended with this action."""
-    final: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty((0, 0), bool))
-    """[B, L]: an episode's last observation, no action."""
-    age: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty((0, 0), np.uint32))
-    """[B, L]: steps since the episode's first observation."""
-    intact: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
-    """[B]: False where the rows were overwritten or are not there yet; the rest of such a sample means nothing."""
 
 
 def _in_memory_order(x: torch.Tensor) -> npt.NDArray[Any]:

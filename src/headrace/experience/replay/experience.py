@@ -198,8 +198,9 @@ class ReplayExperience:
                 self._threads.append(threading.Thread(target=self._run, args=(work,), name=f"replay{work.__name__}", daemon=True))
                 self._threads[-1].start()
         try:
-            # At the end of the run both threads wake whoever waits, once.
-            return self._sampled.get(timeout=0 if self._control.stopped else timeout)
+            # A thread that ends wakes the learner, once.
+            ended = self._control.stopped or self._failure is not None
+            return self._sampled.get(timeout=0 if ended else timeout)
         except queue.Empty:
             return None
 
