@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 
@@ -12,10 +12,12 @@ from headrace.envs.wrappers import Env, preprocess, render_without_screen
 
 FRAMESKIP = 1
 OBSERVATIONS = "vectors"
+_OBSERVE_IMAGES = (":AtariEnv", ":CarRacing")
+"""Ends of the entry points of environments that observe images."""
 
 _MUJOCO = "gymnasium.envs.mujoco"
-_SKIPPED = ("GymV2", "phys2d/", "tabular/")
-"""Adapters to other packages, and environments that need JAX."""
+_SKIPPED = ("GymV2", "phys2d/", "tabular/", "headrace/")
+"""Adapters to other packages, environments that need JAX, and ours, which are listed as atari/<game>."""
 
 
 def ids() -> list[str]:
@@ -53,8 +55,7 @@ def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> En
 
 
 def _is_mujoco(name: str) -> bool:
-    known = gymnasium.registry.get(name)
-    return known is not None and str(known.entry_point).startswith(_MUJOCO)
+    return _entry_point(name).startswith(_MUJOCO)
 
 
 def _register_atari() -> None:
@@ -63,40 +64,85 @@ def _register_atari() -> None:
     gymnasium.register_envs(ale_py)
 
 
+_CARTPOLE: dict[str, Any] = {
+    "policy.mlp": [64, 64],
+    "policy.activation": "tanh",
+    "sampling.num_workers": 1,
+    "sampling.envs_per_worker": 16,
+    "learning.total_steps": 500_000,
+    "learning.batch_size": 512,
+    "learning.num_minibatches": 4,
+    "learning.num_epochs": 8,
+    "learning.learning_rate": 1e-3,
+    "learning.algorithm": "ppo",
+    "learning.gamma": 0.98,
+    "learning.gae_lambda": 0.9,
+    "learning.ppo_clip": 0.2,
+    "learning.entropy_coef": 0.0,
+    "learning.max_grad_norm": 0.5,
+    "learning.num_threads": 1,
+}
+"""Short horizons and many passes over small batches: CartPole in some 130,000 steps."""
+_VECTORS: dict[str, Any] = {
+    "policy.mlp": [64, 64],
+    "policy.activation": "tanh",
+    "policy.normalize_observations": True,
+    "policy.normalize_returns": True,
+    "learning.learning_rate": 3e-4,
+    "learning.ppo_clip": 0.2,
+    "learning.entropy_coef": 0.0,
+    "learning.num_epochs": 4,
+    "learning.num_minibatches": 4,
+    "learning.max_grad_norm": 1.0,
+    "learning.algorithm": "ppo",
+    "sampling.rollout": 64,
+}
+"""Observations and rewards of unknown scale. Network, learning rate and clip are those of Schulman et al. 2017 (PPO), Table 3."""
+_IMAGES: dict[str, Any] = {
+    "envs.resize": (84, 84),
+    "envs.grayscale": True,
+    "envs.frame_stack": 4,
+    "policy.encoder": "nature-cnn",
+    "policy.normalize_returns": True,
+    "learning.learning_rate": 2.5e-4,
+    "learning.ppo_clip": 0.1,
+    "learning.entropy_coef": 0.01,
+    "learning.num_epochs": 3,
+    "learning.num_minibatches": 4,
+    "learning.max_grad_norm": 0.5,
+    "learning.precision": "auto",
+    "learning.algorithm": "ppo",
+}
+"""Learning rate, clip, entropy and epochs are those of Schulman et al. 2017 (PPO), Table 5; images are made as for Atari."""
+
+
+def observes(name: str) -> Literal["images", "vectors"]:
+    """What the environment observes, as far as its registration with Gymnasium says so: to make it would take seconds."""
+    return "images" if _entry_point(name).endswith(_OBSERVE_IMAGES) else "vectors"
+
+
 def defaults(name: str) -> dict[str, Any]:
-    """Small networks, since observations are vectors, and one thread, since more cost more than they gain with small networks."""
-    if _is_mujoco(name) or re.match("(BipedalWalker|LunarLander|Pendulum|MountainCarContinuous)", name):
-        return {
-            "learning.num_threads": 1,
-            "policy.mlp": [64, 64],
-            "policy.activation": "tanh",
-            "policy.normalize_observations": True,
-            "policy.normalize_returns": True,
-            "learning.learning_rate": 3e-4,
-            "learning.ppo_clip": 0.2,
-            "learning.entropy_coef": 0.0,
-            "learning.num_epochs": 4,
-            "learning.num_minibatches": 4,
-            "learning.max_grad_norm": 1.0,
-            "learning.algorithm": "ppo",
-            "sampling.rollout": 64,
-        }
-    # Short horizons and many passes over small batches: CartPole in some 130,000 steps.
-    return {
-        "policy.mlp": [64, 64],
-        "policy.activation": "tanh",
-        "sampling.num_workers": 1,
-        "sampling.envs_per_worker": 16,
-        "learning.total_steps": 500_000,
-        "learning.batch_size": 512,
-        "learning.num_minibatches": 4,
-        "learning.num_epochs": 8,
-        "learning.learning_rate": 1e-3,
-        "learning.algorithm": "ppo",
-        "learning.gamma": 0.98,
-        "learning.gae_lambda": 0.9,
-        "learning.ppo_clip": 0.2,
-        "learning.entropy_coef": 0.0,
-        "learning.max_grad_norm": 0.5,
-        "learning.num_threads": 1,
-    }
+    """Settings that suit many environments, and CartPole's for CartPole only.
+
+    The encoder is chosen by what is observed ("auto") where the id does not tell. One thread where networks are known to be
+    small, since more cost more than they gain.
+    """
+    if re.match(r"CartPole-v\d", name):
+        return dict(_CARTPOLE)
+    if observes(name) == "images":
+        atari = _entry_point(name).endswith(":AtariEnv")
+        return _IMAGES | ({"envs.reward_clip": 1.0, "policy.normalize_returns": False} if atari else {})
+    own = dict(_VECTORS)
+    if _entry_point(name).startswith("gymnasium.envs."):
+        own["learning.num_threads"] = 1
+    if _entry_point(name).startswith("gymnasium.envs.toy_text"):
+        own["policy.normalize_observations"] = False  # they are one-hot
+    return own
+
+
+def _entry_point(name: str) -> str:
+    """Where Gymnasium finds the environment, "module:class"; empty for those of packages that are not imported yet."""
+    if name.startswith("ALE/"):
+        _register_atari()
+    known = gymnasium.registry.get(name)
+    return str(known.entry_point) if known is not None else ""

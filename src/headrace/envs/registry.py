@@ -78,12 +78,12 @@ class TensorFactory(Protocol):
 
 
 class Family(Protocol):
-    """The contents of an environment family's module. `make_group`, `make_tensor` and `make_vector` are optional."""
+    """The contents of an environment family's module. `make_group`, `make_tensor`, `make_vector` and `observes` are optional."""
 
     FRAMESKIP: int
     """Simulator frames per step, unless `EnvConfig.frameskip` is set."""
     OBSERVATIONS: Literal["images", "vectors"]
-    """What its environments observe: defaults of algorithms depend on it."""
+    """What its environments observe: defaults of algorithms depend on it. A family of both kinds has `observes`, too."""
 
     def ids(self) -> list[str]:
         """Names within the family."""
@@ -108,6 +108,9 @@ class Family(Protocol):
 
     def make_vector(self, name: str, options: EnvConfig, num_envs: int) -> VectorEnv:
         """A Gymnasium vector environment of whole games, if the family has a faster one than Gymnasium's own."""
+
+    def observes(self, name: str) -> Literal["images", "vectors"]:
+        """What this environment observes, where that differs from `OBSERVATIONS`."""
 
     def defaults(self, name: str) -> dict[str, Any]:
         """Dotted configuration overrides with which this environment is learned without further settings."""
@@ -484,6 +487,10 @@ def defaults(env_id: str) -> dict[str, Any]:
 
 
 def observes(env_id: str) -> Literal["images", "vectors"]:
-    """What this family's environments observe; "images" for those registered by the user. Raises what `check_id` raises."""
+    """What an environment observes, by its id; "images" for those registered by the user. Raises what `check_id` raises."""
     check_id(env_id)
-    return "images" if env_id in _registered else _family(env_id.partition("/")[0]).OBSERVATIONS
+    if env_id in _registered:
+        return "images"
+    prefix, _, name = env_id.partition("/")
+    family = _family(prefix)
+    return family.observes(name) if hasattr(family, "observes") else family.OBSERVATIONS

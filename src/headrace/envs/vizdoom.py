@@ -189,14 +189,15 @@ def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> En
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """Small batches and two epochs, for tasks of some hundred thousand steps on a CPU; rewards scaled to the order of one.
+    """Small batches and two epochs, for tasks of some hundred thousand steps on a CPU. Rewards of the package's scenarios are
+    scaled to the order of one; what those of a user's own .cfg are like is not known, so they stay as they are.
 
     The published settings (Sample Factory, Table A.5: GRU of 512, batches of 2048, one pass, learning rate 1e-4) are for billions
     of frames: `--policy.core gru --learning.batch-size 2048 --learning.num-epochs 1 --learning.learning-rate 1e-4`.
     """
     scale = {"my_way_home": 1.0, "defend_the_center": 1.0, "defend_the_line": 1.0, "predict_position": 1.0, "deathmatch": 1.0}
     return {
-        "envs.reward_scale": scale.get(name, 0.01),
+        "envs.reward_scale": 1.0 if name.endswith(".cfg") else scale.get(name, 0.01),
         "policy.encoder": "vizdoom-simple",
         "policy.activation": "elu",
         "sampling.num_workers": 2,
