@@ -56,6 +56,8 @@ def headrace(env: str, envs: int, batch: int, folder: Path, like: dict[str, Any]
         "run.folder": folder,
     }
     settings |= like
+    if env.startswith("atari/") and "envs.atari_backend" in settings:
+        settings["envs.kwargs"] = '{"noop_max": 30}'  # ale-py's no-ops at the start, which both backends know
     command = [sys.executable, "-m", "headrace.cli", "train", "--env", env, "--run.no-dashboard", "--run.no-video"]
     command += [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
 

@@ -57,7 +57,14 @@ TASKS = {
         "gym/CartPole-v1", 475, 1.0, eval_episodes=100, eval_deterministic=True, note="at most 500 by the time limit"
     ),
     "pong": Task("atari/pong", 18, 60, stop_at=18.5, note="protocol dqn; raw returns of whole games"),
-    "pong-ale": Task("atari/pong", 18, 60, {"envs.atari_backend": "ale"}, stop_at=18.5, note="the same with ale-py's emulators"),
+    "pong-ale": Task(
+        "atari/pong",
+        18,
+        60,
+        {"envs.atari_backend": "ale", "envs.kwargs": {"noop_max": 30}},
+        stop_at=18.5,
+        note="with ale-py's emulators and its no-ops at the start",
+    ),
     "vizdoom-basic": Task("vizdoom/basic", 75, 15, stop_at=80, note="one shot at a monster; about 85 is the best there is"),
     "vizdoom-health-gathering": Task(
         "vizdoom/health_gathering", 1000, 30, note="+1 per tick alive, at most 2,100; random play about 350"

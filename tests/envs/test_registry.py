@@ -72,7 +72,7 @@ def test_nothing_imports_torch(tmp_path: Path) -> None:
         "from headrace.envs import registry\n"
         "from headrace.config import EnvConfig\n"
         "for env in ('gym/CartPole-v1', 'atari/pong', 'vizdoom/basic'):\n"
-        "    registry.describe_here(env, EnvConfig(atari_backend='ale'))\n"
+        "    registry.describe_here(env, EnvConfig(atari_backend='ale', protocol='ale-v5'))\n"
         "assert 'torch' not in sys.modules, 'torch was imported'\n"
     )
     start = time.monotonic()

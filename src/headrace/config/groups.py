@@ -32,11 +32,12 @@ class EnvConfig:
     frameskip: Annotated[int, Range(1, 10_000)] | None = None
     """Number of simulator frames per step. None: the default of the environment's family (Atari and VizDoom 4, others 1)."""
     protocol: Literal["dqn", "ale-v5"] = "dqn"
-    """Atari only: the rules of an episode. `dqn`: no sticky actions, up to 30 no-ops and FIRE at the start, and a training
-    episode ends when a life is lost. `ale-v5`: sticky actions with probability 0.25, no no-ops, and episodes are whole games."""
+    """Atari only: the rules of an episode. `dqn`: no sticky actions, 1 to 30 no-ops and then FIRE at the start, the brighter of
+    the last two frames, and a training episode ends when a life is lost. `ale-v5`: as the `ALE/*-v5` ids of Gymnasium: sticky
+    actions with probability 0.25, no no-ops, no FIRE, the last frame only, and episodes are whole games."""
     atari_backend: Literal["native", "ale"] = "native"
     """Atari only: the emulator. `native`: this package's own, which steps whole batches. `ale`: one ale-py emulator per
-    environment, as a reference."""
+    environment, as a reference; it cannot do the no-ops of the protocol `dqn`."""
     resize: tuple[Pixels, Pixels] | None = None
     """Height and width (pixels) to which images are resized. None: the default of the environment's family (Atari 84x84, VizDoom
     72x128)."""

@@ -1,12 +1,22 @@
 """``atari/<game>``: Atari 2600 games under the two usual evaluation protocols.
 
-    protocol   sticky actions   no-ops at the start   a lost life             reward learned from
-    dqn        none             up to 30              ends training episodes  clipped to [-1, 1]
-    ale-v5     0.25             none                  nothing                 clipped to [-1, 1]
+                             dqn                                      ale-v5
+    sticky actions           none                                     probability 0.25 in every frame
+    an episode begins with   1 to 30 no-ops, then FIRE                nothing
+    a picture shows          the brighter of the last two frames      the last frame
+    a lost life              ends training episodes                   nothing
 
-Both: 4 frames per step, pixelwise maximum of the last two, 84x84 grey by area averaging, 4 images stacked, FIRE at the start of
-games that have it, 108,000 frames (30 minutes) at most, minimal action set. Sources: Mnih et al. 2015 (Nature 518), methods;
-Machado et al. 2018 (JAIR 61), section 5; the preprocessing is ale-py's own.
+`dqn`: Mnih et al. 2015 (Nature 518), methods: frame skip 4, the maximum of two frames, 84x84 grey, 4 of them stacked, up to 30
+no-ops, episodes that end with a life when training, rewards clipped to [-1, 1]. From 1 no-op on, and FIRE after them in games
+that have it, are of OpenAI Baselines (`NoopResetEnv`, `FireResetEnv` in common/atari_wrappers.py), whose wrappers most published
+results use. There FIRE is held for a step and followed by a step of action 2; here it is one frame.
+
+`ale-v5`: what ``gymnasium.make("ALE/<Game>-v5")`` of ale-py 0.12 makes: sticky actions of Machado et al. 2018 (JAIR 61),
+section 5, frame skip 4, the minimal action set, whole games. Its pictures are then made 84x84 and grey and stacked as under
+`dqn`. Of a step that ends an episode the last frame is not looked at (see docs/atari.md).
+
+Both: rewards clipped to [-1, 1] by default (`EnvConfig.reward_clip`), episodes of 108,000 frames at most (30 minutes of play at
+60 frames per second; Mnih et al. and Machado et al. evaluate 5 minutes: `--envs.max-episode-steps 4500`), area averaging.
 
 A life lost in training ends an episode, never the game: the game goes on with one NOOP step in the row between the two episodes.
 Reported returns are of whole games and unclipped; evaluation has no life-loss episodes.
@@ -48,21 +58,25 @@ def knows(name: str) -> bool:
 
 
 def vector_options(options: EnvConfig) -> dict[str, Any]:
-    """The settings as keyword arguments of `ale_py.vector_env.AtariVectorEnv`. Its rewards stay raw and a lost life ends nothing:
-    `VectorGroup` clips rewards, `TrainingEpisodes` ends episodes."""
+    """The settings as keyword arguments of `AtariVector`; those of `ale_py.vector_env.AtariVectorEnv` are the same but for
+    `noop_min`. Rewards stay raw and a lost life ends nothing: `VectorGroup` clips rewards, `TrainingEpisodes` ends episodes."""
     frameskip = options.frameskip or FRAMESKIP
     height, width = options.resize or (84, 84)
     dqn = options.protocol == "dqn"
     frames = MAX_FRAMES if options.max_episode_steps is None else min(MAX_FRAMES, options.max_episode_steps * frameskip)
+    # a user's own noop_max means ale-py's no-ops: 0 to noop_max - 1 frames, the first of which is FIRE
+    noops = {"noop_min": 1, "noop_max": 30} if dqn and "noop_max" not in options.kwargs else {"noop_max": 0}
     return {
         "frameskip": frameskip,
         "img_height": height,
         "img_width": width,
         "grayscale": options.grayscale is not False,
         "stack_num": options.frame_stack or 4,
+        "maxpool": dqn,
         "repeat_action_probability": 0.0 if dqn else 0.25,
-        "noop_max": 30 if dqn else 0,
-        "use_fire_reset": True,
+        "full_action_space": False,
+        **noops,
+        "use_fire_reset": dqn,
         "max_num_frames_per_episode": frames,
         "episodic_life": False,
         "reward_clipping": False,
@@ -82,6 +96,12 @@ def make_vector(name: str, options: EnvConfig, num_envs: int, threads: int | Non
             raise ConfigError("this installation has no native Atari core; use --envs.atari-backend ale") from error
         # None: the calling thread emulates; a step by another thread would cost two wake-ups
         return AtariVector(name, num_envs, **{"num_threads": threads} | kwargs)
+    if "noop_min" in kwargs:
+        raise ConfigError(
+            "ale-py's vector environment cannot begin episodes as the dqn protocol does, with 1 to 30 no-ops before FIRE: use "
+            "--envs.atari-backend native or --envs.protocol ale-v5, or give both backends ale-py's own no-ops (0 to 29, the "
+            """first of which is FIRE) with --envs.kwargs '{"noop_max": 30}'"""
+        )
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     return AtariVectorEnv(name, num_envs, **{"num_threads": threads or 1} | kwargs)
 
@@ -163,8 +183,8 @@ class AtariGame(gymnasium.Env):
         self._cv2 = cv2
         self.render_mode = render_mode
         self._o = vector_options(options)
-        if options.kwargs:
-            raise ConfigError(f"single Atari games take no further arguments; got {sorted(options.kwargs)}")
+        if unknown := options.kwargs.keys() - (vector_options(EnvConfig()).keys() - {"full_action_space", "episodic_life"}):
+            raise ConfigError(f"single Atari games take no further arguments; got {sorted(unknown)}")
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         self.ale = ale_py.ALEInterface()
         self.ale.setFloat("repeat_action_probability", self._o["repeat_action_probability"])
@@ -188,9 +208,7 @@ class AtariGame(gymnasium.Env):
             self.ale.loadROM(self._rom)
         self.ale.reset_game()
         self._frames = 0
-        fire = self._o["use_fire_reset"] and ale_py.Action.FIRE in self._actions
-        noops = int(self.np_random.integers(self._o["noop_max"])) if self._o["noop_max"] else 0
-        for action in [ale_py.Action.FIRE] * fire + [ale_py.Action.NOOP] * max(0, noops - fire):
+        for action in self._first_actions():
             self.ale.act(action)
             if self.ale.game_over():
                 self.ale.reset_game()
@@ -198,6 +216,14 @@ class AtariGame(gymnasium.Env):
         self._screens[:] = 0
         self._capture(1)
         return self._observe(), {"lives": self.ale.lives()}
+
+    def _first_actions(self) -> list[Any]:
+        fire = [ale_py.Action.FIRE] * (self._o["use_fire_reset"] and ale_py.Action.FIRE in self._actions)
+        least, most = self._o.get("noop_min"), self._o["noop_max"]
+        if least is None:  # ale-py's: FIRE is one of them
+            noops = int(self.np_random.integers(most)) if most else 0
+            return fire + [ale_py.Action.NOOP] * max(0, noops - len(fire))
+        return [ale_py.Action.NOOP] * int(self.np_random.integers(least, most + 1)) + fire
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         reward = 0.0
@@ -209,7 +235,7 @@ class AtariGame(gymnasium.Env):
             over, truncated = self.ale.game_over(), self._frames >= self._o["max_num_frames_per_episode"]
             if over or truncated:
                 break
-            if frame >= skip - 2:
+            if frame == skip - 1 or (self._o["maxpool"] and frame == skip - 2):
                 self._capture(frame - (skip - 2))
         return self._observe(), reward, bool(over), truncated and not over, {"lives": self.ale.lives()}
 
