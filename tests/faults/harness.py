@@ -3,6 +3,7 @@ for afterwards."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -82,7 +83,8 @@ class Run:
 
     def __exit__(self, *exception: object) -> None:
         for pid in self.pids():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may end by itself between the look and the kill
+                os.kill(pid, signal.SIGKILL)
         if self.process is not None:
             self.process.wait()
 
