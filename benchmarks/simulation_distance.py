@@ -23,7 +23,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import Pipe
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import perf_counter
@@ -41,6 +40,7 @@ from headrace.make_config import make_config
 from headrace.runs.processes import start_child
 from headrace.sampling.placements.processes import rollout_main
 from headrace.sampling.placements.served import Served
+from headrace.sampling.reports import report_pipe
 from headrace.sampling.run_memory import RunMemory
 from headrace.sampling.trajectory_fields import obs_row, step_row
 from headrace.sampling.worker_process import Start, pin, run_child
@@ -151,7 +151,7 @@ def running(config: Config, mains: list[tuple[Any, int, Any]], t_inference: floa
     memory = placement.memory
     processes, pipes = [], []
     for role, index, main in mains:
-        here, there = Pipe(duplex=False)
+        here, there = report_pipe()
         start = Start(role, index, 0, placement, there, Segment(1 << 16), t_inference)
         processes.append(start_child(run_child, (main, start), f"{role} {index}"))
         there.close()
@@ -161,7 +161,8 @@ def running(config: Config, mains: list[tuple[Any, int, Any]], t_inference: floa
         began, counts = perf_counter(), memory.control.clocks["rollout"][:, -1]
         while not (counts >= 5 * memory.C * memory.requests.num_groups).all():
             if perf_counter() - began > START_TIMEOUT or not all(p.is_alive() for p in processes):
-                raise RuntimeError(f"the environments do not start: {[_said(pipe) for pipe in pipes if pipe.poll()]}")
+                reports = [report.content for pipe in pipes for report in pipe.read()]
+                raise RuntimeError(f"the environments do not start: {reports}")
             time.sleep(0.02)
         yield Running(memory, processes, counts)
     finally:
@@ -169,13 +170,6 @@ def running(config: Config, mains: list[tuple[Any, int, Any]], t_inference: floa
         for process in processes:
             process.join(20)
             process.kill()
-
-
-def _said(pipe: Any) -> str:
-    try:
-        return str(pipe.recv().content)
-    except EOFError:
-        return "a process ended"
 
 
 class Running:

@@ -1,25 +1,23 @@
 """The supervisor: starts the processes of a run, notices when one dies or hangs, puts things right and starts another.
 
-It touches no data. What a dead process held is read from the tables in shared memory.
+It touches no data. What a dead process held is read from the tables in shared memory. It waits for nobody: what takes time (the
+end of a process, its stacks, a policy worker that still writes to a dead rollout worker's slots) is looked at again and again,
+while the others are watched. That it looks at all is watched by a thread (`watchdog`).
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from multiprocessing import connection
-from multiprocessing.process import BaseProcess
-from time import monotonic, perf_counter, sleep
-from typing import TYPE_CHECKING, Any
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.runs.processes import start_child
+from headrace.sampling.child import Child
 from headrace.sampling.placements.base import Message, RunFailed
-from headrace.sampling.worker_process import Role, Start, run_child
-from headrace.shm.segment import Segment
+from headrace.sampling.watchdog import Watchdog
+from headrace.sampling.worker_process import Role, Start
 
 if TYPE_CHECKING:
     from headrace.sampling.placements.processes import ProcessPlacement
@@ -28,55 +26,31 @@ PAUSE = 5.0
 """Seconds between two looks after which this process must itself have been stopped (Ctrl-Z), and the others with it."""
 START_TIMEOUT = 300.0
 """Seconds a process may take to start before it counts as hung."""
-STACKS_BYTES = 1 << 16
-"""Bytes for the Python stacks of one process."""
+STACKS_TIMEOUT = 0.5
+"""Seconds that a hung process has to write its stacks."""
+KILL_TIMEOUT = 10.0
+"""Seconds after which a process that was killed and is still there is left to the kernel, which waits for a device or a disk."""
 ANSWER_TIMEOUT = 5.0
 """Seconds a policy worker may take for a batch before it is replaced, when a dead rollout worker's slots wait for it."""
 SHUTDOWN_TIMEOUT = 20.0
 """Seconds that workers may take to end before they are killed, and the learner before the user is told that it is waited for."""
-POLL = 0.5
-"""Seconds between two looks for dead and hung processes."""
+POLL, SOON = 0.5, 0.01
+"""Seconds between two looks for dead and hung processes; the same where something is about to happen."""
 SWEEP_INTERVAL = 1.0
 """Seconds between two looks for hints that were lost with a process."""
+START_AGAIN = 1.0
+"""Seconds until the next try where a process could not be started."""
 
 
-@dataclass
-class Child:
-    """One process and what is known of it."""
+class _Due(NamedTuple):
+    """A process to be started."""
 
+    at: float
+    """monotonic()"""
     role: Role
-    index: int
+    number: int
     main: Callable[[Start], None]
     argument: Any
-    process: BaseProcess
-    report: connection.Connection
-    stacks: Segment
-    """Where its Python stacks are written (see `Start`). Memory, not a file: nothing is left behind however the run ends."""
-    started: float
-    """perf_counter() at its start."""
-    error: str = ""
-    """The traceback it reported before it ended."""
-    done: bool = False
-    """It has reported that its work is done: its end is no failure."""
-
-    @property
-    def name(self) -> str:
-        """As in log lines."""
-        if self.role == "learner":
-            return f"learner {self.index}" if self.index else "learner"
-        return f"{self.role} worker {self.index}"
-
-    @property
-    def stack_text(self) -> str:
-        """The Python stacks it wrote, if any."""
-        return bytes(self.stacks.buffer).partition(b"\0")[0].decode(errors="replace")
-
-    def end_reason(self) -> str:
-        """What it died of, in a few words."""
-        code = self.process.exitcode or 0
-        if self.error:
-            return self.error.strip().splitlines()[-1]
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 class Supervisor:
@@ -85,6 +59,7 @@ class Supervisor:
     def __init__(self, placement: ProcessPlacement):
         self.placement, self.config, self.memory = placement, placement.config, placement.memory
         self.children: list[Child] = []
+        self._due: list[_Due] = []
         self._notices: deque[str] = deque()
         """Texts for the user, not yet passed on."""
         self._failures: deque[float] = deque()
@@ -92,23 +67,37 @@ class Supervisor:
         self._looked = self._awake_since = perf_counter()
         self._untaken: list[set[int]] = [set() for _ in self.memory.policies]
         self._last_sweep = 0.0
+        self._watchdog: Watchdog | None = None
 
     # -- starting ---------------------------------------------------------------------------------------------------------
 
     def start(self, role: Role, count: int, main: Callable[[Start], None], argument: Any = None) -> None:
-        """Start `count` processes of this role that run `main`."""
+        """Start `count` processes of this role that run `main`. Raises `RunFailed` if that is not possible."""
+        if self._watchdog is None:
+            self._watchdog = Watchdog(self.memory.control)
+            self._watchdog.start()
         for index in range(count):
-            self._spawn(role, index, main, argument)
+            self._due.append(_Due(monotonic(), role, index, main, argument))
+            if problem := self._start(self._due[-1]):
+                raise RunFailed(problem)
 
-    def _spawn(self, role: Role, index: int, main: Callable[[Start], None], argument: Any) -> None:
-        here, there = multiprocessing.Pipe(duplex=False)
-        stacks = Segment(STACKS_BYTES)
-        start = Start(role, index, self.placement.restarts, self.placement, there, stacks, argument)
-        now = perf_counter()
-        self.memory.control.clear_heartbeat(role, index)
-        process = start_child(run_child, (main, start), f"headrace {role} {index}")
-        there.close()
-        self.children.append(Child(role, index, main, argument, process, here, stacks, now))
+    def _start(self, due: _Due) -> str | None:
+        """Start it; a sentence if that was not possible, and it is still due."""
+        self.memory.control.clear_heartbeat(due.role, due.number)
+        try:
+            self.children.append(Child(due.role, due.number, due.main, due.argument, self.placement))
+        except (OSError, EOFError) as error:
+            return f"{due.role} {due.number} could not be started: {type(error).__name__}: {error}"
+        self._due.remove(due)
+        return None
+
+    def _start_due(self) -> None:
+        for due in [due for due in self._due if due.at <= monotonic()]:
+            if problem := self._start(due):
+                self._count_failure(problem, "")
+                self._notices.append(f"{problem}; tried again in {START_AGAIN:.0f} s")
+                self._due.remove(due)
+                self._due.append(due._replace(at=monotonic() + START_AGAIN))
 
     # -- watching ---------------------------------------------------------------------------------------------------------
 
@@ -119,93 +108,115 @@ class Supervisor:
         """
         deadline = monotonic() + timeout
         while (left := deadline - monotonic()) > 0:
-            watched: list[Any] = [c.report for c in self.children] + [c.process.sentinel for c in self.children]
-            connection.wait(watched, min(left, POLL))
+            self._wait(min(left, POLL))
             for child in list(self.children):
                 yield from self._read(child)
-                # Replacing one may have led to replacing another.
-                if child in self.children and not child.process.is_alive():
+                if child.ended is None and self._has_ended(child):
                     yield from self._read(child)
-                    self._replace(child, child.end_reason())
+                    self._note_end(child)
+                if child.ended is not None and child in self.children:
+                    self._recover(child)
             self._look_for_hung()
+            self._start_due()
             self._sweep()
-            yield from self._notified()
+            yield from self._noticed()
 
-    def _notified(self) -> Iterator[Message]:
+    def _wait(self, timeout: float) -> None:
+        """Until there is something to look at."""
+        self.memory.control.supervisor_lives()
+        if self._due or any(child.asked or child.killed or child.ended for child in self.children):
+            timeout = min(timeout, SOON)
+        connection.wait([watched for child in self.children for watched in child.watched], timeout)
+
+    def _noticed(self) -> Iterator[Message]:
         while self._notices:
             yield Message("message", self._notices.popleft())
 
     def _read(self, child: Child) -> Iterator[Message]:
         try:
-            while child.report.poll():
-                message: Message = child.report.recv()
-                if message.kind == "failed":
-                    child.error = message.content
-                else:
-                    child.done |= message.kind == "done"
-                    yield message
-        except (EOFError, OSError):  # it ended; its exit code says of what
+            messages: list[Message] = child.reports.read()
+        except ValueError as error:
+            self._notices.append(f"{child.name}: {error}")
             return
+        for message in messages:
+            if message.kind == "failed":
+                child.error = message.content
+            else:
+                child.done |= message.kind == "done"
+                yield message
+
+    def _has_ended(self, child: Child) -> bool:
+        """Whether the process is gone, or as good as: one that was killed never runs again, whatever the kernel waits for."""
+        now = perf_counter()
+        if child.asked and not child.killed and now > child.asked + STACKS_TIMEOUT:
+            child.kill()
+        if child.killed and now > child.killed + KILL_TIMEOUT and not child.gone:
+            pid = child.process.pid
+            self._notices.append(f"{child.name} was killed {KILL_TIMEOUT:.0f} s ago; process {pid} is still there, in the kernel")
+            return True
+        return child.gone
 
     # -- replacing --------------------------------------------------------------------------------------------------------
 
-    def _replace(self, child: Child, reason: str) -> None:
-        """Free what the dead child held and start another in its place."""
-        self.children.remove(child)
-        child.process.join()
-        child.report.close()
+    def _note_end(self, child: Child) -> None:
+        """Decide whether the run goes on without it, with another in its place, or not at all."""
+        child.ended = perf_counter()
         if self.memory.control.stopped or child.done:
+            self._remove(child)
             return
-        s = self.config.sampling
         self.placement.restarts += 1
-        details = child.error or child.stack_text
         if child.role == "learner" and child.error:  # an error repeats itself; a kill does not
+            self._remove(child)
             raise RunFailed(f"{child.name} failed:\n{child.error}")
-        if (recent := self._count_failure()) > s.max_restarts:
+        self._count_failure(f"{child.name} ended ({child.end_reason()})", child.error or child.stack_text)
+
+    def _remove(self, child: Child) -> None:
+        self.children.remove(child)
+        child.close()
+
+    def _count_failure(self, what: str, details: str) -> None:
+        """Note one failure. Raises `RunFailed` if there were too many within the window."""
+        s, now = self.config.sampling, monotonic()
+        self._failures.append(now)
+        while now - self._failures[0] > s.restart_window:
+            self._failures.popleft()
+        if len(self._failures) > s.max_restarts:
             detail = f":\n{details}" if details else ""
             raise RunFailed(
-                f"{child.name} ended ({reason}), the failure number {recent} within {s.restart_window:,.0f} s; "
+                f"{what}, the failure number {len(self._failures)} within {s.restart_window:,.0f} s; "
                 f"sampling.max_restarts is {s.max_restarts}{detail}"
             )
-        recovered = self._recover(child)
-        self._notices.append(
-            f"{child.name} ended ({reason}): {recovered}; a new one starts (restart {self.placement.restarts})"
-        )
-        if details:
-            self._notices.append(details)
-        self._spawn(child.role, child.index, child.main, child.argument)
 
-    def _recover(self, child: Child) -> str:
-        """Put right what a dead process leaves in the tables; says in a few words what that was."""
+    def _recover(self, child: Child) -> None:
+        """Put right what a dead process leaves in the tables, and let another take its place; or try again at the next look."""
         requests, policies = self.memory.requests, self.memory.policies
         if child.role == "rollout":
-            self._withdraw_requests(child.index)
+            if holders := requests.withdraw(child.index):
+                self._hurry(child, holders)
+                return
             requests.clear_wake_up(child.index)
             freed = sum(policy.trajectories.free_worker(child.index) for policy in policies)
-            return f"{freed} slots returned"
-        if child.role == "policy":
-            return f"{requests.recover_policy_worker(child.index)} requests asked again"
-        freed = policies[child.index].trajectories.free_learner()
-        return f"{freed} slots returned, its samplers wait for the newest checkpoint"
+            recovered = f"{freed} slots returned"
+        elif child.role == "policy":
+            recovered = f"{requests.recover_policy_worker(child.index)} requests asked again"
+        else:
+            freed = policies[child.index].trajectories.free_learner()
+            recovered = f"{freed} slots returned, its samplers wait for the newest checkpoint"
+        self._notices.append(
+            f"{child.name} ended ({child.end_reason()}): {recovered}; a new one starts (restart {self.placement.restarts})"
+        )
+        if details := child.error or child.stack_text:
+            self._notices.append(details)
+        self._remove(child)
+        self._due.append(_Due(monotonic(), child.role, child.index, child.main, child.argument))
 
-    def _count_failure(self) -> int:
-        """Note one failure; how many there were within the window."""
-        now = monotonic()
-        self._failures.append(now)
-        while now - self._failures[0] > self.config.sampling.restart_window:
-            self._failures.popleft()
-        return len(self._failures)
-
-    def _withdraw_requests(self, worker: int) -> None:
-        deadline = monotonic() + ANSWER_TIMEOUT
-        while holders := self.memory.requests.withdraw(worker):
-            for child in [c for c in self.children if c.role == "policy" and c.index in holders]:
-                if not child.process.is_alive() or monotonic() > deadline:
-                    alive = child.process.is_alive()
-                    reason = f"no answer for {ANSWER_TIMEOUT:.0f} s" if alive else child.end_reason()
-                    child.process.kill()
-                    self._replace(child, reason)
-            sleep(0.001)
+    def _hurry(self, dead: Child, holders: set[int]) -> None:
+        """A dead rollout worker's slots wait for these policy workers, which may still write to them: not for ever."""
+        assert dead.ended is not None
+        if perf_counter() > dead.ended + ANSWER_TIMEOUT:
+            for child in self.children:
+                if child.role == "policy" and child.index in holders and not child.killed:
+                    child.kill(f"no answer for {ANSWER_TIMEOUT:.0f} s")
 
     # -- hung processes ---------------------------------------------------------------------------------------------------
 
@@ -216,20 +227,16 @@ class Supervisor:
             self._awake_since = now
         self._looked = now
         control = self.memory.control
-        for child in list(self.children):
-            if child not in self.children:  # replaced meanwhile
-                continue
+        for child in self.children:
             last = control.heartbeat(child.role, child.index)
             silent = now - max(last, child.started, self._awake_since)
             setting, limit = self._timeout(child) if last else ("its start", START_TIMEOUT)
             waits_for_learner = child.role != "learner" and not control.ready
-            if silent < limit or waits_for_learner:
+            if silent < limit or waits_for_learner or child.asked or child.killed or child.ended:
                 continue
             self._notices.append(f"{child.name} hangs: no heartbeat for {silent:.0f} s ({setting}: {limit:.0f} s)")
-            self._ask_for_stack(child)
-            child.process.kill()
-            child.process.join()
-            self._replace(child, "hung")
+            child.reason = "hung"
+            child.ask_for_stacks()
 
     def _timeout(self, child: Child) -> tuple[str, float]:
         """The setting that says how long this process may be without a heartbeat, and its value (seconds)."""
@@ -237,20 +244,15 @@ class Supervisor:
             return "learning.update_timeout", self.config.learning.update_timeout
         return "sampling.step_timeout", self.config.sampling.step_timeout
 
-    def _ask_for_stack(self, child: Child) -> None:
-        """Let the child write the Python stacks of its threads, which `_replace` shows; one that is stopped cannot answer."""
-        if child.process.pid is not None:
-            os.kill(child.process.pid, signal.SIGUSR1)
-            for _ in range(10):
-                if child.stack_text:
-                    return
-                sleep(0.05)
+    # -- lost hints -------------------------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        """A learner killed between taking a ticket from the queue and the slot from the table leaves a slot nobody looks for."""
-        if monotonic() - self._last_sweep < SWEEP_INTERVAL:
+        """Queue again what the tables say and no queue does: numbers of waiting lanes, and tickets of finished slots that a
+        learner took from the queue, and was killed before it took the slots from the table."""
+        if monotonic() - self._last_sweep < SWEEP_INTERVAL or self.memory.control.stopped:
             return
         self._last_sweep = monotonic()
+        self.memory.requests.queue_waiting()
         for p, policy in enumerate(self.memory.policies):
             store = policy.trajectories
             if store.qsize():
@@ -258,8 +260,7 @@ class Supervisor:
             tickets = store.untaken()
             # Seen twice, a second apart, with nothing queued: nobody is on the way to it. Doubles are refused by the table.
             for ticket in tickets & self._untaken[p]:
-                if not self.memory.control.stopped:
-                    store.offer_again(ticket)
+                store.offer_again(ticket)
             self._untaken[p] = tickets
 
     # -- ending -----------------------------------------------------------------------------------------------------------
@@ -267,27 +268,37 @@ class Supervisor:
     def stop(self) -> Iterator[Message]:
         """End the run; yields the learners' last messages. Nothing of the run is alive afterwards."""
         self.memory.stop()
+        yield from self._noticed()
         began, announced = monotonic(), False
         while self.children and monotonic() < began + self.config.learning.update_timeout:
             if monotonic() > began + SHUTDOWN_TIMEOUT and not announced:
                 announced = True
-                for child in [c for c in self.children if c.role != "learner"]:
-                    child.process.kill()
+                for child in [c for c in self.children if c.role != "learner" and not c.killed]:
+                    child.kill()
                 if any(c.role == "learner" for c in self.children):
                     text = "The learner is waited for: it finishes its update and writes the last checkpoint"
                     yield Message("message", text)
-            connection.wait([c.process.sentinel for c in self.children] + [c.report for c in self.children], 0.2)
+            self._wait(0.2)
             for child in list(self.children):
                 yield from self._read(child)
-                if not child.process.is_alive():
+                if child.ended is not None or self._has_ended(child):
                     yield from self._read(child)
-                    self._replace(child, "")
+                    self._remove(child)
+            yield from self._noticed()
         self.kill()
 
     def kill(self) -> None:
         """End every process at once."""
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        self._due.clear()
         for child in self.children:
-            child.process.kill()
-        for child in self.children:
-            child.process.join()
-        self.children.clear()
+            child.kill()
+        deadline = monotonic() + KILL_TIMEOUT
+        while (left := [c for c in self.children if not c.gone]) and monotonic() < deadline:
+            connection.wait([c.process.sentinel for c in left], SOON)
+        if left:
+            pids = ", ".join(str(child.process.pid) for child in left)
+            warnings.warn(f"killed, and still there, in the kernel: processes {pids}", stacklevel=2)
+        for child in list(self.children):
+            self._remove(child)

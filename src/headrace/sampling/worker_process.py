@@ -15,13 +15,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.config import Config
 from headrace.envs.contract import EnvironmentFault, OutOfBounds
 from headrace.runs.processes import die_with_parent
 from headrace.sampling.placements.base import Message
+from headrace.sampling.reports import ReportWriter
 from headrace.shm.segment import Segment
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Start:
     restarts: int
     """Processes that the run had replaced when this one was started."""
     placement: ProcessPlacement
-    report: connection.Connection
+    report: ReportWriter
     """To the supervisor: `Message`s."""
     stacks: Segment
     """Gets, as text, the Python stacks of all threads when the process receives SIGUSR1 or is ended by a fault of memory."""
