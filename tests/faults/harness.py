@@ -142,20 +142,20 @@ class Run:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"does not end:\n{self.story}") from None
 
-    def metrics(self) -> list[dict[str, float]]:
-        """Lines of metrics so far."""
-        path = self.folder / "metrics.jsonl"
+    def metrics(self, policy: str = "") -> list[dict[str, float]]:
+        """Lines of metrics so far; `policy` as in `policy-1` where there are several."""
+        path = self.folder / policy / "metrics.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("}")]
 
-    def step(self) -> int:
+    def step(self, policy: str = "") -> int:
         """The newest global_step, 0 before the first."""
-        steps = [int(row["global_step"]) for row in self.metrics() if "global_step" in row]
+        steps = [int(row["global_step"]) for row in self.metrics(policy) if "global_step" in row]
         return steps[-1] if steps else 0
 
-    def checkpoints(self) -> list[Path]:
+    def checkpoints(self, policy: str = "") -> list[Path]:
         """Finished checkpoints, oldest first."""
-        return sorted(p for p in (self.folder / "checkpoints").glob("[0-9]*") if p.is_dir() and p.suffix == "")
+        return sorted(p for p in (self.folder / policy / "checkpoints").glob("[0-9]*") if p.is_dir() and p.suffix == "")
 
     def assert_nothing_left(self) -> None:
         """No process, no shared memory, no temporary file of this run is left."""

@@ -19,10 +19,10 @@ def counting_run(folder: Path, **settings: object) -> Run:
     return Run(folder, env="counting", imports=COUNTING, **{**counting, **settings})
 
 
-def goes_on(run: Run, seconds: float = 120) -> None:
+def goes_on(run: Run, seconds: float = 120, policy: str = "") -> None:
     """Training makes progress from here: two more lines of metrics with more steps."""
-    step = run.step()
-    run.wait_for(f"more steps than {step}", lambda: run.step() > step, seconds)
+    step = run.step(policy)
+    run.wait_for(f"more steps than {step}", lambda: run.step(policy) > step, seconds)
 
 
 def stop(run: Run) -> None:
