@@ -94,7 +94,7 @@ class RolloutWorker:
             for name, array in arrays.items():
                 self._store(lane).arrays[name][lane.slot] = array
             lane.t = t
-            self.requests.cursor[lane.number] = lane.slot, t
+            self.requests.cursor[lane.number, 1] = t
 
     def run(self) -> None:
         """Step whatever is ready until the run ends."""
@@ -202,12 +202,13 @@ class RolloutWorker:
         if slot is None:
             return False
         lane.slot, lane.t = slot, 0
+        self.requests.cursor[lane.number] = slot, 0
         lane.rows = self._slot_views(lane.policy, slot)[1]
         return True
 
     def _request(self, group: Group) -> None:
         for lane in group.lanes:
-            self.requests.cursor[lane.number] = lane.slot, lane.t
+            self.requests.cursor[lane.number, 1] = lane.t
         if self._act is None:
             for lane in group.lanes:
                 self.requests.request(lane.number)

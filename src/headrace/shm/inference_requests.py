@@ -45,6 +45,7 @@ class InferenceRequests:
         self.lanes_per_worker = num_groups * num_lanes
         self.L = num_workers * self.lanes_per_worker
         self._core_widths = tuple(core_widths)
+        self._recurrent = any(core_widths)
         self._words = Words(self.L)
         self._wake = Words(num_workers)
         # Room for every lane several times over: doubles after a policy worker's death must not fill a queue.
@@ -110,8 +111,9 @@ class InferenceRequests:
                 return False
         for lane in lanes:
             words.compare_exchange(lane, READY, IDLE)
-            policy = self.policy[lane]
-            self.cores[policy][lane] = self.next_cores[policy][lane]  # nobody computes the lane's current row any more
+            if self._recurrent:
+                policy = self.policy[lane]
+                self.cores[policy][lane] = self.next_cores[policy][lane]  # nobody computes the lane's current row any more
         return True
 
     def wait(self, worker: int, timeout: float) -> None:

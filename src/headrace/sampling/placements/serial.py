@@ -124,8 +124,12 @@ class SerialSampler:
                 worker.start(environment_seed(self._config, worker.index, version=self._memory.policies[0].weights.version))
             self._started = True
         enough = dict.fromkeys(self.policies, self._config.slots_per_batch) | {policy: slots}
-        deadline = monotonic() + POLL_INTERVAL
-        while all(stores[p].qsize() < n for p, n in enough.items()):
+        finished = [(stores[p].qsize, n) for p, n in enough.items()]
+        deadline: float | None = None
+        while True:
+            for qsize, n in finished:
+                if qsize() >= n:
+                    return
             if not self._ready:
                 for policy_worker in self._policy_workers:
                     policy_worker.serve(timeout=0)
@@ -133,6 +137,8 @@ class SerialSampler:
             if self._ready:
                 worker, group = self._ready.popleft()
                 worker.step(group)
+                deadline = None
+            elif deadline is None:
                 deadline = monotonic() + POLL_INTERVAL
             elif monotonic() > deadline:
                 return
