@@ -7,19 +7,14 @@ python docs/generate.py --check    exit code 1 if they are not current
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
-import itertools
-import json
 import re
 import sys
-import types
 import typing
 from pathlib import Path
 
 from headrace import config
-from headrace.config.ranges import Range
+from headrace.config import describe
 from headrace.learning import published
 from headrace.make_config import make_config
 from headrace.runs.metrics import KEYS
@@ -45,7 +40,8 @@ A setting takes its value from the last of these sources that has one:
 5. `config.json` in the run folder, if the run is resumed;
 6. the flags.
 
-`headrace train --env ENV --help` shows the defaults for one environment. The resulting settings are saved as `config.json` in the
+`headrace train --env ENV --help` shows the settings that people change most, with the defaults for one environment;
+`--help learning` shows all of a group, `--help-all` every setting. The resulting settings are saved as `config.json` in the
 run folder. The file has a format number: a run folder whose settings do not fit this version is refused, with the reason.
 
 A *step* is one decision of one agent. A *frame* is one frame of the simulator (steps x frameskip).
@@ -63,68 +59,35 @@ Every `--run.log-interval` seconds a run adds one line to `metrics.jsonl` in the
 - Every line also has `time`, the time at which it was written (seconds since 1970).
 - An evaluation (`eval/...`) has a line of its own, at the step of the policy that was evaluated.
 
-A resumed run repeats the steps after its checkpoint. The earlier lines of these steps are removed from `metrics.jsonl`, and their
-points are hidden in TensorBoard.
+The learning curve has more points than there are intervals, up to 20 of each: `curve.jsonl` has a line for each, with
+`global_step` and, of the last 100 episodes, the `mean` return and the returns that a tenth of them are below (`low`) and above
+(`high`).
+`curve.png` is drawn from it.
+
+A resumed run repeats the steps after its checkpoint. The earlier lines of these steps are removed from `metrics.jsonl` and
+`curve.jsonl`, and their points are hidden in TensorBoard.
 """
 
 
-def field_docs(cls: type) -> dict[str, str]:
-    """Field name -> the docstring under it, as one line."""
-    body = ast.parse(inspect.getsource(cls)).body[0].body  # type: ignore[attr-defined]
-    docs = {}
-    for field, text in itertools.pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            docs[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
-    return docs
-
-
-def type_name(hint: typing.Any) -> str:
-    """A field's type as a person would write it, with its range."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Annotated:
-        ranges = [f" ({entry.describe()})" for entry in arguments[1:] if isinstance(entry, Range)]
-        return type_name(arguments[0]) + "".join(ranges)
-    if origin is dict:
-        return "JSON"
-    if origin is typing.Literal:
-        return " \\| ".join(f"`{choice}`" for choice in arguments)
-    if origin in (typing.Union, types.UnionType):
-        return " \\| ".join("None" if option is types.NoneType else type_name(option) for option in arguments)
-    if origin is tuple:
-        each = type_name(arguments[0])
-        return f"list of {each}" if arguments[-1] is Ellipsis else f"{len(arguments)} x {each}"
-    return hint.__name__
-
-
-def default(field: dataclasses.Field) -> str:
-    """A field's default as it is typed on the command line."""
-    value = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
-    if isinstance(value, tuple):
-        return " ".join(map(str, value))
-    return json.dumps(value) if isinstance(value, dict) else str(value)
-
-
-def settings_table(cls: type, prefix: str) -> list[str]:
-    """Markdown rows for the settings of one dataclass, groups left out."""
+def settings_table(tree: typing.Any, prefix: str = "") -> list[str]:
+    """Markdown rows for the settings of one group."""
     rows = ["| flag | value | default | meaning |", "| --- | --- | --- | --- |"]
-    docs, hints = field_docs(cls), typing.get_type_hints(cls, include_extras=True)
-    for field in dataclasses.fields(cls):
-        if not dataclasses.is_dataclass(field.default_factory):
-            flag = "import" if field.name == "imports" else field.name.replace("_", "-")
-            shown = default(field)
-            text = docs[field.name].replace("|", "\\|")
-            rows.append(f"| `--{prefix}{flag}` | {type_name(hints[field.name])} | {f'`{shown}`' if shown else ''} | {text} |")
+    for setting in describe.settings(tree, prefix):
+        kind, text = (words.replace("|", "\\|") for words in (setting.type, setting.text))
+        rows.append(f"| `{setting.flag}` | {kind} | {f'`{setting.value}`' if setting.value else ''} | {text} |")
     return rows
 
 
 def configuration() -> str:
     """configuration.md."""
-    parts = [CONFIGURATION_HEAD, "## The run\n", "\n".join(settings_table(config.Config, "")), ""]
-    for field in dataclasses.fields(config.Config):
-        cls = field.default_factory
-        if isinstance(cls, type) and dataclasses.is_dataclass(cls):
-            title = f"## `{field.name}`\n\n{' '.join((cls.__doc__ or '').split())}\n"
-            parts += [title, "\n".join(settings_table(cls, f"{field.name}.")), ""]
+    whole = config.Config()
+    groups = [field.name for field in dataclasses.fields(whole) if dataclasses.is_dataclass(getattr(whole, field.name))]
+    rows = [row for row in settings_table(whole) if not row.startswith("| `--") or "." not in row.split("`")[1]]
+    parts = [CONFIGURATION_HEAD, "## The run\n", "\n".join(rows), ""]
+    for name in groups:
+        group = getattr(whole, name)
+        title = f"## `{name}`\n\n{' '.join((type(group).__doc__ or '').split())}\n"
+        parts += [title, "\n".join(settings_table(group, f"{name}.")), ""]
     return "\n".join(parts)
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import fnmatch
+import itertools
 import os
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,7 +24,7 @@ import tyro
 
 from headrace import config as configs
 from headrace import tune as tune_module
-from headrace.config import Config, ConfigError
+from headrace.config import Config, ConfigError, describe
 from headrace.make_config import check_config, make_config
 from headrace.runs.processes import start_fork_server
 
@@ -35,7 +37,7 @@ USAGE = """usage: headrace COMMAND [OPTIONS]
   envs         list the environments
   serve-envs   step environments for training runs on other machines
 
-headrace COMMAND --help shows the options of a command."""
+headrace COMMAND --help shows the options of a command, headrace train --help-all every setting."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -131,7 +133,7 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
 
     Raises `ConfigError`, and `SystemExit` for flags that cannot be parsed and for --help.
     """
-    arguments = [_full_name(argument) for argument in arguments]
+    arguments, help_of = _without_help([_full_name(argument) for argument in arguments])
     # These flags determine the defaults of the others, and an imported file may register the environment.
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--env", default=Config.env)
@@ -163,8 +165,21 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
         before = configs.load(saved)
         before.run.must_be_new = False  # it is about this command, not a property of the run
         config = _parse(arguments, before)
+    if help_of is not None:
+        print(describe.help_text(config, help_of, min(130, shutil.get_terminal_size((100, 24)).columns)))
+        raise SystemExit(0)
     config.imports = tuple(str(Path(path).resolve()) for path in config.imports)
     return config
+
+
+def _without_help(arguments: list[str]) -> tuple[list[str], tuple[str, ...] | None]:
+    """The flags without --help, and the groups of settings that help is wanted for. None: no help, or --help-all, which is what
+    tyro calls --help."""
+    at = next((i for i, argument in enumerate(arguments) if argument in ("-h", "--help")), None)
+    if at is None:
+        return ["--help" if argument == "--help-all" else argument for argument in arguments], None
+    groups = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments[at + 1 :]))
+    return arguments[:at] + arguments[at + 1 + len(groups) :], tuple(groups)
 
 
 def _parse(arguments: list[str], default: Config) -> Config:

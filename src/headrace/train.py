@@ -129,10 +129,10 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
             clock.spent("wait", now := perf_counter())
             if isinstance(batch, Filling):
                 learner.note(batch.arrivals)
-                log.add(batch.arrivals)
+                log.add(batch.arrivals, step=learner.progress.global_step)
             elif batch is not None:
                 update = learner.learn(batch)
-                log.add(batch.arrivals, update)
+                log.add(batch.arrivals, update, learner.progress.global_step)
                 if batch.keys is not None and update.priorities is not None:
                     experience.update_priorities(batch.keys, update.priorities.float().cpu().numpy())
                 experience.release()
@@ -146,6 +146,7 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
 
         reason = "interrupted" if placement.stopped else _reason_to_stop(config, learner.progress, log, now - started)
         if reason or now - last_log >= config.run.log_interval:
+            yield Message("curve", log.curve(), p)
             yield Message("metrics", log.metrics(learner) | experience.metrics(), p)
             last_log = now
         if checkpoints.due(now):

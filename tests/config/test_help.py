@@ -1,6 +1,7 @@
 """Every setting has a help text that stands alone."""
 
 import ast
+import dataclasses
 import inspect
 import itertools
 import re
@@ -8,7 +9,7 @@ import re
 import pytest
 
 from headrace import cli
-from headrace.config import groups, learning, settings
+from headrace.config import describe, groups, learning, settings
 
 
 def help_texts():
@@ -45,9 +46,9 @@ def test_times_have_their_unit(name):
     assert re.search(r"\((seconds|minutes)\)", TEXTS[name])
 
 
-def test_help_shows_types_and_texts(capsys):
+def test_the_whole_help_shows_types_and_texts(capsys):
     with pytest.raises(SystemExit):
-        cli.main(["train", "--env", "gym/CartPole-v1", "--help"])
+        cli.main(["train", "--env", "gym/CartPole-v1", "--help-all"])
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for words in (
         "--sampling.num-workers INT Number of rollout workers", "--sampling.num-slots {None}|INT",
@@ -57,3 +58,43 @@ def test_help_shows_types_and_texts(capsys):
     ):  # fmt: skip
         assert words in shown, words
     assert "Range(" not in shown
+
+
+def test_help_shows_what_people_change_and_fits_on_a_screen(capsys):
+    names = [name for part in describe.COMMON.values() for name in part]
+    assert len(names) == len(set(names)) == 20
+    with pytest.raises(SystemExit) as end:
+        cli.main(["train", "--env", "gym/CartPole-v1", "--help"])
+    assert end.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 130
+    shown = " ".join(" ".join(lines).split())
+    for words in (
+        "--env gym/CartPole-v1", "--learning.algorithm ppo Learning algorithm. One of appo, ppo, impala, a2c, pqn,",
+        "--learning.batch-size 512 Steps per batch.", "--policy.core none", "One of none, gru, lstm.", "--import ",
+        "--run.folder None Run folder. Training resumes the run that is found there.", "train --help-all",
+    ):  # fmt: skip
+        assert words in shown, words
+
+
+def test_help_of_a_group_shows_all_of_its_settings(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--env", "gym/CartPole-v1", "--help", "policy", "run"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for group, there in (("policy", True), ("run", True), ("learning", False)):
+        kind = {"policy": groups.PolicyConfig, "run": groups.RunConfig, "learning": learning.LearningConfig}[group]
+        for field in dataclasses.fields(kind):
+            assert (f"--{group}.{field.name.replace('_', '-')} (" in shown) == there, field.name
+    assert "--policy.core (`none` | `gru` | `lstm`; default none) Recurrent core between the encoder and the heads." in shown
+    assert cli.main(["train", "--help", "polcy"]) == 2
+    assert "--help polcy: the groups of settings are envs, policy," in capsys.readouterr().err
+
+
+def test_words_of_the_settings_are_those_of_the_configuration():
+    found = {setting.name: setting for setting in describe.settings(settings.Config())}
+    assert len(found) > 110
+    assert found["policy.mlp"] == describe.Setting(
+        "policy.mlp", "list of int (1 to 65536)", "64 64", "Widths of the layers that encode vector observations."
+    )
+    assert found["imports"].flag == "--import"

@@ -24,10 +24,11 @@ METRICS = {
 }  # fmt: skip
 
 
-def draw(metrics_list, width=130, **settings):
-    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=50, color_system=None)
+def draw(metrics_list, width=130, height=50, **settings):
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None)
     with Dashboard(override(Config(), **settings), console) as dashboard:
         for metrics in metrics_list:
+            dashboard.curve([metrics.get("charts/episodic_return_100", 0.0)])
             dashboard.update(metrics)
         console.file.seek(0)
         console.file.truncate()
@@ -57,6 +58,29 @@ def test_before_the_first_episode_and_the_first_timings():
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_no_line_is_wider_than_the_terminal(width):
     assert max(map(len, draw([METRICS], width).splitlines())) <= width
+
+
+STARTING = {
+    **METRICS, "losses/entropy": 0.6633, "losses/approx_kl": 0.01, "losses/clipfrac": 0.18, "losses/grad_norm": 4.0,
+    "time/rollout/step": 0.12, "time/rollout/other": 0.75, "time/rollout/wait_actions": 0.06, "time/rollout/wait_slots": 0.07,
+    "time/policy/gather": 0.02, "time/policy/forward": 0.06, "time/policy/scatter": 0.01, "time/policy/wait": 0.92,
+    "time/learner/train": 0.97, "time/learner/publish": 0.02, "time/learner/wait": 0.01,
+}  # fmt: skip
+"""The first interval has more phases than others, since the processes are still starting: the highest screen."""
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 24), (60, 24), (80, 18), (200, 20), (80, 12), (80, 9)])
+def test_the_screen_fits_into_the_terminal_to_its_last_word(width, height):
+    screen = draw([STARTING], width, height).rpartition("╭")[2].splitlines()
+    assert len(screen) <= height
+    assert not any("..." in line for line in screen), "rich has cut off the end"
+    text = " ".join(" ".join(line.strip("│ ") for line in screen if line.startswith("│")).split())
+    assert "The learner is the bottleneck" in text
+    assert text.endswith(("or an accelerator.", "policy 92%)."))
+    assert screen[-1].startswith("╰"), "the frame's last line"
+    if height >= 24 and width >= 80:
+        assert text.endswith("a smaller network or an accelerator.")
+        assert "learner ██" in text
 
 
 def test_without_a_terminal_one_line_per_interval():

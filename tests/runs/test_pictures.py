@@ -7,7 +7,7 @@ import pytest
 
 from headrace.config import Config, ConfigError
 from headrace.runs.metrics import MetricsWriter
-from headrace.runs.plots import curve, learning_curve
+from headrace.runs.plots import band, curve, learning_curve
 from headrace.runs.video import VideoWriter
 
 
@@ -36,6 +36,31 @@ def test_learning_curve_draws_a_line_where_the_values_are(run, tmp_path):
     rows, columns = np.nonzero(np.abs(below_legend - [0.122, 0.467, 0.706]).max(-1) < 0.02)  # the first line's blue
     assert len(rows) > 50
     assert np.corrcoef(columns, rows)[0, 1] < -0.99, "a rising line: higher columns, smaller row numbers"
+
+
+def test_the_curve_of_returns_has_a_band_and_more_points_than_the_metrics(run, tmp_path):
+    image = pytest.importorskip("matplotlib.image")
+    with MetricsWriter(run, Config()) as writer:
+        writer.write_curve([(step, step / 50, step / 50 - 4, step / 50 + 2) for step in range(100, 510, 10)])
+    assert [len(column) for column in band(run)] == [41] * 4
+    learning_curve([run], tmp_path / "curve.png")
+    picture = image.imread(tmp_path / "curve.png")[..., :3]
+    blue = np.array([0.122, 0.467, 0.706])
+    shade = np.abs(picture - (0.2 * blue + 0.8)).max(-1) < 0.02
+    line = np.abs(picture - blue).max(-1) < 0.02
+    assert shade.sum() > 20_000
+    column = 420
+    rows, middle = np.nonzero(shade[:, column])[0], np.nonzero(line[:, column])[0].mean()
+    below, above = rows.max() - middle, middle - rows.min()
+    assert 1.7 < below / above < 2.3, "4 below the mean, 2 above it"
+
+
+def test_a_resumed_run_removes_the_points_that_it_repeats(run):
+    with MetricsWriter(run, Config()) as writer:
+        writer.write_curve([(step, 1.0, 0.0, 2.0) for step in (100, 200, 300)])
+        writer.rewind(200)
+        writer.write_curve([(250, 1.0, 0.0, 2.0)])
+    assert band(run)[0] == [100, 200, 250]
 
 
 def test_nothing_to_draw_is_an_error(run, tmp_path):

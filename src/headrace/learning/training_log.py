@@ -13,6 +13,8 @@ from headrace.learning.learner import Learner, Update
 
 EPISODE_WINDOW = 100
 """Episodes in `charts/episodic_return_100`, which `run.goal` is compared with."""
+CURVE_POINTS = 20
+"""Largest number of points that an interval adds to the learning curve."""
 
 
 class TrainingLog:
@@ -22,19 +24,32 @@ class TrainingLog:
         self.returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
         self._sums: list[dict[str, torch.Tensor]] = []
         self._ended: list[tuple[float, int]] = []
+        self._curve: list[tuple[int, float, float, float]] = []
 
     @property
     def mean_return(self) -> float:
         """Mean return of the last `EPISODE_WINDOW` episodes, NaN before the first."""
         return float(np.mean(self.returns)) if self.returns else math.nan
 
-    def add(self, arrivals: Arrivals, update: Update | None = None) -> None:
-        """Experience that came in, and the update that was made with it, if there was one."""
+    def add(self, arrivals: Arrivals, update: Update | None = None, step: int | None = None) -> None:
+        """Experience that came in, and the update that was made with it, if there was one; `step`: the global step after it,
+        for the learning curve."""
         if update is not None:
             self._sums.append(update.statistics)
         for r, n in zip(arrivals.returns.tolist(), arrivals.lengths.tolist(), strict=True):
             self.returns.append(r)
             self._ended.append((r, n))
+        if step is not None and len(arrivals.returns):
+            returns = sorted(self.returns)
+            low, high = returns[len(returns) // 10], returns[-1 - len(returns) // 10]
+            self._curve.append((step, sum(returns) / len(returns), low, high))
+
+    def curve(self) -> list[tuple[int, float, float, float]]:
+        """Points of the learning curve since the last call, at most `CURVE_POINTS`, evenly chosen, with the newest: global step,
+        and of the last `EPISODE_WINDOW` episodes the mean return and the returns that a tenth of them are below and above."""
+        points, self._curve = self._curve, []
+        count = min(len(points), CURVE_POINTS)
+        return [points[len(points) * (i + 1) // count - 1] for i in range(count)]
 
     def metrics(self, learner: Learner) -> dict[str, float]:
         """Everything since the last call, by metric name; starts a new interval."""

@@ -7,6 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
@@ -24,6 +25,29 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE = 60
 
 _COLOURS = ("green", "cyan", "magenta", "blue", "yellow")
+
+
+@dataclass(frozen=True)
+class _Room:
+    """What a screen shows; the last ones of `_ROOMS` are for low terminals."""
+
+    blank_lines: bool = True
+    least_share: float = 0.005
+    """Phases that take a smaller share of a part's time are not named."""
+    times: bool = True
+    advice: bool = True
+    facts: bool = True
+
+
+_ROOMS = (
+    _Room(),
+    _Room(blank_lines=False),
+    _Room(blank_lines=False, least_share=0.05),
+    _Room(blank_lines=False, least_share=0.05, advice=False),
+    _Room(blank_lines=False, times=False),
+    _Room(blank_lines=False, times=False, advice=False),
+    _Room(blank_lines=False, times=False, advice=False, facts=False),
+)
 
 
 class Dashboard:
@@ -45,13 +69,14 @@ class Dashboard:
     def update(self, metrics: dict[str, float]) -> None:
         """Show the metrics of one interval. Keys are those of `headrace.runs.metrics.KEYS`; a missing one is not shown."""
         self.metrics = dict(metrics)
-        mean = metrics.get("charts/episodic_return_100", math.nan)
-        if not math.isnan(mean):
-            self._returns.append(mean)
         if self._live is not None:
             self._live.refresh()
         else:
             self.console.print(self._line(), soft_wrap=True, markup=False, highlight=False)
+
+    def curve(self, returns: Iterable[float]) -> None:
+        """Further points of the curve of mean returns, which the next `update` shows."""
+        self._returns.extend(returns)
 
     def message(self, text: str) -> None:
         """Show a message; it stays on the terminal, above the live screen."""
@@ -107,6 +132,16 @@ class Dashboard:
         return bottleneck.find(self.metrics)
 
     def _screen(self) -> RenderableType:
+        """The fullest screen that the terminal has room for: rich would cut off the end of a higher one."""
+        options = self.console.options
+        screen: RenderableType = self._panel(_Room())
+        for room in _ROOMS:
+            screen = self._panel(room)
+            if len(self.console.render_lines(screen, options)) <= options.size.height:
+                break
+        return screen
+
+    def _panel(self, room: _Room) -> RenderableType:
         total = self.config.learning.total_steps
         head = Table.grid(padding=(0, 2), expand=True)
         head.add_column(ratio=1)
@@ -120,21 +155,21 @@ class Dashboard:
                         self._facts("Losses", self._losses()), self._facts("Policy lag", self._lag()))  # fmt: skip
         found = self._bottleneck()
         colour = "yellow" if found.advice else "white"
-        body = Group(
-            head,
-            Text(),
-            columns,
-            Text(),
-            Text.assemble(("return  ", "dim"), (sparkline(self._returns, _CURVE), "green")),
-            Text(),
-            self._times(),
-            Text(),
-            Text.assemble((found.finding, f"bold {colour}"), " ", (found.advice, "dim")),
-        )
+        parts: list[RenderableType] = [head]
+        if room.facts:
+            parts += [columns]
+        parts += [Text.assemble(("return  ", "dim"), (sparkline(self._returns, _CURVE), "green"))]
+        if room.times:
+            parts += [self._times(room.least_share)]
+        advice = found.advice if room.advice else ""
+        parts += [Text.assemble((found.finding, f"bold {colour}"), " " if advice else "", (advice, "dim"))]
+        if room.blank_lines:
+            parts = [part for pair in zip(parts, [Text()] * len(parts), strict=True) for part in pair][:-1]
         c = self.config
         return Panel(
-            body, title=f"headrace  {c.env}  {c.learning.algorithm}  seed {c.seed}", title_align="left", border_style="blue"
-        )
+            Group(*parts), title=f"headrace  {c.env}  {c.learning.algorithm}  seed {c.seed}", title_align="left",
+            border_style="blue",
+        )  # fmt: skip
 
     def _facts(self, title: str, facts: Iterable[tuple[str, str]]) -> Table:
         table = Table.grid(padding=(0, 1))
@@ -168,8 +203,8 @@ class Dashboard:
     def _lag(self) -> list[tuple[str, str]]:
         return [(name, number(self._value(f"lag/{name}"))) for name in ("min", "mean", "max", "masked")]
 
-    def _times(self) -> Table:
-        """One bar per part: its phases as coloured pieces, with a legend beside the bar."""
+    def _times(self, least_share: float) -> Table:
+        """One bar per part: its phases as coloured pieces, with a legend beside the bar of those that take `least_share`."""
         table = Table.grid(padding=(0, 2))
         width = 30 if self.console.width >= 100 else 16
         for part, phases in PHASES.items():
@@ -179,7 +214,7 @@ class Dashboard:
             bar, legend = Text(), Text()
             for (phase, share), colour in zip(shares, _COLOURS, strict=False):
                 bar.append("█" * round(share * width), style="bright_black" if phase.waiting else colour)
-                if share >= 0.005:
+                if share >= least_share:
                     legend.append(f"{phase.label} {share:.0%}  ", style="dim" if phase.waiting else colour)
             table.add_row(Text(PARTS[part], style="bold"), bar, legend)
         return table

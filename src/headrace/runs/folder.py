@@ -4,6 +4,7 @@
     system.json      versions, machine, git commit, command line (never the environment's variables)
     log.txt          messages, each with its time
     metrics.jsonl    one line of metrics per interval, see `headrace.runs.metrics`
+    curve.jsonl      the learning curve: returns of the last episodes, several points per interval
     checkpoints/     see `headrace.runs.checkpoint`
     evaluating/      checkpoints that wait for their evaluation, see `headrace.evaluation.background`
     tensorboard/     the same metrics as TensorBoard events

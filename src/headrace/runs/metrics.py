@@ -11,6 +11,7 @@ import math
 import os
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -74,6 +75,11 @@ KEYS: dict[str, str] = {
 }
 """Every key the engine logs, with its meaning and unit. Keys that begin with "env/" are the user's own."""
 
+CURVE = "curve.jsonl"
+"""In the run folder: the learning curve, with more points than there are intervals."""
+CURVE_KEYS = ("mean", "low", "high")
+"""Of the last 100 episodes: the mean return, and the returns that a tenth of them are below and above."""
+
 
 class MetricsWriter:
     """Writes the metrics of a run. If the run is resumed, call `rewind` first.
@@ -85,6 +91,7 @@ class MetricsWriter:
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self.path = self._folder / "metrics.jsonl"
+        self.curve_path = self._folder / CURVE
         new = not self.path.exists()
         self._open(None)
         if new:
@@ -92,7 +99,7 @@ class MetricsWriter:
         self._wandb = _start_wandb(self._folder, config) if config.run.track else None
 
     def _open(self, purge_step: int | None) -> None:
-        self._jsonl = AppendFile(self.path)
+        self._jsonl, self._curve = AppendFile(self.path), AppendFile(self.curve_path)
         self._events = EventFile(self._folder / "tensorboard", purge_step)
 
     def rewind(self, step: int) -> None:
@@ -102,9 +109,10 @@ class MetricsWriter:
         from `metrics.jsonl`, and an event makes TensorBoard hide its points after `step`, so no step appears twice and none is
         missing. Weights & Biases cannot remove points: there both passes stay, on the same x axis.
         """
-        self._jsonl.close()
-        self._events.close()
-        rewind(self.path, step)
+        for file in (self._jsonl, self._curve, self._events):
+            file.close()
+        for path in (self.path, self.curve_path):
+            rewind(path, step)
         self._open(step + 1)
 
     def write(self, metrics: dict[str, float]) -> str | None:
@@ -120,10 +128,15 @@ class MetricsWriter:
             self._wandb.log({"global_step": step, **known})
         return next(filter(None, problems), None)
 
+    def write_curve(self, points: Sequence[tuple[int, float, float, float]]) -> str | None:
+        """Add points to the learning curve: global step, mean, low and high return. Returns a message as `write` does."""
+        lines = [json.dumps(dict(zip(("global_step", *CURVE_KEYS), point, strict=True))) + "\n" for point in points]
+        return self._curve.append("".join(lines).encode())
+
     def close(self) -> None:
         """Flush and close everything."""
-        self._jsonl.close()
-        self._events.close()
+        for file in (self._jsonl, self._curve, self._events):
+            file.close()
         if self._wandb is not None:
             self._wandb.finish()
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.config import ConfigError
-from headrace.runs.metrics import read_jsonl
+from headrace.runs.metrics import CURVE, CURVE_KEYS, read_jsonl
+
+RETURNS = "charts/episodic_return_100"
 
 
 def curve(run: os.PathLike[str] | str, key: str) -> tuple[list[float], list[float]]:
@@ -16,15 +18,24 @@ def curve(run: os.PathLike[str] | str, key: str) -> tuple[list[float], list[floa
     return [line["global_step"] for line in lines], [line[key] for line in lines]
 
 
+def band(run: os.PathLike[str] | str) -> tuple[list[float], ...]:
+    """The run's learning curve: global steps, and of the last 100 episodes the mean return and the returns that a tenth of them
+    are below and above. Empty for a run that has none."""
+    path = Path(run) / CURVE
+    lines = read_jsonl(path) if path.exists() else []
+    return tuple([line[key] for line in lines] for key in ("global_step", *CURVE_KEYS))
+
+
 def learning_curve(
     runs: Sequence[os.PathLike[str] | str],
     path: os.PathLike[str] | str,
     *,
-    key: str = "charts/episodic_return_100",
+    key: str = RETURNS,
     title: str = "",
     goal: float | None = None,
 ) -> None:
-    """Draw one metric of one or more runs over `global_step` into a PNG (or whatever the suffix of `path` says).
+    """Draw one metric of one or more runs over `global_step` into a PNG (or whatever the suffix of `path` says). Returns have
+    a band, in which four fifths of the last 100 episodes are, and more points than the metrics.
 
     Raises `ConfigError` if the `plots` extra is not installed or no run has logged `key`.
     """
@@ -32,13 +43,16 @@ def learning_curve(
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ConfigError('drawing curves needs a package that is not installed: pip install "headrace[plots]"') from error
-    curves = {str(run): curve(run, key) for run in runs}
+    bands = {str(run): band(run) if key == RETURNS else () for run in runs}
+    curves = {name: (ours[0], ours[1]) if ours and ours[0] else curve(name, key) for name, ours in bands.items()}
     if not any(steps for steps, _ in curves.values()):
         raise ConfigError(f"nothing to draw: {', '.join(curves)} logged no {key}")
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     for name, (steps, values) in curves.items():
-        axes.plot(steps, values, label=Path(name).name)
+        (line,) = axes.plot(steps, values, label=Path(name).name)
+        if bands[name] and bands[name][0]:
+            axes.fill_between(steps, bands[name][2], bands[name][3], color=line.get_color(), alpha=0.2, linewidth=0)
     if goal is not None:
         axes.axhline(goal, color="grey", linestyle="--", linewidth=1, label=f"goal {goal:g}")
     axes.set(xlabel="steps", ylabel=key, title=title)

@@ -70,6 +70,11 @@ class Reporter:
             metrics = dict(report.content)
             self._write(metrics, policy)
             self.message(f"Evaluation at step {metrics['global_step']:,.0f}: mean return {metrics['eval/episodic_return']:.2f}")
+        elif kind == "curve":
+            if problem := self._writers[policy].write_curve(report.content):
+                self.message(problem)
+            if policy == 0:
+                self._dashboard.curve(point[1] for point in report.content)
         elif kind == "metrics":
             self._metrics(dict(report.content), policy, times, restarts)
 

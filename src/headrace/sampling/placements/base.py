@@ -32,9 +32,10 @@ class RunFailed(RuntimeError):
 class Message:
     """One report of a learner, or of the placement itself."""
 
-    kind: Literal["message", "start", "metrics", "saved", "done", "failed"]
-    """message: a text for people. start: the global step at which training goes on. metrics: {name: value}. saved: the global
-    step of a new checkpoint. done: {reason, global_step, mean_return}. failed: the traceback that ended a process."""
+    kind: Literal["message", "start", "curve", "metrics", "saved", "done", "failed"]
+    """message: a text for people. start: the global step at which training goes on. curve: points of the learning curve, see
+    `TrainingLog.curve`. metrics: {name: value}. saved: the global step of a new checkpoint. done: {reason, global_step,
+    mean_return}. failed: the traceback that ended a process."""
     content: Any
     policy: int = 0
 
