@@ -423,15 +423,16 @@ class VectorGroup(_Group):
         self.envs.close()
 
 
-_RESET, _STEP = "observation, info", "observation, reward, terminated, truncated, info"
+_RESET, _STEP = 2, 5
+_NAMES = {_RESET: "observation, info", _STEP: "observation, reward, terminated, truncated, info"}
 
 
-def _parts(result: Any, names: str) -> Any:
+def _parts(result: Any, count: int) -> Any:
     """What `reset` or `step` of an environment returned, if it has as many parts as Gymnasium says."""
-    if type(result) is tuple and len(result) == names.count(",") + 1:
+    if type(result) is tuple and len(result) == count:
         return result
     what = f"{len(result)} results" if isinstance(result, tuple) else f"a {type(result).__name__}"
-    raise TypeError(f"it returned {what} (the interface of old Gym?); Gymnasium's returns ({names})")
+    raise TypeError(f"it returned {what} (the interface of old Gym?); Gymnasium's returns ({_NAMES[count]})")
 
 
 def vector_group(
