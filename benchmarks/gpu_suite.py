@@ -132,7 +132,7 @@ def prepared(config: Config) -> tuple[Any, Any, RunMemory]:
     """Algorithm, model and the memory of a run, full of plausible experience."""
     spec = describe(config.env, config.envs)
     algorithm, model = make_agent(config, spec)
-    memory = make_run_memory(config, spec, [(algorithm, model)])
+    memory = make_run_memory([config], spec, [(algorithm, model)])
     fill(memory.policies[0].trajectories)
     return algorithm, model, memory
 

@@ -86,7 +86,7 @@ def measure(env: str, precision: str, rounds: int, updates: int) -> dict[str, An
     config = make_config(env, **one_pass, **settings)
     spec = describe(config.env, config.envs)
     algorithm, model = make_agent(config, spec)
-    memory = make_run_memory(config, spec, [(algorithm, model)])
+    memory = make_run_memory([config], spec, [(algorithm, model)])
     store, newest = memory.policies[0].trajectories, memory.policies[0].weights
     fill(store)
     learner, weights = Learner(model, algorithm, config), FlatWeights(model)

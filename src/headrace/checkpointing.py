@@ -21,7 +21,7 @@ class Checkpointing:
     """Everything one policy's learning needs to go on as if it had never stopped, to and from its newest checkpoint."""
 
     def __init__(self, placement: Placement, policy: int, learner: Learner, log: TrainingLog, experience: Experience):
-        self._config, self._placement = placement.config, placement
+        self._config, self._placement = placement.configs[policy], placement
         self._learner, self._log, self._experience = learner, log, experience
         self._folder = self._config.policy_folder(policy) / "checkpoints"
         self._saved_at, self._saved_step, self._saved_updates = perf_counter(), 0, -1
@@ -93,7 +93,13 @@ class Checkpointing:
         self._saved_at = perf_counter()
         try:
             path = checkpoint.save(
-                self._folder, step, tensors, state, keep=run.keep_checkpoints, score=score, milestone=milestone,
+                self._folder,
+                step,
+                tensors,
+                state,
+                keep=run.keep_checkpoints,
+                score=score,
+                milestone=milestone,
                 attach=self._experience.save,
             )
         except checkpoint.CheckpointError as error:

@@ -316,6 +316,8 @@ class Eval:
     """Number of environments that are stepped together. None: one per game, at most 16."""
     deterministic: bool = False
     """Take the most probable action instead of sampling one."""
+    policy: int = 0
+    """Number of the policy, where the run trained several (`population.size`)."""
     checkpoint: Literal["newest", "best"] = "newest"
     """Checkpoint that is loaded."""
     seed: int = 1_000_000
@@ -339,6 +341,7 @@ def evaluate(arguments: list[str]) -> int:
         deterministic=asked.deterministic,
         seed=asked.seed,
         which=asked.checkpoint,
+        number=asked.policy,
     )
     print(result.to_json() if asked.json else result)
     return 0
@@ -358,6 +361,8 @@ class Watch:
     """Take the most probable action instead of sampling one."""
     max_steps: int | None = None
     """Stop recording after this many steps. None: no limit."""
+    policy: int = 0
+    """Number of the policy, where the run trained several (`population.size`)."""
     checkpoint: Literal["newest", "best"] = "newest"
     """Checkpoint that is loaded."""
     seed: int = 1_000_000
@@ -371,8 +376,9 @@ def watch(arguments: list[str]) -> int:
     from headrace.evaluation.policy import load_policy
     from headrace.evaluation.video import record
 
-    policy = load_policy(asked.run, which=asked.checkpoint, seed=asked.seed)
-    path = asked.video or asked.run / "videos" / f"step-{policy.step}.mp4"
+    policy = load_policy(asked.run, which=asked.checkpoint, seed=asked.seed, policy=asked.policy)
+    prefix = "" if policy.config.population.size == 1 else f"policy-{asked.policy}-"
+    path = asked.video or asked.run / "videos" / f"{prefix}step-{policy.step}.mp4"
     returns = record(
         policy, path, episodes=asked.episodes, deterministic=asked.deterministic, max_steps=asked.max_steps, seed=asked.seed
     )

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace import config as configs
-from headrace.config import Config, ConfigError
+from headrace.config import Config, ConfigError, policy_configs
+from headrace.config.ranges import check
 from headrace.config.validation import validate
 from headrace.envs.registry import check_id, defaults, import_files, observes, with_absolute_path
 from headrace.learning.algorithm import declaration
@@ -72,7 +73,13 @@ def _group(settings: dict[str, Any], prefix: str) -> dict[str, Any]:
 def check_config(config: Config) -> None:
     """Raise `ConfigError`, with the reason, for settings that cannot work: out of range, impossible together, or refused by the
     algorithm. Imports the files that the configuration names, since they may define the algorithm."""
+    check(config)
     import_files(config.imports)
+    for own in policy_configs(config):
+        _check_policy(own)
+
+
+def _check_policy(config: Config) -> None:
     declared, experience = declaration(config.learning.algorithm), config.learning.experience
     if experience != declared.experience:
         raise ConfigError(

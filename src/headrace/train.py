@@ -43,10 +43,11 @@ class TrainResult:
 
     folder: str
     reason: str
-    """"total_steps", "goal", "max_minutes" or "interrupted"."""
+    """"total_steps", "goal", "max_minutes" or "interrupted"; with several policies that of the first."""
     global_step: int
+    """Steps learned from, over all policies."""
     mean_return: float
-    """Mean return of the last 100 episodes; NaN if none has ended."""
+    """Mean return of the last 100 episodes (of the first policy); NaN if none has ended."""
 
 
 def train(config: Config) -> TrainResult:
@@ -65,9 +66,10 @@ def train(config: Config) -> TrainResult:
         placement = make_placement(config, spec, make_agent)
         with BackgroundEvaluation(config) as evaluation:
             ends = _run(placement, reporter, evaluation)
-        first = ends.get(0, {"reason": "interrupted", "mean_return": math.nan})
-        draw_curve_and_video(config, reporter.message, first["mean_return"], again=reporter.learned)
-    return TrainResult(str(folder.path), first["reason"], reporter.global_step, first["mean_return"])
+        returns = [ends.get(p, {"mean_return": math.nan})["mean_return"] for p in range(config.population.size)]
+        draw_curve_and_video(config, reporter.message, returns, again=reporter.learned)
+    reason = ends[0]["reason"] if 0 in ends else "interrupted"
+    return TrainResult(str(folder.path), reason, reporter.global_step, returns[0])
 
 
 def _run(placement: Placement, reporter: Reporter, evaluation: BackgroundEvaluation) -> dict[int, dict[str, Any]]:
@@ -86,7 +88,7 @@ def _run(placement: Placement, reporter: Reporter, evaluation: BackgroundEvaluat
     with interrupts() as interrupt:
         try:
             placement.start(learn)
-            while len(ends) < placement.config.sampling.num_policies and not interrupt.requested:
+            while len(ends) < placement.config.population.size and not interrupt.requested:
                 receive(placement.messages(timeout=0.5))
             if interrupt.requested:
                 reporter.message("Stopping: one more checkpoint (Ctrl-C again: without)")
@@ -105,7 +107,7 @@ def _run(placement: Placement, reporter: Reporter, evaluation: BackgroundEvaluat
 
 def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     """The training loop of policy p: yields what is reported, and None after every round without a report."""
-    config = placement.config
+    config = placement.configs[p]
     algorithm, model = make_agent(config, placement.spec)
     set_up(config.device)
     learner = Learner(model, algorithm, config)

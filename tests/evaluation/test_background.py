@@ -48,7 +48,7 @@ def test_after_a_resume_the_next_multiple_is_due(config, folder):
     assert evaluations.saved(1999) is None
     assert evaluations.poll() is None
     assert evaluations.saved(2000) is None, "there is no such checkpoint: it could not be written"
-    assert evaluations._due == 2000
+    assert evaluations._due == {0: 2000}
 
 
 def test_the_end_does_not_wait_for_ever(config, folder, monkeypatch):
@@ -57,7 +57,7 @@ def test_the_end_does_not_wait_for_ever(config, folder, monkeypatch):
     evaluations = BackgroundEvaluation(override(config, **{"run.eval_episodes": 10**6, "run.eval_interval_steps": 1}))
     try:
         for _ in range(3):
-            evaluations._due = 0
+            evaluations._due[0] = 0
             said = evaluations.saved(saved(config)[-1])
         assert "1 wait already" in said
         child = evaluations._child[0]

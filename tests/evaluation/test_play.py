@@ -149,7 +149,7 @@ def test_a_finished_training_does_not_end_in_an_error_of_its_pictures(tmp_path, 
     monkeypatch.setattr(pictures, fails, broken)
     messages = []
     config = make_config("test/countdown", **{"run.folder": str(tmp_path)})
-    pictures.draw_curve_and_video(config, messages.append, 1.0, again=True)
+    pictures.draw_curve_and_video(config, messages.append, [1.0], again=True)
     assert messages[-1] == "No curve or video: RuntimeError: no ink"
 
 

@@ -28,7 +28,7 @@ def test_kills(tmp_path: Path, placement: str, kills: int) -> None:
     rng, ledger = random.Random(kills), tmp_path / "ledger"
     ledger.mkdir()
     settings = {
-        "sampling.num_policies": 2, "sampling.placement": placement, "envs.kwargs": f'{{"ledger": "{ledger}"}}',
+        "population.size": 2, "sampling.placement": placement, "envs.kwargs": f'{{"ledger": "{ledger}"}}',
         "learning.batch_size": T * C * SLOTS_PER_BATCH,
     }  # fmt: skip
     roles = ["rollout-0", "rollout-1"] * 2 + ["learner-0", "learner-1"] + list(POLICIES) * (placement == "served")
@@ -57,7 +57,7 @@ def test_kills(tmp_path: Path, placement: str, kills: int) -> None:
 
 
 def test_a_learner_that_is_away_holds_up_its_own_lanes_only(tmp_path: Path) -> None:
-    with counting_run(tmp_path / "run", **{"sampling.num_policies": 2}) as run:
+    with counting_run(tmp_path / "run", **{"population.size": 2}) as run:
         for policy in POLICIES:
             run.wait_for("the first steps", lambda policy=policy: run.step(policy))
         run.signal("learner-0", signal.SIGSTOP)

@@ -113,7 +113,7 @@ class Counting(Algorithm):
     """The `Algorithm`."""
 
     def __init__(self, config: Config) -> None:
-        self._C, self._T, self._P = config.envs_per_group, config.sampling.rollout, config.sampling.num_policies
+        self._C, self._T, self._P = config.envs_per_group, config.sampling.rollout, config.population.size
         self._ledger: int | None = None
         self._folder = config.envs.kwargs.get("ledger")
 

@@ -217,7 +217,7 @@ def test_sizes_that_the_user_gave_are_kept() -> None:
     ("settings", "message"),
     [
         ({"learning.batch_size": 1000}, r"batch_size \(1000\) must be sampling.rollout x environments \(32 x 32 = 1024\)"),
-        ({"sampling.num_policies": 2}, "device trains one policy; sampling.num_policies is 2"),
+        ({"population.size": 2}, "device trains one policy; population.size is 2"),
         ({"envs.remote": "localhost:1"}, "envs.remote cannot be used"),
     ],
 )

@@ -17,7 +17,7 @@ T = 7
 def two_policies(folder: Path, **settings: object) -> dict[str, object]:
     (folder / "ledger").mkdir()
     kwargs = {"ledger": str(folder / "ledger")}
-    return {"sampling.num_policies": 2, "run.folder": str(folder / "run"), "envs.kwargs": kwargs, **settings}
+    return {"population.size": 2, "run.folder": str(folder / "run"), "envs.kwargs": kwargs, **settings}
 
 
 @pytest.mark.parametrize(

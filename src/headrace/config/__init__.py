@@ -5,6 +5,8 @@ from headrace.config.errors import ConfigError
 from headrace.config.groups import EnvConfig, Placement, PolicyConfig, RunConfig, SamplingConfig
 from headrace.config.io import from_dict, load, override, save, to_dict, to_json
 from headrace.config.learning import LearningConfig, QConfig, ReplaySettings
+from headrace.config.policies import policy_config, policy_configs
+from headrace.config.population import PopulationConfig
 from headrace.config.settings import Config
 
 __all__ = [
@@ -14,6 +16,7 @@ __all__ = [
     "LearningConfig",
     "Placement",
     "PolicyConfig",
+    "PopulationConfig",
     "QConfig",
     "ReplaySettings",
     "RunConfig",
@@ -21,6 +24,8 @@ __all__ = [
     "from_dict",
     "load",
     "override",
+    "policy_config",
+    "policy_configs",
     "save",
     "to_dict",
     "to_json",

@@ -121,8 +121,6 @@ class SamplingConfig:
     num_groups: Annotated[int, Range(1, 32)] = 2  # one bit each in the worker's wake-up word
     """Number of groups that the environments of a rollout worker are divided into. With 2 groups (double buffering), one is
     stepped while the actions of the other are computed."""
-    num_policies: Annotated[int, Range(1, 256)] = 1
-    """Number of policies trained in one run, each by its own learner. Group g is acted for by policy g modulo this number."""
     num_policy_workers: Annotated[int, Range(1, 4096)] = 1
     """`served` placement: number of policy workers of each policy. They are the processes that compute actions."""
     rollout: Length = 32

@@ -92,8 +92,8 @@ class LearningConfig:
     """Longest time (seconds) that an update or a checkpoint may take. A learner that takes longer counts as hung: its Python
     stack is shown, and it is restarted from the newest checkpoint."""
     num_threads: Annotated[int, Range(1, 4096)] | None = None
-    """CPU threads of the learner. None: half of the cores; all cores in `serial` placement, and in `device` placement
-    as many of them as other programs leave free."""
+    """CPU threads of a learner. None: half of the cores, divided by the number of learners; all cores in `serial` placement,
+    and in `device` placement as many of them as other programs leave free."""
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """One tree of typed, documented settings for a run.
 
 The groups (`config.groups`, `config.learning`) are named after the packages they steer: `envs`, `policy`, `sampling`, `learning`,
-`replay`, `q`, `run`. The docstring under each field is its help text and its documentation; its type has its range
+`replay`, `q`, `population`, `run`. The docstring under each field is its help text and its documentation; its type has its range
 (`config.ranges`). A configuration is data: it is saved as JSON with the run, and a run is resumed from it (`config.io`).
 `config.validation` refuses impossible combinations.
 
@@ -20,6 +20,7 @@ import tyro
 from headrace.config import machine
 from headrace.config.groups import EnvConfig, PolicyConfig, RunConfig, SamplingConfig
 from headrace.config.learning import LearningConfig, QConfig, ReplaySettings
+from headrace.config.population import PopulationConfig
 from headrace.config.ranges import Range
 
 
@@ -40,6 +41,7 @@ class Config:
     learning: LearningConfig = field(default_factory=LearningConfig)
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     q: QConfig = field(default_factory=QConfig)
+    population: PopulationConfig = field(default_factory=PopulationConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     # -- derived numbers, used everywhere instead of being computed again ----------------------------------------------
@@ -63,7 +65,7 @@ class Config:
     def min_request_groups(self) -> int:
         """Waiting groups at which a policy worker starts a batch."""
         s = self.sampling
-        third = -(-self.total_groups // (3 * s.num_policies * s.num_policy_workers))
+        third = -(-self.total_groups // (3 * self.population.size * s.num_policy_workers))
         return s.min_request_groups or min(third, s.max_request_groups or third)
 
     @property
@@ -81,7 +83,7 @@ class Config:
     @property
     def num_slots(self) -> int:
         """Trajectory slots of a policy, where every policy acts for an equal share of the groups."""
-        return self.slots_for(-(-self.total_groups // self.sampling.num_policies))
+        return self.slots_for(-(-self.total_groups // self.population.size))
 
     def slots_for(self, lanes: int) -> int:
         """Trajectory slots of a policy that acts for this many lanes: one per lane, which is being filled, plus those that wait
@@ -97,7 +99,7 @@ class Config:
 
     def policy_folder(self, policy: int) -> Path:
         """The folder of one policy's checkpoints and metrics: the run folder itself, where there is only one policy."""
-        return self.run_folder if self.sampling.num_policies == 1 else self.run_folder / f"policy-{policy}"
+        return self.run_folder if self.population.size == 1 else self.run_folder / f"policy-{policy}"
 
     @property
     def device(self) -> str:
@@ -127,11 +129,11 @@ class Config:
 
     @property
     def learner_threads(self) -> int:
-        """CPU threads of the learner. Half of the cores where rollout workers need the others: a thread that loses its core to a
-        worker in the middle of a matrix product holds up all other threads."""
+        """CPU threads of a learner. All learners together have half of the cores where rollout workers need the others: a thread
+        that loses its core to a worker in the middle of a matrix product holds up all other threads."""
         cores = len(os.sched_getaffinity(0))
         alone = self.sampling.placement in ("serial", "device")
-        return self.learning.num_threads or (cores if alone else max(1, cores // 2))
+        return self.learning.num_threads or (cores if alone else max(1, cores // 2 // self.population.size))
 
     @property
     def update_period(self) -> int:

@@ -48,12 +48,12 @@ def validate(config: Config) -> None:
             f"sampling.min_request_groups ({config.min_request_groups}) is above sampling.max_request_groups "
             f"({s.max_request_groups}): a policy worker would wait for more groups than it takes"
         )
-    if config.total_groups < s.num_policies:
+    if config.total_groups < (P := config.population.size):
         raise ConfigError(
-            f"sampling.num_policies ({s.num_policies}) is above the number of groups ({config.total_groups}): "
-            "a policy would never act"
+            f"population.size ({P}) is above the number of groups ({config.total_groups}): a policy would never act. Use more "
+            "sampling.num_workers or sampling.num_groups"
         )
-    lanes = -(-config.total_groups // s.num_policies)
+    lanes = -(-config.total_groups // P)
     least = lanes + config.slots_per_batch
     if config.num_slots < least:
         raise ConfigError(
@@ -78,8 +78,8 @@ def _validate_device(config: Config) -> None:
             f"sampling.placement device learns from trajectories; learning.algorithm {config.learning.algorithm} learns from a "
             "replay"
         )
-    if config.sampling.num_policies > 1:
-        raise ConfigError(f"sampling.placement device trains one policy; sampling.num_policies is {config.sampling.num_policies}")
+    if config.population.size > 1:
+        raise ConfigError(f"sampling.placement device trains one policy; population.size is {config.population.size}")
     if config.sampling.weights_period > 1:
         raise ConfigError(
             "sampling.placement device acts with the weights of every update; sampling.weights_period is "

@@ -46,29 +46,31 @@ class BackgroundEvaluation:
         self._config = config
         self._interval = config.run.eval_interval_steps
         self._problems: list[str] = []
-        self._due = self._interval or 0
+        self._due = dict.fromkeys(range(config.population.size), self._interval or 0)
+        """By policy, the step from which on a checkpoint is to be evaluated."""
         self._folder = config.run_folder / "evaluating"
-        self._waiting: deque[tuple[int, Path]] = deque()
+        self._waiting: deque[tuple[int, int, Path]] = deque()
+        """Step, policy, checkpoint."""
         self._child: tuple[BaseProcess, Connection, Path] | None = None
         shutil.rmtree(self._folder, ignore_errors=True)  # what a run that was killed left behind
 
-    def started(self, step: int) -> None:
+    def started(self, step: int, policy: int = 0) -> None:
         """Training goes on from this global_step: the next evaluation is due at the next multiple of the interval."""
         if self._interval is not None:
-            self._due = (step // self._interval + 1) * self._interval
+            self._due[policy] = (step // self._interval + 1) * self._interval
 
-    def saved(self, step: int) -> str | None:
+    def saved(self, step: int, policy: int = 0) -> str | None:
         """A checkpoint of this global_step was written; evaluate it if one is due. Returns what the user should know."""
-        if self._interval is None or step < self._due:
+        if self._interval is None or step < self._due[policy]:
             return None
-        found = checkpoint.find(self._config.run_folder / "checkpoints", step)
+        found = checkpoint.find(self._config.policy_folder(policy) / "checkpoints", step)
         if found is None:  # it could not be written; the next one is evaluated instead
             return None
-        self._due = (step // self._interval + 1) * self._interval
+        self._due[policy] = (step // self._interval + 1) * self._interval
         if len(self._waiting) >= WAITING:
             return f"No evaluation at step {step:,}: {WAITING} wait already. Set a longer run.eval_interval_steps"
         try:
-            self._waiting.append((step, _hold(found, self._folder)))
+            self._waiting.append((step, policy, _hold(found, self._folder / str(policy))))
         except OSError as error:
             return f"No evaluation at step {step:,}: {error}"
         self._start()
@@ -78,10 +80,10 @@ class BackgroundEvaluation:
         """Start the next evaluation, unless one is running or none waits."""
         if self._child is not None or not self._waiting:
             return
-        step, held = self._waiting.popleft()
+        step, policy, held = self._waiting.popleft()
         here, there = multiprocessing.Pipe(duplex=False)
         run = self._config.run
-        arguments = (str(self._config.run_folder), held, run.eval_episodes, there)
+        arguments = (str(self._config.run_folder), held, run.eval_episodes, there, policy)
         child = start_child(_evaluate, arguments, f"headrace evaluation of step {step}")
         there.close()
         self._child = (child, here, held)
@@ -89,8 +91,8 @@ class BackgroundEvaluation:
     def receive(self, report: Any) -> None:
         """Take one report of a learner: where training begins, and that a checkpoint was saved."""
         if report.kind == "start":
-            self.started(report.content)
-        elif report.kind == "saved" and (problem := self.saved(report.content)):
+            self.started(report.content, report.policy)
+        elif report.kind == "saved" and (problem := self.saved(report.content, report.policy)):
             self._problems.append(problem)
 
     def finished(self) -> Iterator[Evaluated]:
@@ -164,12 +166,12 @@ def _hold(found: Path, folder: Path) -> Path:
     return held
 
 
-def _evaluate(folder: str, held: Path, episodes: int, report: Connection) -> None:
+def _evaluate(folder: str, held: Path, episodes: int, report: Connection, policy: int) -> None:
     """What the child runs; it gives way to the processes that train."""
     os.nice(10)
     torch.set_num_threads(1)
     try:
-        result = evaluate(folder, episodes, which=held)
+        result = evaluate(folder, episodes, which=held, number=policy)
     except Exception as error:  # the run goes on without this evaluation, and says why
         report.send(("message", f"evaluation failed: {type(error).__name__}: {error}"))
         return
@@ -178,4 +180,4 @@ def _evaluate(folder: str, held: Path, episodes: int, report: Connection) -> Non
         "eval/episodic_return": result.mean,
         "eval/episodic_length": sum(result.lengths) / len(result.lengths),
     }
-    report.send(("eval", metrics))
+    report.send(("eval", metrics, policy))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headrace.config import Config, ConfigError
 from headrace.envs.contract import EnvironmentFault
@@ -16,19 +16,23 @@ VIDEO_STEPS = 3000
 """Longest video made when training ends, in steps."""
 
 
-def draw_curve_and_video(config: Config, report: Callable[[str], None], mean_return: float, again: bool) -> None:
+def draw_curve_and_video(config: Config, report: Callable[[str], None], mean_returns: Sequence[float], again: bool) -> None:
     """Make both where the extras for them are installed; not `again` where they are there. `report` gets messages for the user.
 
-    `mean_return`: of the last episodes; NaN if none has ended, and there is nothing to draw.
+    `mean_returns`: each policy's of its last episodes, NaN if none has ended; without any there is nothing to draw. The video is
+    of the policy whose return is highest.
     """
     video = config.run_folder / VIDEO
-    if not config.run.video or config.sampling.num_policies > 1 or (video.exists() and not again):
+    if not config.run.video or (video.exists() and not again):
         return
+    known = [p for p, mean in enumerate(mean_returns) if not math.isnan(mean)]
+    best = max(known, key=lambda p: mean_returns[p], default=0)
     try:
-        if not math.isnan(mean_return):
-            learning_curve([config.run_folder], config.run_folder / "curve.png", title=config.env, goal=config.run.goal)
+        if known:
+            folders = [config.policy_folder(p) for p in known]
+            learning_curve(folders, config.run_folder / "curve.png", title=config.env, goal=config.run.goal)
             report(f"Learning curve: {config.run_folder / 'curve.png'}")
-        returns = record(config.run_folder, video, max_steps=VIDEO_STEPS)
+        returns = record(config.run_folder, video, max_steps=VIDEO_STEPS, number=best)
         report(f"Video: {video} (return {', '.join(f'{r:.1f}' for r in returns)})")
     except Exception as error:  # training is over and saved; whatever happens here, only a picture is missing
         kind = "" if isinstance(error, ConfigError | EnvironmentFault) else f"{type(error).__name__}: "

@@ -70,8 +70,9 @@ def evaluate(
     seed: int = EVALUATION_SEED,
     which: Which = "newest",
     num_threads: int = 1,
+    number: int = 0,
 ) -> EvalResult:
-    """Play whole games with a policy or with the policy of a run folder.
+    """Play whole games with a policy or with the policy of a run folder (`number`, where the run trained several).
 
     The episodes are shared out evenly over `num_envs` environments (at most 16 unless given) beforehand: taking the first
     `episodes` to finish would favour short ones. The same seed gives the same episodes. An episode without an end is waited
@@ -82,7 +83,7 @@ def evaluate(
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; it must be at least 1")
     if not isinstance(policy, TrainedPolicy):
-        policy = load_policy(policy, which=which, seed=seed)
+        policy = load_policy(policy, which=which, seed=seed, policy=number)
     num_envs = min(episodes, num_envs or 16)
     started = time.perf_counter()
     group = make_group(policy.config.env, policy.config.envs, num_envs, training=False)

@@ -40,9 +40,7 @@ class TrainedPolicy:
         action = policy.act(observation)
     """
 
-    def __init__(
-        self, config: Config, spec: EnvSpec, algorithm: Algorithm, model: nn.Module, step: int, seed: int = 0
-    ) -> None:
+    def __init__(self, config: Config, spec: EnvSpec, algorithm: Algorithm, model: nn.Module, step: int, seed: int = 0) -> None:
         self.config, self.spec, self.algorithm, self.step = config, spec, algorithm, step
         """`step`: global_step of the checkpoint the weights are from."""
         self.device = torch.device(config.device)
@@ -118,17 +116,24 @@ class TrainedPolicy:
         return decoder(self._spaces[1])
 
 
-def load_policy(run: os.PathLike[str] | str, *, which: Which = "newest", device: str = "auto", seed: int = 0) -> TrainedPolicy:
-    """The policy of a run folder, from its newest or its best checkpoint. `seed`: for sampled actions.
+def load_policy(
+    run: os.PathLike[str] | str, *, which: Which = "newest", device: str = "auto", seed: int = 0, policy: int = 0
+) -> TrainedPolicy:
+    """The policy of a run folder, from its newest or its best checkpoint. `seed`: for sampled actions. `policy`: its number,
+    where the run trained several.
 
-    Raises `ConfigError` if the folder holds no run or no checkpoint or the device is not here, `CheckpointError` if the
-    checkpoint is damaged.
+    Raises `ConfigError` if the folder holds no run or no such policy or no checkpoint or the device is not here,
+    `CheckpointError` if the checkpoint is damaged.
     """
     config = _run_config(run)
     check_device(device)
+    if not 0 <= policy < config.population.size:
+        raise ConfigError(f"{run} has no policy {policy}; it has {config.population.size}, counted from 0")
+    config = configs.policy_config(config, policy)
     config.learning.device = device
     import_files(config.imports)
-    found = _checkpoint(run, which)
+    # The run folder may have been moved since it was trained.
+    found = _checkpoint(configs.override(config, **{"run.folder": str(run)}).policy_folder(policy), which)
     for damage in found.damaged:
         warnings.warn(f"{damage}; using {found.path.name}", stacklevel=2)
     spec = describe(config.env, config.envs)

@@ -24,8 +24,10 @@ def record(
     max_steps: int | None = None,
     seed: int = EVALUATION_SEED,
     which: Which = "newest",
+    number: int = 0,
 ) -> list[float]:
-    """Record whole games as a video (mp4); returns the raw return of each. `max_steps` ends the recording early.
+    """Record whole games as a video (mp4); returns the raw return of each. `max_steps` ends the recording early. `number`: of the
+    policy, where the run trained several.
 
     Raises `ConfigError` where the environment has no pictures or a package for them is missing, `EnvironmentFault` where drawing
     one fails, and what `load_policy` raises.
@@ -33,7 +35,7 @@ def record(
     from headrace.runs.video import VideoWriter
 
     if not isinstance(policy, TrainedPolicy):
-        policy = load_policy(policy, which=which, seed=seed)
+        policy = load_policy(policy, which=which, seed=seed, policy=number)
     env = policy.make_env(render_mode="rgb_array")
     returns: list[float] = []
     steps = 0

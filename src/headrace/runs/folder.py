@@ -19,6 +19,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -55,10 +56,12 @@ STRUCTURAL = {
     "q.noisy": "it describes the network whose weights are in the checkpoint",
     "q.actor_layers": "it describes the network whose weights are in the checkpoint",
     "q.critic_layers": "it describes the network whose weights are in the checkpoint",
+    "population.size": "each policy has its own folder and its own share of the environments",
     "learning.algorithm": "the checkpoint holds the state of this algorithm",
     "learning.optimizer": "the checkpoint holds the state of this optimizer",
 }
 """Settings, or whole groups, that cannot change when a run is resumed, and why."""
+_OVERRIDE = re.compile(r"population\.overrides\.\d+\.")
 
 
 class RunFolder:
@@ -189,8 +192,8 @@ def compare(before: Config, now: Config, folder: Path) -> list[str]:
         if old.get(name) == new.get(name):
             continue
         change = f"{name}: {old.get(name)} -> {new.get(name)}"
-        group = name.split(".")[0]
-        reason = STRUCTURAL.get(name) or STRUCTURAL.get(group)
+        own = _OVERRIDE.sub("", name)  # what is structural for the run is so for one policy of it
+        reason = STRUCTURAL.get(own) or STRUCTURAL.get(own.split(".")[0])
         if reason:
             refused.append(f"  {change} ({reason})")
         else:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import psutil
 
-from headrace.config import Config
+from headrace.config import Config, policy_configs
 from headrace.runs.dashboard import Dashboard
 from headrace.runs.folder import RunFolder
 from headrace.runs.metrics import MetricsWriter
@@ -32,7 +32,7 @@ class Reporter:
 
     def __init__(self, config: Config, frameskip: int, folder: RunFolder):
         self._frameskip, self._folder = frameskip, folder
-        self._writers = [MetricsWriter(config.policy_folder(p), config) for p in range(config.sampling.num_policies)]
+        self._writers = [MetricsWriter(config.policy_folder(p), own) for p, own in enumerate(policy_configs(config))]
         self._dashboard = Dashboard(config)
         self._began: dict[int, int] = {}
         """By policy, the global step at which training goes on."""

@@ -23,7 +23,7 @@ class PolicyWorker:
         self._minimum = min(config.min_request_groups, len(self._lanes))
         s = config.sampling
         self._period = s.weights_period
-        self._share = max(1, requests.L // (s.num_policies * s.num_policy_workers))
+        self._share = max(1, requests.L // (config.population.size * s.num_policy_workers))
         """Lanes that this worker answers, on average."""
         self.answered: int | None = None
         """Requests answered since the weights were looked at; None: never."""

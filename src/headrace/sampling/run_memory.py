@@ -63,14 +63,16 @@ class RunMemory:
             policy.trajectories.close()
 
 
-def make_run_memory(config: Config, spec: EnvSpec, agents: Sequence[Agent]) -> RunMemory:
-    """The memory of a run with these policies. A group is one lane; group g is acted for by policy g modulo P.
+def make_run_memory(configs: Sequence[Config], spec: EnvSpec, agents: Sequence[Agent]) -> RunMemory:
+    """The memory of a run with these policies. A group is one lane; group g is acted for by policy g modulo P. `configs`: the
+    settings of each policy.
 
     Raises `MemoryError` where there is too little.
     """
     from headrace.accelerator.weights import weights_nbytes
 
-    s, P = config.sampling, len(agents)
+    config, P = configs[0], len(agents)
+    s = config.sampling
     models = [model for _, model in agents]
     core_widths: list[int] = [model.core_width for model in models]  # type: ignore[misc]
     requests = InferenceRequests(s.num_workers, s.num_groups, 1, config.envs_per_group, core_widths)
@@ -79,8 +81,8 @@ def make_run_memory(config: Config, spec: EnvSpec, agents: Sequence[Agent]) -> R
     for p, (algorithm, model) in enumerate(agents):
         fields = trajectory_fields(spec, core_widths[p], algorithm.extra_fields(spec))
         lanes = int((requests.policy == p).sum())
-        store = TrajectoryStore(fields, config.slots_for(lanes), s.rollout, config.envs_per_group)
-        on_device = DeviceObservations(store, config.device) if config.one_transfer else None
+        store = TrajectoryStore(fields, configs[p].slots_for(lanes), s.rollout, config.envs_per_group)
+        on_device = DeviceObservations(store, configs[p].device) if configs[p].one_transfer else None
         policies.append(PolicyMemory(store, WeightStore(weights_nbytes(model)), on_device))
     control = RunControl({"rollout": s.num_workers, "policy": P * s.num_policy_workers, "learner": P}, P)
     return RunMemory(policies, requests, control)

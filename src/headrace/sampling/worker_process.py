@@ -106,8 +106,9 @@ def make_actor(start: Start, policy: int, device: str, clock: Any = None) -> Act
 
     set_up(device)
     placement = start.placement
-    algorithm, model = placement.make_agent(placement.config, placement.spec)
-    return Actor(model, algorithm.act, placement.memory, policy, device, 0, clock, placement.config.cuda_graphs)
+    config = placement.configs[policy]
+    algorithm, model = placement.make_agent(config, placement.spec)
+    return Actor(model, algorithm.act, placement.memory, policy, device, 0, clock, config.cuda_graphs)
 
 
 def pin(config: Config, index: int) -> None:

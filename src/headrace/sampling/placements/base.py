@@ -1,10 +1,10 @@
 """Placements: where the policy acts. What `train` and the learner know of processes, devices and loops is this one object.
 
-    start(learn)                begin to sample, and run `learn(placement, p)` for every policy p wherever its learner lives
-    batches(p, reported_envs)   the experience that policy p learns from            (called by `learn`)
-    publish(p, model, version)  new weights for whoever acts with policy p          (called by `learn`)
-    messages(timeout)           what the learners and the placement report          (called by `train`)
-    stop()                      end the run, with a last checkpoint; yields the last messages
+start(learn)                begin to sample, and run `learn(placement, p)` for every policy p wherever its learner lives
+batches(p, reported_envs)   the experience that policy p learns from            (called by `learn`)
+publish(p, model, version)  new weights for whoever acts with policy p          (called by `learn`)
+messages(timeout)           what the learners and the placement report          (called by `train`)
+stop()                      end the run, with a last checkpoint; yields the last messages
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from headrace.config import Config
+from headrace.config import Config, policy_configs
 from headrace.envs.contract import EnvSpec
 from headrace.sampling.run_memory import Agent, MakeAgent, RunMemory, make_run_memory
 from headrace.shm.run_control import PhaseClock
 
 if TYPE_CHECKING:
     from torch import nn
-
 
 
 class RunFailed(RuntimeError):
@@ -54,17 +53,18 @@ class Placement(ABC):
         self.config, self.spec, self.make_agent = config, spec, make_agent
         self.restarts = 0
         """Processes replaced so far."""
-        self.memory = self.allocate([make_agent(config, spec) for _ in range(config.sampling.num_policies)])
+        self.configs = policy_configs(config)
+        """The settings of each policy."""
+        self.memory = self.allocate([make_agent(own, spec) for own in self.configs])
 
     def allocate(self, agents: list[Agent]) -> RunMemory:
         """The memory that the run's parts share."""
         from headrace.experience.replay.layout import make_replay
 
-        config, spec = self.config, self.spec
-        memory = make_run_memory(config, spec, agents)
-        if config.uses_replay:
-            for policy, (_, model) in zip(memory.policies, agents, strict=True):
-                policy.replay = make_replay(config, spec, model.core_width)  # type: ignore[arg-type]
+        memory = make_run_memory(self.configs, self.spec, agents)
+        if self.config.uses_replay:
+            for config, policy, (_, model) in zip(self.configs, memory.policies, agents, strict=True):
+                policy.replay = make_replay(config, self.spec, model.core_width)  # type: ignore[arg-type]
         return memory
 
     # -- for `train` ------------------------------------------------------------------------------------------------------

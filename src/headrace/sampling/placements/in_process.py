@@ -25,7 +25,7 @@ class InProcess(Placement):
         self._context.enter_context(warnings_reported(self._notices.append))
         self._learners: deque[tuple[int, Iterator[Message | None]]] = deque()
         self.make_sampler()
-        self._learners.extend((p, learn(self, p)) for p in range(self.config.sampling.num_policies))
+        self._learners.extend((p, learn(self, p)) for p in range(self.config.population.size))
 
     @abstractmethod
     def make_sampler(self) -> None:

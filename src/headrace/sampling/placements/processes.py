@@ -59,7 +59,7 @@ class ProcessPlacement(Placement):
         """See `Placement.batches`."""
         from headrace.experience import make_experience
 
-        return make_experience(self.config, self.memory.policies[p], self.memory.control, reported_envs)
+        return make_experience(self.configs[p], self.memory.policies[p], self.memory.control, reported_envs)
 
     def publish(self, p: int, model: nn.Module, version: int) -> None:
         """See `Placement.publish`. On CUDA a thread waits for the weights, not the caller."""
@@ -69,7 +69,7 @@ class ProcessPlacement(Placement):
         if p in publishers:
             publishers[p].publish(version)
             return
-        publishers[p] = Publisher(model, self.memory.policies[p].weights, self.config.device)
+        publishers[p] = Publisher(model, self.memory.policies[p].weights, self.configs[p].device)
         publishers[p].publish(version)
         publishers[p].wait()
         self.memory.control.set_ready(p)
@@ -81,7 +81,7 @@ def learner_main(start: Start) -> None:
 
     from headrace.accelerator.memory import keep_freed_memory
 
-    torch.set_num_threads(start.placement.config.learner_threads)
+    torch.set_num_threads(start.placement.configs[start.index].learner_threads)
     keep_freed_memory()
     for message in start.argument(start.placement, start.index):
         if message is not None:

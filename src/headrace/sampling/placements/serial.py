@@ -60,7 +60,7 @@ class Serial(InProcess):
 
         memory = self.memory
         return make_experience(
-            self.config, memory.policies[p], memory.control, reported_envs, lambda n: self.sampler.collect(p, n)
+            self.configs[p], memory.policies[p], memory.control, reported_envs, lambda n: self.sampler.collect(p, n)
         )
 
     def publish(self, p: int, model: nn.Module, version: int) -> None:
@@ -68,7 +68,7 @@ class Serial(InProcess):
         from headrace.accelerator.weights import Publisher
 
         if p not in self._publishers:
-            self._publishers[p] = Publisher(model, self.memory.policies[p].weights, self.config.device)
+            self._publishers[p] = Publisher(model, self.memory.policies[p].weights, self.configs[p].device)
             self.memory.control.set_ready(p)
         self._publishers[p].publish(version)
         self._publishers[p].wait()
@@ -93,6 +93,7 @@ class SerialSampler:
         config, memory = placement.config, placement.memory
         self._config, self._memory = config, memory
         self._started = False
+        self._slots_per_batch = [own.slots_per_batch for own in placement.configs]
         self.policies = set(range(len(memory.policies)))
         """Those whose learners have not finished. The lanes of the others stand still as soon as they have no slots left."""
 
@@ -103,14 +104,12 @@ class SerialSampler:
         for worker in self.workers:
             for group in worker.groups:
                 group.envs.remember()
-        set_up(config.device)
         self.actors = []
-        for p in range(len(memory.policies)):
-            algorithm, model = placement.make_agent(config, placement.spec)
+        for p, own in enumerate(placement.configs):
+            set_up(own.device)
+            algorithm, model = placement.make_agent(own, placement.spec)
             clock = memory.control.clock("policy", p * config.sampling.num_policy_workers)
-            self.actors.append(
-                Actor(model, algorithm.act, memory, p, config.device, actor_seed(config, p), clock, config.cuda_graphs)
-            )
+            self.actors.append(Actor(model, algorithm.act, memory, p, own.device, actor_seed(config, p), clock, own.cuda_graphs))
         self._policy_workers = [PolicyWorker(p, memory.requests, actor, config) for p, actor in enumerate(self.actors)]
         self._ready: deque[tuple[RolloutWorker, Group]] = deque()
 
@@ -123,7 +122,7 @@ class SerialSampler:
             for worker in self.workers:
                 worker.start(environment_seed(self._config, worker.index, version=self._memory.policies[0].weights.version))
             self._started = True
-        enough = dict.fromkeys(self.policies, self._config.slots_per_batch) | {policy: slots}
+        enough = {p: self._slots_per_batch[p] for p in self.policies} | {policy: slots}
         finished = [(stores[p].qsize, n) for p, n in enough.items()]
         deadline: float | None = None
         while True:
@@ -150,9 +149,7 @@ class SerialSampler:
         """Everything between two updates: environments, half-filled slots, core states, who waits for what."""
         state: dict[str, Any] = {"generators": [actor.generator.get_state() for actor in self.actors], "world": self._world()}
         if self._config.sampling.weights_period > 1:  # then actors hold older weights than the checkpoint
-            state["acting"] = [
-                {"answered": worker.answered, **worker.actor.get_weights()} for worker in self._policy_workers
-            ]
+            state["acting"] = [{"answered": worker.answered, **worker.actor.get_weights()} for worker in self._policy_workers]
         return state
 
     def _world(self) -> dict[str, Any] | None:

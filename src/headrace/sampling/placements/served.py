@@ -26,7 +26,7 @@ def policy_main(start: Start) -> None:
     config, memory = start.placement.config, start.placement.memory
     torch.set_num_threads(1)
     policy = start.index // config.sampling.num_policy_workers
-    actor = make_actor(start, policy, config.device, memory.control.clock("policy", start.index))
+    actor = make_actor(start, policy, start.placement.configs[policy].device, memory.control.clock("policy", start.index))
     worker = PolicyWorker(start.index, memory.requests, actor, config)
     memory.control.wait_until_ready()
     actor.generator.manual_seed(actor_seed(config, start.index, start.restarts, start.placement.version(policy)))
