@@ -14,13 +14,17 @@ from headrace.runs import checkpoint
 from headrace.sampling.placements.base import Placement
 
 if TYPE_CHECKING:
+    from headrace.accelerator.ranks import Ranks
     from headrace.experience.batch import Experience
 
 
 class Checkpointing:
     """Everything one policy's learning needs to go on as if it had never stopped, to and from its newest checkpoint."""
 
-    def __init__(self, placement: Placement, policy: int, learner: Learner, log: TrainingLog, experience: Experience):
+    def __init__(
+        self, placement: Placement, policy: int, learner: Learner, log: TrainingLog, experience: Experience, ranks: Ranks
+    ):
+        self._ranks = ranks
         self._config, self._placement = placement.configs[policy], placement
         self._learner, self._log, self._experience = learner, log, experience
         self._folder = self._config.policy_folder(policy) / "checkpoints"
@@ -28,7 +32,10 @@ class Checkpointing:
 
     def load(self) -> list[str]:
         """Take the newest good checkpoint, if there is one; returns what the user should know."""
-        found = checkpoint.load_newest(self._folder)
+        found = checkpoint.load_newest(self._folder) if self._ranks.index == 0 else None
+        if self._ranks.size > 1:
+            data = self._ranks.from_first(None if found is None else checkpoint.to_bytes(found))
+            found = found if self._ranks.index == 0 or data is None else checkpoint.from_bytes(data)
         if found is None:
             return []
         state, learner = found.unpack(), self._learner
@@ -40,11 +47,16 @@ class Checkpointing:
         self._log.returns.extend(state["returns"])
         self._saved_step, self._saved_updates = learner.progress.global_step, learner.progress.updates
         messages = [*found.damaged, f"Going on from {found.path.name}: step {learner.progress.global_step:,}"]
-        if self._placement.deterministic and state["sampler"] is not None:
+        if self._exact and state["sampler"] is not None:
             if problem := self._placement.set_state(state["sampler"]):
                 messages.append(problem)
             checkpoint.set_random_state(state["random"])
         return messages + self._experience.restore(found.path, state.get("experience"))
+
+    @property
+    def _exact(self) -> bool:
+        """Whether the run goes on exactly where it was. The environments of several ranks begin new episodes."""
+        return self._placement.deterministic and self._ranks.size == 1
 
     @property
     def finite(self) -> bool:
@@ -54,7 +66,7 @@ class Checkpointing:
     def due(self, now: float) -> bool:
         """Whether a checkpoint should be written: the interval is over, or a milestone or an evaluation was passed."""
         run = self._config.run
-        return (
+        return self._ranks.index == 0 and (
             now - self._saved_at >= run.checkpoint_interval
             or self._passed(run.milestone_steps)
             or self._passed(run.eval_interval_steps)
@@ -70,7 +82,9 @@ class Checkpointing:
         `at_rest`: everything stands still between two updates, so that a serial sampler's half-filled trajectories can be saved.
         """
         learner, run = self._learner, self._config.run
-        sampler = self._placement.get_state() if at_rest else None
+        if self._ranks.index:
+            return "Rank 0 writes the checkpoints"
+        sampler = self._placement.get_state() if at_rest and self._exact else None
         learner.settle()  # nothing is saved that is not finite
         step = learner.progress.global_step
         if (self._saved_step, self._saved_updates) == (step, learner.progress.updates):

@@ -24,7 +24,8 @@ import tyro
 
 from headrace import config as configs
 from headrace import tune as tune_module
-from headrace.config import Config, ConfigError, describe
+from headrace.cluster import launch
+from headrace.config import Config, ConfigError, describe, machine
 from headrace.make_config import check_config, make_config
 from headrace.runs.processes import start_fork_server
 
@@ -95,7 +96,9 @@ def _exit_code(error: Exception) -> int | None:
         ("headrace.runs.folder", "FolderUnusable", 2),
         ("headrace.runs.checkpoint", "CheckpointError", 2),
         ("headrace.envs.contract", "EnvironmentFault", 1),
+        ("headrace.sampling.placements.base", "LearnerLost", launch.LOST),
         ("headrace.sampling.placements.base", "RunFailed", 1),
+        ("headrace.accelerator.ranks", "RankLost", 1),
     ):
         if module in sys.modules and isinstance(error, getattr(sys.modules[module], name)):
             return code
@@ -109,17 +112,22 @@ def train(arguments: list[str]) -> int:
     """`headrace train`. Exit code 0 if the run ended by itself, 130 if it was interrupted."""
     config = parse_config(arguments)
     check_config(config)
-    print(f"{config.env}, {config.learning.algorithm}, run folder {config.run_folder}", flush=True)
-    if found := tune_module.in_use(config):
-        print(f"Settings found by headrace tune: {tune_module.describe(found)} ({tune_module.path(config)})", flush=True)
+    if launch.needs_launch(config):
+        return launch.launch(arguments, config)
+    first = machine.rank().index == 0  # the other ranks of a run say nothing but their errors
+    if first:
+        print(f"{config.env}, {config.learning.algorithm}, run folder {config.run_folder}", flush=True)
+        if found := tune_module.in_use(config):
+            print(f"Settings found by headrace tune: {tune_module.describe(found)} ({tune_module.path(config)})", flush=True)
     start_fork_server()
     from headrace.train import train as run  # seconds, for torch
 
     result = run(config)
-    print(
-        f"{result.reason} at step {result.global_step:,}; mean return of the last 100 episodes {result.mean_return:.2f}\n"
-        f"headrace eval {result.folder}\nheadrace watch {result.folder}"
-    )
+    if first:
+        print(
+            f"{result.reason} at step {result.global_step:,}; mean return of the last 100 episodes {result.mean_return:.2f}\n"
+            f"headrace eval {result.folder}\nheadrace watch {result.folder}"
+        )
     return 130 if result.reason == "interrupted" else 0
 
 

@@ -18,13 +18,16 @@ from typing import Any
 import torch
 
 from headrace.accelerator.graphs import set_up
+from headrace.accelerator.ranks import RankLost, Ranks
 from headrace.checkpointing import Checkpointing
+from headrace.cluster.launch import settings_of_rank
 from headrace.config import Config
 from headrace.envs.contract import EnvironmentFault
 from headrace.envs.registry import describe
 from headrace.evaluation.background import BackgroundEvaluation
 from headrace.evaluation.pictures import draw_curve_and_video
 from headrace.experience.batch import Filling
+from headrace.experience.joint import joint
 from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner, Progress
 from headrace.learning.training_log import EPISODE_WINDOW, TrainingLog
@@ -35,6 +38,9 @@ from headrace.runs.report import Reporter
 from headrace.sampling.placements import make_placement
 from headrace.sampling.placements.base import Message, Placement, RunFailed
 from headrace.shm.run_control import POLL_INTERVAL
+
+REASONS = (None, "total_steps", "goal", "max_minutes", "interrupted")
+"""Why training ends; where ranks have different ones, the last of these is what all of them end with."""
 
 
 @dataclass
@@ -57,6 +63,11 @@ def train(config: Config) -> TrainResult:
     failed.
     """
     check_config(config)
+    with settings_of_rank(config) as own:
+        return _train(own)
+
+
+def _train(config: Config) -> TrainResult:
     spec = describe(config.env, config.envs)
     folder, changes = RunFolder.open(config)
     # The caller's own random numbers stay what they were.
@@ -112,10 +123,12 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     set_up(config.device)
     learner = Learner(model, algorithm, config)
     log = TrainingLog()
-    experience = placement.batches(p, algorithm.reported_envs(config.num_envs))
-    checkpoints = Checkpointing(placement, p, learner, log, experience)
+    ranks = Ranks(config.device)  # others may learn the same policy, each from environments of its own
+    experience = joint(placement.batches(p, algorithm.reported_envs(config.num_envs)), ranks)
+    checkpoints = Checkpointing(placement, p, learner, log, experience, ranks)
     for text in checkpoints.load():
         yield Message("message", text, p)
+    learner.join(ranks)
     learner.progress.continue_after(placement.version(p))
     yield Message("start", learner.progress.global_step, p)
 
@@ -141,12 +154,13 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
                 clock.spent("train", now := perf_counter())
                 placement.publish(p, learner.model, learner.progress.version)
                 clock.spent("publish", now := perf_counter())
-        except (EnvironmentFault, FloatingPointError):
+        except (EnvironmentFault, FloatingPointError, RankLost):
             if checkpoints.finite:  # what was learned until then is kept
                 yield Message("message", checkpoints.save(must=False, at_rest=False), p)
             raise
 
         reason = "interrupted" if placement.stopped else _reason_to_stop(config, learner.progress, log, now - started)
+        reason = REASONS[ranks.largest(REASONS.index(reason))]
         if reason or now - last_log >= config.run.log_interval:
             yield Message("curve", log.curve(), p)
             yield Message("metrics", log.metrics(learner) | experience.metrics(), p)

@@ -91,6 +91,9 @@ class LearningConfig:
     update_timeout: Timeout = 600.0
     """Longest time (seconds) that an update or a checkpoint may take. A learner that takes longer counts as hung: its Python
     stack is shown, and it is restarted from the newest checkpoint."""
+    num_devices: Annotated[int, Range(1, 64)] = 1
+    """Number of ranks: processes that learn one policy together, each with a GPU (or its share of the cores), rollout workers and
+    batches of `batch_size` of its own. `torchrun` starts ranks on several machines and needs no setting."""
     num_threads: Annotated[int, Range(1, 4096)] | None = None
     """CPU threads of a learner. None: half of the cores, divided by the number of learners; all cores in `serial` placement,
     and in `device` placement as many of them as other programs leave free."""

@@ -2,8 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
+
+RANK_STORE = "HEADRACE_RANK_STORE"
+"""Environment variable: a file through which the ranks of one machine find each other. Without it they use MASTER_ADDR and
+MASTER_PORT, which `torchrun` sets."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This process among those that learn one policy together."""
+
+    index: int = 0
+    size: int = 1
+    """Ranks of the whole run."""
+    local: int = 0
+    """Number of the rank on its machine, which is the number of its GPU."""
+    local_size: int = 1
+    """Ranks on this machine."""
+
+
+def rank() -> Rank:
+    """From the environment variables that `torchrun` sets; one rank without them."""
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    if size == 1 or "RANK" not in os.environ:
+        return Rank()
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    return Rank(int(os.environ["RANK"]), size, local, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
 
 
 def default_device() -> str:

@@ -103,10 +103,10 @@ class Config:
 
     @property
     def device(self) -> str:
-        """The learner's and policy workers' device, `auto` resolved."""
-        if self.learning.device != "auto":
-            return self.learning.device
-        return machine.default_device()
+        """The learner's and policy workers' device, `auto` resolved. Each of several ranks on a machine has a GPU of its own."""
+        device = machine.default_device() if self.learning.device == "auto" else self.learning.device
+        here = machine.rank()
+        return f"cuda:{here.local}" if device == "cuda" and here.local_size > 1 else device
 
     @property
     def cuda_graphs(self) -> bool:
@@ -131,7 +131,7 @@ class Config:
     def learner_threads(self) -> int:
         """CPU threads of a learner. All learners together have half of the cores where rollout workers need the others: a thread
         that loses its core to a worker in the middle of a matrix product holds up all other threads."""
-        cores = len(os.sched_getaffinity(0))
+        cores = max(1, len(os.sched_getaffinity(0)) // machine.rank().local_size)
         alone = self.sampling.placement in ("serial", "device")
         return self.learning.num_threads or (cores if alone else max(1, cores // 2 // self.population.size))
 

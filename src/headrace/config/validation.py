@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from headrace.config import machine
 from headrace.config.errors import ConfigError
 from headrace.config.ranges import check
 from headrace.config.settings import Config
@@ -53,6 +54,9 @@ def validate(config: Config) -> None:
             f"population.size ({P}) is above the number of groups ({config.total_groups}): a policy would never act. Use more "
             "sampling.num_workers or sampling.num_groups"
         )
+    ranks = max(config.learning.num_devices, machine.rank().size)
+    if P > 1 and ranks > 1:
+        raise ConfigError(f"several devices learn one policy together; population.size is {P} and there are {ranks} ranks")
     lanes = -(-config.total_groups // P)
     least = lanes + config.slots_per_batch
     if config.num_slots < least:

@@ -17,8 +17,10 @@ from headrace.accelerator.graphs import CudaRecorder, Function, Marker, Recorded
 from headrace.config import Config
 from headrace.learning.algorithm import Algorithm
 from headrace.learning.optimizers import TensorFlowRMSprop
+from headrace.policies.normalizer import RunningMeanStd
 
 if TYPE_CHECKING:
+    from headrace.accelerator.ranks import Ranks
     from headrace.experience.batch import Arrivals, Batch
 
 
@@ -87,12 +89,13 @@ class Learner:
         self.generator = torch.Generator().manual_seed(config.seed + 1)
         self._loss = torch.compile(algorithm.loss) if config.learning.compile else algorithm.loss
         self._reduce_gradients: Callable[[], None] | None = None
+        self._ranks: Ranks | None = None
 
         def recorded(name: str, function: Function) -> Recorded:
             # A recorder each, since what one of them computes must outlive the work of the others: they share no memory.
             return Recorded(name, function, CudaRecorder(self.device) if config.cuda_graphs else recorder)
 
-        self._prepare = recorded("preparing a batch", self._prepared)
+        self._prepare: Callable[[Tensors], Tensors] = recorded("preparing a batch", self._prepared)
         self._step = recorded("an optimizer step", self._stepped)
         self._backward = recorded("a backward pass", self._differentiated)
         self._apply = recorded("clipping and the optimizer", self._applied)
@@ -119,6 +122,22 @@ class Learner:
         self._reduce_gradients = function
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter) if function is not None and parameter.requires_grad else None
+
+    def join(self, ranks: Ranks) -> None:
+        """Learn together with other ranks: gradients, the normalisers' statistics and the counts of masked steps are everybody's.
+        Every rank starts from the weights of rank 0. Statistics of the loss and the lag stay this rank's own."""
+        if ranks.size == 1:
+            return
+        self._ranks = ranks
+        for tensor in self.model.state_dict().values():
+            if ranks.index:
+                tensor.zero_()
+            ranks.sum(tensor)
+        for module in self.model.modules():
+            if isinstance(module, RunningMeanStd):
+                module.sum_over_ranks = ranks.sum
+                self._prepare = self._prepared  # it sends and receives, which is not recorded
+        self.reduce_gradients = lambda: ranks.average_gradients(self.model)
 
     def learn(self, batch: Batch) -> Update:
         """One update: `num_epochs` x `num_minibatches` optimizer steps; none for a batch without a valid row.
@@ -153,6 +172,8 @@ class Learner:
         progress.updates += 1
         if batch.valid is not None:
             stale = int((real & ~fresh).sum())
+            if self._ranks is not None:
+                (stale,) = self._ranks.count(stale)
             self.note(batch.arrivals)
             progress.global_step -= stale
             progress.stale_steps += stale

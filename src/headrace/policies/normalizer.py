@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +31,9 @@ class RunningMeanStd(nn.Module):
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
+        self.sum_over_ranks: Callable[[Tensor], None] | None = None
+        """Replaces a tensor by its sum over all ranks, where several learn together: the statistics are those of all batches."""
+
     @torch.no_grad()
     def update(self, x: Tensor, mask: Tensor | None = None) -> None:
         """Merge the samples of `x` [..., *shape] where `mask` (bool [...]; None: all) is True."""
@@ -39,17 +44,21 @@ class RunningMeanStd(nn.Module):
         # A masked sample may be anything, NaN included, so it is replaced and not multiplied away.
         x = torch.where(weight > 0, x, 0.0)
         axes = tuple(range(len(lead)))
-        n = weight.sum()
-        known = n.clamp_min(1.0)
-        mean = x.sum(axes) / known
-        squares = ((x - mean).square() * weight).sum(axes)
-        total = (self.count + n).clamp_min(1.0)
+        n, total = self._sum(weight.sum()), self._sum(x.sum(axes))
+        mean = total / n.clamp_min(1.0)
+        squares = self._sum(((x - mean).square() * weight).sum(axes))
+        count = (self.count + n).clamp_min(1.0)
         delta = mean - self.mean
-        squares = squares + self.var * self.count + delta.square() * self.count * n / total
+        squares = squares + self.var * self.count + delta.square() * self.count * n / count
         some = n > 0  # without a branch, so that nothing waits for the device
-        self.var.copy_(torch.where(some, squares / total, self.var))
-        self.mean.copy_(torch.where(some, self.mean + delta * n / total, self.mean))
+        self.var.copy_(torch.where(some, squares / count, self.var))
+        self.mean.copy_(torch.where(some, self.mean + delta * n / count, self.mean))
         self.count.add_(n)
+
+    def _sum(self, x: Tensor) -> Tensor:
+        if self.sum_over_ranks is not None:
+            self.sum_over_ranks(x)
+        return x
 
     @property
     def std(self) -> Tensor:

@@ -321,6 +321,19 @@ def unpack(tensors: dict[str, torch.Tensor], state: Any) -> Any:
     return state
 
 
+def to_bytes(found: Checkpoint) -> bytes:
+    """A checkpoint for another process: its tensors as safetensors, the rest as their metadata."""
+    about = {"path": str(found.path), "step": found.step, "score": found.score, "state": found.state}
+    return safetensors.torch.save(found.tensors, {"checkpoint": json.dumps(about)})
+
+
+def from_bytes(data: bytes) -> Checkpoint:
+    """The inverse of `to_bytes`."""
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    about = json.loads(header["__metadata__"]["checkpoint"])
+    return Checkpoint(Path(about["path"]), about["step"], about["score"], safetensors.torch.load(data), about["state"])
+
+
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """`optimizer.load_state_dict(state)`, with every moment in the memory format and on the device of its parameter.
 

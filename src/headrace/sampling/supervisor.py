@@ -14,8 +14,9 @@ from multiprocessing import connection
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from headrace.config import machine
 from headrace.sampling.child import Child
-from headrace.sampling.placements.base import Message, RunFailed
+from headrace.sampling.placements.base import LearnerLost, Message, RunFailed
 from headrace.sampling.watchdog import Watchdog
 from headrace.sampling.worker_process import Role, Start
 
@@ -165,6 +166,8 @@ class Supervisor:
             self._remove(child)
             return
         self.placement.restarts += 1
+        if child.role == "learner" and machine.rank().size > 1 and not child.error:
+            raise LearnerLost(f"{child.name} ended ({child.end_reason()}), and the other ranks cannot go on without it")
         if child.role == "learner" and child.error:  # an error repeats itself; a kill does not
             self._remove(child)
             raise RunFailed(f"{child.name} failed:\n{child.error}")

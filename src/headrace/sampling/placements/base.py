@@ -27,6 +27,10 @@ class RunFailed(RuntimeError):
     """A part of the run failed for good; the message holds its error."""
 
 
+class LearnerLost(RunFailed):
+    """One of several learners of a policy was killed; the run may be started again."""
+
+
 @dataclass
 class Message:
     """One report of a learner, or of the placement itself."""

@@ -1,0 +1,123 @@
+"""Ranks: processes that learn one policy together, each with a device and environments of its own (torch.distributed).
+
+Every rank computes gradients of its own batch; they are averaged between the backward pass and clipping, so all ranks make the
+same optimizer step and their weights stay equal without being sent. Collective operations happen in the same order on every
+rank: one exchange of counts per round of the training loop, then the operations of an update, then the agreement whether to end.
+
+Numbers of a rank travel by gloo in host memory, gradients by NCCL where the device is a GPU. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from headrace.config import machine
+
+TIMEOUT = float(os.environ.get("HEADRACE_RANK_TIMEOUT", 600))
+"""Seconds that a rank waits for the others, which may be writing a checkpoint."""
+
+
+class RankLost(RuntimeError):
+    """Another rank has ended or did not answer. The run goes on from its newest checkpoint when all ranks are started again."""
+
+
+class Ranks:
+    """This process among the ranks of the run; a run without `torchrun` has one rank, and nothing here does anything.
+
+    Raises `RankLost` in every method if another rank is gone.
+    """
+
+    def __init__(self, device: str):
+        here = machine.rank()
+        self.index, self.size = here.index, here.size
+        if self.size == 1:
+            return
+        with self._others():
+            dist.init_process_group(
+                "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
+                init_method=f"file://{os.environ[machine.RANK_STORE]}" if machine.RANK_STORE in os.environ else "env://",
+                rank=self.index,
+                world_size=self.size,
+                timeout=timedelta(seconds=TIMEOUT),
+            )
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    @contextmanager
+    def _others(self) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            raise RankLost(f"rank {self.index} of {self.size} lost the others: {str(error).splitlines()[0]}") from error
+
+    def sum(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over all ranks."""
+        if self.size > 1:
+            with self._others():
+                dist.all_reduce(tensor)
+
+    def count(self, *numbers: int) -> list[int]:
+        """The sums of these numbers over all ranks."""
+        if self.size == 1:
+            return list(numbers)
+        counts = torch.tensor(numbers, dtype=torch.int64)
+        self.sum(counts)
+        return counts.tolist()
+
+    def largest(self, number: int) -> int:
+        """The largest of the ranks' numbers."""
+        if self.size == 1:
+            return number
+        tensor = torch.tensor(number)
+        with self._others():
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return int(tensor)
+
+    def join(self, array: np.ndarray) -> np.ndarray:
+        """The ranks' arrays [k], each of another length, one behind the other in the order of ranks."""
+        if self.size == 1:
+            return array
+        longest = self.largest(len(array))
+        padded = torch.zeros(longest + 1, dtype=torch.float64)
+        padded[0] = len(array)
+        padded[1 : len(array) + 1] = torch.from_numpy(array.astype(np.float64))
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        with self._others():
+            dist.all_gather(parts, padded)
+        return np.concatenate([part[1 : int(part[0]) + 1].numpy() for part in parts]).astype(array.dtype)
+
+    def from_first(self, data: bytes | None) -> bytes | None:
+        """What rank 0 gave to this method; None stays None."""
+        if self.size == 1:
+            return data
+        length = torch.tensor(-1 if data is None else len(data))
+        with self._others():
+            dist.broadcast(length, 0)
+            if int(length) < 0:
+                return None
+            content = torch.empty(int(length), dtype=torch.uint8)
+            if data is not None and self.index == 0:
+                content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            dist.broadcast(content, 0)
+        return content.numpy().tobytes()
+
+    @torch.no_grad()
+    def average_gradients(self, model: nn.Module) -> None:
+        """Replace `parameter.grad` of every parameter by its mean over all ranks; one operation for all of them."""
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        flat = torch.cat([grad.reshape(-1) for grad in grads])
+        self.sum(flat)
+        flat /= self.size
+        for grad, mean in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+            grad.copy_(mean.view_as(grad))

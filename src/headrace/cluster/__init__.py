@@ -1,0 +1,1 @@
+"""Several processes that learn one policy."""

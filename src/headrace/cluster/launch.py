@@ -1,0 +1,129 @@
+"""Starts the ranks of a run on this machine, and starts them again when one was killed.
+
+`torchrun` does the same across machines. This is what `--learning.num-devices` needs on one: the ranks find each other through a
+file, talk over loopback only, get their own share of the cores, and are given every signal that this process is given.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from pathlib import Path
+
+from headrace.config import Config, ConfigError, machine
+from headrace.runs.interrupt import SIGNALS
+
+LOST = 75
+"""Exit code of a rank that ended because another rank, or its own learner, was killed. It may be started again."""
+GRACE = 20.0
+"""Seconds that the other ranks have to end by themselves after one has ended."""
+PR_SET_PDEATHSIG = 1
+
+
+def needs_launch(config: Config) -> bool:
+    """Whether this process should start ranks instead of being one. Raises `ConfigError` where `torchrun` started another
+    number of them."""
+    wanted, here = config.learning.num_devices, machine.rank()
+    if here.size > 1 and wanted not in (1, here.size):
+        raise ConfigError(f"learning.num_devices is {wanted}, but torchrun started {here.size} ranks; leave the setting out")
+    return here.size == 1 and wanted > 1
+
+
+def launch(arguments: list[str], config: Config) -> int:
+    """Run `headrace train` with these arguments once per device; returns the exit code of the first rank."""
+    failures = 0
+    with tempfile.TemporaryDirectory(prefix="headrace-ranks-") as folder:
+        while True:
+            # The run exists when its ranks start again.
+            again = ["--run.no-must-be-new"] if failures else []
+            codes, asked = _run_ranks([*arguments, *again], config.learning.num_devices, Path(folder) / f"store-{failures}")
+            killed = [rank for rank, code in enumerate(codes) if code < 0 or code == LOST]
+            if asked or not killed or failures >= config.sampling.max_restarts:
+                return next((code for code in codes if code > 0), 1 if killed and not asked else codes[0])
+            failures += 1
+            print(f"headrace: {_ends(codes)}; all ranks start again from the newest checkpoint (restart {failures})", flush=True)
+
+
+def _run_ranks(arguments: list[str], size: int, store: Path) -> tuple[list[int], bool]:
+    """Start all ranks and wait for them: their exit codes, and whether a signal had asked for the end."""
+    ranks: list[subprocess.Popen[bytes]] = []
+    asked = False
+
+    def forward(number: int, frame: object) -> None:
+        nonlocal asked
+        asked = True
+        for process in ranks:
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    before = [(number, signal.signal(number, forward)) for number in SIGNALS]
+    try:
+        for index in range(size):
+            sizes = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+            environment = {"RANK": index, "LOCAL_RANK": index, **sizes, machine.RANK_STORE: store}
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "headrace.cli", "train", *arguments],
+                    env={"GLOO_SOCKET_IFNAME": "lo", **os.environ, **{name: str(value) for name, value in environment.items()}},
+                    stdout=None if index == 0 else subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C reaches them once, through `forward`
+                    preexec_fn=_die_with_parent,
+                )
+            )
+        while all(process.poll() is None for process in ranks):
+            time.sleep(0.1)
+        deadline = time.monotonic() + GRACE
+        while any(process.poll() is None for process in ranks) and (asked or time.monotonic() < deadline):
+            time.sleep(0.1)
+        return [_end(process) for process in ranks], asked
+    finally:
+        for process in ranks:
+            process.kill()
+        for number, old in before:
+            signal.signal(number, old)
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """The exit code of a rank; one that is left without the others is ended, which is no failure of its own."""
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+        return LOST
+    return process.returncode
+
+
+def _ends(codes: list[int]) -> str:
+    return ", ".join(
+        f"rank {rank} was ended by {signal.Signals(-code).name}" if code < 0 else f"rank {rank} lost another process"
+        for rank, code in enumerate(codes)
+        if code < 0 or code == LOST
+    )
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextmanager
+def settings_of_rank(config: Config) -> Iterator[Config]:
+    """The run folder and the terminal are rank 0's. The others have a temporary folder, and neither dashboard nor videos nor
+    evaluations; their errors are shown."""
+    if machine.rank().index == 0:
+        yield config
+        return
+    # Beside the file of `launch`, which removes it even if this rank is killed.
+    store = os.environ.get(machine.RANK_STORE)
+    with tempfile.TemporaryDirectory(prefix="headrace-rank-", dir=Path(store).parent if store else None) as folder:
+        run = dataclasses.replace(
+            config.run, folder=folder, must_be_new=False, dashboard=False, video=False, eval_interval_steps=None, track=False
+        )
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            yield dataclasses.replace(config, run=run)

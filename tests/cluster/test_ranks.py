@@ -1,0 +1,147 @@
+"""Ranks: the same mathematics as one learner with all data; real runs with several ranks, and what happens when one dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from headrace import config as configs
+from headrace.cluster import launch
+from headrace.config import Config, ConfigError, machine
+from headrace.config.validation import validate
+from headrace.sampling.worker_process import actor_seed, environment_seed
+
+WORK = Path(__file__).with_name("rank_work.py")
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+from harness import Run  # noqa: E402
+
+
+def work(size: int, folder: Path) -> list[str]:
+    """The output of each of `size` ranks."""
+    processes = []
+    for index in range(size):
+        sizes = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+        environment = {"RANK": str(index), "LOCAL_RANK": str(index), machine.RANK_STORE: str(folder / "store"), **sizes}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, str(WORK)],
+                env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **environment},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * size
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return json.loads(work(1, tmp_path_factory.mktemp("alone"))[0])
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_learn_as_one_with_the_joined_batch(size: int, alone: dict[str, Any], tmp_path: Path) -> None:
+    outputs = work(size, tmp_path)
+    ranks = [json.loads(output.splitlines()[0]) for output in outputs]
+    for rank in ranks:
+        assert rank == ranks[0]  # weights, counters, statistics: the same bits
+    for mine, whole in zip(ranks[0]["weights"], alone["weights"], strict=True):
+        np.testing.assert_allclose(mine, whole, rtol=1e-5)
+    for mine, whole in zip(ranks[0]["normalizer"], alone["normalizer"], strict=True):
+        np.testing.assert_allclose(mine, whole, rtol=1e-12)
+    assert (ranks[0]["global_step"], ranks[0]["stale"]) == (alone["global_step"], alone["stale"])
+    assert ranks[0]["stale"] == 5 * 7
+    assert ranks[0]["joined"] == [float(i) for index in range(size) for i in range(index)]
+    assert ranks[0]["largest"] == min(2, size - 1)
+    assert (ranks[0]["first"], ranks[0]["nothing"]) == ("from 0", None)
+    assert f"lost: rank 0 of {size} lost the others" in outputs[0]  # the last rank left without a word
+
+
+def test_every_rank_has_other_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configs.override(Config(), **{"sampling.num_workers": 3, "sampling.envs_per_worker": 4})
+    seeds: list[int] = []
+    actors: list[int] = []
+    for rank in range(4):
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        monkeypatch.setenv("RANK", str(rank))
+        seeds += [environment_seed(config, worker) + i for worker in range(3) for i in range(4)]
+        actors += [actor_seed(config, number) for number in range(8)]
+    assert len(set(seeds)) == len(seeds)
+    assert len(set(actors)) == len(actors)
+
+
+def test_gpus_and_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configs.override(Config(), **{"learning.device": "cuda", "sampling.placement": "device"})
+    cores = config.learner_threads
+    for name, value in {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert machine.rank() == machine.Rank(3, 4, 1, 2)
+    assert config.device == "cuda:1"
+    assert config.learner_threads == max(1, cores // 2)
+
+
+def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"population.size is 2 and there are 2 ranks"):
+        validate(configs.override(Config(), **{"learning.num_devices": 2, "population.size": 2}))
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ConfigError, match="torchrun started 4 ranks"):
+        launch.needs_launch(configs.override(Config(), **{"learning.num_devices": 2}))
+    assert not launch.needs_launch(configs.override(Config(), **{"learning.num_devices": 4}))
+
+
+def cartpole(folder: Path, ranks: int, **settings: Any) -> Run:
+    base = {"learning.num_devices": ranks, "learning.total_steps": 10**8, "sampling.num_workers": 1, "learning.algorithm": "ppo"}
+    return Run(folder, env="gym/CartPole-v1", **{**base, **settings})
+
+
+def children(run: Run) -> list[psutil.Process]:
+    """The ranks of a run, in order."""
+    assert run.process is not None
+    ranks = [p for p in psutil.Process(run.process.pid).children() if p.status() != psutil.STATUS_ZOMBIE]
+    return sorted(ranks, key=lambda p: int(p.environ()["RANK"]))
+
+
+def test_a_run_is_interrupted_and_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    with cartpole(tmp_path / "run", 2) as run:
+        run.wait_for("a checkpoint", run.checkpoints)
+        assert run.process is not None
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 130, run.story
+        run.assert_nothing_left()
+    step = run.step()
+    assert step > 0
+    with cartpole(tmp_path / "run", 1, **{"learning.total_steps": step + 500}) as again:
+        assert again.end() == 0, again.story
+    assert "Going on from" in again.output
+    assert again.step() >= step + 500
+
+
+@pytest.mark.parametrize("victim", ["a rank", pytest.param("its learner", marks=pytest.mark.slow)])
+def test_a_rank_is_killed_and_all_go_on_from_the_newest_checkpoint(victim: str, tmp_path: Path) -> None:
+    with cartpole(tmp_path / "run", 2) as run:
+        run.wait_for("a checkpoint", run.checkpoints)
+        rank = run.wait_for("two ranks", lambda: children(run)[1:])[0]
+        if victim == "a rank":
+            rank.kill()
+        else:
+            learner = next(p for p in rank.children(recursive=True) if p.name().startswith("learner"))
+            learner.kill()
+        run.wait_for("the message", lambda: "all ranks start again" in run.output)
+        run.wait_for("the checkpoint taken up", lambda: "Going on from" in run.output)
+        step = run.step()
+        run.wait_for("more steps", lambda: run.step() > step)
+        assert run.process is not None
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 130, run.story
+        run.assert_nothing_left()
