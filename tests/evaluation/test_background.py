@@ -1,8 +1,11 @@
 """Evaluation beside training: every point that was due, each with its own checkpoint."""
 
+import os
 import re
+import signal
 
 import pytest
+import supervised
 
 import headrace
 from headrace.config import override
@@ -68,3 +71,30 @@ def test_the_end_does_not_wait_for_ever(config, folder, monkeypatch):
         evaluations.close()
     assert not child.is_alive()
     assert not (config.run_folder / "evaluating").exists()
+
+
+def test_an_evaluation_that_does_not_end_is_not_waited_for(config, folder, monkeypatch):
+    monkeypatch.setattr(background, "_evaluate", supervised.report_and_hang)
+    monkeypatch.setattr(background, "END_TIMEOUT", 0.5)
+    evaluations = BackgroundEvaluation(override(config, **{"run.eval_interval_steps": 1}))
+    evaluations.saved(saved(config)[-1])
+    child = evaluations._child[0]
+    assert evaluations.poll(wait=60).kind == "eval"
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+
+
+def test_an_evaluation_that_dies_or_cannot_be_started_is_told(config, folder, monkeypatch):
+    evaluations = BackgroundEvaluation(override(config, **{"run.eval_episodes": 10**6, "run.eval_interval_steps": 1}))
+    evaluations.saved(saved(config)[-1])
+    os.kill(evaluations._child[0].pid, signal.SIGKILL)
+    assert evaluations.poll(wait=60).content == "the evaluation ended with exit code -9"
+
+    def refuse(*arguments):
+        raise EOFError("the fork server is dead")
+
+    monkeypatch.setattr(background, "start_child", refuse)
+    evaluations._due = 0
+    evaluations.saved(saved(config)[-1])
+    assert "EOFError: the fork server is dead" in next(iter(evaluations.finished())).content
+    assert not any(evaluations._folder.iterdir())

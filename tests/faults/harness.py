@@ -40,7 +40,7 @@ class Run:
     """One training run. `settings` are dotted configuration names; the run folder is `folder`."""
 
     def __init__(self, folder: Path, *, env: str, imports: Path | None = None, **settings: Any):
-        self.folder = folder
+        self.folder, self._env = folder, env
         self.temporary = folder.with_name(folder.name + "-tmp")
         self.temporary.mkdir(exist_ok=True)
         self.mark = uuid.uuid4().hex
@@ -56,13 +56,13 @@ class Run:
             self.command += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else (value,))]
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> Run:
-        """Start it, or start it once more."""
+    def start(self, stdout: int | None = None) -> Run:
+        """Start it, or start it once more; `stdout`: a descriptor that gets what is printed, instead of `output`."""
         with open(self.folder.with_name(self.folder.name + ".out"), "ab") as out:
             self.process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
-                stdout=out,
+                stdout=out if stdout is None else stdout,
                 stderr=out,
                 env=self._environ,
                 start_new_session=True,
@@ -112,6 +112,16 @@ class Run:
             if name.startswith(role) and state != "Z":
                 found.append(int(entry))
         return found
+
+    def fork_server(self) -> int | None:
+        """The process from which all parts come; None where no part is alive at this moment."""
+        assert self.process is not None
+        for pid in self.pids("rollout-") + self.pids("learner"):
+            with contextlib.suppress(OSError):
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                if parent in self.pids() and parent != self.process.pid:
+                    return parent
+        return None
 
     def signal(self, role: str, number: int) -> int | None:
         """Send a signal to a process of that role; its pid, or None where there is none at this moment."""
@@ -172,7 +182,7 @@ class Run:
     def _orphans(self) -> set[str]:
         """Names in /dev/shm that came since this run was made and that no living process uses. Semaphores of multiprocessing and
         tensors of torch are other programs': a run makes none."""
-        others = ("sem.mp-", "torch_")
+        others = ("sem.mp-", "torch_") if self._env.startswith("vizdoom") else ("sem.mp-", "torch_", "ViZDoom")
         new = {name for name in os.listdir("/dev/shm") if not name.startswith(others)} - self._shared_memory
         for entry in filter(str.isdigit, os.listdir("/proc") if new else ()):
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -76,6 +77,34 @@ def a_second_run_in_the_folder_is_refused(first: Run) -> None:
         assert second.end() == 2
         assert f"is in use by process {first.process.pid}" in second.output[printed:]
     goes_on(first)
+
+
+def test_training_goes_on_while_nobody_reads_what_it_prints(tmp_path):
+    """As with a terminal that was stopped (Ctrl-S), or a pager that waits."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    run = counting_run(tmp_path / "run").start(stdout=writer)
+    os.close(writer)
+    try:
+        run.wait_for("the first steps", run.step)
+        worker = run.signal("rollout-0", signal.SIGKILL)
+        run.wait_for("the replacement", lambda: set(run.pids("rollout-0")) - {worker})
+        goes_on(run)
+        run.process.send_signal(signal.SIGINT)
+        run.wait_for("the end of its parts", lambda: not run.pids("rollout") + run.pids("learner"))
+        text = b""
+        while part := os.read(reader, 1 << 16):
+            text += part
+        assert run.end() == 130
+        assert b"rollout worker 0 ended (killed by SIGKILL)" in text
+        run.assert_nothing_left()
+    finally:
+        run.__exit__()
+        os.close(reader)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
@@ -351,6 +352,20 @@ def test_who_survives_the_fork_server_is_replaced_not_doubled() -> None:
         run.pid("rollout", 1)
 
 
+@pytest.mark.parametrize("size", [10, 1_000_000])  # what the process is given fits into a pipe, or not
+def test_a_fork_server_that_does_not_answer_is_replaced(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(supervisor_module, "FORK_SERVER_TIMEOUT", 1.0)
+    monkeypatch.setattr(supervisor_module, "Watchdog", functools.partial(Watchdog, limit=0.5, interval=0.1))
+    with Run({("nobody", 0): "x" * size}) as run:
+        pids = [run.pid("rollout", i) for i in range(2)]
+        server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        os.kill(server, signal.SIGSTOP)
+        os.kill(pids[0], signal.SIGKILL)
+        for i in range(2):
+            run.until_said(f"rollout {i} is process", times=2)
+        assert not any(alive(pid) for pid in (server, *pids))
+
+
 # -- the supervisor's own heartbeat ---------------------------------------------------------------------------------------
 
 
@@ -365,7 +380,7 @@ def test_the_supervisor_has_a_heartbeat() -> None:
 @pytest.fixture
 def watchdog() -> Iterator[tuple[Any, list[str]]]:
     control, shown = make_placement().memory.control, list[str]()
-    dog = Watchdog(control, shown.append, limit=0.3, interval=0.05)
+    dog = Watchdog(control, show=shown.append, limit=0.3, interval=0.05)
     dog.start()
     yield control, shown
     dog.stop()

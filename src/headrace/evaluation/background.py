@@ -25,6 +25,10 @@ WAITING = 16
 """Checkpoints that may wait for their evaluation."""
 DRAIN = 600.0
 """Seconds that the end of a run waits for the evaluations still to be made: an episode may have no end."""
+LAST_WORDS = 2000
+"""Most characters of what a failed evaluation says."""
+END_TIMEOUT = 2.0
+"""Seconds that an evaluation may take to end after its report, before it is ended: the supervisor's process waits for it."""
 
 
 @dataclass
@@ -84,9 +88,16 @@ class BackgroundEvaluation:
         here, there = multiprocessing.Pipe(duplex=False)
         run = self._config.run
         arguments = (str(self._config.run_folder), held, run.eval_episodes, there, policy)
-        child = start_child(_evaluate, arguments, f"headrace evaluation of step {step}")
-        there.close()
-        self._child = (child, here, held)
+        try:
+            child = start_child(_evaluate, arguments, f"headrace evaluation of step {step}")
+        except (OSError, EOFError) as error:
+            here.close()
+            shutil.rmtree(held, ignore_errors=True)
+            self._problems.append(f"No evaluation at step {step:,}: {type(error).__name__}: {error}")
+        else:
+            self._child = (child, here, held)
+        finally:
+            there.close()
 
     def receive(self, report: Any) -> None:
         """Take one report of a learner: where training begins, and that a checkpoint was saved."""
@@ -109,20 +120,29 @@ class BackgroundEvaluation:
         """
         if self._child is None:
             return None
-        child, report, held = self._child
+        child, report, _ = self._child
         if not report.poll(wait):  # an end without a report is something to receive, too
             return None
         try:
             result = Evaluated(*report.recv())
-        except EOFError:  # it died before it could report
-            child.join()
+        except (EOFError, OSError):  # it died before it could report
+            child.join(END_TIMEOUT)
             result = Evaluated("message", f"the evaluation ended with exit code {child.exitcode}")
-        child.join()
+        self._end(END_TIMEOUT)
+        self._start()
+        return result
+
+    def _end(self, timeout: float) -> None:
+        """Let go of the child that is there; kill it if it does not end within `timeout` seconds, as one does whose environment
+        leaves threads behind, or that is stopped."""
+        assert self._child is not None
+        child, report, held = self._child
+        child.join(timeout)
+        child.kill()
+        child.join(END_TIMEOUT)  # not for ever: the kernel may hold it
         report.close()
         shutil.rmtree(held, ignore_errors=True)
         self._child = None
-        self._start()
-        return result
 
     def drain(self) -> Iterator[Evaluated]:
         """What `poll` gives, until every evaluation is made or `DRAIN` seconds are over."""
@@ -148,9 +168,7 @@ class BackgroundEvaluation:
     def close(self) -> None:
         """End an evaluation that is still running, and let go of the checkpoints."""
         if self._child is not None:
-            self._child[0].kill()
-            self._child[0].join()
-            self._child = None
+            self._end(0)
         self._waiting.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -173,7 +191,7 @@ def _evaluate(folder: str, held: Path, episodes: int, report: Connection, policy
     try:
         result = evaluate(folder, episodes, which=held, number=policy)
     except Exception as error:  # the run goes on without this evaluation, and says why
-        report.send(("message", f"evaluation failed: {type(error).__name__}: {error}"))
+        report.send(("message", f"evaluation failed: {type(error).__name__}: {error}"[:LAST_WORDS]))
         return
     metrics = {
         "global_step": float(result.step),

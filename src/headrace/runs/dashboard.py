@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -19,11 +20,14 @@ from rich.text import Text
 
 from headrace.config import Config
 from headrace.runs import bottleneck
+from headrace.runs.background_output import BackgroundOutput, never_waiting
 from headrace.runs.phases import PARTS, PHASES
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE = 60
 
+LAST_OUTPUT_TIMEOUT = 2.0
+"""Seconds that the end of a run waits for a terminal that was stopped."""
 _COLOURS = ("green", "cyan", "magenta", "blue", "yellow")
 
 
@@ -53,12 +57,12 @@ _ROOMS = (
 class Dashboard:
     """Shows the progress of a run: `update` takes the metrics of each interval, `message` a text for the user.
 
-    It is a context manager, which restores the terminal however the run ends.
+    It never waits for the terminal, and is a context manager, which restores the terminal however the run ends.
     """
 
     def __init__(self, config: Config, console: Console | None = None) -> None:
         self.config = config
-        self.console = console or Console()
+        self.console = console or Console(file=never_waiting(sys.stdout))
         self.metrics: dict[str, float] = {}
         self._returns: deque[float] = deque(maxlen=4096)
         self._live: Live | None = None
@@ -88,6 +92,8 @@ class Dashboard:
         if self._live is not None:
             self._live.stop()
             self._live = None
+        if isinstance(self.console.file, BackgroundOutput):
+            self.console.file.drain(LAST_OUTPUT_TIMEOUT)
 
     def __enter__(self) -> Dashboard:
         return self

@@ -15,11 +15,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import connection, forkserver, resource_tracker, util
 from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
+
+import psutil
 
 from headrace.runs.interrupt import SIGNALS
 
@@ -29,6 +31,8 @@ STARTED_BY = "HEADRACE_FORK_SERVER_STARTED_BY"
 """An environment variable, there only while the fork server is started: the process that starts it, and the temporary folder of
 that process, which holds the fork server's socket ("" where another process removes the folder)."""
 _lock = threading.RLock()
+_asked: float | None = None
+"""Since when `start_child` waits for the fork server (monotonic); None: it does not."""
 
 
 def preload(*modules: str) -> None:
@@ -87,9 +91,29 @@ def start_child(main: Callable[..., None], arguments: tuple[Any, ...], name: str
         process = multiprocessing.get_context("forkserver").Process(
             target=_with_environment, args=(dict(os.environ), main, arguments), name=name, daemon=daemon
         )
-        with without_main_module():
-            process.start()
+        global _asked
+        _asked = time.monotonic()
+        try:
+            with without_main_module():
+                process.start()
+        finally:
+            _asked = None
     return process
+
+
+def end_stuck_fork_server(seconds: float) -> bool:
+    """End the fork server and the processes it has started, if another thread has waited longer than this for it in
+    `start_child`, which then raises OSError or EOFError; the next child starts another. Returns whether that was so."""
+    asked, pid = _asked, getattr(forkserver._forkserver, "_forkserver_pid", None)  # type: ignore[attr-defined]
+    if asked is None or pid is None or time.monotonic() < asked + seconds:
+        return False
+    with suppress(psutil.Error):
+        server = psutil.Process(pid)
+        server.suspend()  # it starts nobody any more
+        for process in (*server.children(), server):
+            with suppress(psutil.Error):
+                process.kill()
+    return True
 
 
 def _with_environment(environment: dict[str, str], main: Callable[..., None], arguments: tuple[Any, ...]) -> None:

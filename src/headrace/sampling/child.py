@@ -23,6 +23,8 @@ STACKS_BYTES = 1 << 16
 """Bytes for the Python stacks of one process."""
 LOST_EXIT_CODE = 255
 """What multiprocessing says of a child whose fork server has died: it may be alive all the same."""
+EXIT_CODE_TIMEOUT = 1.0
+"""Seconds after a process's end in which its fork server tells the exit code; one that is stopped never does."""
 
 
 class Child:
@@ -49,6 +51,8 @@ class Child:
         """...and when it was killed."""
         self.ended: float | None = None
         """When its end was noticed, since which what it held is being recovered."""
+        self._without_code: float | None = None
+        """When it was seen to have ended while its fork server had not told how."""
         start = Start(role, index, placement.restarts, placement, there, self.stacks, argument)
         try:
             self.process: BaseProcess = start_child(run_child, (main, start), f"headrace {role} {index}")
@@ -74,9 +78,13 @@ class Child:
     @property
     def gone(self) -> bool:
         """Whether the process has ended."""
+        known = self._pidfd is not None
+        ended = known and bool(connection.wait([self._pidfd], 0))  # type: ignore[list-item]
         if self.process.is_alive():
-            return False
-        if self.process.exitcode == LOST_EXIT_CODE and self._pidfd is not None and not connection.wait([self._pidfd], 0):
+            if ended and self._without_code is None:
+                self._without_code = perf_counter()
+            return self._without_code is not None and perf_counter() > self._without_code + EXIT_CODE_TIMEOUT
+        if self.process.exitcode == LOST_EXIT_CODE and known and not ended:
             if not self.killed:  # nobody would learn how it ends
                 self.kill("the fork server ended")
             return False
@@ -85,17 +93,22 @@ class Child:
     @property
     def watched(self) -> list[Any]:
         """For `multiprocessing.connection.wait`: what becomes readable when there is something to look at."""
-        reports = [] if self.reports.ended else [self.reports]
+        reports: list[Any] = [] if self.reports.ended else [self.reports]
         # A process that was told to end, or has, is looked at often anyway; some can be readable for long before it is gone.
-        return reports if self.killed or self.ended else [*reports, self.process.sentinel]
+        if self.killed or self.ended:
+            return reports
+        ends = [self.process.sentinel] if self._pidfd is None or self._without_code else [self.process.sentinel, self._pidfd]
+        return [*reports, *ends]
 
     def end_reason(self) -> str:
         """What it died of, in a few words."""
-        code = self.process.exitcode or 0
         if self.reason:
             return self.reason
         if self.error:
             return self.error.strip().splitlines()[-1]
+        code = self.process.exitcode
+        if code is None or code == LOST_EXIT_CODE:
+            return "nobody knows how: its fork server does not tell"
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def ask_for_stacks(self) -> None:

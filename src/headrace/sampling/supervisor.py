@@ -15,6 +15,7 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.config import machine
+from headrace.runs.processes import end_stuck_fork_server
 from headrace.sampling.child import Child
 from headrace.sampling.placements.base import LearnerLost, Message, RunFailed
 from headrace.sampling.watchdog import Watchdog
@@ -39,6 +40,8 @@ POLL, SOON = 0.5, 0.01
 """Seconds between two looks for dead and hung processes; the same where something is about to happen."""
 SWEEP_INTERVAL = 1.0
 """Seconds between two looks for hints that were lost with a process."""
+FORK_SERVER_TIMEOUT = 120.0
+"""Seconds that the fork server may take for one process. The first takes longest, since the fork server imports PyTorch."""
 START_AGAIN = 1.0
 """Seconds until the next try where a process could not be started."""
 
@@ -75,7 +78,7 @@ class Supervisor:
     def start(self, role: Role, count: int, main: Callable[[Start], None], argument: Any = None) -> None:
         """Start `count` processes of this role that run `main`. Raises `RunFailed` if that is not possible."""
         if self._watchdog is None:
-            self._watchdog = Watchdog(self.memory.control)
+            self._watchdog = Watchdog(self.memory.control, _end_stuck_fork_server)
             self._watchdog.start()
         for index in range(count):
             self._due.append(_Due(monotonic(), role, index, main, argument))
@@ -85,6 +88,7 @@ class Supervisor:
     def _start(self, due: _Due) -> str | None:
         """Start it; a sentence if that was not possible, and it is still due."""
         self.memory.control.clear_heartbeat(due.role, due.number)
+        self.memory.control.supervisor_lives()
         try:
             self.children.append(Child(due.role, due.number, due.main, due.argument, self.placement))
         except (OSError, EOFError) as error:
@@ -305,3 +309,10 @@ class Supervisor:
             warnings.warn(f"killed, and still there, in the kernel: processes {pids}", stacklevel=2)
         for child in list(self.children):
             self._remove(child)
+
+
+def _end_stuck_fork_server() -> str | None:
+    """For the watchdog: the one thing besides messages that the supervisor waits for."""
+    if end_stuck_fork_server(FORK_SERVER_TIMEOUT):
+        return f"The fork server has not answered for {FORK_SERVER_TIMEOUT:.0f} s: it is replaced, and with it all processes"
+    return None

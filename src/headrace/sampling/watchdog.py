@@ -25,13 +25,19 @@ class Watchdog:
     given its messages, waits for something. Watches the thread that calls `start`, until `stop`.
 
     Args:
-        show: is given the text, in the watchdog's thread, since the supervisor's own may be the one that waits.
+        rescue: is called while the supervisor stands still; ends what it waits for, if it can, and says so.
+        show: is given the texts. Both are called in the watchdog's thread, since the supervisor's own is the one that waits.
     """
 
     def __init__(
-        self, control: RunControl, show: Callable[[str], None] = _print, limit: float = LIMIT, interval: float = INTERVAL
+        self,
+        control: RunControl,
+        rescue: Callable[[], str | None] = lambda: None,
+        show: Callable[[str], None] = _print,
+        limit: float = LIMIT,
+        interval: float = INTERVAL,
     ):
-        self._control, self._show, self._limit, self._interval = control, show, limit, interval
+        self._control, self._rescue, self._show, self._limit, self._interval = control, rescue, show, limit, interval
         self._stopped = threading.Event()
         self._watched = 0
 
@@ -59,6 +65,8 @@ class Watchdog:
             elif silent < self._limit and told:
                 self._show("The supervisor goes on")
             told = silent > self._limit
+            if told and (rescued := self._rescue()):
+                self._show(rescued)
 
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._watched)
