@@ -43,6 +43,8 @@ WEIGHTS = {
     "kill the whole run": 1, "stop rollout worker 1 s": 0.5, "stop policy worker 1 s": 0.5, "stop learner 1 s": 0.5,
     "stop fork server 1 s": 0.5,
 }  # fmt: skip
+ONCE = ("kill fork server", "kill the whole run")
+"""At most once in a salvo: nobody else is there for a while."""
 FOREVER = {"learning.total_steps": 10**9}
 COUNT = {"learning.algorithm": "counting", **FOREVER}
 TWO = {**COUNT, "population.size": 2}
@@ -92,11 +94,11 @@ class Soak:
             time.sleep(self.rng.random())
             salvo = self.rng.choice((1, 1, 1, 2, 3, 6))
             done: list[str] = []
-            while len(done) < salvo and not self.over:
+            began = time.monotonic()
+            while len(done) < salvo and not self.over and time.monotonic() < began + self.args.patience:
                 kind = self.rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-                if not self._inject(kind):
-                    continue
-                done.append(kind)
+                if kind not in ONCE or kind not in done:
+                    done += [kind] * self._inject(kind)
                 time.sleep(self.rng.random() * 0.3)
             self._goes_on(done)
             print(f"\r{sum(self.counts.values())} faults, step {self.run.step(self.policies[0]):,}   ", end="", file=sys.stderr)

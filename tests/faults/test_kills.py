@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
 import signal
+import struct
+import termios
 import time
 from pathlib import Path
 
@@ -79,6 +82,11 @@ def a_second_run_in_the_folder_is_refused(first: Run) -> None:
     goes_on(first)
 
 
+def unread(pipe: int) -> int:
+    """Bytes in a pipe."""
+    return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
+
+
 def test_training_goes_on_while_nobody_reads_what_it_prints(tmp_path):
     """As with a terminal that was stopped (Ctrl-S), or a pager that waits."""
     reader, writer = os.pipe()
@@ -87,10 +95,12 @@ def test_training_goes_on_while_nobody_reads_what_it_prints(tmp_path):
         while True:
             os.write(writer, b"x" * 4096)
     os.set_blocking(writer, True)
-    run = counting_run(tmp_path / "run").start(stdout=writer)
+    size = unread(reader)
+    os.read(reader, 4096)  # room for what is printed before training begins, and a little more
+    run = counting_run(tmp_path / "run", **{"run.log_interval": 0.05}).start(stdout=writer)
     os.close(writer)
     try:
-        run.wait_for("the first steps", run.step)
+        run.wait_for("a full pipe", lambda: unread(reader) > size - 1000)
         worker = run.signal("rollout-0", signal.SIGKILL)
         run.wait_for("the replacement", lambda: set(run.pids("rollout-0")) - {worker})
         goes_on(run)
