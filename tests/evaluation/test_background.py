@@ -94,7 +94,7 @@ def test_an_evaluation_that_dies_or_cannot_be_started_is_told(config, folder, mo
         raise EOFError("the fork server is dead")
 
     monkeypatch.setattr(background, "start_child", refuse)
-    evaluations._due = 0
+    evaluations._due[0] = 0
     evaluations.saved(saved(config)[-1])
     assert "EOFError: the fork server is dead" in next(iter(evaluations.finished())).content
-    assert not any(evaluations._folder.iterdir())
+    assert not [path for path in evaluations._folder.rglob("*") if path.is_file()]

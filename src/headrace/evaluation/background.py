@@ -82,22 +82,20 @@ class BackgroundEvaluation:
 
     def _start(self) -> None:
         """Start the next evaluation, unless one is running or none waits."""
-        if self._child is not None or not self._waiting:
-            return
-        step, policy, held = self._waiting.popleft()
-        here, there = multiprocessing.Pipe(duplex=False)
-        run = self._config.run
-        arguments = (str(self._config.run_folder), held, run.eval_episodes, there, policy)
-        try:
-            child = start_child(_evaluate, arguments, f"headrace evaluation of step {step}")
-        except (OSError, EOFError) as error:
-            here.close()
-            shutil.rmtree(held, ignore_errors=True)
-            self._problems.append(f"No evaluation at step {step:,}: {type(error).__name__}: {error}")
-        else:
-            self._child = (child, here, held)
-        finally:
-            there.close()
+        while self._child is None and self._waiting:
+            step, policy, held = self._waiting.popleft()
+            here, there = multiprocessing.Pipe(duplex=False)
+            arguments = (str(self._config.run_folder), held, self._config.run.eval_episodes, there, policy)
+            try:
+                child = start_child(_evaluate, arguments, f"headrace evaluation of step {step}")
+            except (OSError, EOFError) as error:
+                here.close()
+                shutil.rmtree(held, ignore_errors=True)
+                self._problems.append(f"No evaluation at step {step:,}: {type(error).__name__}: {error}")
+            else:
+                self._child = (child, here, held)
+            finally:
+                there.close()
 
     def receive(self, report: Any) -> None:
         """Take one report of a learner: where training begins, and that a checkpoint was saved."""
