@@ -43,11 +43,9 @@ def vtrace(
             likes: it is clipped before it is exponentiated.
         rewards: float32 [T, B].
         values: float32 [T+1, B]: V of rows 0..T under the target policy's value function.
-        terminated: bool [T, B]: nothing follows.
-        truncated: bool [T, B]: cut off; bootstrapped.
+        terminated, truncated: bool [T, B]: nothing follows; or the episode was cut off, and is bootstrapped.
         valid: bool [T, B] or [T+1, B] (row T is not used).
-        gamma: discount per step.
-        lambda_: factor of the trace coefficients.
+        gamma, lambda_: discount per step, factor of the trace coefficients.
         rho: truncation of the importance weights; sets the fixed point.
         c: truncation of the trace coefficients; sets the speed. Not above rho.
         pg_rho: truncation of the weight of the advantages; None leaves them unweighted, for a surrogate objective that holds the
@@ -55,8 +53,7 @@ def vtrace(
         next_values: float32 [T, B] instead of `values[1:]`, for environments that reset in the same step: V of `final_obs`
             where an episode ended, `values[1:]` elsewhere.
 
-    Raises:
-        ValueError: if rho < c, or for other shapes.
+    Raises `ValueError` if rho < c, or for other shapes.
     """
     if rho < c:
         raise ValueError(f"rho ({rho}) must not be below c ({c})")

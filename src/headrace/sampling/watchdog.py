@@ -11,7 +11,7 @@ from time import perf_counter
 from headrace.shm.run_control import RunControl
 
 LIMIT = 30.0
-"""Seconds without a heartbeat of the supervisor after which the user is told."""
+"""Seconds without a heartbeat of the supervisor after which the user is warned."""
 INTERVAL = 1.0
 """Seconds between two looks."""
 
@@ -52,7 +52,7 @@ class Watchdog:
         self._stopped.set()
 
     def _watch(self) -> None:
-        told, looked = False, perf_counter()
+        warned, looked = False, perf_counter()
         awake_since = looked
         while not self._stopped.wait(self._interval):
             now = perf_counter()
@@ -60,12 +60,12 @@ class Watchdog:
                 awake_since = now
             looked = now
             silent = now - max(self._control.supervisor_heartbeat, awake_since)
-            if silent > self._limit and not told:
+            if silent > self._limit and not warned:
                 self._show(f"The supervisor has not looked at the processes for {silent:.0f} s. It is here:\n{self._stack()}")
-            elif silent < self._limit and told:
+            elif silent < self._limit and warned:
                 self._show("The supervisor goes on")
-            told = silent > self._limit
-            if told and (rescued := self._rescue()):
+            warned = silent > self._limit
+            if warned and (rescued := self._rescue()):
                 self._show(rescued)
 
     def _stack(self) -> str:

@@ -191,7 +191,7 @@ def ask(env: str, options: EnvConfig, patience: float = 60.0) -> Welcome:
     if not entries:
         raise ConfigError("envs.remote has no address of a server")
     deadline = monotonic() + patience
-    told = False
+    warned = False
     while True:
         reasons = {}
         for entry in entries:
@@ -207,8 +207,8 @@ def ask(env: str, options: EnvConfig, patience: float = 60.0) -> Welcome:
         listed = "; ".join(f"{entry}: {why}" for entry, why in reasons.items())
         if monotonic() >= deadline or any("token" in why or "no environment server" in why for why in reasons.values()):
             raise ConfigError(f"no environment server of envs.remote answers: {listed}")
-        if not told:
-            told = True
+        if not warned:
+            warned = True
             print(f"waiting for an environment server: {listed}", flush=True)
         threading.Event().wait(0.5)
 

@@ -78,7 +78,7 @@ class RemoteGroup:
         self._hello = Hello(env, num_envs, training, expected)
         self._connector = connector(address, options)
         self._wake: Callable[[], None] = lambda: None
-        self._events: deque[tuple[Literal["up", "message", "down", "told"], Link | None, Any]] = deque()
+        self._events: deque[tuple[Literal["up", "message", "down", "notice"], Link | None, Any]] = deque()
         self._closed = threading.Event()
         self._welcomed = threading.Event()
         self._opening: Link | None = None
@@ -146,7 +146,7 @@ class RemoteGroup:
     def _handle_events(self) -> None:
         while self._events:
             kind, link, content = self._events.popleft()
-            if kind == "told":
+            if kind == "notice":
                 # each time anew: Python shows a repeated text only once
                 warnings.warn_explicit(content, UserWarning, __file__, 1, registry={})
             elif kind == "up":
@@ -278,7 +278,7 @@ class RemoteGroup:
         self._welcomed.set()
         return layout
 
-    def _event(self, kind: Literal["up", "message", "down", "told"], link: Link | None, content: Any) -> None:
+    def _event(self, kind: Literal["up", "message", "down", "notice"], link: Link | None, content: Any) -> None:
         self._events.append((kind, link, content))
         self._wake()
 
@@ -290,7 +290,7 @@ class RemoteGroup:
             text = f"Environment server {self.address} is back"
         else:
             text = f"Environment server {self.address}: {what}. Its groups wait until it is back; the others go on"
-        self._event("told", None, text)
+        self._event("notice", None, text)
 
     def _slow(self, seconds: float) -> None:
         self._tell(f"no answer for {seconds:.0f} s; it is given {self._timeout:g} s")

@@ -62,7 +62,7 @@ class Session:
         self._taken = 0
 
     def answers(self, requests: Iterator[bytes], began: Callable[[Hello], None] = lambda hello: None) -> Iterator[bytes]:
-        """Answer every request, and close the group in the end. `began` is told the hello when it was welcomed."""
+        """Answer every request, and close the group in the end. `began` is called with the hello when it was accepted."""
         try:
             first = next(requests, None)
             if first is None:

@@ -204,7 +204,7 @@ class Link:
         self.on_slow: Callable[[float], None] = lambda seconds: None
         self.sent_at = 0.0
         """When the request was sent that is not answered; 0 if all are."""
-        self.told = False
+        self.warned = False
         self._messages, self._cancel = messages, cancel
         self.timeout = 60.0
         """Seconds that an answer may take."""
@@ -216,7 +216,7 @@ class Link:
 
     def send(self, message: bytes) -> None:
         """Send a message, an answer to which is expected."""
-        self.sent_at, self.told = monotonic(), False
+        self.sent_at, self.warned = monotonic(), False
         watch(self)
         self.outbox.put(message)
 
@@ -270,8 +270,8 @@ def _watch() -> None:
             waited = monotonic() - link.sent_at if link.sent_at else 0.0
             if waited > link.timeout:
                 link.close(f"no answer for {link.timeout:g} s")
-            elif waited > SLOW and not link.told:
-                link.told = True
+            elif waited > SLOW and not link.warned:
+                link.warned = True
                 link.on_slow(waited)
         del links
 
