@@ -140,3 +140,22 @@ def test_readme_prints_what_the_result_files_hold(monkeypatch: pytest.MonkeyPatc
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "learning"))
     table = importlib.import_module("table")
     assert table.in_readme() == table.table(), "python benchmarks/learning/table.py --write"
+
+
+def test_time_to_pong_counts_to_the_first_line_at_the_goal_and_shows_who_did_not_get_there(load: Load) -> None:
+    pong = load("learning.time_to_pong")
+    key = "charts/episodic_return_100"
+    rows = [{"time": 1000.0 + 60 * i, "global_step": 1e5 * i, **({key: 2.0 * i} if i else {})} for i in range(12)]
+    curve = pong.curve_of(rows, began=940.0)
+    assert curve[0] == (2.0, 1e5, 2.0)
+    assert pong.reached(curve) == (10.0, 9e5)
+    assert pong.reached(curve[:8]) is None
+    seed = {"seed": 0, "minutes": 10.0, "steps": 900_000, "limit_minutes": 40.0, "best": 22.0, "steps_per_second": 1666.7,
+            "load_before": 0.1, "processor": 0.97}  # fmt: skip
+    late = {**seed, "seed": 1, "minutes": None, "steps": None, "best": -6.04}
+    entry = pong.entry_of([seed, late], {"learning.batch_size": "2048"}, {"git": {"commit": "0123456789"}}, "2026-11-22")
+    row = pong.table([entry]).splitlines()[-1]
+    assert row == (
+        "| 2026-11-22 | 0123456 | learning.batch_size 2048 | 0: 10.0, 0.90; 1: not in 40 min, -6.0 at best | 1,667, 1,667 "
+        "| 0.1, 97%; 0.1, 97% |"
+    )
