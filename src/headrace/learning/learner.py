@@ -6,7 +6,7 @@ numbers. The mathematics of an algorithm is its loss (`headrace.learning.algorit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,9 @@ from headrace.policies.normalizer import RunningMeanStd
 if TYPE_CHECKING:
     from headrace.accelerator.ranks import Ranks
     from headrace.experience.batch import Arrivals, Batch
+
+SMALL = 1 << 20
+"""Bytes of a field of a batch up to which copying it whole costs less than the operations on its parts."""
 
 
 @dataclass
@@ -83,6 +86,7 @@ class Learner:
         self.device = config.device
         # Convolutions on the CPU and on tensor cores are faster with channels last; other parameters are not concerned.
         self.model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._parameters = list(self.model.parameters())
         self.optimizer = _make_optimizer(self.model, config)
         self.progress = Progress()
         # Minibatch order; its state is saved, so that a resumed serial run is the same as one that never stopped.
@@ -215,8 +219,12 @@ class Learner:
         samples = _as_single_rows(data, len(data["reward"])) if separable else data
         for _ in range(c.num_epochs):
             order = torch.randperm(samples["reward"].shape[1], generator=self.generator).to(self.device, non_blocking=True)
-            for i in range(c.num_minibatches):
-                yield _columns(samples, order[i :: c.num_minibatches])
+            parts = [order[i :: c.num_minibatches] for i in range(c.num_minibatches)]
+            if separable:
+                yield from _divided(samples, parts)
+            else:
+                for part in parts:
+                    yield _columns(samples, part)
 
     def _reported(self, steps: Tensor) -> Tensors:
         """Means of the statistics of an update's steps, [n, K]; those of the update before are checked now, when the device has
@@ -267,7 +275,7 @@ class Learner:
 
     def _clip_and_step(self, statistics: list[Tensor]) -> Tensor:
         """Clip the gradients and let the optimizer make its step; the statistics with the gradient's norm behind them."""
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.learning.max_grad_norm or float("inf"))
+        norm = _clip_gradients(self._parameters, self.config.learning.max_grad_norm)
         numbers = torch.stack([x.float() for x in (*statistics, norm)])
         if self.device == "cpu":
             _check(numbers.unsqueeze(0), self._names, self.progress.updates, self.progress.global_step)
@@ -320,6 +328,31 @@ def _as_single_rows(batch: dict[str, Tensor], T: int) -> dict[str, Tensor]:
 def _columns(batch: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
     """Some of a batch's trajectories (whole, so that recurrences and traces stay together)."""
     return {name: t[index] if name == "core" else t[:, index] for name, t in batch.items()}
+
+
+def _divided(samples: Tensors, parts: list[Tensor]) -> Iterator[Tensors]:
+    """`_columns` of every part, for single rows [1, N, ...]. What is small is put into the order of all parts at once."""
+    order = torch.cat(parts)
+    at_once = {
+        name: t.index_select(0 if name == "core" else 1, order).split([len(part) for part in parts], 0 if name == "core" else 1)
+        for name, t in samples.items()
+        if t.nbytes <= SMALL
+    }
+    for i, part in enumerate(parts):
+        rest = {name: t for name, t in samples.items() if name not in at_once}
+        yield {name: pieces[i] for name, pieces in at_once.items()} | _columns(rest, part)
+
+
+def _clip_gradients(parameters: Iterable[nn.Parameter], most: float | None) -> Tensor:
+    """`nn.utils.clip_grad_norm_` by the same operations, without the grouping by device and type that takes it longer than the
+    arithmetic on a small network: the gradient's norm before clipping, []."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return torch.zeros(())
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0)), 2.0)
+    if most is not None:
+        torch._foreach_mul_(gradients, (most / (norm + 1e-6)).clamp(max=1.0))
+    return norm
 
 
 def _make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:

@@ -1,6 +1,7 @@
 """Losses and their statistics, as means over the valid samples.
 
-Every function takes a boolean `mask` of the batch's shape. What is masked out has no influence whatever it holds, NaN included:
+Every function takes a boolean `mask` of the batch's shape, some also `count`, int64 []: the number of valid samples, at least 1,
+so that they are counted only once. What is masked out has no influence whatever it holds, NaN included:
 inputs are replaced before they are used, since a NaN multiplied by zero is still one, in the gradient too. Without any valid
 sample a mean, and with it a loss, is 0.
 """
@@ -21,15 +22,21 @@ MAX_SYMMETRIC_KL = 30.0
 """The exploration term stops growing here."""
 
 
-def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+def valid_count(mask: Tensor) -> Tensor:
+    """Number of valid samples, at least 1: int64 []."""
+    return mask.sum().clamp_min(1)
+
+
+def masked_mean(x: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
     """Mean of `x` where `mask` is True, 0 if it is nowhere: []."""
-    return torch.where(mask, x, 0.0).sum() / mask.sum().clamp_min(1)
+    return torch.where(mask, x, 0.0).sum() / (valid_count(mask) if count is None else count)
 
 
-def normalize_advantages(advantages: Tensor, mask: Tensor, floor: float = 1e-7) -> Tensor:
+def normalize_advantages(advantages: Tensor, mask: Tensor, floor: float = 1e-7, count: Tensor | None = None) -> Tensor:
     """(A - mean) / max(std, floor) over the valid samples, 0 elsewhere: same shape."""
-    centred = torch.where(mask, advantages - masked_mean(advantages, mask), 0.0)
-    std = masked_mean(centred.square(), mask).sqrt()
+    count = valid_count(mask) if count is None else count
+    centred = torch.where(mask, advantages - masked_mean(advantages, mask, count), 0.0)
+    std = masked_mean(centred.square(), mask, count).sqrt()
     return centred / std.clamp_min(floor)
 
 
@@ -46,7 +53,12 @@ class PolicyLoss(NamedTuple):
 
 
 def policy_loss(
-    log_prob: Tensor, behaviour_log_prob: Tensor, advantages: Tensor, mask: Tensor, clip: float | None
+    log_prob: Tensor,
+    behaviour_log_prob: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    clip: float | None,
+    count: Tensor | None = None,
 ) -> PolicyLoss:
     """Policy gradient loss, clipped (PPO) or plain.
 
@@ -59,33 +71,37 @@ def policy_loss(
         advantages: float32; no gradient flows into them.
         mask: bool, the same shape.
         clip: c, or None.
+        count: see the module.
 
     Raises `ValueError` for different shapes.
     """
     require("policy_loss", log_prob.shape, behaviour_log_prob=behaviour_log_prob, advantages=advantages, mask=mask)
+    count = valid_count(mask) if count is None else count
     advantages = torch.where(mask, advantages.detach(), 0.0)
     log_prob = torch.where(mask, log_prob, 0.0)
     log_ratio = (log_prob - torch.where(mask, behaviour_log_prob, 0.0)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     if clip is None:
-        loss = -masked_mean(log_prob * advantages, mask)
+        loss = -masked_mean(log_prob * advantages, mask, count)
         clipped = torch.zeros_like(mask)
     else:
         low, high = 1 / (1 + clip), 1 + clip
-        loss = -masked_mean(torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages), mask)
+        loss = -masked_mean(torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages), mask, count)
         clipped = (ratio < low) | (ratio > high)
     with torch.no_grad():
-        return PolicyLoss(
-            loss=loss,
-            approx_kl=masked_mean(ratio - 1 - log_ratio, mask),
-            clip_fraction=masked_mean(clipped.to(ratio.dtype), mask),
-            mean_ratio=masked_mean(ratio, mask),
-            max_ratio=torch.where(mask, ratio, 0.0).max(),
-        )
+        # In one tensor, since on small batches an operation costs more than its arithmetic.
+        diagnostics = torch.where(mask, torch.stack((ratio - 1 - log_ratio, clipped.to(ratio.dtype), ratio)), 0.0)
+        approx_kl, clip_fraction, mean_ratio = (diagnostics.flatten(1).sum(1) / count).unbind()
+        return PolicyLoss(loss, approx_kl, clip_fraction, mean_ratio, max_ratio=diagnostics[2].max())
 
 
 def value_loss(
-    values: Tensor, targets: Tensor, mask: Tensor, behaviour_values: Tensor | None = None, clip: float | None = None
+    values: Tensor,
+    targets: Tensor,
+    mask: Tensor,
+    behaviour_values: Tensor | None = None,
+    clip: float | None = None,
+    count: Tensor | None = None,
 ) -> Tensor:
     """mean((V - v)^2) / 2, or with `clip` the mean of the larger of that and the error of V clipped to V_mu +- clip: [].
 
@@ -95,6 +111,7 @@ def value_loss(
         mask: bool, the same shape.
         behaviour_values: float32 V_mu, the values when the actions were chosen; needed with `clip`.
         clip: largest rewarded change, or None.
+        count: see the module.
 
     Raises `ValueError` for different shapes.
     """
@@ -106,7 +123,7 @@ def value_loss(
             raise ValueError("value clipping needs behaviour_values")
         old = torch.where(mask, behaviour_values.detach(), 0.0)
         error = torch.maximum(error, (old + (values - old).clamp(-clip, clip) - targets).square())
-    return 0.5 * masked_mean(error, mask)
+    return 0.5 * masked_mean(error, mask, count)
 
 
 def entropy_loss(entropy: Tensor, mask: Tensor) -> Tensor:
@@ -120,11 +137,11 @@ def symmetric_kl_loss(symmetric_kl: Tensor, mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def explained_variance(values: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+def explained_variance(values: Tensor, targets: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
     """1 - Var(v - V) / Var(v) over the valid samples; 0 where the targets do not vary: []."""
-
-    def variance(x: Tensor) -> Tensor:
-        return masked_mean((x - masked_mean(x, mask)).square(), mask)
-
-    total = variance(targets)
-    return torch.where(total > 0, 1 - variance(targets - values) / total.clamp_min(1e-30), 0.0)
+    count = valid_count(mask) if count is None else count
+    both = torch.stack((targets, targets - values)).flatten(1)
+    valid = mask.flatten()
+    means = torch.where(valid, both, 0.0).sum(1, keepdim=True) / count
+    total, left = (torch.where(valid, (both - means).square(), 0.0).sum(1) / count).unbind()
+    return torch.where(total > 0, 1 - left / total.clamp_min(1e-30), 0.0)

@@ -83,12 +83,16 @@ class PolicyGradient(Algorithm):
                 targets = self._gae(policy, batch, c, known)
             else:
                 targets = self._vtrace(policy, batch, c, log_prob.detach(), known)
-        advantages = losses.normalize_advantages(targets.advantages, mask) if c.normalize_advantages else targets.advantages
+        count, advantages = losses.valid_count(mask), targets.advantages
+        if c.normalize_advantages:
+            advantages = losses.normalize_advantages(advantages, mask, count=count)
 
-        surrogate = losses.policy_loss(log_prob, batch["log_prob"], advantages, mask, c.ppo_clip)
+        surrogate = losses.policy_loss(log_prob, batch["log_prob"], advantages, mask, c.ppo_clip, count)
         normalize = policy.normalize_value
-        value = losses.value_loss(normalize(values), normalize(targets.values), mask, normalize(batch["value"]), c.value_clip)
-        entropy = losses.masked_mean(distribution.entropy(), mask)
+        old = normalize(batch["value"]) if c.value_clip is not None else None
+        value = losses.value_loss(normalize(values), normalize(targets.values), mask, old, c.value_clip, count)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and c.entropy_coef > 0):  # else it is only reported
+            entropy = losses.masked_mean(distribution.entropy(), mask, count)
         if c.exploration == "entropy":
             exploration = -entropy
         else:
@@ -106,8 +110,8 @@ class PolicyGradient(Algorithm):
             "losses/clipfrac": surrogate.clip_fraction,
             "losses/ratio_mean": surrogate.mean_ratio,
             "losses/ratio_max": surrogate.max_ratio,
-            "losses/explained_variance": losses.explained_variance(values, targets.values, mask),
-            "losses/value_mean": losses.masked_mean(values, mask),
+            "losses/explained_variance": losses.explained_variance(values, targets.values, mask, count),
+            "losses/value_mean": losses.masked_mean(values.detach(), mask, count),
         }
 
     def _gae(self, policy: Policy, batch: dict[str, Tensor], c: LearningConfig, values: Tensor) -> Targets:
