@@ -15,6 +15,7 @@ from headrace.accelerator.graphs import WARM_UPS, Function, Tensors
 from headrace.config import Config, LearningConfig
 from headrace.envs.contract import EnvSpec
 from headrace.experience.batch import Arrivals, Batch
+from headrace.learning import learner as learner_module
 from headrace.learning.algorithm import Algorithm, Mode
 from headrace.learning.learner import Learner, Progress
 
@@ -237,3 +238,34 @@ def test_a_batch_is_not_changed() -> None:
     names = set(batch.data)
     learner.learn(batch)
     assert set(batch.data) == names
+
+
+@pytest.mark.parametrize("most", [0.5, 1e6, None])
+def test_gradients_are_clipped_as_pytorch_does_to_the_last_bit(most: float | None) -> None:
+    def parameters() -> list[torch.nn.Parameter]:
+        generator = torch.Generator().manual_seed(0)
+        made = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((7, 5), (64,), ())]
+        for parameter in made[:2]:  # the last one has no gradient
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        return made
+
+    ours, theirs = parameters(), parameters()
+    norm = learner_module._clip_gradients(ours, most)
+    assert torch.equal(norm, torch.nn.utils.clip_grad_norm_(theirs, most or float("inf")))
+    for a, b in zip(ours[:2], theirs[:2], strict=True):
+        assert torch.equal(a.grad, b.grad)
+    assert ours[2].grad is None
+
+
+@pytest.mark.parametrize("small", [0, 200, 1 << 20])
+def test_single_rows_are_divided_the_same_whether_a_field_is_small_or_not(small: int, monkeypatch) -> None:
+    monkeypatch.setattr(learner_module, "SMALL", small)
+    samples = {"reward": torch.randn(1, 10), "obs/x": torch.randn(1, 10, 6), "core": torch.zeros(10, 0)}
+    order = torch.randperm(10)
+    parts = [order[i::3] for i in range(3)]
+    for part, found in zip(parts, learner_module._divided(samples, parts), strict=True):
+        expected = learner_module._columns(samples, part)
+        assert found.keys() == expected.keys()
+        for name, x in expected.items():
+            assert torch.equal(found[name], x)
+            assert found[name].is_contiguous()
