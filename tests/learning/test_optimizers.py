@@ -1,12 +1,14 @@
-"""RMSProp as TensorFlow computes it, against the formula in float64."""
+"""RMSProp as TensorFlow computes it, against the formula in float64; Adam with less around it, against PyTorch's."""
 
 from __future__ import annotations
+
+import copy
 
 import numpy as np
 import pytest
 import torch
 
-from headrace.learning.optimizers import TensorFlowRMSprop
+from headrace.learning.optimizers import LeanAdam, TensorFlowRMSprop
 
 
 @pytest.mark.parametrize("centered", [False, True])
@@ -48,3 +50,27 @@ def test_the_learning_rate_may_be_a_tensor_and_parameters_without_gradient_stay(
     TensorFlowRMSprop([a, b], lr=torch.tensor(0.1), alpha=0.5, eps=0.0).step()
     assert torch.equal(b, torch.ones(2))
     torch.testing.assert_close(a.detach(), torch.full((2,), 0.9))
+
+
+def test_lean_adam_is_adam_to_the_last_bit_through_saving_and_loading() -> None:
+    def parameters() -> list[torch.nn.Parameter]:
+        generator = torch.Generator().manual_seed(0)
+        return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((7, 5), (64,), (3,))]
+
+    ours, theirs = parameters(), parameters()
+    settings = {"lr": 1e-2, "betas": (0.8, 0.95), "eps": 1e-5, "fused": True}
+    lean, adam = LeanAdam(ours, **settings), torch.optim.Adam(theirs, **settings)
+    generator = torch.Generator().manual_seed(1)
+    for i in range(6):
+        for j, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            a.grad = b.grad = torch.randn(a.shape, generator=generator) if j < 2 or i >= 3 else None
+        for optimizer in (lean, adam):
+            optimizer.param_groups[0]["lr"] = 1e-2 / (i + 1)
+            optimizer.step()
+        if i == 4:
+            lean.load_state_dict(copy.deepcopy(lean.state_dict()))
+        for a, b in zip(ours, theirs, strict=True):
+            assert torch.equal(a, b)
+    for a, b in zip(lean.state.values(), adam.state.values(), strict=True):
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[name], b[name]) for name in a)

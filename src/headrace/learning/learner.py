@@ -6,6 +6,7 @@ numbers. The mathematics of an algorithm is its loss (`headrace.learning.algorit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from headrace.accelerator.graphs import CudaRecorder, Function, Marker, Recorded, Recorder, Tensors
 from headrace.config import Config
 from headrace.learning.algorithm import Algorithm
-from headrace.learning.optimizers import TensorFlowRMSprop
+from headrace.learning.optimizers import LeanAdam, TensorFlowRMSprop
 from headrace.policies.normalizer import RunningMeanStd
 
 if TYPE_CHECKING:
@@ -268,7 +269,11 @@ class Learner:
         """Loss and backward pass; the loss's statistics and what it adds to the batch."""
         full = dict(part)
         loss, statistics = self._loss(self.model, full, self.config.learning)
-        self.optimizer.zero_grad(set_to_none=self._reduce_gradients is None)
+        if self._reduce_gradients is None:
+            for parameter in self._parameters:
+                parameter.grad = None
+        else:
+            self.optimizer.zero_grad(set_to_none=False)
         loss.backward()
         self._names = (*statistics, "losses/grad_norm")
         return [x.detach() for x in statistics.values()], {n: x.detach() for n, x in full.items() if n not in part}
@@ -277,7 +282,7 @@ class Learner:
         """Clip the gradients and let the optimizer make its step; the statistics with the gradient's norm behind them."""
         norm = _clip_gradients(self._parameters, self.config.learning.max_grad_norm)
         numbers = torch.stack([x.float() for x in (*statistics, norm)])
-        if self.device == "cpu":
+        if self.device == "cpu" and not math.isfinite(float(norm)):
             _check(numbers.unsqueeze(0), self._names, self.progress.updates, self.progress.global_step)
         self.optimizer.step()
         return numbers
@@ -361,6 +366,8 @@ def _make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     graphs = config.cuda_graphs
     # A recorded step reads the learning rate from the device.
     lr: Any = torch.tensor(c.learning_rate, device=config.device) if graphs else c.learning_rate
+    if c.optimizer == "adam" and config.device == "cpu" and len({parameter.dtype for parameter in model.parameters()}) == 1:
+        return LeanAdam(parameters, lr=lr, betas=c.adam_betas, eps=c.optimizer_eps, fused=True)
     if c.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=lr, betas=c.adam_betas, eps=c.optimizer_eps, capturable=graphs, fused=True)
     if c.optimizer == "rmsprop-tf":

@@ -132,7 +132,7 @@ class ActionDistribution:
         logits, self._mean, log_std = self.params.split(
             [spec.mask_width, *[(param_width(spec) - spec.mask_width) // 2] * 2], dim=-1
         )
-        self._log_std = log_std.clamp(*LOG_STD_RANGE)
+        self._log_std = log_std.clamp(*LOG_STD_RANGE) if log_std.shape[-1] else log_std
         self._allowed: Tensor | None = None
         if self._layout.choices:
             self._logits = self._pad(logits)
@@ -206,15 +206,17 @@ class ActionDistribution:
 
     def log_prob(self, actions: Tensor) -> Tensor:
         """Log-probability (density, for continuous parts) of `actions` [..., A]: float32 [...]."""
-        total = self.params.new_zeros(self.params.shape[:-1])
+        total: Tensor | float = 0.0
         if self._layout.choices:
             chosen = actions if self._is_discrete else actions[..., self._layout.discrete_columns]
-            total = total + self._log_probs.gather(-1, chosen.long().unsqueeze(-1)).squeeze(-1).sum(-1)
+            chances = self._log_probs.gather(-1, chosen.long().unsqueeze(-1)).squeeze(-1)
+            total = chances.squeeze(-1) if len(self._layout.choices) == 1 else chances.sum(-1)
         if self._mean.shape[-1]:
             number = actions if not self._layout.choices else actions[..., self._layout.continuous_columns]
             raw = self._unsquash(number)
             scaled = (raw - self._mean) * (-self._log_std).exp()
             total = total + (-0.5 * scaled.square() - self._log_std - _LOG_SQRT_2PI - self._log_slope(raw)).sum(-1)
+        assert isinstance(total, Tensor), "an action has at least one part"
         return total
 
     def entropy(self) -> Tensor:
