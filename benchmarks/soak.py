@@ -33,7 +33,7 @@ from typing import Any
 import summary
 
 TESTS = Path(__file__).parents[1] / "tests"
-sys.path[:0] = [str(TESTS / folder) for folder in ("faults", "envs", "envs/remote")]
+sys.path[:0] = [str(TESTS / folder) for folder in ("envs", "envs/remote", "faults")]
 from harness import COUNTING, Run  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "soak.json"

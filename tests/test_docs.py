@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 QUICK_START = (ROOT / "docs" / "quick-start.md").read_text()
 README = (ROOT / "README.md").read_text()
 CHEAP = ["--learning.total-steps", "1500", "--placement", "serial", "--batch-size", "512", "--no-video"]
+ONE_UPDATE = ["--learning.total-steps", "512", "--learning.num-epochs", "1"]
 NOTHING_TO_CHOOSE = ["--minutes", "0.05", "--num-workers", "1", "--envs-per-worker", "16", "--placement", "served"]
 NOTHING_TO_CHOOSE += ["--num-policy-workers", "1", "--sampling.min-request-groups", "1", "--num-threads", "1"]
 
@@ -80,7 +81,7 @@ def test_readme_commands_run_in_order(tmp_path, monkeypatch, capsys):
     commands = [shlex.split(command, comments=True)[1:] for command in commands]
     assert {arguments[0] for arguments in commands} == {"train", "eval", "watch", "envs"}
     for arguments in commands:
-        few = [*CHEAP, "--num-workers", "1", "--envs-per-worker", "4"] if arguments[0] == "train" else []
+        few = [*CHEAP, *ONE_UPDATE, "--num-workers", "1", "--envs-per-worker", "4"] if arguments[0] == "train" else []
         if arguments[0] == "train":
             assert cli.parse_config(arguments[1:]).env == arguments[arguments.index("--env") + 1]
         assert cli.main([*arguments, *few]) == 0, arguments
