@@ -77,7 +77,7 @@ class Rig:
         for name, number in fields.items():
             arrays[name][:] = number
         self.step += T
-        self.store.finish(slot)
+        self.store.finish(slot, self.step // T)
         return True
 
     def next_batch(self, timeout: float = 10) -> Batch:
@@ -117,6 +117,31 @@ def rig() -> Any:
     yield make
     for made in rigs:
         made.close()
+
+
+def test_a_trajectory_that_comes_late_is_not_taken_for_the_next(rig: Callable[..., Rig]) -> None:
+    """A learner was killed between a ticket and its slot; the ticket is found after the lane's next trajectories were written."""
+    r = rig(**{"replay.minimum": 1, "replay.n_step": 3, "learning.batch_size": 64})
+    r.finish()
+    r.finish()
+    lost = [r.store._ready.get(timeout=0) for _ in range(2)]
+    r.store.offer_again(lost[0])
+    for _ in range(2):
+        r.finish()
+    r.next_batch()
+    r.written(C * (2 + 7))  # the newest three rows before a gap start no transition
+    r.store.offer_again(lost[1])
+    r.finish()
+    r.written(C * (2 + 7 + 2 + 2))
+    steps = set()
+    for _ in range(30):
+        r.experience.release()
+        data = r.next_batch().data
+        step = data["obs/obs"][:, 1].numpy()
+        np.testing.assert_allclose(data["reward"].numpy(), 1.75 * step + 1, err_msg=str(step))
+        np.testing.assert_array_equal(data["next/obs"][:, 1].numpy(), step + 3)
+        steps |= set(step.tolist())
+    assert steps == {0, 1, 5, 6, *range(10, 17), 20, 21}
 
 
 def test_filling_says_what_arrived_until_the_minimum_is_there(rig: Callable[..., Rig]) -> None:

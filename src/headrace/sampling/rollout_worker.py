@@ -35,6 +35,8 @@ class Lane:
     policy: int
     slot: int = -1
     """-1: it needs one."""
+    finished: int = 0
+    """Slots so far."""
     t: int = 0
     last: ObsRow | None = None
     """A copy of row T of the slot before, to become row 0 of the next; None: the environments' first observation does."""
@@ -163,7 +165,8 @@ class RolloutWorker:
         last = lane.rows[-1].after
         # Copied, because from the next line on the slot may be learned from and given to somebody else.
         lane.last = ObsRow({name: array.copy() for name, array in last.obs.items()}, last.first.copy(), last.valid.copy())
-        self._store(lane).finish(lane.slot)
+        lane.finished += 1
+        self._store(lane).finish(lane.slot, lane.finished)
         lane.slot = -1
 
     def _go_on(self, group: Group) -> None:

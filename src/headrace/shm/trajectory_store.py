@@ -51,7 +51,7 @@ class TrajectoryStore:
         self._segment.prefault()  # memory that is not there is missed now, not in the middle of training
         self._owners = Slots(num_slots)
         self._ready = Queue(4 * num_slots)
-        self._tickets = Segment(4 * num_slots)
+        self._tickets = Segment(8 * num_slots)
         self._map()
         self._finished[:] = -1
 
@@ -76,10 +76,13 @@ class TrajectoryStore:
             offset += align(math.prod(shape) * field.dtype.itemsize)
         self._finished = self._tickets.ndarray(np.int32, self.num_slots)
         """int32 [slots]: the ticket with which the slot was finished last; -1: never."""
+        self.order = self._tickets.ndarray(np.int32, self.num_slots, self._finished.nbytes)
+        """int32 [slots]: the trajectory's number among those of its lane. They may be taken in another order: a ticket that was
+        lost with a learner is found late."""
         self._one = np.zeros(1, np.int32)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("arrays", "_finished", "_one")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("arrays", "_finished", "order", "_one")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -96,8 +99,9 @@ class TrajectoryStore:
         """A free slot for this rollout worker, waited for up to `timeout` seconds; None if there is none."""
         return int(self._one[0]) if self._owners.acquire(worker + 1, self._one, timeout=timeout) else None
 
-    def finish(self, slot: int) -> None:
-        """Give a slot whose rows are all written to the learner. Raises `Closed` at the end of the run."""
+    def finish(self, slot: int, order: int = 0) -> None:
+        """Give a slot whose rows are all written to the learner; `order`: see there. Raises `Closed` at the end of the run."""
+        self.order[slot] = order
         self._finished[slot] = ticket = self._owners.ticket(slot)
         # Without waiting for room: the queue can only be full of old tickets, and `untaken` finds this one when they are gone.
         self._ready.put(ticket, timeout=0)

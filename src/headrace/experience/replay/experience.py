@@ -54,8 +54,10 @@ class ReplayExperience:
         self._settings, self._size, self._device = config.replay, config.learning.batch_size, config.device
         self._store, self._control, self._replay, self._collect = store, control, replay, collect
         self._sequences = sequences_of(config)
-        gamma, copies = config.learning.gamma, config.replay.copies
-        self._writer = TrajectoryWriter(replay, store.arrays, gamma, copies, self._sequences)
+        self._gamma, self._copies = config.learning.gamma, config.replay.copies
+        self._writer = self._make_writer()
+        self._order: dict[int, int] = {}
+        """By the first environment of a lane, the number of its newest trajectory."""
         self._reported = reported_envs or range(config.num_envs)
         self._arrived, self._lock = list[Arrivals](), threading.Lock()
         self._updates = 0
@@ -157,6 +159,7 @@ class ReplayExperience:
             return None
         if slot is None:
             return False
+        self._keep_order(slot)
         self._writer.write(slot)
         env, returns, lengths = (self._store.arrays[n][slot] for n in ("env_index", "episode_return", "episode_length"))
         reported = (env >= self._reported.start) & (env < self._reported.stop)
@@ -165,6 +168,18 @@ class ReplayExperience:
         with self._lock:
             self._arrived.append(arrivals)
         return True
+
+    def _make_writer(self) -> TrajectoryWriter:
+        return TrajectoryWriter(self._replay, self._store.arrays, self._gamma, self._copies, self._sequences)
+
+    def _keep_order(self, slot: int) -> None:
+        """Rows that do not follow each other must not make one return. A trajectory is not the next of its lane when the ticket of
+        the one before was lost with a learner, and when that is found and comes late."""
+        lane, order = int(self._store.arrays["env_index"][slot].flat[0]), int(self._store.order[slot])
+        last = self._order.get(lane)
+        self._order[lane] = order
+        if last is not None and order != last + 1 and not self._store.arrays["first"][slot, 0].all():
+            self._writer = self._make_writer()  # begins anew in every history
 
     def _sample(self, memory: ReplayBatch | None) -> _Sampled | None:
         """A batch of transitions in `memory`, or one of sequences; None below the minimum."""
