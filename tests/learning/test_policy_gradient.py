@@ -61,3 +61,25 @@ def test_gae_in_the_loss_is_gae_before_all_passes(core: str, same_step: bool) ->
     torch.testing.assert_close(losses[0], losses[1])
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_the_shares_that_v_trace_truncates_are_counted_among_valid_samples() -> None:
+    config = configs.override(
+        Config(env="made-up"), **{"policy.mlp": (16,), "learning.vtrace_rho": 1.02, "learning.vtrace_c": 0.97}
+    )
+    algorithm = PolicyGradient()
+    torch.manual_seed(0)
+    model = algorithm.make_model(SPEC, config)
+    batch = batch_of(model, same_step=False)
+    batch["log_prob"] += 0.1 * torch.randn(T, B)
+    with torch.no_grad():
+        out = model.unroll({"obs": batch["obs/obs"][:T]}, batch["core"], batch["first"][:T])
+        ratio = (out.distribution.log_prob(batch["action"]) - batch["log_prob"]).exp()[batch["mask"]]
+    limits = {"losses/rho_clipped": 1.02, "losses/c_clipped": 0.97}
+    counted = {name: float((ratio > limit).float().mean()) for name, limit in limits.items()}
+    assert 0 < counted["losses/rho_clipped"] < counted["losses/c_clipped"] < 1, "both clips bind somewhere, and not everywhere"
+    _, statistics = algorithm.loss(model, batch, configs.override(config, **{"learning.returns": "vtrace"}).learning)
+    for name, share in counted.items():
+        assert float(statistics[name]) == pytest.approx(share)
+    _, statistics = algorithm.loss(model, batch, configs.override(config, **{"learning.returns": "gae"}).learning)
+    assert not counted.keys() & statistics.keys()

@@ -11,6 +11,7 @@ Sources: PPO, Schulman et al. 2017; V-trace, Espeholt et al. 2018; APPO, Petrenk
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import torch
@@ -100,7 +101,7 @@ class PolicyGradient(Algorithm):
         loss = surrogate.loss + c.value_coef * value + c.entropy_coef * exploration
         if c.reduction == "sum":  # of means over the same samples
             loss = loss * mask.sum()
-        return loss, {
+        return loss, self._clipped(log_prob, batch, c) | {
             "losses/loss": loss,
             "losses/policy_loss": surrogate.loss,
             "losses/value_loss": value,
@@ -112,6 +113,17 @@ class PolicyGradient(Algorithm):
             "losses/ratio_max": surrogate.max_ratio,
             "losses/explained_variance": losses.explained_variance(values, targets.values, mask, count),
             "losses/value_mean": losses.masked_mean(values.detach(), mask, count),
+        }
+
+    def _clipped(self, log_prob: Tensor, batch: dict[str, Tensor], c: LearningConfig) -> dict[str, Tensor]:
+        """Shares of the samples whose importance ratio V-trace truncates; nothing where it computes no targets."""
+        if c.returns != "vtrace":
+            return {}
+        log_ratio = log_prob.detach() - batch["log_prob"]
+        limits = {"losses/rho_clipped": c.vtrace_rho, "losses/c_clipped": c.vtrace_c}
+        return {
+            name: losses.masked_mean((log_ratio > (math.log(limit) if limit > 0 else -math.inf)).float(), batch["mask"])
+            for name, limit in limits.items()
         }
 
     def _gae(self, policy: Policy, batch: dict[str, Tensor], c: LearningConfig, values: Tensor) -> Targets:

@@ -44,6 +44,8 @@ KEYS: dict[str, str] = {
     "losses/grad_norm": "Norm of the gradient before it is clipped.",
     "losses/ratio_mean": "Mean probability ratio of the current to the behaviour policy; 1 where they are equal.",
     "losses/ratio_max": "Largest probability ratio of the batch.",
+    "losses/rho_clipped": "V-trace: fraction of samples whose probability ratio is above `learning.vtrace_rho`.",
+    "losses/c_clipped": "V-trace: fraction of samples whose probability ratio is above `learning.vtrace_c`.",
     "losses/td_error": "Ape-X, PQN: mean absolute temporal-difference error of a batch; in Ape-X they are the new priorities.",
     "losses/epsilon": "PQN: share of random actions.",
     "losses/q_mean": "Ape-X DQN: mean value of the actions that were taken.",
