@@ -25,6 +25,7 @@ import numpy as np
 
 from headrace.config import EnvConfig
 from headrace.envs.contract import EnvironmentFault, EnvSpec, LaneRow, ObsRow
+from headrace.envs.group import reward_transform
 from headrace.envs.remote import protocol
 from headrace.envs.remote.connect import Unreachable, connector, greet
 from headrace.envs.remote.protocol import Hello, Layout, ProtocolError, Refused, Welcome
@@ -77,6 +78,7 @@ class RemoteGroup:
         expected = protocol.shared_options(options) if expect_options else None
         self._hello = Hello(env, num_envs, training, expected)
         self._connector = connector(address, options)
+        self._to_learn = reward_transform(options.reward_scale, options.reward_clip)
         self._wake: Callable[[], None] = lambda: None
         self._events: deque[tuple[Literal["up", "message", "down", "notice"], Link | None, Any]] = deque()
         self._closed = threading.Event()
@@ -197,6 +199,8 @@ class RemoteGroup:
             self._first_observed(reply)
         else:
             self._layout.read_step(reply, kind, self._rows)
+            for lane in self._rows:
+                lane.step.reward[:] = self._to_learn(lane.step.reward)
         self._task = ""
 
     def _first_observed(self, reply: bytes) -> None:
@@ -248,17 +252,17 @@ class RemoteGroup:
             except (Unreachable, Refused, ProtocolError) as error:
                 if self._opening is not None:
                     self._opening.close()
-                self._tell(str(error))
+                self._notice(str(error))
             except Exception as error:  # whatever gRPC raises must not end the thread, or the group would wait for ever
-                self._tell(f"{type(error).__name__}: {error}")
+                self._notice(f"{type(error).__name__}: {error}")
             else:
                 self._event("up", link, layout)
                 for message in messages:
                     pause = FIRST_PAUSE
-                    self._tell("connected")
+                    self._notice("connected")
                     self._event("message", link, message)
                 link.close()
-                self._tell(link.ended)
+                self._notice(link.ended)
                 self._event("down", link, None)
             self._closed.wait(pause * (1 + random.random() / 4))
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -282,7 +286,7 @@ class RemoteGroup:
         self._events.append((kind, link, content))
         self._wake()
 
-    def _tell(self, what: str) -> None:
+    def _notice(self, what: str) -> None:
         """Tell the user, unless another group of this process has said the same of the address."""
         if self._closed.is_set() or not _announcements.new(self.address, what):
             return
@@ -293,7 +297,7 @@ class RemoteGroup:
         self._event("notice", None, text)
 
     def _slow(self, seconds: float) -> None:
-        self._tell(f"no answer for {seconds:.0f} s; it is given {self._timeout:g} s")
+        self._notice(f"no answer for {seconds:.0f} s; it is given {self._timeout:g} s")
 
     # -- state ----------------------------------------------------------------------------------------------------------
 

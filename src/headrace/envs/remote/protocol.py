@@ -187,8 +187,9 @@ def _json(message: bytes) -> dict[str, Any]:
 
 
 def shared_options(options: EnvConfig) -> dict[str, Any]:
-    """The settings that make the environment what it is, as JSON types: all but those of the connection."""
-    return {name: value for name, value in to_dict(options).items() if not name.startswith("remote")}
+    """The settings that make the environment what it is, as JSON types: all but those of the connection and of how rewards are
+    scaled and clipped for learning, which the trainer does."""
+    return {name: value for name, value in to_dict(options).items() if not name.startswith(("remote", "reward_"))}
 
 
 def digest(env: str, options: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -33,6 +34,7 @@ def make_offer(env: str, num_envs: int, options: EnvConfig | None = None) -> Off
     """
     registry.check_id(env)
     options = options if options is not None else registry.default_options(env)
+    options = replace(options, reward_scale=1.0, reward_clip=None)  # rewards are sent raw; the trainer scales and clips them
     spec = registry.describe_here(env, options)
     return Offer(
         env=env,
