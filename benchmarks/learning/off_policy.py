@@ -42,7 +42,7 @@ def serve(env: str, num_envs: int, stack: ExitStack) -> str:
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="off-policy-"))
     log = Path(folder) / "log"
     command = [sys.executable, "-m", "headrace.cli", "serve-envs", "--env", env, "--num-envs", str(num_envs)]
-    command += ["--listen", "127.0.0.1:0", "--envs.reward-clip", "1.0"]  # as IMPALA has it
+    command += ["--listen", "127.0.0.1:0"]
     with log.open("wb") as out:
         server = stack.enter_context(subprocess.Popen(command, stdout=out, stderr=out))
     stack.callback(server.terminate)
@@ -64,7 +64,7 @@ def run(env: str, placement: str, seed: int, steps: int, settings: list[str]) ->
         flags += ["--run.log-interval", "1", "--run.no-video", "--run.no-dashboard", *settings]
         if placement == "remote":
             flags += ["--envs.remote", serve(env, 1024, stack)]
-        command = [sys.executable, "-m", "headrace.cli", "train", "--envs.reward-clip", "1.0", *flags]
+        command = [sys.executable, "-m", "headrace.cli", "train", *flags]
         done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
         if done.returncode:
             raise SystemExit(done.stdout[-2000:] + done.stderr[-2000:])

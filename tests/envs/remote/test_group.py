@@ -65,13 +65,13 @@ def test_rewards_come_raw_and_are_scaled_and_clipped_as_the_trainer_says() -> No
     """So that a server needs no other flags for an algorithm that learns from other rewards."""
     here = counting(3)
     with serving() as address:
-        there = remote_group(address, 3, reward_scale=-0.125, reward_clip=1.5)
+        there = remote_group(address, 3, reward_scale=-0.0078125, reward_clip=1.5)
         local, remote = Stepper(here, here, 20), Stepper(there, here, 20)
         local.reset(), remote.reset()
         learned = []
         for _ in range(40):
             raw, row = local.step().step, remote.step().step
-            np.testing.assert_array_equal(row.reward, np.clip(-0.125 * raw.reward, -1.5, 1.5).astype(np.float32))
+            np.testing.assert_array_equal(row.reward, np.clip(-0.0078125 * raw.reward, -1.5, 1.5).astype(np.float32))
             np.testing.assert_array_equal(row.episode_return, raw.episode_return)  # of the game, as it is
             learned.append(row.reward.copy())
         assert len(np.unique(learned)) > 2, "there are clipped rewards and others"
