@@ -173,8 +173,8 @@ class ReplayExperience:
         return TrajectoryWriter(self._replay, self._store.arrays, self._gamma, self._copies, self._sequences)
 
     def _keep_order(self, slot: int) -> None:
-        """Rows that do not follow each other must not make one return. A trajectory is not the next of its lane when the ticket of
-        the one before was lost with a learner, and when that is found and comes late."""
+        """Rows that do not follow each other must not make one return. A trajectory is not the next of its lane when the ticket
+        of the one before was lost with a learner, and when that ticket is found and comes late."""
         lane, order = int(self._store.arrays["env_index"][slot].flat[0]), int(self._store.order[slot])
         last = self._order.get(lane)
         self._order[lane] = order
