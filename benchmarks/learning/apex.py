@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import headrace
-from headrace.envs.registry import import_files
+from headrace.envs.imports import import_files
 from headrace.runs.metrics import read_jsonl
 
 HERE = Path(__file__).parent

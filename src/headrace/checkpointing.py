@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
 
+from headrace.config.errors import UserError
+from headrace.config.reading import shortened
 from headrace.learning.learner import Learner, Progress
 from headrace.learning.training_log import EPISODE_WINDOW, TrainingLog
 from headrace.runs import checkpoint
+from headrace.runs.checkpoint import CheckpointError
 from headrace.sampling.placements.base import Placement
 
 if TYPE_CHECKING:
     from headrace.accelerator.ranks import Ranks
     from headrace.experience.batch import Experience
+
+
+@contextmanager
+def _unlike(path: Path, advice: str = "") -> Iterator[None]:
+    """Whatever is raised by taking a state that does not fit becomes a `CheckpointError` that names the checkpoint."""
+    try:
+        yield
+    except (AssertionError, AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise CheckpointError(f"{path} does not fit: {shortened(f'{type(error).__name__}: {error}')}.{advice}") from error
 
 
 class Checkpointing:
@@ -31,27 +48,45 @@ class Checkpointing:
         self._saved_at, self._saved_step, self._saved_updates = perf_counter(), 0, -1
 
     def load(self) -> list[str]:
-        """Take the newest good checkpoint, if there is one; returns what the user should know."""
-        found = checkpoint.load_newest(self._folder) if self._ranks.index == 0 else None
+        """Take the newest good checkpoint, if there is one; returns what the user should know.
+
+        Raises `CheckpointError` where there are some but none can be used.
+        """
+        found = checkpoint.load_newest(self._folder, self._take) if self._ranks.index == 0 else None
         if self._ranks.size > 1:
             data = self._ranks.from_first(None if found is None else checkpoint.to_bytes(found))
-            found = found if self._ranks.index == 0 or data is None else checkpoint.from_bytes(data)
+            if self._ranks.index > 0 and data is not None:
+                found = checkpoint.from_bytes(data)
+                self._take(found)
         if found is None:
             return []
+        state, progress = found.unpack(), self._learner.progress
+        self._saved_step, self._saved_updates = progress.global_step, progress.updates
+        messages = [*found.damaged, f"Going on from {found.path.name}: step {progress.global_step:,}"]
+        with _unlike(found.path, " Delete it to go on from the one before."):
+            if self._exact and state["sampler"] is not None:
+                if problem := self._placement.set_state(state["sampler"]):
+                    messages.append(problem)
+                checkpoint.set_random_state(state["random"])
+            messages += self._experience.restore(found.path, state.get("experience"))
+        return messages
+
+    def _take(self, found: checkpoint.Checkpoint) -> None:
+        """Take what the learner needs. Raises `CheckpointError` where it does not fit: what was taken until then is replaced by
+        what an older checkpoint holds."""
         state, learner = found.unpack(), self._learner
-        learner.model.load_state_dict(state["model"])
-        checkpoint.load_optimizer(learner.optimizer, state["optimizer"])
-        learner.progress = Progress(**state["progress"])
-        learner.generator.set_state(state["generator"])
-        learner.algorithm.load_state_dict(learner.model, state["learner"])
-        self._log.returns.extend(state["returns"])
-        self._saved_step, self._saved_updates = learner.progress.global_step, learner.progress.updates
-        messages = [*found.damaged, f"Going on from {found.path.name}: step {learner.progress.global_step:,}"]
-        if self._exact and state["sampler"] is not None:
-            if problem := self._placement.set_state(state["sampler"]):
-                messages.append(problem)
-            checkpoint.set_random_state(state["random"])
-        return messages + self._experience.restore(found.path, state.get("experience"))
+        with _unlike(found.path):
+            progress = Progress(**state["progress"])
+            if not all(type(count) is int and count >= 0 for count in dataclasses.asdict(progress).values()):
+                raise ValueError(f"its counters are {state['progress']}")
+            returns = [float(value) for value in state["returns"]]
+            checkpoint.load_weights(learner.model, found)
+            checkpoint.load_optimizer(learner.optimizer, state["optimizer"])
+            learner.generator.set_state(state["generator"])
+            learner.algorithm.load_state_dict(learner.model, state["learner"])
+            learner.progress = progress
+            self._log.returns.clear()
+            self._log.returns.extend(returns)
 
     @property
     def _exact(self) -> bool:
@@ -116,7 +151,7 @@ class Checkpointing:
                 milestone=milestone,
                 attach=self._experience.save,
             )
-        except checkpoint.CheckpointError as error:
+        except CheckpointError as error:
             if must:
                 raise
             return f"{error} Training goes on; the next try is in {run.checkpoint_interval:.0f} s."

@@ -13,6 +13,7 @@ import dataclasses
 import fnmatch
 import itertools
 import os
+import shlex
 import shutil
 import sys
 import warnings
@@ -26,7 +27,10 @@ from headrace import config as configs
 from headrace import tune as tune_module
 from headrace.cluster import launch
 from headrace.config import Config, ConfigError, describe, machine
+from headrace.envs.trust import check_given, needed_code
 from headrace.make_config import check_config, make_config
+from headrace.runs.explain import explain
+from headrace.runs.output import say, tolerantly
 from headrace.runs.processes import start_fork_server
 
 USAGE = """usage: headrace COMMAND [OPTIONS]
@@ -53,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "serve-envs": serve_envs,
     }
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE)
+        say(USAGE)
         return 0 if arguments else 2
     command, rest = arguments[0], arguments[1:]
     if command not in commands:
@@ -66,11 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        code = _exit_code(error)
-        if code is None:
+        explained = explain(error)
+        if explained is None:
             raise
+        text, code = explained
+        if code_needed := getattr(error, "code", None):
+            text += f". The command is then:\n  {shlex.join(['headrace', *arguments, '--import', *code_needed])}"
         frames = getattr(error, "frames", "")  # an environment's fault: where in the user's code
-        print(f"{frames}headrace: {error}", file=sys.stderr)
+        tolerantly(lambda: print(f"{frames}headrace: {text}", file=sys.stderr, flush=True), sys.stderr)
         return code
 
 
@@ -86,25 +93,6 @@ def _show_without_source(show: Callable[..., None]) -> Callable[..., None]:
     return show_warning
 
 
-def _exit_code(error: Exception) -> int | None:
-    """2 for an error that the user can correct, 1 for a run that failed, None for a bug, which shows its traceback."""
-    if isinstance(error, ConfigError | MemoryError):
-        return 2
-    # An error can only come from a module that was imported; importing torch for a wrong flag would take seconds.
-    for module, name, code in (
-        ("headrace.runs.folder", "FolderInUse", 2),
-        ("headrace.runs.folder", "FolderUnusable", 2),
-        ("headrace.runs.checkpoint", "CheckpointError", 2),
-        ("headrace.envs.contract", "EnvironmentFault", 1),
-        ("headrace.sampling.placements.base", "LearnerLost", launch.LOST),
-        ("headrace.sampling.placements.base", "RunFailed", 1),
-        ("headrace.accelerator.ranks", "RankLost", 1),
-    ):
-        if module in sys.modules and isinstance(error, getattr(sys.modules[module], name)):
-            return code
-    return None
-
-
 # -- train ------------------------------------------------------------------------------------------------------------
 
 
@@ -116,15 +104,15 @@ def train(arguments: list[str]) -> int:
         return launch.launch(arguments, config)
     first = machine.rank().index == 0  # the other ranks of a run say nothing but their errors
     if first:
-        print(f"{config.env}, {config.learning.algorithm}, run folder {config.run_folder}", flush=True)
+        say(f"{config.env}, {config.learning.algorithm}, run folder {config.run_folder}")
         if found := tune_module.in_use(config):
-            print(f"Settings found by headrace tune: {tune_module.describe(found)} ({tune_module.path(config)})", flush=True)
+            say(f"Settings found by headrace tune: {tune_module.describe(found)} ({tune_module.path(config)})")
     start_fork_server()
     from headrace.train import train as run  # seconds, for torch
 
     result = run(config)
     if first:
-        print(
+        say(
             f"{result.reason} at step {result.global_step:,}; mean return of the last 100 episodes {result.mean_return:.2f}\n"
             f"headrace eval {result.folder}\nheadrace watch {result.folder}"
         )
@@ -168,10 +156,13 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     if tuned:
         config = configs.override(config, **tune_module.load(config))
     config = _parse(arguments, config)
+    given_env = any(argument.partition("=")[0] == "--env" for argument in arguments)
     saved = config.run_folder / "config.json"
-    if os.path.exists(saved):  # also False without permission to look: `RunFolder` reports that
+    if os.path.lexists(saved):  # also False without permission to look: `RunFolder` reports that
         before = configs.load(saved)
         before.run.must_be_new = False  # it is about this command, not a property of the run
+        # The flags replace these; what they do not name stays out.
+        check_given(before, [*known.imports, *(needed_code(config) if given_env else ())], saved.parent)
         config = _parse(arguments, before)
     if help_of is not None:
         print(describe.help_text(config, help_of, min(130, shutil.get_terminal_size((100, 24)).columns)))
@@ -285,8 +276,9 @@ def serve_envs(arguments: list[str]) -> int:
         first.add_argument(f"--{name.replace('_', '-')}", f"--{name}", dest=name)
     known, _ = first.parse_known_args(arguments)
     from headrace.envs import registry
+    from headrace.envs.imports import import_files
 
-    registry.import_files(known.imports)
+    import_files(known.imports)
     default = configs.EnvConfig()
     if known.env:
         registry.check_id(known.env)
@@ -330,6 +322,8 @@ class Eval:
     """Checkpoint that is loaded."""
     seed: int = 1_000_000
     """Seed of the environments and of action sampling. The same seed gives the same games."""
+    imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
+    """Python files of the run to import. They run here, so the run folder alone does not suffice."""
     json: bool = False
     """Print the result as JSON, with the return and the length of every game."""
 
@@ -350,8 +344,9 @@ def evaluate(arguments: list[str]) -> int:
         seed=asked.seed,
         which=asked.checkpoint,
         number=asked.policy,
+        imports=asked.imports,
     )
-    print(result.to_json() if asked.json else result)
+    say(result.to_json() if asked.json else str(result))
     return 0
 
 
@@ -375,6 +370,8 @@ class Watch:
     """Checkpoint that is loaded."""
     seed: int = 1_000_000
     """Seed of the environment and of action sampling."""
+    imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
+    """Python files of the run to import. They run here, so the run folder alone does not suffice."""
 
 
 def watch(arguments: list[str]) -> int:
@@ -384,13 +381,13 @@ def watch(arguments: list[str]) -> int:
     from headrace.evaluation.policy import load_policy
     from headrace.evaluation.video import record
 
-    policy = load_policy(asked.run, which=asked.checkpoint, seed=asked.seed, policy=asked.policy)
+    policy = load_policy(asked.run, which=asked.checkpoint, seed=asked.seed, policy=asked.policy, imports=asked.imports)
     prefix = "" if policy.config.population.size == 1 else f"policy-{asked.policy}-"
     path = asked.video or asked.run / "videos" / f"{prefix}step-{policy.step}.mp4"
     returns = record(
         policy, path, episodes=asked.episodes, deterministic=asked.deterministic, max_steps=asked.max_steps, seed=asked.seed
     )
-    print(f"{path}: step {policy.step:,}, returns {', '.join(f'{value:.2f}' for value in returns)}")
+    say(f"{path}: step {policy.step:,}, returns {', '.join(f'{value:.2f}' for value in returns)}")
     return 0
 
 
@@ -408,12 +405,13 @@ def envs(arguments: list[str]) -> int:
     """`headrace envs`. Exit code 1 if no id matches."""
     asked = tyro.cli(Envs, prog="headrace envs", args=arguments)
     from headrace.envs import registry
+    from headrace.envs.imports import import_files
 
-    registry.import_files(asked.imports)
+    import_files(asked.imports)
     pattern = asked.pattern.lower()
     wanted = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
     found = [name for name in registry.list_ids() if fnmatch.fnmatchcase(name.lower(), wanted)]
-    print("\n".join(found))
+    say("\n".join(found))
     for family in registry.FAMILIES:
         try:
             registry.list_ids(family)

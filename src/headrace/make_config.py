@@ -12,7 +12,8 @@ from headrace import config as configs
 from headrace.config import Config, ConfigError, policy_configs
 from headrace.config.ranges import check
 from headrace.config.validation import validate
-from headrace.envs.registry import check_id, defaults, import_files, observes, with_absolute_path
+from headrace.envs.imports import import_files
+from headrace.envs.registry import check_id, defaults, observes, with_absolute_path
 from headrace.learning.algorithm import declaration
 
 LEARNED_WITH = ("policy.", "sampling.", "learning.", "replay.", "q.")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -32,7 +33,7 @@ from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner, Progress
 from headrace.learning.training_log import EPISODE_WINDOW, TrainingLog
 from headrace.make_config import check_config
-from headrace.runs.folder import RunFolder
+from headrace.runs.folder import FolderUnusable, RunFolder
 from headrace.runs.interrupt import interrupts
 from headrace.runs.report import Reporter
 from headrace.sampling.placements import make_placement
@@ -96,18 +97,20 @@ def _run(placement: Placement, reporter: Reporter, evaluation: BackgroundEvaluat
         for message in evaluation.finished():
             reporter.receive(message, placement.memory.control.snapshot(), placement.restarts)
 
-    with interrupts() as interrupt:
+    with interrupts(placement.memory.control.ask_to_stop) as interrupt:
         try:
             placement.start(learn)
             while len(ends) < placement.config.population.size and not interrupt.requested:
                 receive(placement.messages(timeout=0.5))
+                reporter.check_folder()
             if interrupt.requested:
                 reporter.message("Stopping: one more checkpoint (Ctrl-C again: without)")
             receive(placement.stop())
             if not interrupt.requested:
                 receive(evaluation.drain())
-        except RunFailed:  # what was learned until then is kept, if the learner is still there
-            receive(placement.stop())
+        except (RunFailed, FolderUnusable):  # what was learned until then is kept, if the learner is still there
+            with suppress(RunFailed):  # the first error is the one to show
+                receive(placement.stop())
             raise
         except KeyboardInterrupt:
             pass
@@ -122,6 +125,7 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     algorithm, model = make_agent(config, placement.spec)
     set_up(config.device)
     learner = Learner(model, algorithm, config)
+    learner.cut_short = lambda: placement.hurried
     log = TrainingLog()
     ranks = Ranks(config.device)  # others may learn the same policy, each from environments of its own
     experience = joint(placement.batches(p, algorithm.reported_envs(config.num_envs)), ranks)

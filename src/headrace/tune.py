@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError
+from headrace.config.reading import Unreadable, read_json, shortened
 from headrace.make_config import check_config
 from headrace.runs.files import write_whole
 
@@ -75,14 +76,16 @@ def load(config: Config) -> Settings:
     if not any(_folder().glob(f"{_prefix(config.env, config.learning.algorithm)}-*.json")):
         return {}
     file = path(config)
-    if not file.exists():
+    if not os.path.lexists(file):
         return {}
     try:
-        settings = dict(json.loads(file.read_text())["settings"])
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{file} is no result of headrace tune ({error}): remove it") from error
-    if unknown := sorted(set(settings) - set(TUNABLE)):
-        raise ConfigError(f"{file} sets {', '.join(unknown)}, which headrace tune does not: remove it")
+        settings: Settings = dict(read_json(file)["settings"])
+        if unknown := sorted(set(settings) - set(TUNABLE)):
+            raise ConfigError(f"it sets {shortened(', '.join(unknown))}, which headrace tune does not")
+        configs.override(config, **settings)  # whether each value is one that the setting may have
+    except (KeyError, TypeError, ValueError) as error:
+        reason = error.reason if isinstance(error, Unreadable) else shortened(str(error))
+        raise ConfigError(f"{file} is no result of headrace tune ({reason}): remove it") from error
     return settings
 
 

@@ -19,9 +19,10 @@ import pytest
 from worlds import CountingEnv
 
 from headrace.config import ConfigError, EnvConfig
-from headrace.envs import registry
+from headrace.envs import imports, registry
 from headrace.envs.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, Continuous, EnvironmentFault, EnvSpec
 from headrace.envs.description import describe_in_child, spec_from_json, spec_to_json
+from headrace.envs.imports import import_files
 from headrace.envs.spaces import UnsupportedSpace
 from headrace.runs.processes import start_child
 
@@ -31,7 +32,7 @@ PLAIN = EnvConfig()
 
 @pytest.fixture(autouse=True)
 def imported() -> None:
-    registry.import_files([ODD])
+    import_files([ODD])
 
 
 def odd(way: str, **more: object) -> EnvSpec:
@@ -187,8 +188,8 @@ def test_the_child_ends_with_its_parent(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     code = (
         "from headrace.config import EnvConfig\n"
-        "from headrace.envs import registry\n"
-        f"registry.import_files([{str(ODD)!r}])\n"
+        "from headrace.envs import registry; from headrace.envs.imports import import_files\n"
+        f"import_files([{str(ODD)!r}])\n"
         f"registry.describe('odd/env', EnvConfig(kwargs={{'way': 'hang', 'file': {str(pid)!r}}}))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code])
@@ -206,7 +207,7 @@ def test_the_child_ends_with_its_parent(tmp_path: Path) -> None:
 
 
 def test_a_warm_description_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_imported", {})  # files that other tests imported would be imported by the child, too
+    monkeypatch.setattr(imports, "_imported", {})  # files that other tests imported would be imported by the child, too
     registry.describe("gym/CartPole-v1", PLAIN)
     began = time.perf_counter()
     for _ in range(5):

@@ -11,6 +11,7 @@ import pytest
 
 from headrace.config import EnvConfig, PolicyConfig
 from headrace.envs import registry
+from headrace.envs.imports import import_files
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_env.py"
 
@@ -18,7 +19,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "my_env.py"
 def test_the_environment_needs_no_torch() -> None:
     code = (
         "import sys; from headrace.config import EnvConfig; from headrace.envs import registry\n"
-        f"registry.import_files([{str(EXAMPLE)!r}])\n"
+        "from headrace.envs.imports import import_files\n"
+        f"import_files([{str(EXAMPLE)!r}])\n"
         "assert registry.describe_here('my/catch', EnvConfig()).observation['obs'].shape == (1, 21, 21)\n"
         "assert 'torch' not in sys.modules\n"
     )
@@ -26,7 +28,7 @@ def test_the_environment_needs_no_torch() -> None:
 
 
 def test_catching_is_rewarded() -> None:
-    registry.import_files([EXAMPLE])
+    import_files([EXAMPLE])
     env = registry.make_env("my/catch", EnvConfig(), render_mode="rgb_array")
     for seed in range(5):
         env.reset(seed=seed)
@@ -45,7 +47,7 @@ def test_the_network_acts() -> None:
 
     from headrace.policies import make_policy
 
-    registry.import_files([EXAMPLE])
+    import_files([EXAMPLE])
     spec = registry.describe("my/catch", EnvConfig())
     policy = make_policy(spec, PolicyConfig(encoder="my-net"))
     obs = {"obs": torch.randint(0, 256, (5, 1, 21, 21), dtype=torch.uint8)}

@@ -16,6 +16,7 @@ from worlds import CountingEnv, random_actions, reset_group, rows_for, step_grou
 from headrace.config import Config, ConfigError, EnvConfig, override
 from headrace.envs import registry
 from headrace.envs.contract import Categorical, Continuous, EnvironmentFault
+from headrace.envs.imports import import_files
 
 mujoco = pytest.importorskip("mujoco")
 RUNS_DM_CONTROL = int(mujoco.__version__.split(".")[0]) < 4
@@ -125,15 +126,15 @@ def test_a_users_vector_environment(registered: list[str]) -> None:
 def test_imports(registered: list[str], tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("import headrace.envs\nheadrace.envs.register('my/imported')(lambda options, *, render_mode=None: None)\n")
-    registry.import_files([file, file])
+    import_files([file, file])
     assert "my/imported" in registry.list_ids()
     with pytest.raises(ConfigError, match="there is no such file"):
-        registry.import_files([tmp_path / "none.py"])
+        import_files([tmp_path / "none.py"])
     broken = tmp_path / "broken.py"
     broken.write_text("1 / 0")
     for _ in range(2):  # a failed import is not remembered as done
         with pytest.raises(ZeroDivisionError):
-            registry.import_files([broken])
+            import_files([broken])
 
 
 def test_constructors_that_fail_are_named(registered: list[str]) -> None:

@@ -45,9 +45,9 @@ class Run:
         self.temporary.mkdir(exist_ok=True)
         self.mark = uuid.uuid4().hex
         self._shared_memory = set(os.listdir("/dev/shm"))
-        self._environ = {**os.environ, MARK: self.mark, "TMPDIR": str(self.temporary)}
+        self.environ = {**os.environ, MARK: self.mark, "TMPDIR": str(self.temporary)}
         # torch's cache of compiled kernels outlives runs on purpose
-        self._environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.with_name("inductor"))
+        self.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.with_name("inductor"))
         self.command = [sys.executable, "-m", "headrace.cli", "train", "--env", env, "--run.folder", str(folder)]
         self.command += ["--run.no-dashboard", "--run.no-video"]
         if imports:
@@ -64,7 +64,7 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 stdout=out if stdout is None else stdout,
                 stderr=out,
-                env=self._environ,
+                env=self.environ,
                 start_new_session=True,
                 preexec_fn=_hear_ctrl_c,
             )
@@ -91,7 +91,8 @@ class Run:
     @property
     def output(self) -> str:
         """Everything it printed, of all its starts."""
-        return self.folder.with_name(self.folder.name + ".out").read_text(errors="replace")
+        out = self.folder.with_name(self.folder.name + ".out")
+        return out.read_text(errors="replace") if out.exists() else ""
 
     @property
     def story(self) -> str:

@@ -64,7 +64,8 @@ def test_new_run_then_resume(tmp_path):
 
     folder, changes = RunFolder.open(settings(tmp_path, **{"learning.total_steps": 5_000_000}))
     folder.close()
-    assert changes == ["learning.total_steps: 10000000 -> 5000000"]
+    beginning = f"{tmp_path} holds a run without a checkpoint: training starts from the beginning"
+    assert changes == ["learning.total_steps: 10000000 -> 5000000", beginning]
     assert config_module.load(folder.config_path).learning.total_steps == 5_000_000
     assert len(json.loads((tmp_path / "system.json").read_text())) == 2
 

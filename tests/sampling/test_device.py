@@ -19,7 +19,8 @@ from headrace.accelerator.staging import Staging, layout_of, packed, unpacked
 from headrace.accelerator.weights import FlatWeights, Publisher
 from headrace.config import Config
 from headrace.envs.contract import EnvSpec
-from headrace.envs.registry import describe, import_files
+from headrace.envs.imports import import_files
+from headrace.envs.registry import describe
 from headrace.experience.on_policy import BatchMemory, OnPolicyExperience
 from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner, Progress, _Report

@@ -20,12 +20,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from headrace.config import machine
+from headrace.config.errors import UserError
 
 TIMEOUT = float(os.environ.get("HEADRACE_RANK_TIMEOUT", 600))
 """Seconds that a rank waits for the others, which may be writing a checkpoint."""
 
 
-class RankLost(RuntimeError):
+class RankLost(UserError, RuntimeError):
     """Another rank has ended or did not answer. The run goes on from its newest checkpoint when all ranks are started again."""
 
 

@@ -19,10 +19,9 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 
 from headrace.config import Config, ConfigError, machine
+from headrace.config.errors import RANK_LOST
 from headrace.runs.interrupt import SIGNALS
 
-LOST = 75
-"""Exit code of a rank that ended because another rank, or its own learner, was killed. It may be started again."""
 GRACE = 20.0
 """Seconds that the other ranks have to end by themselves after one has ended."""
 PR_SET_PDEATHSIG = 1
@@ -45,7 +44,7 @@ def launch(arguments: list[str], config: Config) -> int:
             # The run exists when its ranks start again.
             again = ["--run.no-must-be-new"] if failures else []
             codes, asked = _run_ranks([*arguments, *again], config.learning.num_devices, Path(folder) / f"store-{failures}")
-            killed = [rank for rank, code in enumerate(codes) if code < 0 or code == LOST]
+            killed = [rank for rank, code in enumerate(codes) if code < 0 or code == RANK_LOST]
             if asked or not killed or failures >= config.sampling.max_restarts:
                 return next((code for code in codes if code > 0), 1 if killed and not asked else codes[0])
             failures += 1
@@ -96,7 +95,7 @@ def _end(process: subprocess.Popen[bytes]) -> int:
     if process.poll() is None:
         process.kill()
         process.wait()
-        return LOST
+        return RANK_LOST
     return process.returncode
 
 
@@ -104,7 +103,7 @@ def _ends(codes: list[int]) -> str:
     return ", ".join(
         f"rank {rank} was ended by {signal.Signals(-code).name}" if code < 0 else f"rank {rank} lost another process"
         for rank, code in enumerate(codes)
-        if code < 0 or code == LOST
+        if code < 0 or code == RANK_LOST
     )
 
 

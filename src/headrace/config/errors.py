@@ -1,5 +1,19 @@
-"""What a configuration that cannot work raises."""
+"""Errors that are explained to the user: their message says what is wrong and what to do, and no traceback is shown."""
+
+from __future__ import annotations
+
+RANK_LOST = 75
+"""Exit code of a rank that ended because another rank, or its own learner, was killed. It may be started again."""
 
 
-class ConfigError(ValueError):
+class UserError(Exception):
+    """Base of all errors whose message is all that the user has to see."""
+
+    exit_code = 1
+    """Of the command line: 2 for what the user can correct before anything runs, 1 for a run that failed."""
+
+
+class ConfigError(UserError, ValueError):
     """A configuration that cannot work; the message says why and what to change."""
+
+    exit_code = 2

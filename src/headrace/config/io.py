@@ -12,6 +12,7 @@ from typing import Any
 
 from headrace.config.errors import ConfigError
 from headrace.config.ranges import check
+from headrace.config.reading import Unreadable, read_json
 from headrace.config.settings import Config
 
 FORMAT = 2
@@ -71,9 +72,7 @@ def load(path: os.PathLike[str] | str) -> Config:
     path = Path(path)
     other_version = "version of headrace: start a new run in another folder, or use the version that made this one"
     try:
-        if not path.is_file():  # opening a pipe would wait for ever
-            raise ConfigError("it is no regular file")
-        data = json.loads(path.read_text())
+        data = read_json(path)
         if not isinstance(data, dict):
             raise ConfigError(f"it must hold a JSON object, not {json.dumps(data):.40}")
         if (found := data.pop("format", 1)) != FORMAT:
@@ -85,11 +84,9 @@ def load(path: os.PathLike[str] | str) -> Config:
             faults = [f"{what}: {_some(which)}" for what, which in unlike.items() if which]
             raise ConfigError(f"its settings do not fit ({'; '.join(faults)}). The run was made by another {other_version}")
         return from_dict(data)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path} is no configuration: it is nested too deeply") from error
-    except ValueError as error:  # no text, no JSON, or what is refused above
+    except Unreadable as error:
+        raise ConfigError(f"{path} is no configuration: {error.reason}") from error
+    except ConfigError as error:
         raise ConfigError(f"{path} is no configuration of this version: {error}") from error
 
 

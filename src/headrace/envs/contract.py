@@ -44,6 +44,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
+from headrace.config.errors import UserError
+
 Array: TypeAlias = Any
 """np.ndarray or torch.Tensor."""
 
@@ -229,7 +231,7 @@ _INTERNAL = {str(Path(__file__).with_name(f"{name}.py")) for name in _MODULES}
 """Files of this package between the engine and an environment's own code."""
 
 
-class EnvironmentFault(RuntimeError):
+class EnvironmentFault(UserError, RuntimeError):
     """An environment misbehaved; the message names the environment, its index, seed and step.
 
     `frames`: where it did, as text, if that happened in another process; else the traceback of the cause is used.

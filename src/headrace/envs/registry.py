@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 import multiprocessing
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -37,6 +35,7 @@ from headrace.config import Config, ConfigError, EnvConfig, override
 from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec
 from headrace.envs.description import describe_in_child
 from headrace.envs.group import LocalGroup, reward_transform, vector_group
+from headrace.envs.imports import import_files, imported, is_importing
 from headrace.envs.spaces import specs_of
 from headrace.envs.wrappers import preprocess, render_without_screen
 
@@ -146,10 +145,6 @@ class _Registered:
 
 
 _registered: dict[str, _Registered] = {}
-_imported: dict[Path, None] = {}
-"""The files that `import_files` has imported, in order (a dictionary for its unique keys)."""
-_importing: list[Path] = []
-"""The files that it is importing: more than one if a file calls `import_files`."""
 
 
 def register(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[EnvFactory], EnvFactory]:
@@ -161,7 +156,7 @@ def register(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Calla
     _refuse_family(env_id)
 
     def add(factory: EnvFactory) -> EnvFactory:
-        _registered[env_id] = _Registered(factory, defaults=dict(defaults or {}), by_import=bool(_importing))
+        _registered[env_id] = _Registered(factory, defaults=dict(defaults or {}), by_import=is_importing())
         return factory
 
     return add
@@ -175,7 +170,7 @@ def register_vector(env_id: str, *, defaults: Mapping[str, Any] | None = None) -
     _refuse_family(env_id)
 
     def add(factory: VectorFactory) -> VectorFactory:
-        _registered[env_id] = _Registered(vector_factory=factory, defaults=dict(defaults or {}), by_import=bool(_importing))
+        _registered[env_id] = _Registered(vector_factory=factory, defaults=dict(defaults or {}), by_import=is_importing())
         return factory
 
     return add
@@ -189,7 +184,7 @@ def register_tensor(env_id: str, *, defaults: Mapping[str, Any] | None = None) -
     _refuse_family(env_id)
 
     def add(factory: TensorFactory) -> TensorFactory:
-        _registered[env_id] = _Registered(tensor_factory=factory, defaults=dict(defaults or {}), by_import=bool(_importing))
+        _registered[env_id] = _Registered(tensor_factory=factory, defaults=dict(defaults or {}), by_import=is_importing())
         return factory
 
     return add
@@ -199,31 +194,6 @@ def _refuse_family(env_id: str) -> None:
     prefix = env_id.partition("/")[0]
     if prefix in FAMILIES:
         raise ValueError(f"{env_id!r}: {prefix!r} is a built-in family; choose another prefix")
-
-
-def import_files(paths: Iterable[str | Path]) -> None:
-    """Import Python files, each once: they register environments, networks and algorithms. Raises `ConfigError` for missing
-    files, and whatever a file raises."""
-    for path in map(Path, paths):
-        if not path.is_file():
-            raise ConfigError(f"--import {path}: there is no such file")
-        name = f"headrace_import_{path.resolve().as_posix().replace('/', '_').removesuffix('.py')}"
-        if name in sys.modules:
-            continue
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
-            raise ConfigError(f"--import {path}: not a Python file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        _importing.append(path)
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-        finally:
-            _importing.pop()
-        _imported[path.resolve()] = None
 
 
 def list_ids(family: str | None = None) -> list[str]:
@@ -462,7 +432,7 @@ def describe(env_id: str, options: EnvConfig, source: SpecSource | None = None) 
     if only_here or multiprocessing.current_process().daemon:  # a child of a run, which may have no children of its own
         return describe_here(env_id, options)
     try:
-        return describe_in_child(partial(describe_here, env_id, options, tuple(_imported)), env_id)
+        return describe_in_child(partial(describe_here, env_id, options, imported()), env_id)
     except UnknownEnvironment:  # registered with Gymnasium by this process only
         return describe_here(env_id, options)
 

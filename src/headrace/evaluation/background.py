@@ -16,10 +16,11 @@ from typing import Any, Literal
 
 import torch
 
-from headrace.config import Config
+from headrace.config import Config, ConfigError
+from headrace.envs.trust import needed_code
 from headrace.evaluation.play import evaluate
 from headrace.runs import checkpoint
-from headrace.runs.processes import start_child
+from headrace.runs.processes import die_with_parent, start_child
 
 WAITING = 16
 """Checkpoints that may wait for their evaluation."""
@@ -85,10 +86,11 @@ class BackgroundEvaluation:
         while self._child is None and self._waiting:
             step, policy, held = self._waiting.popleft()
             here, there = multiprocessing.Pipe(duplex=False)
-            arguments = (str(self._config.run_folder), held, self._config.run.eval_episodes, there, policy)
+            episodes, code = self._config.run.eval_episodes, needed_code(self._config)
+            arguments = (str(self._config.run_folder), held, episodes, code, there, policy)
             try:
                 child = start_child(_evaluate, arguments, f"headrace evaluation of step {step}")
-            except (OSError, EOFError) as error:
+            except (OSError, EOFError, ConfigError) as error:
                 here.close()
                 shutil.rmtree(held, ignore_errors=True)
                 self._problems.append(f"No evaluation at step {step:,}: {type(error).__name__}: {error}")
@@ -182,12 +184,13 @@ def _hold(found: Path, folder: Path) -> Path:
     return held
 
 
-def _evaluate(folder: str, held: Path, episodes: int, report: Connection, policy: int) -> None:
-    """What the child runs; it gives way to the processes that train."""
+def _evaluate(folder: str, held: Path, episodes: int, imports: tuple[str, ...], report: Connection, policy: int) -> None:
+    """What the child runs; it gives way to the processes that train, and ends with the run."""
+    die_with_parent()
     os.nice(10)
     torch.set_num_threads(1)
     try:
-        result = evaluate(folder, episodes, which=held, number=policy)
+        result = evaluate(folder, episodes, which=held, number=policy, imports=imports)
     except Exception as error:  # the run goes on without this evaluation, and says why
         report.send(("message", f"evaluation failed: {type(error).__name__}: {error}"[:LAST_WORDS]))
         return

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,19 +72,21 @@ def evaluate(
     which: Which = "newest",
     num_threads: int = 1,
     number: int = 0,
+    imports: Iterable[os.PathLike[str] | str] = (),
 ) -> EvalResult:
     """Play whole games with a policy or with the policy of a run folder (`number`, where the run trained several).
 
     The episodes are shared out evenly over `num_envs` environments (at most 16 unless given) beforehand: taking the first
     `episodes` to finish would favour short ones. The same seed gives the same episodes. An episode without an end is waited
     for: set `envs.max_episode_steps` where the environment has no limit. `num_threads`: torch's, on the CPU.
+    `imports`: see `load_policy`.
 
     Raises `ValueError` if `episodes` is below 1, and what `load_policy` raises.
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; it must be at least 1")
     if not isinstance(policy, TrainedPolicy):
-        policy = load_policy(policy, which=which, seed=seed, policy=number)
+        policy = load_policy(policy, which=which, seed=seed, policy=number, imports=imports)
     num_envs = min(episodes, num_envs or 16)
     started = time.perf_counter()
     group = make_group(policy.config.env, policy.config.envs, num_envs, training=False)

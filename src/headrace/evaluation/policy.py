@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -16,13 +16,16 @@ from torch import Tensor, nn
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError
+from headrace.config.reading import shortened
 from headrace.config.validation import check_device
 from headrace.envs.contract import EnvSpec
-from headrace.envs.registry import describe, import_files, make_env
+from headrace.envs.imports import import_files
+from headrace.envs.registry import describe, make_env
 from headrace.envs.spaces import decoder, leaves
+from headrace.envs.trust import check_given
 from headrace.learning.algorithm import Algorithm, Mode, make_algorithm
 from headrace.runs import checkpoint
-from headrace.runs.checkpoint import Checkpoint, CheckpointError
+from headrace.runs.checkpoint import Checkpoint
 
 Which = Literal["newest", "best"] | Path
 """Which checkpoint of a run: the newest, the best, or the one in this folder."""
@@ -117,13 +120,22 @@ class TrainedPolicy:
 
 
 def load_policy(
-    run: os.PathLike[str] | str, *, which: Which = "newest", device: str = "auto", seed: int = 0, policy: int = 0
+    run: os.PathLike[str] | str,
+    *,
+    which: Which = "newest",
+    device: str = "auto",
+    seed: int = 0,
+    policy: int = 0,
+    imports: Iterable[os.PathLike[str] | str] = (),
 ) -> TrainedPolicy:
     """The policy of a run folder, from its newest or its best checkpoint. `seed`: for sampled actions. `policy`: its number,
     where the run trained several.
 
+    `imports`: the Python files of a run that has some (`headrace train --import`). They run here, so they are not taken from the
+    folder; those that this process has imported already need not be given.
+
     Raises `ConfigError` if the folder holds no run or no such policy or no checkpoint or the device is not here,
-    `CheckpointError` if the checkpoint is damaged.
+    `ImportsNotGiven` if it needs files that are not given, `CheckpointError` if every checkpoint is damaged.
     """
     config = _run_config(run)
     check_device(device)
@@ -131,33 +143,33 @@ def load_policy(
         raise ConfigError(f"{run} has no policy {policy}; it has {config.population.size}, counted from 0")
     config = configs.policy_config(config, policy)
     config.learning.device = device
+    config.imports = check_given(config, imports, run)
     import_files(config.imports)
-    # The run folder may have been moved since it was trained.
-    found = _checkpoint(configs.override(config, **{"run.folder": str(run)}).policy_folder(policy), which)
-    for damage in found.damaged:
-        warnings.warn(f"{damage}; using {found.path.name}", stacklevel=2)
     spec = describe(config.env, config.envs)
     algorithm = make_algorithm(config)
     model = algorithm.make_model(spec, config)
-    try:
-        model.load_state_dict(found.unpack()["model"])
-    except (KeyError, RuntimeError) as error:
-        raise CheckpointError(f"{found.path} does not fit the network that {run}'s config.json describes: {error}") from error
+    # The run folder may have been moved since it was trained.
+    folder = configs.override(config, **{"run.folder": str(run)}).policy_folder(policy)
+    found = _checkpoint(folder, which, lambda found: checkpoint.load_weights(model, found))
+    for damage in found.damaged:
+        warnings.warn(f"{damage}; using {found.path.name}", stacklevel=2)
     return TrainedPolicy(config, spec, algorithm, model, found.step, seed)
 
 
 def _run_config(run: os.PathLike[str] | str) -> Config:
     path = Path(run) / "config.json"
-    if not path.is_file():
-        raise ConfigError(f"{run} is no run folder: there is no config.json in it")
+    if not os.path.lexists(path):
+        raise ConfigError(f"{shortened(str(run))} is no run folder: there is no config.json in it")
     return configs.load(path)
 
 
-def _checkpoint(run: os.PathLike[str] | str, which: Which) -> Checkpoint:
+def _checkpoint(run: os.PathLike[str] | str, which: Which, use: checkpoint.Use) -> Checkpoint:
     if isinstance(which, Path):
-        return checkpoint.load(which)
+        one = checkpoint.load(which)
+        use(one)
+        return one
     folder = Path(run) / "checkpoints"
-    found = checkpoint.load_newest(folder) if which == "newest" else checkpoint.load_best(folder)
+    found = (checkpoint.load_newest if which == "newest" else checkpoint.load_best)(folder, use)
     if found is None:
         missing = "checkpoint yet" if which == "newest" else "checkpoint with a score (100 finished episodes) yet"
         raise ConfigError(f"{run} has no {missing}")

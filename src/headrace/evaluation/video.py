@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import gymnasium
@@ -25,9 +26,10 @@ def record(
     seed: int = EVALUATION_SEED,
     which: Which = "newest",
     number: int = 0,
+    imports: Iterable[os.PathLike[str] | str] = (),
 ) -> list[float]:
     """Record whole games as a video (mp4); returns the raw return of each. `max_steps` ends the recording early. `number`: of the
-    policy, where the run trained several.
+    policy, where the run trained several. `imports`: see `load_policy`.
 
     Raises `ConfigError` where the environment has no pictures or a package for them is missing, `EnvironmentFault` where drawing
     one fails, and what `load_policy` raises.
@@ -35,7 +37,7 @@ def record(
     from headrace.runs.video import VideoWriter
 
     if not isinstance(policy, TrainedPolicy):
-        policy = load_policy(policy, which=which, seed=seed, policy=number)
+        policy = load_policy(policy, which=which, seed=seed, policy=number, imports=imports)
     env = policy.make_env(render_mode="rgb_array")
     returns: list[float] = []
     steps = 0

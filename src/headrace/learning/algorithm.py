@@ -179,7 +179,7 @@ def make_agent(config: Config, spec: EnvSpec) -> tuple[Algorithm, nn.Module]:
     """The algorithm and a freshly initialised model; the same seed gives the same weights in every process."""
     import torch
 
-    from headrace.envs.registry import import_files
+    from headrace.envs.imports import import_files
 
     import_files(config.imports)
     algorithm = make_algorithm(config)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from headrace.accelerator.graphs import CudaRecorder, Function, Marker, Recorded, Recorder, Tensors
 from headrace.config import Config
+from headrace.config.errors import UserError
 from headrace.learning.algorithm import Algorithm
 from headrace.learning.optimizers import LeanAdam, TensorFlowRMSprop
 from headrace.policies.normalizer import RunningMeanStd
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 SMALL = 1 << 20
 """Bytes of a field of a batch up to which copying it whole costs less than the operations on its parts."""
+
+
+class NotFinite(UserError, FloatingPointError):
+    """The loss or its gradient is not finite; the message has the numbers."""
 
 
 @dataclass
@@ -95,6 +100,8 @@ class Learner:
         self._loss = torch.compile(algorithm.loss) if config.learning.compile else algorithm.loss
         self._reduce_gradients: Callable[[], None] | None = None
         self._ranks: Ranks | None = None
+        self.cut_short: Callable[[], bool] = lambda: False
+        """Asked after every optimizer step whether the update is to end with it; not where several learners make it together."""
 
         def recorded(name: str, function: Function) -> Recorded:
             # A recorder each, since what one of them computes must outlive the work of the others: they share no memory.
@@ -147,7 +154,7 @@ class Learner:
     def learn(self, batch: Batch) -> Update:
         """One update: `num_epochs` x `num_minibatches` optimizer steps; none for a batch without a valid row.
 
-        Raises `FloatingPointError` with the numbers when the loss or the gradient is not finite. On the CPU the model is then as
+        Raises `NotFinite` with the numbers when the loss or the gradient is not finite. On the CPU the model is then as
         it was before that optimizer step. On CUDA this is found while the next update is under way, or by `settle`, and the
         model is spoilt.
         """
@@ -173,6 +180,8 @@ class Learner:
             for part in self._minibatches(data):
                 out = self._step(part) if self._reduce_gradients is None else self._reduced_step(part)
                 steps.append(out["statistics"].clone())
+                if self._reduce_gradients is None and self.cut_short():
+                    break
             statistics = self._reported(torch.stack(steps))
         progress.updates += 1
         if batch.valid is not None:
@@ -195,7 +204,7 @@ class Learner:
         self.progress.episodes += len(arrivals.returns)
 
     def settle(self) -> None:
-        """Wait for the device. Raises `FloatingPointError`, see `learn`."""
+        """Wait for the device. Raises `NotFinite`, see `learn`."""
         for report in self._reports:
             report.check(self._names)
 
@@ -299,14 +308,14 @@ class _Report:
 
     def send(self, steps: Tensor, progress: Progress) -> None:
         """[n, K], one row for each optimizer step."""
-        if self._steps is None:
+        if self._steps is None or self._steps.shape != steps.shape:  # an update that was cut short has fewer
             self._steps = torch.zeros(steps.shape, pin_memory=self._device != "cpu")
         self._steps.copy_(steps, non_blocking=True)
         self._when = progress.updates, progress.global_step
         self._arrived.set()
 
     def check(self, names: tuple[str, ...]) -> None:
-        """Wait for them, and raise `FloatingPointError` if the gradient was not finite."""
+        """Wait for them, and raise `NotFinite` if the gradient was not finite."""
         if self._steps is not None:
             self._arrived.wait()
             _check(self._steps, names, *self._when)
@@ -316,7 +325,7 @@ def _check(steps: Tensor, names: tuple[str, ...], update: int, global_step: int)
     """The gradient's norm is the last column of [n, K]; it is not finite where the loss is not."""
     for numbers in steps[~steps[:, -1].isfinite()].tolist():
         listed = ", ".join(f"{name} {number:.4g}" for name, number in zip(names, numbers, strict=True))
-        raise FloatingPointError(
+        raise NotFinite(
             f"update {update}, step {global_step}: the gradient is not finite ({listed}). A smaller learning rate or "
             "max_grad_norm often helps; look at the rewards first."
         )

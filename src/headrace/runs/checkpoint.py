@@ -10,19 +10,22 @@ A checkpoint is written under another name, flushed to the device and renamed: a
 the earlier checkpoints unchanged. A sequence number is never used twice, so nothing is overwritten. Nothing is pickled, so
 loading runs no code.
 
-`pack` and `unpack` turn any tree of modules' and optimizers' states into that form and back, exactly.
+`headrace.runs.state_tree` turns any tree of modules' and optimizers' states into that form and back, exactly.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +33,28 @@ import numpy as np
 import safetensors.torch
 import torch
 
+from headrace.config.errors import UserError
+from headrace.config.reading import Unreadable, parse_json, read_bytes, shortened
+from headrace.runs.explain import reason
 from headrace.runs.files import free_space
+from headrace.runs.state_tree import check_like, pack, unpack
+
+__all__ = ["Checkpoint", "CheckpointError", "find", "load", "load_best", "load_newest", "pack", "save", "unpack"]
 
 FORMAT = 1
 """Version of the layout on disk."""
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest"
+_MOST_MANIFEST = 1 << 20
+_LISTED = 3
+"""Damaged checkpoints that an error message lists."""
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError, RuntimeError):
     """A checkpoint could not be written or read. The message says which one, why, and what is left."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -56,11 +70,18 @@ class Checkpoint:
     state: Any
     """What `state.json` holds."""
     damaged: tuple[str, ...] = ()
-    """A message for each newer checkpoint that was skipped because it is damaged."""
+    """A message for each checkpoint that was skipped, because it is damaged or does not fit."""
 
     def unpack(self) -> Any:
-        """The tree that was given to `pack`."""
-        return unpack(self.tensors, self.state)
+        """The tree that was given to `pack`. Raises `CheckpointError` if the files do not belong together."""
+        try:
+            return unpack(self.tensors, self.state)
+        except ValueError as error:
+            raise CheckpointError(f"{self.path} is damaged: {shortened(str(error))}") from error
+
+
+Use = Callable[[Checkpoint], None]
+"""Takes what a checkpoint holds, or raises `CheckpointError` where it does not fit."""
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -103,7 +124,7 @@ def save(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left_over in folder.glob(".tmp-*"):
-            shutil.rmtree(left_over)
+            _remove(left_over)
         sequence = max((number for number, _ in _entries(folder)), default=0) + 1
         path = folder / f"{sequence:06d}-step-{step}"
         aside = folder / f".tmp-{path.name}"
@@ -119,14 +140,16 @@ def save(
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)  # the first error is the one to raise; the next save removes the rest
             raise
-        _prune(folder, keep)
     except OSError as error:
         need = sum(map(len, files.values()))
-        have = free_space(folder)
         raise CheckpointError(
-            f"cannot write a checkpoint of {need / 1e6:.1f} MB to {folder} ({have / 1e6:.1f} MB free): {error.strerror}. "
-            "Earlier checkpoints are untouched"
+            f"cannot write a checkpoint of {need / 1e6:.1f} MB to {folder} ({free_space(folder)}): "
+            f"{reason(error)}. Earlier checkpoints are untouched"
         ) from error
+    try:
+        _prune(folder, keep)
+    except OSError as error:
+        warnings.warn(f"a checkpoint that is no longer kept cannot be deleted: {error}", stacklevel=2)
     return path
 
 
@@ -148,23 +171,30 @@ def _sync(folder: Path) -> None:
 
 def _prune(folder: Path, keep: int) -> None:
     entries = _entries(folder)
-    manifests: dict[Path, dict[str, Any]] = {}
+    manifests: dict[Path, _Manifest] = {}
     for _, path in entries:
-        try:
+        with suppress(CheckpointError):  # `load_newest` reports it; here it counts as one without a score
             manifests[path] = _manifest(path)
-        except CheckpointError:  # `load_newest` reports it; here it counts as one without a score
-            continue
-    scored = [path for _, path in entries if manifests.get(path, {}).get("score") is not None]
-    best = max(reversed(scored), key=lambda path: manifests[path]["score"], default=None)
+    scores = {path: m.score for path, m in manifests.items() if m.score is not None}
+    best = max(reversed(scores), key=lambda path: scores[path], default=None)
     for _, path in entries[:-1]:  # attached folders may be large
-        for attached in (p for p in path.iterdir() if p.is_dir()):
-            shutil.rmtree(attached)
+        for attached in path.iterdir() if path.is_dir() else ():
+            if attached.is_dir():
+                _remove(attached)
     for _, path in entries[:-keep]:
-        if path != best and not manifests.get(path, {}).get("milestone"):
+        if path != best and not (path in manifests and manifests[path].milestone):
             # Renamed first, so that no reader sees, and no killed process leaves, an incomplete checkpoint under its name.
             doomed = path.with_name(f".tmp-{path.name}")
             os.rename(path, doomed)
-            shutil.rmtree(doomed)
+            _remove(doomed)
+
+
+def _remove(path: Path) -> None:
+    """Delete a folder with what is in it, or whatever was put in its place."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -174,45 +204,41 @@ def load(path: os.PathLike[str] | str) -> Checkpoint:
     """Read and verify one checkpoint. Raises `CheckpointError` if any byte differs from what was written."""
     path = Path(path)
     manifest = _manifest(path)
-    data = {}
-    for name in (_TENSORS, _STATE):
-        facts, data[name] = manifest["files"][name], _read(path / name)
-        if len(data[name]) != facts["bytes"]:
-            raise CheckpointError(f"{path / name} is damaged: {len(data[name])} bytes, {facts['bytes']} were written")
-        if _sha256(data[name]) != facts["sha256"]:
-            raise CheckpointError(f"{path / name} is damaged: its SHA-256 differs from that of the data written")
-    return Checkpoint(path, manifest["step"], manifest["score"], safetensors.torch.load(data[_TENSORS]), json.loads(data[_STATE]))
+    data = {name: _read_verified(path / name, *manifest.files[name]) for name in (_TENSORS, _STATE)}
+    try:
+        tensors = safetensors.torch.load(data[_TENSORS])
+    except Exception as error:  # the library raises errors of many kinds for what it did not write
+        raise CheckpointError(f"{path / _TENSORS} is damaged: it holds no tensors ({shortened(str(error))})") from error
+    try:
+        state = parse_json(data[_STATE], path / _STATE)
+    except Unreadable as error:
+        raise CheckpointError(f"{path / _STATE} is damaged: {error.reason}") from error
+    return Checkpoint(path, manifest.step, manifest.score, tensors, state)
 
 
-def load_newest(folder: os.PathLike[str] | str) -> Checkpoint | None:
-    """The newest undamaged checkpoint in `folder`; None if there are no checkpoints.
+def load_newest(folder: os.PathLike[str] | str, use: Use | None = None) -> Checkpoint | None:
+    """The newest checkpoint in `folder` that is undamaged, and that `use` takes; None if there are no checkpoints.
 
-    Damaged ones are skipped and listed in `Checkpoint.damaged`, for the caller to report. Raises `CheckpointError` if there are
-    checkpoints but all are damaged: a run must not start from the beginning unnoticed.
+    The others are skipped and listed in `Checkpoint.damaged`, for the caller to report. Raises `CheckpointError` if there are
+    checkpoints but none can be used: a run must not start from the beginning unnoticed.
     """
-    damaged: list[str] = []
-    for _, path in reversed(_entries(Path(folder))):
-        try:
-            found = load(path)
-        except CheckpointError as error:
-            damaged.append(str(error))
-            continue
-        return Checkpoint(found.path, found.step, found.score, found.tensors, found.state, tuple(damaged))
-    if damaged:
-        raise CheckpointError(
-            f"every checkpoint in {folder} is damaged:\n  " + "\n  ".join(damaged) + "\nDelete them to start from the beginning"
-        )
-    return None
+    return _first_usable([path for _, path in reversed(_entries(Path(folder)))], use, folder)
 
 
-def load_best(folder: os.PathLike[str] | str) -> Checkpoint | None:
-    """The checkpoint with the highest score, or None if none has one. Raises `CheckpointError` if it is damaged."""
-    scored = []
+def load_best(folder: os.PathLike[str] | str, use: Use | None = None) -> Checkpoint | None:
+    """The checkpoint with the highest score that is undamaged and that `use` takes, as in `load_newest`; None if none has a
+    score."""
+    scored: list[tuple[float, int, Path]] = []
+    unreadable: list[str] = []
     for number, path in _entries(Path(folder)):
-        score = _manifest(path)["score"]
+        try:
+            score = _manifest(path).score
+        except CheckpointError as error:
+            unreadable.append(str(error))
+            continue
         if score is not None:
             scored.append((score, number, path))
-    return load(max(scored)[2]) if scored else None
+    return _first_usable([path for *_, path in sorted(scored, reverse=True)], use, folder, unreadable)
 
 
 def find(folder: os.PathLike[str] | str, step: int) -> Path | None:
@@ -220,28 +246,87 @@ def find(folder: os.PathLike[str] | str, step: int) -> Path | None:
     return next((path for _, path in reversed(_entries(Path(folder))) if path.name.endswith(f"-step-{step}")), None)
 
 
+def _first_usable(
+    paths: list[Path], use: Use | None, folder: os.PathLike[str] | str, damaged: list[str] | None = None
+) -> Checkpoint | None:
+    """The first of `paths` that can be used. `damaged`: messages of those that are known not to be."""
+    damaged = damaged or []
+    for path in paths:
+        try:
+            found = load(path)
+            if use is not None:
+                use(found)
+        except CheckpointError as error:
+            damaged.append(str(error))
+            continue
+        return replace(found, damaged=tuple(damaged))
+    if not damaged:
+        return None
+    more = f"\n  and {len(damaged) - _LISTED} more" if len(damaged) > _LISTED else ""
+    listed = "\n  ".join(damaged[:_LISTED])
+    raise CheckpointError(
+        f"every checkpoint in {folder} is damaged or does not fit:\n  {listed}{more}\nDelete them to start from the beginning"
+    )
+
+
 def _entries(folder: Path) -> list[tuple[int, Path]]:
-    """Finished checkpoints with their sequence numbers, oldest first."""
-    if not folder.exists():
-        return []
-    return sorted((int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
-
-
-def _read(path: Path) -> bytes:
+    """Finished checkpoints with their sequence numbers, oldest first. Raises `CheckpointError` for a folder that is there but
+    cannot be read."""
     try:
-        return path.read_bytes()
+        names = os.listdir(folder)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        if isinstance(error, FileNotFoundError) and not folder.is_symlink():
+            return []
+        raise CheckpointError(f"the checkpoints in {folder} cannot be read: {error.strerror}") from error
+    return sorted((int(match[1]), folder / name) for name in names if (match := _NAME.fullmatch(name)))
 
 
-def _manifest(path: Path) -> dict[str, Any]:
-    raw = _read(path / _MANIFEST)
-    digest, _, body = raw.partition(b"\n")
-    if digest.decode(errors="replace") != _sha256(body):
-        raise CheckpointError(f"{path / _MANIFEST} is damaged: its SHA-256 differs from that of the data written")
-    manifest = json.loads(body)
-    if manifest["format"] != FORMAT:
-        raise CheckpointError(f"{path} has format {manifest['format']}; this version reads format {FORMAT}")
+def _read_verified(path: Path, size: int, digest: str) -> bytes:
+    try:
+        data = read_bytes(path, size)
+    except Unreadable as error:
+        raise CheckpointError(f"{path} is damaged: {error.reason}") from error
+    if len(data) != size:
+        raise CheckpointError(f"{path} is damaged: {len(data)} bytes, {size} were written")
+    if _sha256(data) != digest:
+        raise CheckpointError(f"{path} is damaged: its SHA-256 differs from that of the data written")
+    return data
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    """What a manifest says."""
+
+    step: int
+    score: float | None
+    milestone: bool
+    files: dict[str, tuple[int, str]]
+    """Length and SHA-256 of each file."""
+
+
+def _manifest(path: Path) -> _Manifest:
+    """Read a checkpoint's manifest. Raises `CheckpointError`, also where its checksum is right but its contents are not."""
+    where = path / _MANIFEST
+    try:
+        digest, _, body = read_bytes(where, _MOST_MANIFEST).partition(b"\n")
+        if digest.decode(errors="replace") != _sha256(body):
+            raise CheckpointError(f"{where} is damaged: its SHA-256 differs from that of the data written")
+        data = parse_json(body, where)
+    except Unreadable as error:
+        raise CheckpointError(f"{where} is damaged: {error.reason}") from error
+    if isinstance(data, dict) and data.get("format") != FORMAT:
+        raise CheckpointError(f"{path} has format {data.get('format')!r:.40}; this version reads format {FORMAT}")
+    try:
+        files = {name: (data["files"][name]["bytes"], data["files"][name]["sha256"]) for name in (_TENSORS, _STATE)}
+        manifest = _Manifest(data["step"], data["score"], data["milestone"], files)
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{where} is damaged: it does not say what a manifest says ({error!r:.100})") from error
+    score = manifest.score
+    sizes = [size for size, _ in files.values()]
+    if not all(type(number) is int and number >= 0 for number in (manifest.step, *sizes)) or not (
+        score is None or (type(score) in (int, float) and math.isfinite(score))
+    ):
+        raise CheckpointError(f"{where} is damaged: its numbers are impossible")
     return manifest
 
 
@@ -255,70 +340,22 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-# -- trees of state ---------------------------------------------------------------------------------------------------
-#
-# In the JSON a tensor is {"$tensor": name}, an array {"$array": name}, a tuple {"$tuple": [...]}, and a dictionary whose
-# keys are not all plain strings (an optimizer's state is keyed by integers) {"$dict": [[key, value], ...]}.
+# -- states of optimizers and generators -----------------------------------------------------------------------------
 
 
-def pack(tree: Any) -> tuple[dict[str, torch.Tensor], Any]:
-    """Split a tree into its tensors, named by their path (`policy/encoder.0.weight`), and JSON for everything else.
+def load_weights(model: torch.nn.Module, found: Checkpoint) -> None:
+    """`model.load_state_dict` with the "model" of a checkpoint's tree.
 
-    The tree may hold dictionaries, lists, tuples, tensors, NumPy arrays and scalars (which come back as Python numbers), and
-    JSON values, NaN and infinity included. Raises `TypeError`, with the path, for anything else.
+    Raises `CheckpointError` where that is the state of another network or not finite; the model is then as it was.
     """
-    tensors: dict[str, torch.Tensor] = {}
-    return tensors, _pack(tree, "", tensors)
-
-
-def _pack(node: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    def inside(items: Iterable[tuple[Any, Any]]) -> list[Any]:
-        return [_pack(value, f"{path}/{key}" if path else str(key), tensors) for key, value in items]
-
-    def keep(tensor: torch.Tensor) -> str:
-        name = path
-        while name in tensors:  # {1: a, "1": b} share a path
-            name += "'"
-        tensors[name] = tensor
-        return name
-
-    match node:
-        case np.generic():
-            return node.item()
-        case None | bool() | int() | float() | str():
-            return node
-        case torch.Tensor():
-            return {"$tensor": keep(node)}
-        case np.ndarray():
-            return {"$array": keep(torch.from_numpy(np.array(node, order="C")))}
-        case list():
-            return inside(enumerate(node))
-        case tuple():
-            return {"$tuple": inside(enumerate(node))}
-        case dict():
-            values = inside(node.items())
-            if all(isinstance(key, str) and not key.startswith("$") for key in node):
-                return dict(zip(node, values, strict=True))
-            return {"$dict": [[_pack(key, path, tensors), value] for key, value in zip(node, values, strict=True)]}
-    raise TypeError(f"cannot store a {type(node).__name__} in a checkpoint (at {path or 'the top'})")
-
-
-def unpack(tensors: dict[str, torch.Tensor], state: Any) -> Any:
-    """The inverse of `pack`."""
-    match state:
-        case {"$tensor": name}:
-            return tensors[name]
-        case {"$array": name}:
-            return tensors[name].numpy()
-        case {"$tuple": items}:
-            return tuple(unpack(tensors, item) for item in items)
-        case {"$dict": items}:
-            return {unpack(tensors, key): unpack(tensors, value) for key, value in items}
-        case dict():
-            return {key: unpack(tensors, value) for key, value in state.items()}
-        case list():
-            return [unpack(tensors, item) for item in state]
-    return state
+    state = found.unpack()
+    try:
+        check_like(state["model"], model.state_dict(), "the model")
+        if not all(torch.isfinite(tensor).all() for tensor in state["model"].values()):
+            raise ValueError("its weights are not finite")
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{found.path} does not fit this network: {shortened(str(error))}") from error
+    model.load_state_dict(state["model"])
 
 
 def to_bytes(found: Checkpoint) -> bytes:
@@ -340,9 +377,14 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     Checkpoints hold contiguous tensors. Without this, the moments of a channels-last parameter would give the same numbers by a
     slower kernel. The choice of kernel (`foreach`, `fused`, `capturable`) is the optimizer's own, because the device may differ
     from that of the run that saved; so is whether the learning rate is a tensor.
+
+    Raises `ValueError` for the state of another optimizer or of other parameters.
     """
     groups = []
     for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        for name, value in own.items():
+            if name not in ("params", "lr") and name in saved:
+                check_like(saved[name], value, f"the optimizer's {name}")
         here: dict[str, Any] = {name: own[name] for name in ("foreach", "fused", "capturable") if name in own}
         if isinstance(own["lr"], torch.Tensor):
             here["lr"] = torch.as_tensor(saved["lr"]).to(own["lr"])
@@ -350,10 +392,22 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
             here["lr"] = saved["lr"].item()
         groups.append({**saved, **here})
     optimizer.load_state_dict({**state, "param_groups": groups})
+    _check_moments(optimizer)
     for parameter, moments in optimizer.state.items():
         for name, value in moments.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
                 moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def _check_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Each moment has the shape of its parameter, or is one number; every parameter has the same ones, or none yet."""
+    if len({frozenset(moments) for moments in optimizer.state.values() if moments}) > 1:
+        raise ValueError("the optimizer's state differs from parameter to parameter")
+    for parameter, moments in optimizer.state.items():
+        for name, value in moments.items():
+            fits = isinstance(value, torch.Tensor) and value.shape in (parameter.shape, ()) and value.is_floating_point()
+            if not fits or not torch.isfinite(value).all():
+                raise ValueError(f"the optimizer's {name} of a parameter of shape {list(parameter.shape)} does not fit it")
 
 
 def random_state(*generators: np.random.Generator) -> dict[str, Any]:

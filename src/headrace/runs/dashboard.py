@@ -21,6 +21,7 @@ from rich.text import Text
 from headrace.config import Config
 from headrace.runs import bottleneck
 from headrace.runs.background_output import BackgroundOutput, never_waiting
+from headrace.runs.output import discard, tolerantly
 from headrace.runs.phases import PARTS, PHASES
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -54,6 +55,13 @@ _ROOMS = (
 )
 
 
+class _Screen(Console):
+    """A console whose reader may go away: by default that would end this process."""
+
+    def on_broken_pipe(self) -> None:
+        discard(self.file)
+
+
 class Dashboard:
     """Shows the progress of a run: `update` takes the metrics of each interval, `message` a text for the user.
 
@@ -62,7 +70,7 @@ class Dashboard:
 
     def __init__(self, config: Config, console: Console | None = None) -> None:
         self.config = config
-        self.console = console or Console(file=never_waiting(sys.stdout))
+        self.console = console or _Screen(file=never_waiting(sys.stdout))
         self.metrics: dict[str, float] = {}
         self._returns: deque[float] = deque(maxlen=4096)
         self._live: Live | None = None
@@ -74,9 +82,10 @@ class Dashboard:
         """Show the metrics of one interval. Keys are those of `headrace.runs.metrics.KEYS`; a missing one is not shown."""
         self.metrics = dict(metrics)
         if self._live is not None:
-            self._live.refresh()
+            tolerantly(self._live.refresh, self.console.file)
         else:
-            self.console.print(self._line(), soft_wrap=True, markup=False, highlight=False)
+            line = self._line()
+            tolerantly(lambda: self.console.print(line, soft_wrap=True, markup=False, highlight=False), self.console.file)
 
     def curve(self, returns: Iterable[float]) -> None:
         """Further points of the curve of mean returns, which the next `update` shows."""
@@ -85,12 +94,13 @@ class Dashboard:
     def message(self, text: str) -> None:
         """Show a message; it stays on the terminal, above the live screen."""
         # rich would apply soft wrapping to the live screen as well.
-        self.console.print(text, soft_wrap=self._live is None, markup=False, highlight=False)
+        wrap = self._live is None
+        tolerantly(lambda: self.console.print(text, soft_wrap=wrap, markup=False, highlight=False), self.console.file)
 
     def close(self) -> None:
         """Leave the last screen on the terminal and stop drawing."""
         if self._live is not None:
-            self._live.stop()
+            tolerantly(self._live.stop, self.console.file)
             self._live = None
         if isinstance(self.console.file, BackgroundOutput):
             self.console.file.drain(LAST_OUTPUT_TIMEOUT)

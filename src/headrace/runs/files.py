@@ -5,53 +5,70 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
+from contextlib import suppress
 from pathlib import Path
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Error numbers of a full disk or an exhausted quota."""
 
-
-def free_space(path: Path) -> int:
-    """Free bytes on the device of `path`, which need not exist and may have an impossible name."""
-    return shutil.disk_usage(next(p for p in (path, *path.absolute().parents) if os.path.exists(p))).free
+def free_space(path: Path) -> str:
+    """The free megabytes on the device of `path`, for a message. The path need not exist, and may have an impossible name."""
+    try:
+        there = next(p for p in (path, *path.absolute().parents) if os.path.exists(p))
+        return f"{shutil.disk_usage(there).free / 1e6:,.1f} MB free"
+    except OSError:  # the working directory was deleted, say
+        return "free space unknown"
 
 
 def write_whole(path: Path, text: str) -> None:
     """Replace a file. After a crash there is either the old or the new one."""
     aside = path.with_name(f".tmp-{path.name}")
-    with open(aside, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    aside.unlink(missing_ok=True)
+    try:
+        with open(aside, "x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 class AppendFile:
-    """A file to which whole pieces are appended. A piece that does not fit on the disk is kept and written with the next one."""
+    """A file to which whole pieces are appended. A piece that cannot be written (a full disk, a network drive that is away) is
+    kept and written with the next one.
+
+    Raises `OSError` if the file cannot be opened, or is no regular file.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        # Without O_NONBLOCK the opening of a pipe would wait for a reader.
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            os.close(self._fd)
+            raise OSError(None, "it is no regular file", str(path))
         self._pending = b""
 
     def append(self, piece: bytes) -> str | None:
-        """Append one piece. Returns None, or a message for the user if the disk is full. Raises `OSError` for other failures."""
+        """Append one piece. Returns None, or a message for the user if it could not be written now."""
         self._pending += piece
-        end = os.fstat(self._fd).st_size
+        end = None
         try:
+            end = os.fstat(self._fd).st_size
             left = memoryview(self._pending)
             while left:
                 left = left[os.write(self._fd, left) :]
         except OSError as error:
-            if error.errno not in FULL:
-                raise
-            os.ftruncate(self._fd, end)
-            return f"{self.path} cannot be written now ({error.strerror}). The data is kept and written when there is room"
+            with suppress(OSError):  # no torn piece
+                if end is not None:
+                    os.ftruncate(self._fd, end)
+            return f"{self.path} cannot be written now ({error.strerror}). The data is kept and written as soon as possible"
         self._pending = b""
         return None
 
     def close(self) -> None:
-        """Write what was kept, and close the file. Raises `OSError` if the disk is still full."""
+        """Write what was kept, and close the file. Raises `OSError` if that is still impossible."""
         problem = self.append(b"")
         os.close(self._fd)
         if problem:

@@ -24,22 +24,29 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from headrace import config as config_module
 from headrace.config import Config, ConfigError
+from headrace.config.errors import UserError
+from headrace.config.reading import Unreadable, read_json
+from headrace.runs.explain import reason
 from headrace.runs.files import AppendFile, free_space, write_whole
 
 
-class FolderInUse(RuntimeError):
+class FolderInUse(UserError, RuntimeError):
     """Another process trains in this folder. The message has its process id."""
 
+    exit_code = 2
 
-class FolderUnusable(RuntimeError):
+
+class FolderUnusable(UserError, RuntimeError):
     """The folder of a run cannot be created or written. The message has the reason and the free space."""
+
+    exit_code = 2
 
 
 STRUCTURAL = {
@@ -70,9 +77,12 @@ class RunFolder:
     Raises `FolderInUse` if another process holds it, `FolderUnusable` if it cannot be made or written.
     """
 
+    _settings = ""
+    """What config.json holds."""
+
     def __init__(self, path: os.PathLike[str] | str) -> None:
         self.path = Path(path)
-        with _explained(self.path):
+        with explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(self.path / "run.lock")
             try:
@@ -92,15 +102,23 @@ class RunFolder:
         folder = cls(config.run_folder)
         try:
             changes: list[str] = []
+            if not folder.has_run and folder.has_checkpoints:
+                raise ConfigError(
+                    f"{folder.path} holds checkpoints, but not the config.json that says what network they belong to: put it "
+                    "back, or choose another run.folder or run.name"
+                )
             if folder.has_run:
                 if config.run.must_be_new:
                     raise ConfigError(
                         f"{folder.path} already holds a run, and run.must_be_new is set: choose another run.folder or run.name"
                     )
                 changes = compare(config_module.load(folder.config_path), config, folder.path)
-            with _explained(folder.path):
-                write_whole(folder.config_path, config_module.to_json(config))
-                folder._write_system()
+                if not folder.has_checkpoints:
+                    changes.append(f"{folder.path} holds a run without a checkpoint: training starts from the beginning")
+            folder._settings = config_module.to_json(config)
+            with explained(folder.path):
+                write_whole(folder.config_path, folder._settings)
+                changes += folder._write_system()
         except BaseException:
             folder.close()
             raise
@@ -120,8 +138,40 @@ class RunFolder:
 
     @property
     def has_run(self) -> bool:
-        """Whether the folder holds a run that was started before."""
-        return self.config_path.exists()
+        """Whether the folder holds a run that was started before, in whatever state its config.json is."""
+        return os.path.lexists(self.config_path)
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether the folder holds checkpoints, of whichever policy, in whatever state they are."""
+        folders = [self.path / "checkpoints", *self.path.glob("policy-*/checkpoints")]
+        return any(os.path.lexists(folder) and (not folder.is_dir() or any(folder.glob("*-step-*"))) for folder in folders)
+
+    def check(self) -> None:
+        """Whether the folder is still there and this process's.
+
+        Raises `FolderUnusable` if it was deleted meanwhile: it is then made again, with the settings, for a last checkpoint.
+        Raises `FolderInUse` if another run has begun where it was: nothing more may be written there.
+        """
+        lock = self.path / "run.lock"
+        here = os.fstat(self._lock)
+        try:
+            there = os.stat(lock)
+        except FileNotFoundError:
+            with explained(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
+                os.close(self._lock)
+                self._lock = _lock(lock)
+                if self._settings:
+                    write_whole(self.config_path, self._settings)
+            raise FolderUnusable(
+                f"the run folder {self.path} was deleted or moved while its run was going on. It is made again for a last "
+                "checkpoint, and the run ends: the same command goes on with it"
+            ) from None
+        except OSError:  # a network drive that is away; whatever is written meanwhile fails with its own message
+            return
+        if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
+            raise FolderInUse(f"another run has begun in {self.path}, which was deleted while this run was going on: it ends")
 
     # -- what is written -------------------------------------------------------------------------------------------
 
@@ -131,21 +181,35 @@ class RunFolder:
         for line in text.splitlines():
             self._log.append(f"{stamp}  {line}\n".encode())
 
-    def _write_system(self) -> None:
-        path = self.path / "system.json"
-        history = json.loads(path.read_text()) if path.exists() else []
+    def _write_system(self) -> list[str]:
+        """Add this process to system.json, and return what the user should know. A damaged file is kept under another name."""
+        path, history, problem = self.path / "system.json", [], []
+        if os.path.lexists(path):
+            try:
+                history = read_json(path)
+                if not isinstance(history, list):
+                    raise Unreadable(path, "it holds no list")
+            except Unreadable as error:
+                aside = path.with_name("system.json.damaged")
+                os.replace(path, aside)
+                history, problem = [], [f"{error}. It is kept as {aside.name}, and a new one begins"]
         write_whole(path, json.dumps([*history, system_facts()], indent=2) + "\n")
+        return problem
 
     def close(self) -> None:
-        """Close the log and release the lock."""
-        self._log.close()
-        os.close(self._lock)
+        """Close the log and release the lock. Raises `FolderUnusable` if the last lines of the log cannot be written."""
+        try:
+            with explained(self.path):
+                self._log.close()
+        finally:
+            os.close(self._lock)
 
     def __enter__(self) -> RunFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        with suppress(FolderUnusable) if error is not None else nullcontext():  # the first error is the one to show
+            self.close()
 
 
 def _lock(path: Path) -> int:
@@ -170,13 +234,14 @@ def _lock(path: Path) -> int:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def explained(path: Path) -> Iterator[None]:
     """Turn an `OSError` into `FolderUnusable`, which names the folder and its free space."""
     try:
         yield
     except OSError as error:
+        file = f" ({Path(error.filename).name})" if error.filename and Path(error.filename) != path else ""
         raise FolderUnusable(
-            f"the run folder {path} cannot be used: {error.strerror} ({free_space(path) / 1e6:,.1f} MB free there). "
+            f"the run folder {path} cannot be used: {reason(error)}{file} ({free_space(path)} there). "
             "Choose another run.folder, or make room"
         ) from error
 

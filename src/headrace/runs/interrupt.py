@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import monotonic
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SAME_REQUEST = 0.5
+"""Seconds within which several signals are one request: a wrapper may pass on what the process got from the terminal too."""
 
 
 @dataclass
@@ -19,15 +22,20 @@ class Interrupt:
 
 
 @contextmanager
-def interrupts() -> Iterator[Interrupt]:
-    """The first signal only sets `requested`, so that the run ends between two updates with a checkpoint; a second one raises
-    `KeyboardInterrupt`. Only Python's main thread may ask for signals; in another thread nothing changes."""
+def interrupts(on_request: Callable[[], None]) -> Iterator[Interrupt]:
+    """The first signal only sets `requested` and calls `on_request`, so that the run ends between two updates with a checkpoint.
+    A second one raises `KeyboardInterrupt`, unless it is SIGHUP or comes at once: when a terminal is closed, the kernel and the
+    shell both send one. Only Python's main thread may ask for signals; in another thread nothing changes."""
     interrupt = Interrupt()
+    first = 0.0
 
     def handle(number: int, frame: object) -> None:
-        if interrupt.requested:
+        nonlocal first
+        if not interrupt.requested:
+            interrupt.requested, first = True, monotonic()
+            on_request()
+        elif number != signal.SIGHUP and monotonic() > first + SAME_REQUEST:
             raise KeyboardInterrupt
-        interrupt.requested = True
 
     if threading.current_thread() is not threading.main_thread():
         yield interrupt

@@ -6,17 +6,21 @@ agents) over all environments.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from headrace.config import Config, ConfigError, to_dict
+from headrace.config.ranges import MANY
+from headrace.config.reading import open_regular
 from headrace.runs.events import EventFile
 from headrace.runs.files import AppendFile, write_whole
 from headrace.runs.phases import PARTS, PHASES
@@ -86,7 +90,8 @@ CURVE_KEYS = ("mean", "low", "high")
 class MetricsWriter:
     """Writes the metrics of a run. If the run is resumed, call `rewind` first.
 
-    Raises `ConfigError` naming the extra if `config.run.track` is set without wandb, `OSError` if the folder cannot be written.
+    Raises `ConfigError` naming the extra if `config.run.track` is set without wandb, `OSError` if the folder cannot be written or
+    metrics.jsonl cannot be read.
     """
 
     def __init__(self, folder: os.PathLike[str] | str, config: Config) -> None:
@@ -94,7 +99,7 @@ class MetricsWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
         self.path = self._folder / "metrics.jsonl"
         self.curve_path = self._folder / CURVE
-        new = not self.path.exists()
+        new = not os.path.lexists(self.path)
         self._open(None)
         if new:
             self._events.add_text("hyperparameters", hyperparameters_table(config))
@@ -136,11 +141,12 @@ class MetricsWriter:
         return self._curve.append("".join(lines).encode())
 
     def close(self) -> None:
-        """Flush and close everything."""
-        for file in (self._jsonl, self._curve, self._events):
-            file.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+        """Flush and close everything. Raises `OSError` if the last lines cannot be written."""
+        with ExitStack() as closing:
+            if self._wandb is not None:
+                closing.callback(self._wandb.finish)
+            for file in (self._jsonl, self._curve, self._events):
+                closing.callback(file.close)
 
     def __enter__(self) -> MetricsWriter:
         return self
@@ -150,21 +156,27 @@ class MetricsWriter:
 
 
 def read_jsonl(path: os.PathLike[str] | str) -> list[dict[str, float]]:
-    """The lines of a metrics.jsonl; lines that a crash cut short or a power failure garbled are left out."""
+    """The lines of a metrics.jsonl; lines that a crash cut short or a power failure garbled are left out. Raises `OSError`."""
     lines = []
-    for text in Path(path).read_text(encoding="utf-8", errors="replace").split("\n"):
+    with open_regular(Path(path)) as file:
+        try:
+            texts = file.read().decode(errors="replace").split("\n")
+        except MemoryError as error:
+            raise OSError(errno.ENOMEM, "not enough memory to read it", str(path)) from error
+    for text in texts:
         try:
             line = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(line, dict) and "global_step" in line:
+        numbers = isinstance(line, dict) and all(type(value) in (int, float) for value in line.values())
+        if numbers and abs(line.get("global_step", math.inf)) < MANY:
             lines.append(line)
     return lines
 
 
 def rewind(path: Path, step: int) -> None:
     """Keep only the lines of `path` up to global step `step`. A crash leaves the old or the new file."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return
     kept = [json.dumps(line) + "\n" for line in read_jsonl(path) if line["global_step"] <= step]
     write_whole(path, "".join(kept))

@@ -9,6 +9,7 @@ import atexit
 import fcntl
 import multiprocessing
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -23,6 +24,7 @@ from typing import Any
 
 import psutil
 
+from headrace.config.errors import ConfigError
 from headrace.runs.interrupt import SIGNALS
 
 _preloaded = ["headrace.sampling.preload"]
@@ -30,6 +32,8 @@ _preloaded = ["headrace.sampling.preload"]
 STARTED_BY = "HEADRACE_FORK_SERVER_STARTED_BY"
 """An environment variable, there only while the fork server is started: the process that starts it, and the temporary folder of
 that process, which holds the fork server's socket ("" where another process removes the folder)."""
+FILES_OF_A_CHILD = 64
+"""Files that starting one more child process may take, beside those that are open."""
 _lock = threading.RLock()
 _asked: float | None = None
 """Since when `start_child` waits for the fork server (monotonic); None: it does not."""
@@ -85,7 +89,15 @@ def start_child(main: Callable[..., None], arguments: tuple[Any, ...], name: str
 
     Functions and arguments are pickled; none may be defined in the user's script. The child gets this process's environment
     variables, working directory and `sys.path` as they are now; it ignores Ctrl-C, SIGTERM and SIGHUP.
+
+    Raises `ConfigError` in a daemonic process, and where so few files may be open that the child could not be started.
     """
+    if multiprocessing.current_process().daemon:
+        raise ConfigError(
+            "this is a daemonic process of multiprocessing, which may have no child processes: start it with daemon=False, or "
+            "train with sampling.placement serial, which needs none"
+        )
+    _allow_files()
     with _lock:  # threads that start children share the environment and the main module
         start_fork_server()
         process = multiprocessing.get_context("forkserver").Process(
@@ -114,6 +126,22 @@ def end_stuck_fork_server(seconds: float) -> bool:
             with suppress(psutil.Error):
                 process.kill()
     return True
+
+
+def _allow_files() -> None:
+    """Raise the soft limit of open files as far as it may be, if it is near. The children have most of this process's files open,
+    and the fork server, where it lacks one, would end."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = len(os.listdir("/proc/self/fd")) + FILES_OF_A_CHILD
+    most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    if need <= soft or soft == resource.RLIM_INFINITY:
+        return
+    if need > most:
+        raise ConfigError(
+            f"too few files may be open: ulimit -n is {hard}, and one more process needs {need}. Allow more, or use fewer "
+            "sampling.num_workers"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, max(need, 2 * soft)), hard))
 
 
 def _with_environment(environment: dict[str, str], main: Callable[..., None], arguments: tuple[Any, ...]) -> None:

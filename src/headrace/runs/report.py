@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+from contextlib import ExitStack, nullcontext, suppress
 from time import monotonic
 from types import TracebackType
 from typing import Any, Protocol
@@ -11,7 +13,7 @@ import psutil
 
 from headrace.config import Config, policy_configs
 from headrace.runs.dashboard import Dashboard
-from headrace.runs.folder import RunFolder
+from headrace.runs.folder import FolderUnusable, RunFolder, explained
 from headrace.runs.metrics import MetricsWriter
 from headrace.shm.run_control import PHASES
 
@@ -32,7 +34,8 @@ class Reporter:
 
     def __init__(self, config: Config, frameskip: int, folder: RunFolder):
         self._frameskip, self._folder = frameskip, folder
-        self._writers = [MetricsWriter(config.policy_folder(p), own) for p, own in enumerate(policy_configs(config))]
+        with explained(folder.path):
+            self._writers = [MetricsWriter(config.policy_folder(p), own) for p, own in enumerate(policy_configs(config))]
         self._dashboard = Dashboard(config)
         self._began: dict[int, int] = {}
         """By policy, the global step at which training goes on."""
@@ -51,6 +54,10 @@ class Reporter:
         """Whether there was anything left to learn for this run."""
         return any(self._steps.get(policy, 0) > step for policy, step in self._began.items())
 
+    def check_folder(self) -> None:
+        """See `RunFolder.check`."""
+        self._folder.check()
+
     def message(self, text: str) -> None:
         """A message for people: on the screen and in the log."""
         self._folder.log(text)
@@ -61,7 +68,8 @@ class Reporter:
         kind, policy = report.kind, report.policy
         if kind == "start":
             self._began.setdefault(policy, report.content)
-            self._writers[policy].rewind(report.content)
+            with explained(self._folder.path):
+                self._writers[policy].rewind(report.content)
         elif kind == "message":
             self.message(report.content)
         elif kind == "done":
@@ -121,7 +129,9 @@ class Reporter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
-            self._folder.log(f"{type(error).__name__}: {error}")
+            self._folder.log("".join(traceback.format_exception(error)))
         self._dashboard.close()
-        for writer in self._writers:
-            writer.close()
+        first_error_counts = suppress(FolderUnusable) if error is not None else nullcontext()
+        with first_error_counts, explained(self._folder.path), ExitStack() as writers:
+            for writer in self._writers:
+                writers.callback(writer.close)

@@ -273,10 +273,13 @@ class Supervisor:
     # -- ending -----------------------------------------------------------------------------------------------------------
 
     def stop(self) -> Iterator[Message]:
-        """End the run; yields the learners' last messages. Nothing of the run is alive afterwards."""
+        """End the run; yields the learners' last messages. Nothing of the run is alive afterwards.
+
+        Raises `RunFailed` if a learner fails now: its last checkpoint was not written.
+        """
         self.memory.stop()
         yield from self._noticed()
-        began, announced = monotonic(), False
+        began, announced, failures = monotonic(), False, []
         while self.children and monotonic() < began + self.config.learning.update_timeout:
             if monotonic() > began + SHUTDOWN_TIMEOUT and not announced:
                 announced = True
@@ -290,9 +293,13 @@ class Supervisor:
                 yield from self._read(child)
                 if child.ended is not None or self._has_ended(child):
                     yield from self._read(child)
+                    if child.role == "learner" and child.error:
+                        failures.append(f"{child.name} failed:\n{child.error}")
                     self._remove(child)
             yield from self._noticed()
         self.kill()
+        if failures:
+            raise RunFailed("\n".join(failures))
 
     def kill(self) -> None:
         """End every process at once."""

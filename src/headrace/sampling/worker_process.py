@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.config import Config, machine
 from headrace.envs.contract import EnvironmentFault, OutOfBounds
+from headrace.runs.explain import explain
 from headrace.runs.processes import die_with_parent
 from headrace.sampling.placements.base import Message
 from headrace.sampling.reports import ReportWriter
@@ -64,8 +65,9 @@ def run_child(main: Callable[[Start], None], start: Start) -> None:
     except EnvironmentFault as fault:
         start.report.send(Message("failed", f"{fault.frames}{fault}"))
         sys.exit(1)
-    except Exception:
-        start.report.send(Message("failed", traceback.format_exc()))
+    except Exception as error:
+        explained = explain(error)
+        start.report.send(Message("failed", explained[0] if explained else traceback.format_exc()))
         sys.exit(1)
 
 

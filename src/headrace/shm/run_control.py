@@ -23,6 +23,9 @@ PHASES: dict[str, tuple[str, ...]] = {
 
 _HEARTBEAT, _STEPS = -2, -1
 _STOP, _FIRST_LEARNER = 0, 1
+_LIVES, _ASKED = 0, 1
+PATIENCE = 2.0
+"""Seconds after which somebody who asked for the end of the run waits no longer for whole batches and updates."""
 
 
 class RunControl:
@@ -36,13 +39,14 @@ class RunControl:
     def __init__(self, workers: Mapping[str, int], num_policies: int = 1):
         self._workers = dict(workers)
         self._words = Words(_FIRST_LEARNER + num_policies)
-        self._segment = Segment(8 + 8 * sum(n * (len(PHASES[role]) + 2) for role, n in self._workers.items()))
+        self._segment = Segment(16 + 8 * sum(n * (len(PHASES[role]) + 2) for role, n in self._workers.items()))
         self._map()
 
     def _map(self) -> None:
         self.clocks: dict[str, np.ndarray] = {}
         """By role, float64 [workers, phases + 2]: seconds spent in each phase, the last heartbeat (perf_counter), steps done."""
-        self._supervisor = self._segment.ndarray(np.float64, 1)
+        self._supervisor = self._segment.ndarray(np.float64, 2)
+        """Of the main process (perf_counter): its last heartbeat, and when somebody asked for the end of the run (0: nobody)."""
         offset = self._supervisor.nbytes
         for role, n in self._workers.items():
             self.clocks[role] = self._segment.ndarray(np.float64, (n, len(PHASES[role]) + 2), offset)
@@ -65,6 +69,16 @@ class RunControl:
     def stop(self) -> None:
         """Ask everybody to end."""
         self._words.store(_STOP, 1)
+
+    def ask_to_stop(self) -> None:
+        """Somebody asks for the end of the run (Ctrl-C), which comes when what is under way is finished."""
+        self._supervisor[_ASKED] = perf_counter()
+
+    @property
+    def hurried(self) -> bool:
+        """Whether `ask_to_stop` was called more than `PATIENCE` seconds ago: what takes long is to be cut short."""
+        asked = float(self._supervisor[_ASKED])
+        return asked > 0 and perf_counter() > asked + PATIENCE
 
     def wait_for_stop(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for the end of the run; whether it is ending."""
@@ -102,11 +116,11 @@ class RunControl:
     @property
     def supervisor_heartbeat(self) -> float:
         """When the supervisor last looked at the processes (perf_counter); 0 before the first time."""
-        return float(self._supervisor[0])
+        return float(self._supervisor[_LIVES])
 
     def supervisor_lives(self) -> None:
         """The supervisor looks at the processes now."""
-        self._supervisor[0] = perf_counter()
+        self._supervisor[_LIVES] = perf_counter()
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """A copy of all clocks, by role."""

@@ -14,9 +14,12 @@ from safetensors.numpy import load
 from safetensors.numpy import save as to_bytes
 
 import headrace._native.replay as native
+from headrace.config.reading import read_bytes, read_json
 from headrace.experience.replay.buffer import Replay
 
 _STATE = "replay.json"
+_MOST = 1 << 44
+"""Bytes of a history's file; larger ones are refused before they are read."""
 
 
 def save(replay: Replay, folder: os.PathLike[str] | str, contents: bool) -> Path:
@@ -50,18 +53,51 @@ def restore(replay: Replay, folder: os.PathLike[str] | str) -> bool:
         FileNotFoundError: `folder` holds no finished state.
         ValueError: it was saved by a replay of another shape, or is damaged; the replay is then still empty.
     """
-    state = json.loads((Path(folder) / _STATE).read_text())
-    fields = [dataclasses.asdict(f) for f in replay.fields]
-    if json.loads(json.dumps(fields)) != state["fields"] or state["config"].get("histories") != replay.config.histories:
-        raise ValueError(f"{folder} holds a replay with other fields or another number of histories")
-    for history, saved in enumerate(state["histories"]):
-        if _sha256(_history_path(folder, history).read_bytes()) != saved["sha256"]:
-            raise ValueError(f"{_history_path(folder, history)} is damaged: its SHA-256 is not the one of what was written")
-    for history, saved in enumerate(state["histories"]):
-        _restore_history(replay, history, saved["first"], _history_path(folder, history))
-    if state["histories"]:
-        replay.native.restore_statistics(state["stats"], [int(word) for word in state["random"]])
-    return bool(state["histories"])
+    folder = Path(folder)
+    if not os.path.lexists(folder / _STATE):
+        raise FileNotFoundError(f"{folder} holds no finished state of a replay")
+    state = read_json(folder / _STATE)
+    fields = json.loads(json.dumps([dataclasses.asdict(f) for f in replay.fields]))
+    try:
+        if state["fields"] != fields or state["config"].get("histories") != replay.config.histories:
+            raise ValueError(f"{folder} holds a replay with other fields or another number of histories")
+        saved = [(saved["first"], saved["sha256"]) for saved in state["histories"]]
+        stats = {name: state["stats"][name] for name in dataclasses.asdict(replay.stats())}
+        random = [int(word) for word in state["random"]]
+        numbers = [first for first, _ in saved] + list(stats.values()) + random
+        if len(saved) not in (0, replay.config.histories) or len(random) != 4 or not all(_is_word(number) for number in numbers):
+            raise TypeError("its numbers are impossible")
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / _STATE} is damaged: {type(error).__name__}: {error}") from error
+    for history, (_, digest) in enumerate(saved):
+        _check_history(replay, _history_path(folder, history), digest)
+    for history, (first, _) in enumerate(saved):
+        _restore_history(replay, history, first, _history_path(folder, history))
+    if saved:
+        replay.native.restore_statistics(stats, random)
+    return bool(saved)
+
+
+def _is_word(number: Any) -> bool:
+    return type(number) is int and 0 <= number < 2**64
+
+
+def _check_history(replay: Replay, path: Path, digest: Any) -> None:
+    """Raise `ValueError` unless `path` holds what `_save_history` wrote."""
+    data = read_bytes(path, _MOST)
+    if _sha256(data) != digest:
+        raise ValueError(f"{path} is damaged: its SHA-256 is not the one of what was written")
+    try:
+        arrays = load(data)
+        rows = len(arrays["flags"])
+        shapes = {f"field.{f.name}": (np.dtype(f.dtype), (rows, *f.shape)) for f in replay.fields}
+        shapes |= {"reward": (np.dtype(np.float32), (rows,)), "discount": (np.dtype(np.float32), (rows,))}
+        shapes |= {"stamps": (np.dtype(np.uint64), (rows,)), "priorities": (np.dtype(np.float32), (rows,))}
+        unlike = [name for name, like in shapes.items() if (arrays[name].dtype, arrays[name].shape) != like]
+        if unlike or not 0 <= int(arrays["ready"][0]) <= rows:
+            raise ValueError(f"impossible {', '.join(unlike) or 'ready'}")
+    except Exception as error:  # the library raises errors of many kinds for what it did not write
+        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def _history_path(folder: os.PathLike[str] | str, history: int) -> Path:

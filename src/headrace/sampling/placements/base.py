@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.config import Config, policy_configs
+from headrace.config.errors import RANK_LOST, UserError
 from headrace.envs.contract import EnvSpec
 from headrace.sampling.run_memory import Agent, MakeAgent, RunMemory, make_run_memory
 from headrace.shm.run_control import PhaseClock
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class RunFailed(RuntimeError):
+class RunFailed(UserError, RuntimeError):
     """A part of the run failed for good; the message holds its error."""
 
 
 class LearnerLost(RunFailed):
     """One of several learners of a policy was killed; the run may be started again."""
+
+    exit_code = RANK_LOST
 
 
 @dataclass
@@ -112,6 +115,11 @@ class Placement(ABC):
     def stopped(self) -> bool:
         """Whether the run is ending."""
         return self.memory.control.stopped
+
+    @property
+    def hurried(self) -> bool:
+        """Whether an update that takes long is to be cut short, since the end of the run was asked for."""
+        return self.memory.control.hurried
 
     def clock(self, p: int) -> PhaseClock:
         """Adds up where the learner of policy p spends its time."""

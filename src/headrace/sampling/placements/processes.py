@@ -92,7 +92,8 @@ def rollout_main(start: Start, act: Act | None = None, seeded: Callable[[], None
     """What a rollout worker's process runs. `act`: its own policy; `seeded` is called when the learners are ready."""
     import os
 
-    from headrace.envs.registry import import_files, make_group
+    from headrace.envs.imports import import_files
+    from headrace.envs.registry import make_group
 
     config, memory = start.placement.config, start.placement.memory
     os.nice(config.sampling.worker_niceness)

@@ -116,7 +116,8 @@ class SerialSampler:
     def collect(self, policy: int, slots: int) -> None:
         """Step the environments until `slots` finished slots of this policy wait for its learner; with several policies, at most
         until another policy's learner has a batch, which it must take before sampling can go on. Gives up where environments that
-        are elsewhere finish no step for `POLL_INTERVAL` seconds, so that Ctrl-C is answered meanwhile."""
+        are elsewhere finish no step for `POLL_INTERVAL` seconds, or somebody waits for the end of the run, so that Ctrl-C is
+        answered meanwhile."""
         stores = [p.trajectories for p in self._memory.policies]
         if not self._started:
             for worker in self.workers:
@@ -130,6 +131,8 @@ class SerialSampler:
                 if qsize() >= n:
                     return
             if not self._ready:
+                if self._memory.control.hurried:
+                    return
                 for policy_worker in self._policy_workers:
                     policy_worker.serve(timeout=0)
                 self._ready.extend((worker, group) for worker in self.workers for group in worker.ready())

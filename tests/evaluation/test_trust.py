@@ -1,0 +1,111 @@
+"""A run folder is data: the Python files that it names run only where the user has named them too."""
+
+import json
+import shlex
+import textwrap
+
+import pytest
+
+from headrace import cli
+from headrace import config as configs
+from headrace.config import Config
+from headrace.envs import imports, registry
+from headrace.envs.trust import ImportsNotGiven, check_given, needed_code
+from headrace.evaluation.policy import load_policy
+
+FILE = """
+    import gymnasium, headrace, pathlib
+    pathlib.Path(r"{marker}").touch()
+    @headrace.envs.register("{env}")
+    def pole(options, *, render_mode=None):
+        return gymnasium.make("CartPole-v1", render_mode=render_mode)
+"""
+TINY = ["--placement", "serial", "--batch-size", "512", "--no-video", "--num-threads", "1", "--no-dashboard"]
+
+
+@pytest.fixture
+def forget():
+    """Afterwards and when called, this process is like a new one, which has imported no file of the user's."""
+
+    def do():
+        import sys
+
+        imports._imported.clear()
+        registry._registered.clear()
+        for name in [name for name in sys.modules if name.startswith("headrace_import_")]:
+            del sys.modules[name]
+
+    yield do
+    do()
+
+
+@pytest.fixture
+def run(tmp_path, forget):
+    """The folder of a run with a file of the user's, the file, and the file that it touches when it is imported."""
+    marker, file = tmp_path / "marker", tmp_path / "mine.py"
+    file.write_text(textwrap.dedent(FILE.format(marker=marker, env="my/pole")))
+    command = ["train", "--import", str(file), "--env", "my/pole", *TINY, "--run.folder", str(tmp_path / "run")]
+    assert cli.main([*command, "--total-steps", "512"]) == 0
+    forget()
+    marker.unlink()
+    return tmp_path / "run", file, marker
+
+
+@pytest.mark.parametrize("command", [["eval", "--episodes", "2"], ["watch", "--max-steps", "3"]])
+def test_files_that_are_not_given_do_not_run(run, capsys, command):
+    folder, file, marker = run
+    arguments = [command[0], str(folder), *command[1:]]
+    assert cli.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert not marker.exists()
+    assert str(file) in said
+    assert "Traceback" not in said
+    told = shlex.split(said.strip().splitlines()[-1])
+    assert told == ["headrace", *arguments, "--import", str(file)]
+    assert cli.main(told[1:]) == 0
+    assert marker.exists()
+
+
+def test_resuming_wants_them_too(run, capsys):
+    folder, file, marker = run
+    config = json.loads((folder / "config.json").read_text())
+    config["env"] = "gym/CartPole-v1"  # known without the file
+    (folder / "config.json").write_text(json.dumps(config))
+    arguments = ["train", *TINY, "--run.folder", str(folder), "--env", "gym/CartPole-v1", "--total-steps", "600"]
+    assert cli.main(arguments) == 2
+    assert not marker.exists()
+    told = shlex.split(capsys.readouterr().err.strip().splitlines()[-1])
+    assert told == ["headrace", *arguments, "--import", str(file)]
+    assert cli.main(told[1:]) == 0
+
+
+def test_in_python_they_are_given_or_imported_before(run):
+    folder, file, marker = run
+    with pytest.raises(ImportsNotGiven, match=r"mine\.py"):
+        load_policy(folder)
+    assert not marker.exists()
+    assert load_policy(folder, imports=[file]).step >= 512
+    assert marker.exists()
+    assert load_policy(folder).step >= 512, "this process has imported it"
+
+
+def test_a_file_that_has_moved_is_taken_from_where_it_is(run):
+    folder, file, _ = run
+    there = file.rename(file.with_name("elsewhere.py"))
+    assert load_policy(folder, imports=[there]).config.imports == (str(there),)
+
+
+def test_a_package_named_by_the_environments_id(tmp_path):
+    config = configs.override(Config(), env="gym/some_package.of_somebody:Thing-v0")
+    assert needed_code(config) == ("some_package.of_somebody",)
+    with pytest.raises(ImportsNotGiven, match=r"some_package\.of_somebody"):
+        check_given(config, [], tmp_path)
+    assert check_given(config, ["some_package.of_somebody"], tmp_path) == ()
+    (tmp_path / "config.json").write_text(configs.to_json(config))
+    with pytest.raises(ImportsNotGiven):
+        load_policy(tmp_path)
+    assert cli.main(["train", *TINY, "--run.folder", str(tmp_path)]) == 2
+
+
+def test_nothing_is_asked_where_nothing_is_needed(tmp_path):
+    assert check_given(Config(), [], tmp_path) == ()
