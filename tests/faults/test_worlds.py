@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from harness import Run
 from test_kills import goes_on, stop
@@ -75,3 +78,28 @@ def test_a_lasting_fault_ends_the_run_with_its_error(tmp_path, fault, message):
             assert "game 1, step 3" in tail, "where it happened"
             assert "src/headrace" not in tail.rpartition("sampling.max_restarts is 2")[2], "only the user's frames"
         run.assert_nothing_left()
+
+
+@pytest.mark.parametrize("end", ["the worker is killed", "the run is killed", "Ctrl-C"])
+def test_what_a_world_has_forked_does_not_outlive_it(tmp_path, end):
+    kwargs = f'{{"fault": "helpers", "once": "{tmp_path}"}}'
+    with faulty_run(tmp_path / "run", kwargs, **{"learning.total_steps": 10**9, "sampling.num_workers": 1}) as run:
+        helpers = run.wait_for("both helpers", lambda: forked(run) if len(forked(run)) == 2 else None)
+        assert run.process is not None
+        if end == "the worker is killed":
+            (worker,) = set(run.pids("rollout")) - set(helpers)
+            os.kill(worker, signal.SIGKILL)
+            run.wait_for("the end of the helpers", lambda: not set(helpers) & set(run.pids()))
+            goes_on(run)
+        if end == "the run is killed":
+            run.process.kill()
+            run.process.wait()
+            run.assert_nothing_left()
+        else:
+            stop(run)
+
+
+def forked(run: Run) -> list[int]:
+    """Processes that a rollout worker has forked; they have its name."""
+    pids = run.pids("rollout")
+    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).ppid() in pids]

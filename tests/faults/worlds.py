@@ -49,6 +49,8 @@ class Faulty(gymnasium.Env[np.ndarray, int]):
                     ctypes.string_at(0)
                 if fault == "leak":
                     leak()
+                if fault == "helpers":
+                    helpers()
                 if fault == "exit":
                     os._exit(7)
                 if fault == "shape":
@@ -68,6 +70,14 @@ class Faulty(gymnasium.Env[np.ndarray, int]):
         except FileExistsError:
             return False
         return True
+
+
+def helpers() -> None:
+    """Fork a process that never ends by itself, and which forks another one."""
+    if os.fork() == 0:
+        os.fork()
+        while True:
+            time.sleep(3600)
 
 
 def leak() -> None:

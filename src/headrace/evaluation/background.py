@@ -20,7 +20,7 @@ from headrace.config import Config, ConfigError
 from headrace.envs.trust import needed_code
 from headrace.evaluation.play import evaluate
 from headrace.runs import checkpoint
-from headrace.runs.processes import die_with_parent, start_child
+from headrace.runs.processes import die_with_parent, forked_children_die_too, start_child
 
 WAITING = 16
 """Checkpoints that may wait for their evaluation."""
@@ -187,6 +187,7 @@ def _hold(found: Path, folder: Path) -> Path:
 def _evaluate(folder: str, held: Path, episodes: int, imports: tuple[str, ...], report: Connection, policy: int) -> None:
     """What the child runs; it gives way to the processes that train, and ends with the run."""
     die_with_parent()
+    forked_children_die_too()
     os.nice(10)
     torch.set_num_threads(1)
     try:

@@ -174,9 +174,31 @@ def die_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is None:
         return
-    fd = parent.sentinel
+    _die_when_closed(parent.sentinel)
+
+
+def _die_when_closed(fd: int) -> None:
+    """Have the kernel kill this process when the other end of the pipe is closed, of which it holds the reading end."""
     fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
     if connection.wait([fd], 0):  # it ended before the line above
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def forked_children_die_too() -> None:
+    """From now on, what this process forks without starting another program is killed by the kernel when this process ends.
+
+    For environments that fork helpers of their own: a worker may be killed at any time, and cannot end them then. Each helper
+    holds the reading end of a pipe whose other end only this process has.
+    """
+    reading, writing = os.pipe()
+
+    def tie() -> None:
+        with suppress(OSError):  # a child of a child has closed it already
+            os.close(writing)
+        # Opened anew, since a file that is inherited has one owner for all who hold it.
+        own = os.open(f"/proc/self/fd/{reading}", os.O_RDONLY | os.O_NONBLOCK)
+        _die_when_closed(own)
+
+    os.register_at_fork(after_in_child=tie)

@@ -94,7 +94,9 @@ def rollout_main(start: Start, act: Act | None = None, seeded: Callable[[], None
 
     from headrace.envs.imports import import_files
     from headrace.envs.registry import make_group
+    from headrace.runs.processes import forked_children_die_too
 
+    forked_children_die_too()
     config, memory = start.placement.config, start.placement.memory
     os.nice(config.sampling.worker_niceness)
     pin(config, start.index)
