@@ -84,6 +84,7 @@ def cases(folder: Path) -> Iterator[Case]:
     yield from each("config.json", run / "config.json", damages.FILES | damages.JSON, TRAIN, EVAL)
     yield from each("system.json", run / "system.json", damages.FILES | damages.JSON, TRAIN)
     yield from each("metrics.jsonl", run / "metrics.jsonl", damages.FILES | damages.JSON, TRAIN)
+    yield from each("curve.jsonl", run / "curve.jsonl", damages.FILES | damages.JSON, TRAIN)
     yield from each("log.txt", run / "log.txt", damages.FILES, TRAIN)
     yield from each("run.lock", run / "run.lock", damages.FILES, TRAIN)
     yield from each("tensorboard", run / "tensorboard", FOLDERS, TRAIN)
@@ -161,8 +162,8 @@ def main() -> None:
     print(f"\n{table(counts)}\n")
     for failure in failures:
         print(failure)
-    if args.every == 1 and not args.match:
-        facts = {"cases": sum(counts.values()), "forbidden": len(failures), "failures": failures}
+    if not args.match:
+        facts = {"cases": sum(counts.values()), "every": args.every, "forbidden": len(failures), "failures": failures}
         rows = [{"file": file, "outcome": outcome, "cases": n} for (file, outcome), n in sorted(counts.items())]
         summary.write(args.out, {"machine": summary.machine(), **facts, "rows": rows})
     sys.exit(bool(failures))
