@@ -246,6 +246,8 @@ def test_lost_lives_end_episodes_but_not_games() -> None:
     [
         ("nan observation", r"observation 'obs' is nan at index \[2\]"),
         ("infinite observation", r"observation 'obs' is inf at index \[1\]"),
+        ("huge observation", r"observation 'obs' is 1e\+30 at index \[3\], too large to learn from"),
+        ("huge reward", r"the reward is -1e\+30, too large to learn from"),
         ("shape", r"observation 'obs' has shape \(3,\); its space declares \(4,\)"),
         ("broadcastable shape", r"observation 'obs' has shape \(1,\)"),
         ("dtype", "has dtype complex64; its space declares float32"),

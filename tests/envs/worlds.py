@@ -72,6 +72,10 @@ class BadEnv(CountingEnv):
                     observation[2] = np.nan
                 case "infinite observation":
                     observation[1] = np.inf
+                case "huge observation":
+                    observation[3] = 1e30
+                case "huge reward":
+                    reward = -1e30
                 case "shape":
                     observation = observation[:3]
                 case "broadcastable shape":

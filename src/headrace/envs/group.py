@@ -43,6 +43,8 @@ BOUNDS_PERIOD = 1000
 BOUNDS_SLACK = 1e-3
 """How far outside their bounds they may be, as a share of the distance between the bounds: for rounding, and for simulators that
 clip one step late."""
+LARGEST = 1e18
+"""Observations and rewards with larger numbers are refused: their squares would be infinite in float32, and so would the loss."""
 LIFE_LOST = "life_lost"
 """Info key: this step ended a training episode but not the game."""
 
@@ -66,6 +68,22 @@ class Completion:
         while not self._group.recv():
             self._changed.wait()
             self._changed.clear()  # before `recv` is called, so that no call of `wake` after it is lost
+
+
+def _absurd(values: np.ndarray) -> tuple[int, ...] | None:
+    """The place of the first number that is not finite or larger than `LARGEST`; None if there is none."""
+    flat = values.reshape(-1)
+    if flat.dtype == np.float16:  # its squares overflow at once
+        flat = flat.astype(np.float32)
+    with np.errstate(all="ignore"):
+        if flat.dot(flat) < LARGEST**2:  # one pass, and cheaper than to look at every number
+            return None
+        places = np.argwhere(~(np.abs(values) <= LARGEST))
+    return tuple(places[0].tolist()) if len(places) else None
+
+
+def _too_large(value: float) -> str:
+    return ", too large to learn from" if np.isfinite(value) else ""
 
 
 class _Group:
@@ -134,9 +152,8 @@ class _Group:
     def _finish(self, now: StepRow, after: ObsRow, counted: np.ndarray, life_lost: np.ndarray | None) -> None:
         """Check observations and rewards and write the rest of `now`; `counted` is False where the step only reset."""
         ended = now.terminated | now.truncated
-        if not np.isfinite(self._raw).all():
-            index = int(np.flatnonzero(~np.isfinite(self._raw))[0])
-            raise self.fault(index, f"the reward is {self._raw[index]}")
+        if (place := _absurd(self._raw)) is not None:
+            raise self.fault(place[0], f"the reward is {self._raw[place]}{_too_large(self._raw[place])}")
         self._check(after.obs, after.valid)
         self._steps += 1
         if self._bounded and self._steps % BOUNDS_PERIOD == 0:
@@ -172,11 +189,12 @@ class _Group:
         return {"seed": self._seed} | {name: getattr(self, name).copy() for name in _STATISTICS}
 
     def _check(self, rows: dict[str, np.ndarray], valid: np.ndarray) -> None:
-        """Raise `EnvironmentFault` for NaN or infinite observations and for action masks that allow nothing."""
+        """Raise `EnvironmentFault` for NaN, infinite and absurdly large observations and for action masks that allow nothing."""
         for name in self._floats:
-            if not np.isfinite(rows[name]).all():
-                index, *where = np.argwhere(~np.isfinite(rows[name]))[0].tolist()
-                raise self.fault(index, f"observation {name!r} is {rows[name][(index, *where)]} at index {where}")
+            if (place := _absurd(rows[name])) is not None:
+                index, *where = place
+                value = rows[name][place]
+                raise self.fault(index, f"observation {name!r} is {value} at index {where}{_too_large(value)}")
         if MASK_KEY in rows:
             self._check_masks(rows[MASK_KEY], valid)
 
