@@ -74,8 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if explained is None:
             raise
         text, code = explained
-        if code_needed := getattr(error, "code", None):
-            text += f". The command is then:\n  {shlex.join(['headrace', *arguments, '--import', *code_needed])}"
+        if needed := getattr(error, "needed", None):
+            text += f". The command is then:\n  {shlex.join(['headrace', *arguments, '--import', *needed])}"
         frames = getattr(error, "frames", "")  # an environment's fault: where in the user's code
         tolerantly(lambda: print(f"{frames}headrace: {text}", file=sys.stderr, flush=True), sys.stderr)
         return code

@@ -102,6 +102,7 @@ def test_no_room_for_the_last_checkpoint_in_one_process(disk, commands):
     one_paragraph(ended, "cannot write a checkpoint", "No space left on device")
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_deleted_is_made_again_for_the_last_checkpoint(tmp_path):
     with counting_run(tmp_path / "run", **{"run.checkpoint_interval": 1000}) as run:
         step = run.wait_for("the first steps", run.step)
@@ -134,6 +135,7 @@ def test_a_folder_that_now_is_another_runs_is_left_alone(tmp_path):
 # -- Ctrl-C within an update -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["serial", "served"])
 def test_ctrl_c_within_an_endless_update(tmp_path, commands, placement):
     absurd = ["--learning.num-epochs", "1000", "--policy.mlp", "2048", "2048", "--run.folder", "run"]
@@ -148,7 +150,7 @@ def test_ctrl_c_within_an_endless_update(tmp_path, commands, placement):
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("placement", ["serial", "served"])
+@pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("limit", "value", "word"),
     [("NOFILE", 12, "ulimit -n"), ("NOFILE", 30, "ulimit -n"), ("FSIZE", 3000, "ulimit -f"), ("FSIZE", 50_000, "ulimit -f")],
@@ -160,6 +162,7 @@ def test_limits_of_the_system(tmp_path, commands, placement, limit, value, word)
         one_paragraph(ended, word)
 
 
+@pytest.mark.slow
 def test_too_little_address_space(tmp_path, commands):
     """`ulimit -v`: what this process has now, and little more."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -127,7 +127,7 @@ def suite(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_commands_on_damaged_folders(suite, tmp_path):
     """Some of the cases of benchmarks/damage.py."""
-    _, failures = suite.suite(tmp_path, every=45)
+    _, failures = suite.suite(tmp_path, every=120)
     assert failures == []
 
 

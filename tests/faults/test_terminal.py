@@ -15,13 +15,15 @@ import pytest
 from harness import MARK, Run
 from test_kills import counting_run
 
+SLOW = {"marks": pytest.mark.slow}
+
 
 def only_at_the_end(folder: Path) -> Run:
     """A run that writes no checkpoint before it is stopped."""
     return counting_run(folder, **{"run.checkpoint_interval": 1000})
 
 
-@pytest.mark.parametrize("whom", ["the run", "every process"])
+@pytest.mark.parametrize("whom", ["every process", pytest.param("the run", **SLOW)])
 def test_sighup_ends_with_a_checkpoint(tmp_path, whom):
     with only_at_the_end(tmp_path / "run") as run:
         run.wait_for("the first steps", run.step)
@@ -54,7 +56,7 @@ class Terminal:
         os.close(self._screen)
 
 
-@pytest.mark.parametrize("started", ["by itself", "in the foreground", "in the background"])
+@pytest.mark.parametrize("started", ["by itself", pytest.param("in foreground", **SLOW), pytest.param("in background", **SLOW)])
 def test_a_closed_terminal_ends_the_run_with_a_checkpoint(tmp_path, started):
     """`by itself`: the terminal's only program, as in `ssh -t host headrace train`; else by an interactive shell."""
     run = only_at_the_end(tmp_path / "run")
@@ -65,7 +67,7 @@ def test_a_closed_terminal_ends_the_run_with_a_checkpoint(tmp_path, started):
     else:
         # Without the mark in its environment, the harness does not take the shell for a part of the run.
         terminal = Terminal(["bash", "--norc", "-i"], {name: value for name, value in environ.items() if name != MARK})
-        terminal.type(f"{MARK}={run.mark} {shlex.join(run.command)} {'&' if started == 'in the background' else ''}\n")
+        terminal.type(f"{MARK}={run.mark} {shlex.join(run.command)} {'&' if started == 'in background' else ''}\n")
     try:
         deadline = time.monotonic() + 200
         while not run.step():

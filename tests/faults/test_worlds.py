@@ -13,6 +13,7 @@ from test_kills import goes_on, stop
 
 WORLDS = Path(__file__).with_name("worlds.py")
 STUCK = Path(__file__).with_name("stuck.py")
+SLOW = {"marks": pytest.mark.slow}
 
 
 def faulty_run(folder: Path, kwargs: str, **settings: object) -> Run:
@@ -80,18 +81,18 @@ def test_a_lasting_fault_ends_the_run_with_its_error(tmp_path, fault, message):
         run.assert_nothing_left()
 
 
-@pytest.mark.parametrize("end", ["the worker is killed", "the run is killed", "Ctrl-C"])
+@pytest.mark.parametrize("end", ["worker killed", pytest.param("run killed", **SLOW), pytest.param("Ctrl-C", **SLOW)])
 def test_what_a_world_has_forked_does_not_outlive_it(tmp_path, end):
     kwargs = f'{{"fault": "helpers", "once": "{tmp_path}"}}'
     with faulty_run(tmp_path / "run", kwargs, **{"learning.total_steps": 10**9, "sampling.num_workers": 1}) as run:
         helpers = run.wait_for("both helpers", lambda: forked(run) if len(forked(run)) == 2 else None)
         assert run.process is not None
-        if end == "the worker is killed":
+        if end == "worker killed":
             (worker,) = set(run.pids("rollout")) - set(helpers)
             os.kill(worker, signal.SIGKILL)
             run.wait_for("the end of the helpers", lambda: not set(helpers) & set(run.pids()))
             goes_on(run)
-        if end == "the run is killed":
+        if end == "run killed":
             run.process.kill()
             run.process.wait()
             run.assert_nothing_left()

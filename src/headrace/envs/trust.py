@@ -16,7 +16,7 @@ from headrace.envs.imports import imported
 
 
 class ImportsNotGiven(ConfigError):
-    """A run folder names code that the user has not named. `code`: the files and packages to name."""
+    """A run folder names code that the user has not named. `needed`: the files and packages to name."""
 
     def __init__(self, folder: os.PathLike[str] | str, code: list[str]) -> None:
         listed = "\n".join(f"  {name}" for name in code)
@@ -24,7 +24,7 @@ class ImportsNotGiven(ConfigError):
             f"the run in {folder} needs Python code that its config.json names:\n{listed}\n"
             "Code of a run folder runs only if you name it too: give --import with these names, in Python imports=[...]"
         )
-        self.code = code
+        self.needed = code
 
 
 def needed_code(config: Config) -> tuple[str, ...]:
