@@ -153,7 +153,7 @@ class _Group:
         """Check observations and rewards and write the rest of `now`; `counted` is False where the step only reset."""
         ended = now.terminated | now.truncated
         if (place := _absurd(self._raw)) is not None:
-            raise self.fault(place[0], f"the reward is {self._raw[place]}{_too_large(self._raw[place])}")
+            raise self.fault(place[0], f"the reward is {self._raw[place]:g}{_too_large(self._raw[place])}")
         self._check(after.obs, after.valid)
         self._steps += 1
         if self._bounded and self._steps % BOUNDS_PERIOD == 0:
@@ -194,7 +194,7 @@ class _Group:
             if (place := _absurd(rows[name])) is not None:
                 index, *where = place
                 value = rows[name][place]
-                raise self.fault(index, f"observation {name!r} is {value} at index {where}{_too_large(value)}")
+                raise self.fault(index, f"observation {name!r} is {value:g} at index {where}{_too_large(value)}")
         if MASK_KEY in rows:
             self._check_masks(rows[MASK_KEY], valid)
 
