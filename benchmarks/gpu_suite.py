@@ -11,6 +11,8 @@
                 with graphs and without, against a bare loop of forward, loss, backward and Adam on one batch that stays
     training    steps/s that the learner has trained on, whole runs: as configured by default, without graphs, with every
                 observation crossing the bus twice; shares of the parts' time
+    atari *     consoles on the GPU (gpu_atari.py): compilation, exactness of all games against the CPU, frames/s of emulation
+                alone, with observations, inference and training over 128 to 65,536 consoles, a mixed batch, memory, kernels
 
 Every part is a process of its own with a time limit: one that fails is reported, the others go on. Variants of a part are
 measured in turns and medians taken. `time/learner/train` is the time in which the host gives work to the device.
@@ -33,6 +35,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import gpu_atari
 import numpy as np
 import summary
 import torch
@@ -76,7 +79,7 @@ class Sizes:
     """Seconds a part may take."""
 
 
-FULL = Sizes(0.5, 5, (1, 16, 64, 256), (16, 64, 256, 1024, 2048), 4096, 12, 25, 110)
+FULL = Sizes(0.4, 3, (1, 16, 64, 256), (16, 64, 256, 1024, 2048), 4096, 8, 14, 110)
 QUICK = Sizes(0.2, 3, (1, 64), (64, 512), 4096, 6, 8, 60)
 TINY = Sizes(0.01, 1, (1,), (16, 48), 256, 1, 2, 240)
 
@@ -260,6 +263,8 @@ def parts(device: str, sizes: Sizes) -> dict[str, Callable[[], list[Row]]]:
     if device != "cpu" or sizes is not TINY:
         result["training without graphs"] = lambda: training(device, sizes, "atari/breakout", **{"learning.no-graphs": None})
         result["training, two transfers"] = lambda: training(device, sizes, "atari/breakout", **{"sampling.one-transfer": "off"})
+    if device != "cpu" and importlib.util.find_spec("cuda") and importlib.util.find_spec("ale_py"):
+        result |= gpu_atari.parts(sizes.training * 3)
     if importlib.util.find_spec("vizdoom") and sizes is not TINY:
         result["training vizdoom"] = lambda: training(device, sizes, "vizdoom/basic")
     return result
@@ -320,7 +325,7 @@ def main() -> None:
         print(json.dumps(known[args.part]()))
         return
     if args.device != "cpu" and not torch.cuda.is_available():
-        parser.error("there is no CUDA device here; --device cpu measures the CPU")
+        parser.error("there is no CUDA device here, so nothing was measured; --device cpu measures the CPU")
     began = perf_counter()
     facts = {"machine": summary.machine(), "torch": torch.__version__, "device": args.device, "sizes": vars(sizes)}
     accelerator = facts["machine"]["accelerator"] or "no accelerator"

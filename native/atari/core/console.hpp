@@ -16,7 +16,7 @@ namespace detail {
 HR_HD inline Frame make_frame(const Cartridge& cart, TvFormat tv, const Input& input) {
   const int32_t limit = tv == TvFormat::kPal ? kPalLineLimit : kNtscLineLimit;
   const int32_t start = kLineClocks * cart.first_row;
-  Frame frame = {cart, tv, input, nullptr, start, start + kLineClocks * cart.rows, (limit + 1) * kLineCycles, {}};
+  Frame frame = {&cart, tv, &input, nullptr, start, start + kLineClocks * cart.rows, (limit + 1) * kLineCycles, {}};
   for (int i = 0; i < 4; ++i)
     if (input.paddle[i] != Input::kNoPaddle)
       frame.charging[i] = static_cast<uint32_t>(1.6 * input.paddle[i] * 0.01e-6 * 1.19e6);
@@ -41,7 +41,7 @@ HR_HD inline int32_t drawn_to(const Console& s, const Frame& frame) {
 // Begins a frame: from now on times are counted from the start of the present line.
 HR_HD inline void start_frame(Console& s, const Frame& frame) {
   s.last_frame_lines = s.cycle / kLineCycles;
-  shift_times(s, frame.cart, s.last_frame_lines * kLineCycles);
+  shift_times(s, *frame.cartridge, s.last_frame_lines * kLineCycles);
   s.frame_began_at = s.cycle;
   // A HMOVE blank that no line has shown yet blanks the first line of this frame.
   const bool blank_is_left = drawn_to(s, frame) < s.hmove_blank_clock;
@@ -60,8 +60,8 @@ HR_HD inline void gray_out(Console& s, const Frame& frame) {
   if (s.grayed) return;
   s.grayed = true;
   if (!frame.pixels) return;
-  const int32_t row = s.cycle / kLineCycles - frame.cart.first_row;
-  for (int32_t i = row < 0 ? 0 : row * kScreenWidth; i < frame.cart.rows * kScreenWidth; ++i)
+  const int32_t row = s.cycle / kLineCycles - frame.cartridge->first_row;
+  for (int32_t i = row < 0 ? 0 : row * kScreenWidth; i < frame.cartridge->rows * kScreenWidth; ++i)
     frame.pixels[i] = (frame.pixels[i] & 15) >> 1;
 }
 
@@ -72,7 +72,7 @@ HR_HD inline void continue_frame(Console& s, const Frame& frame) {
   if (s.cycle < 1 << 28) return;
   const int32_t shift = (s.cycle - far_past_the_display) / even_lines * even_lines;
   catch_up(s, frame);
-  shift_times(s, frame.cart, shift);
+  shift_times(s, *frame.cartridge, shift);
   s.frame_began_at -= shift;
   s.last_access_clock = 0;
 }
@@ -81,7 +81,7 @@ HR_HD inline void continue_frame(Console& s, const Frame& frame) {
 
 // Executes at most a frame with the decoded interpreter. The console's registers are in memory before and after.
 HR_HD inline void run_decoded(Console& console, const Frame& frame) {
-  switch (frame.cart.mapper) {
+  switch (frame.cartridge->mapper) {
     case Mapper::k2K:
     case Mapper::k4K: return run_loop<Mapper::k4K>(console, frame);
     case Mapper::kF8: return run_loop<Mapper::kF8>(console, frame);
@@ -133,6 +133,21 @@ HR_HD inline void system_reset(Console& console, const Cartridge& cart, const Re
     for (int32_t i = 0; i < 2 * cart.rows * kScreenWidth; ++i) screens[i] = 0;
 }
 
+// The two halves of run_frame_on around the program. `input` must last until the second.
+HR_INLINE Frame begin_frame(TvFormat tv, Console& console, const Cartridge& cart, const Input& input, uint8_t* screens) {
+  Frame frame = detail::make_frame(cart, tv, input);
+  if (console.frame_complete) detail::start_frame(console, frame);
+  else detail::continue_frame(console, frame);
+  console.frame_complete = false;
+  if (screens) frame.pixels = front_buffer(console, cart, screens);
+  return frame;
+}
+HR_INLINE void end_frame(Console& console, const Frame& frame) {
+  catch_up(console, frame);
+  console.rows_missing = console.drawn_to_clock < frame.display_stop;
+  if (!console.frame_complete) detail::gray_out(console, frame);
+}
+
 // Runs until the program ends its frame, or until the frame's limit of lines or of 25,000 instructions.
 //
 // `screens`: 2 frame buffers of cart.rows x 160 bytes (TIA colour values) one behind the other, or null: then nothing is
@@ -148,15 +163,9 @@ HR_HD inline void system_reset(Console& console, const Cartridge& cart, const Re
 template <class RunProgram>
 HR_HD void run_frame_on(TvFormat tv, Console& console, const Cartridge& cart, const Input& input, uint8_t* screens,
                         const RunProgram& run_program) {
-  Frame frame = detail::make_frame(cart, tv, input);
-  if (console.frame_complete) detail::start_frame(console, frame);
-  else detail::continue_frame(console, frame);
-  console.frame_complete = false;
-  if (screens) frame.pixels = front_buffer(console, cart, screens);
+  const Frame frame = begin_frame(tv, console, cart, input, screens);
   if (!console.jammed) run_program(console, frame);
-  catch_up(console, frame);
-  console.rows_missing = console.drawn_to_clock < frame.display_stop;
-  if (!console.frame_complete) detail::gray_out(console, frame);
+  end_frame(console, frame);
 }
 
 // The same in the cartridge's own TV format.

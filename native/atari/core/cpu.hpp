@@ -46,16 +46,16 @@ struct Cpu {
   // `bus`: the last byte that was on the data bus.
   HR_INLINE uint32_t read(uint32_t address, uint32_t bus) {
     const uint16_t at = static_cast<uint16_t>(address);
-    if (at & 0x1000) return read_cartridge(s, frame.cart, at, cycle);
+    if (at & 0x1000) return read_cartridge(s, *frame.cartridge, at, cycle);
     if (!(at & 0x80)) return read_tia(s, frame, at, static_cast<uint8_t>(bus), cycle);
-    if (at & 0x200) return read_riot(s, frame.input, at, cycle);
+    if (at & 0x200) return read_riot(s, *frame.input, at, cycle);
     return s.ram[at & 0x7F];
   }
 
   HR_INLINE void write(uint32_t address, uint32_t value, bool after_write = false) {
     const uint16_t at = static_cast<uint16_t>(address);
     const uint8_t byte = static_cast<uint8_t>(value);
-    if (at & 0x1000) return write_cartridge(s, frame.cart, at, byte);
+    if (at & 0x1000) return write_cartridge(s, *frame.cartridge, at, byte);
     if (!(at & 0x80)) return write_tia_register(at & 63, byte, after_write);
     if (at & 0x200) return write_riot(s, at, byte, cycle);
     s.ram[at & 0x7F] = byte;

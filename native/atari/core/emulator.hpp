@@ -63,6 +63,8 @@ HR_HD inline int32_t start_index(Stage stage, uint8_t timer) { return static_cas
 //   void keep_start(const EmulatorSettings&, int32_t start_index, const EmulatorState&, const uint8_t* screens,
 //                   int32_t noise_draws)
 //     Keeps a copy of a start state, or does nothing.
+//   void copy_screens(uint8_t* to, const uint8_t* from, size_t bytes)
+//     Copies the screens of a start state, now or before the next frame is run.
 //
 // TableServices reads them from tables. The host has services of its own (host/game.hpp).
 struct TableServices {
@@ -77,6 +79,7 @@ struct TableServices {
     return starts && same ? starts[index] : nullptr;
   }
   HR_HD void keep_start(const EmulatorSettings&, int32_t, const EmulatorState&, const uint8_t*, int32_t) const {}
+  HR_HD void copy_screens(uint8_t* to, const uint8_t* from, size_t bytes) const { copy_bytes(to, from, bytes); }
 };
 
 // A console and its surroundings while something is done with it; made for every call, it owns nothing.
@@ -119,8 +122,17 @@ struct Emulator {
   // `strength`: share of a paddle's full turn. `draw`: whether the screen is needed.
   HR_HD int32_t play(int action, float strength, bool draw) {
     if (state.keeper.terminal) return 0;
-    if (!(game.facts.legal_actions >> action & 1)) action = kNoop;
-    counted_frame(action, strength, draw);
+    const Input input = input_of_played(action, strength);
+    emulate(input, draw);
+    return end_played();
+  }
+
+  // The parts of `play` before and after the frame, for those who run frames themselves. Nothing is played once the game is over.
+  HR_HD Input input_of_played(int action, float strength) {
+    return input_of_counted(game.facts.legal_actions >> action & 1 ? action : kNoop, strength);
+  }
+  HR_HD int32_t end_played() {
+    end_counted();
     return state.keeper.reward;
   }
 
@@ -154,12 +166,19 @@ struct Emulator {
     atari::keep_score(game.index, state.console.ram, state.console.superchip, settings.mode, state.keeper);
   }
 
-  HR_HD void counted_frame(int action, float strength, bool draw) {
+  HR_HD Input input_of_counted(int action, float strength) {
     turn_paddle(game.facts, action, strength, state.paddles);
-    emulate(make_input(game.facts, action, state.paddles, settings.difficulty), draw);
+    return make_input(game.facts, action, state.paddles, settings.difficulty);
+  }
+  HR_HD void end_counted() {
     keep_score();
     ++state.frame_number;
     ++state.episode_frame_number;
+  }
+  HR_HD void counted_frame(int action, float strength, bool draw) {
+    const Input input = input_of_counted(action, strength);
+    emulate(input, draw);
+    end_counted();
   }
 
   // `count` frames with some console switches held (bits of SWCHB).
@@ -217,7 +236,7 @@ struct Emulator {
     const int32_t frame_number = state.frame_number;
     const uint32_t system_draws = state.system_draws;
     state = start->state;
-    copy_bytes(screens, start->screens, static_cast<size_t>(2 * game.screen_bytes()));
+    services.copy_screens(screens, start->screens, static_cast<size_t>(2 * game.screen_bytes()));
     if (counting) {
       state.frame_number = frame_number + state.episode_frame_number;
       state.system_draws = system_draws;

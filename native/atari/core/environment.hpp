@@ -93,6 +93,12 @@ struct StepResult {
   bool has_final = false;  // final_observation was written: the step ended an episode and began the next one
   int32_t lives = 0;
   int32_t frame_number = 0, episode_frame_number = 0;
+
+  HR_HD void take_counters(const StepResult& other) {
+    lives = other.lives;
+    frame_number = other.frame_number;
+    episode_frame_number = other.episode_frame_number;
+  }
 };
 
 // The counters as they are, with no reward.
@@ -113,8 +119,60 @@ HR_HD inline void write_observation(const EnvironmentSetup& setup, const Environ
     copy_bytes(target, memory.images + (state.newest + i) % stack * image_bytes, image_bytes);
 }
 
+// The image that frames leave in the ring, to be made with `make_picture`, or by a kernel of its own (cuda/kernels.hpp).
+enum class PictureSource : uint8_t {
+  kNone,
+  kScreens,  // the brighter pixels of screens a and b
+  kAgain,    // the brighter pixels of screen a and of what the image before showed
+  kCopy,     // the image before
+  kRam,      // the 128 bytes of RAM
+};
+struct Picture {
+  PictureSource source;
+  bool clears;             // first of an episode: the other images are cleared
+  int32_t target, before;  // index in the ring of the image and of the one before
+  const uint8_t *a, *b;    // rows x 160 TIA colours
+};
+
+// The frames of one step, or of the no-ops that begin an episode, while they are played. Plain data.
+//
+// Observations show only the last two frames, so the others are not drawn, as long as programs draw every row of every
+// frame: a row left out shows what the frame before last had there. When one is missing, the frames are repeated with
+// everything drawn, and the next steps are drawn in full. Some of the last two frames may have been drawn by then; that is
+// harmless, because the two frames before them miss no row, and when they are repeated they replace both screens.
+struct Frames {
+  EmulatorState before;    // the first frame
+  int32_t count;           // of frames
+  int32_t first, rest;     // the actions (0..17) that are chosen for frame 0 and for the others
+  float strength;
+  bool is_step;            // else no-ops of a reset
+  bool fire_follows;       // after these frames another one with FIRE
+  int32_t lives;           // before the step
+  int32_t played;          // frames
+  bool over;               // the episode ended with the last of them
+  bool finished;           // no more frames follow
+  int32_t reward;          // sum
+  bool draw_all, incomplete;
+  bool interrupted;        // frame `count` - 2: it goes on in the same screen, so a copy shows what it showed then
+  // The actions that the frames got, to repeat them: action noise may hold the one of frame 0 for a while.
+  int32_t held, frames_held;
+  float held_strength;
+  int32_t repeated, repeats;  // frames repeated, of those to repeat
+};
+
+// What the console gets in the next frame.
+struct PlannedFrame {
+  int32_t index;   // within Frames::count
+  int32_t action;  // 0..17
+  float strength;
+  bool draw;
+};
+
 // An environment and its surroundings while something is done with it; made for every call, it owns nothing.
 // `Services`: see emulator.hpp.
+//
+// `step` and `reset` do everything. Who runs frames and makes images elsewhere calls begin_step, next_frame and frame_played
+// for each frame, and end_step; or begin_reset and so on.
 template <class Services>
 class Environment {
  public:
@@ -122,6 +180,8 @@ class Environment {
                     const StepScratch& scratch, Services& services)
       : options_(setup.options), setup_(setup), state_(state), memory_(memory), scratch_(scratch),
         emulator_{*setup.game, setup.settings, services, state.emulator, memory.screens, memory.noise} {}
+
+  HR_HD Emulator<Services>& emulator() { return emulator_; }
 
   // Loads the ROM; a reset must follow. `seed` is that of the no-ops and of the action noise.
   HR_HD void load(uint32_t seed) {
@@ -131,21 +191,10 @@ class Environment {
 
   // Starts an episode: the console's reset, then FIRE and no-ops.
   HR_HD StepResult reset() {
-    emulator_.reset();
-    const bool fires = options_.fire_reset && setup_.actions.contains(kFire);
-    const auto never = [] { return false; };
-    if (options_.noop_min < 0) {
-      const int noops = random_below(options_.noop_max);
-      run(max_of(fires ? 1 : 0, noops), fires ? kFire : kNoop, kNoop, 1.0f, never);
-    } else {
-      const int noops = options_.noop_min + random_below(options_.noop_max - options_.noop_min + 1);
-      run(noops, kNoop, kNoop, 1.0f, never);
-      if (fires) run(1, kFire, kFire, 1.0f, never);
-    }
-    state_.elapsed = 0;
-    state_.done = false;
-    clear_bytes(memory_.images, static_cast<size_t>(options_.stack) * image_bytes());
-    observe(emulator_.screen(), emulator_.screen());
+    Frames frames;
+    begin_reset(frames);
+    play(frames);
+    make_picture(end_reset());
     return counters_of(setup_, state_);
   }
 
@@ -153,23 +202,136 @@ class Environment {
   // If the episode had ended, starts the next one instead, unless that happened within its last step.
   HR_HD StepResult step(int action, float strength) {
     if (state_.done) return reset();
-    const int32_t lives = emulator_.lives();
-    const int32_t reward = play(setup_.actions.actions[action], strength);
-    const bool life_lost = lost_life(lives);
+    Frames frames;
+    begin_step(frames, action, strength);
+    play(frames);
+    make_picture(picture_of(frames));
+    StepResult result = end_step(frames);
+    if (result.has_final) {
+      write_observation(setup_, state_, memory_, memory_.final_observation);
+      if (state_.done) result.take_counters(reset());
+    }
+    return result;
+  }
+
+  // --- the parts of a step, in order ---
+
+  HR_HD void begin_step(Frames& frames, int action, float strength) {
+    const int chosen = setup_.actions.actions[action];
+    begin(frames, options_.frameskip, chosen, chosen, strength);
+    frames.is_step = true;
+    frames.lives = emulator_.lives();
+  }
+
+  // The console's reset. Takes a kept start state, or runs its frames one after the other.
+  HR_HD void begin_reset(Frames& frames) {
+    emulator_.reset();
+    const bool fires = options_.fire_reset && setup_.actions.contains(kFire);
+    if (options_.noop_min < 0) {
+      const int noops = random_below(options_.noop_max);
+      begin(frames, max_of(fires ? 1 : 0, noops), fires ? kFire : kNoop, kNoop, 1.0f);
+    } else {
+      begin(frames, options_.noop_min + random_below(options_.noop_max - options_.noop_min + 1), kNoop, kNoop, 1.0f);
+      frames.fire_follows = fires;
+    }
+  }
+
+  // Plans the next frame, or returns false if there is none.
+  HR_HD bool next_frame(Frames& f, PlannedFrame& next) {
+    if (f.repeated < f.repeats) {
+      const bool holds = f.repeated < f.frames_held;
+      next = {f.repeated, holds ? f.held : f.rest, holds ? f.held_strength : f.strength, true};
+      return true;
+    }
+    if (f.finished) return false;
+    if (f.over || f.played == f.count) {
+      state_.draw_all = f.incomplete ? kStepsDrawnInFull : max_of(0, state_.draw_all - 1);
+      f.finished = !f.fire_follows;
+      if (f.finished) return false;
+      begin(f, 1, kFire, kFire, 1.0f);
+    }
+    float turn = f.strength;
+    const int i = f.played, action = emulator_.repeated_or(i == 0 ? f.first : f.rest, turn);
+    if (i == 0) f.held = action, f.held_strength = turn;
+    if (action == f.held && turn == f.held_strength && f.frames_held == i) ++f.frames_held;
+    next = {i, action, turn, f.draw_all || i >= f.count - 2};
+    return true;
+  }
+
+  // To be called after the frame was played with `reward`.
+  HR_HD void frame_played(Frames& f, const PlannedFrame& frame, int32_t reward) {
+    if (frame.index == f.count - 2) {
+      f.interrupted = !state_.emulator.console.frame_complete;
+      if (f.interrupted)
+        copy_bytes(scratch_.interrupted_screen, emulator_.screen(), static_cast<size_t>(setup_.game->screen_bytes()));
+    }
+    if (f.repeated < f.repeats) {
+      ++f.repeated;
+      return;
+    }
+    f.reward += reward;
+    if (f.is_step) {
+      ++state_.elapsed;
+      f.over = emulator_.game_over() || state_.elapsed >= options_.max_frames || (options_.episodic_life && lost_life(f.lives));
+    }
+    const bool missing = f.played >= f.count - 4 && state_.emulator.console.rows_missing;
+    f.incomplete = f.incomplete || missing;
+    ++f.played;
+    if (!missing || f.draw_all) return;
+    emulator_.rewind(f.before);
+    f.repeats = f.played;
+    f.draw_all = true;
+  }
+
+  // The image that the frames of a step leave. ale_py does not look at the frame with which an episode ends: where that frame, or
+  // the one before it, is missing, the image shows what the image of the step before had shown.
+  HR_HD Picture picture_of(const Frames& f) {
+    const bool pools = options_.maxpool && options_.frameskip > 1;
+    const uint8_t* last_but_one = f.interrupted ? scratch_.interrupted_screen : emulator_.previous_screen();
+    if (options_.observation == ObservationType::kRam || !f.over)
+      return push(PictureSource::kScreens, emulator_.screen(), pools ? last_but_one : emulator_.screen());
+    if (pools && f.played == options_.frameskip) return push(PictureSource::kAgain, last_but_one, last_but_one);
+    return push(PictureSource::kCopy, nullptr, nullptr);
+  }
+
+  // The result of a step. If it has_final, the observation is to be written to final_observation; if in addition the state is
+  // done, a reset follows.
+  HR_HD StepResult end_step(const Frames& f) {
+    const bool life_lost = lost_life(f.lives);
     const bool over = emulator_.game_over();
     const bool truncated = !over && state_.elapsed >= options_.max_frames;
     const bool signalled = life_lost && (options_.episodic_life || options_.life_loss_info);
     state_.done = over || truncated || (options_.episodic_life && life_lost);
     StepResult now = counters_of(setup_, state_);
-    if (options_.same_step_autoreset && (state_.done || signalled)) {
-      write_observation(setup_, state_, memory_, memory_.final_observation);
-      if (state_.done) now = reset();
-      now.has_final = true;
-    }
-    now.reward = options_.clip_rewards ? max_of(-1, min_of(reward, 1)) : reward;
+    now.has_final = options_.same_step_autoreset && (state_.done || signalled);
+    now.reward = options_.clip_rewards ? max_of(-1, min_of(f.reward, 1)) : f.reward;
     now.terminated = over || signalled;
     now.truncated = truncated;
     return now;
+  }
+
+  // The first image of an episode.
+  HR_HD Picture end_reset() {
+    state_.elapsed = 0;
+    state_.done = false;
+    Picture picture = push(PictureSource::kScreens, emulator_.screen(), emulator_.screen());
+    picture.clears = true;
+    return picture;
+  }
+
+  HR_HD void make_picture(const Picture& picture) {
+    if (picture.clears) clear_bytes(memory_.images, static_cast<size_t>(options_.stack) * image_bytes());
+    uint8_t* target = image(picture.target);
+    switch (picture.source) {
+      case PictureSource::kNone: return;
+      case PictureSource::kScreens:
+        return setup_.observer->observe(picture.a, picture.b, memory_.pooled, target, scratch_.observer);
+      case PictureSource::kAgain: return setup_.observer->observe_again(picture.a, memory_.pooled, target, scratch_.observer);
+      case PictureSource::kCopy:
+        if (picture.target != picture.before) copy_bytes(target, image(picture.before), image_bytes());
+        return;
+      case PictureSource::kRam: return copy_bytes(target, state_.emulator.console.ram, 128);
+    }
   }
 
  private:
@@ -186,96 +348,28 @@ class Environment {
     return lives < lives_before && lives > 0;
   }
 
-  // Pushes the image of one screen, or of the brighter pixels of two.
-  HR_HD void observe(const uint8_t* a, const uint8_t* b) {
-    state_.newest = (state_.newest + 1) % options_.stack;
-    uint8_t* target = image(state_.newest);
-    if (options_.observation == ObservationType::kRam) copy_bytes(target, state_.emulator.console.ram, 128);
-    else setup_.observer->observe(a, b, memory_.pooled, target, scratch_.observer);
+  HR_HD void begin(Frames& f, int count, int first, int rest, float strength) {
+    f = Frames{};
+    f.before = state_.emulator;
+    f.count = count;
+    f.first = first;
+    f.rest = rest;
+    f.strength = strength;
+    f.draw_all = count < 4 || state_.draw_all > 0;
+    f.held = kNoop;
+    f.held_strength = strength;
   }
 
-  // The frames of one step, and the image they leave. Returns the sum of the rewards.
-  HR_HD int32_t play(int action, float strength) {
-    const int32_t lives = emulator_.lives();
-    bool ended = false;
-    int played = 0;
-    const int32_t reward = run(options_.frameskip, action, action, strength, [&] {
-      ++played;
-      ++state_.elapsed;
-      ended = emulator_.game_over() || state_.elapsed >= options_.max_frames ||
-              (options_.episodic_life && lost_life(lives));
-      return ended;
-    });
-    push(played, ended);
-    return reward;
+  HR_HD void play(Frames& frames) {
+    PlannedFrame next;
+    while (next_frame(frames, next)) frame_played(frames, next, emulator_.play(next.action, next.strength, next.draw));
   }
 
-  // Up to `count` frames, for the first of which the action `first` is chosen and for the others the action `rest`, until
-  // `ended` returns true after one. Returns the sum of the rewards.
-  //
-  // Observations show only the last two frames, so the others are not drawn, as long as programs draw every row of every
-  // frame: a row left out shows what the frame before last had there. When one is missing, the frames are repeated with
-  // everything drawn, and the next steps are drawn in full. Some of the last two frames may have been drawn by then; that is
-  // harmless, because the two frames before them miss no row, and when they are repeated they replace both screens.
-  template <class Ended>
-  HR_HD int32_t run(int count, int first, int rest, float strength, Ended&& ended) {
-    const EmulatorState before = state_.emulator;
-    bool draw_all = count < 4 || state_.draw_all > 0;
-    bool incomplete = false;
-    int32_t reward = 0;
-    // The actions that the frames got, to repeat them: action noise may hold the one of frame 0 for a while.
-    int held = kNoop, frames_held = 0;
-    float held_strength = strength;
-    for (int i = 0; i < count; ++i) {
-      float turn = strength;
-      const int action = emulator_.repeated_or(i == 0 ? first : rest, turn);
-      if (i == 0) held = action, held_strength = turn;
-      if (action == held && turn == held_strength && frames_held == i) ++frames_held;
-      reward += show(i, count, action, turn, draw_all || i >= count - 2);
-      const bool over = ended();
-      const bool missing = i >= count - 4 && state_.emulator.console.rows_missing;
-      incomplete = incomplete || missing;
-      if (missing && !draw_all) {
-        emulator_.rewind(before);
-        for (int k = 0; k <= i; ++k) {
-          const bool holds = k < frames_held;
-          show(k, count, holds ? held : rest, holds ? held_strength : strength, true);
-        }
-        draw_all = true;
-      }
-      if (over) break;
-    }
-    state_.draw_all = incomplete ? kStepsDrawnInFull : max_of(0, state_.draw_all - 1);
-    return reward;
-  }
-
-  // Frame `i` of `count`, once more or for the first time.
-  HR_HD int32_t show(int i, int count, int action, float strength, bool draw) {
-    const int32_t reward = emulator_.play(action, strength, draw);
-    if (i == count - 2) {
-      // A frame that was interrupted goes on in the same screen, so a copy is kept of what it shows now.
-      interrupted_ = !state_.emulator.console.frame_complete;
-      if (interrupted_)
-        copy_bytes(scratch_.interrupted_screen, emulator_.screen(), static_cast<size_t>(setup_.game->screen_bytes()));
-    }
-    return reward;
-  }
-
-  // Pushes the image that a step leaves. ale_py does not look at the frame with which an episode ends: where that frame, or
-  // the one before it, is missing, the image shows what the image of the step before had shown.
-  HR_HD void push(int played, bool ended) {
-    const bool pools = options_.maxpool && options_.frameskip > 1;
-    const uint8_t* last_but_one = interrupted_ ? scratch_.interrupted_screen : emulator_.previous_screen();
-    if (options_.observation == ObservationType::kRam || !ended)
-      return observe(emulator_.screen(), pools ? last_but_one : emulator_.screen());
-    const uint8_t* previous = image(state_.newest);
-    state_.newest = (state_.newest + 1) % options_.stack;
-    uint8_t* target = image(state_.newest);
-    if (pools && played == options_.frameskip) {
-      setup_.observer->observe_again(last_but_one, memory_.pooled, target, scratch_.observer);
-    } else if (target != previous) {
-      copy_bytes(target, previous, image_bytes());
-    }
+  HR_HD Picture push(PictureSource source, const uint8_t* a, const uint8_t* b) {
+    const int32_t before = state_.newest;
+    state_.newest = (before + 1) % options_.stack;
+    if (options_.observation == ObservationType::kRam) source = PictureSource::kRam;
+    return {source, false, state_.newest, before, a, b};
   }
 
   static constexpr int kStepsDrawnInFull = 64;
@@ -286,7 +380,6 @@ class Environment {
   const EnvironmentMemory& memory_;
   const StepScratch& scratch_;
   Emulator<Services> emulator_;
-  bool interrupted_ = false;  // frame `count` - 2 of the last run
 };
 
 }  // namespace headrace::atari

@@ -1,6 +1,5 @@
-// The macros that make the handlers of the decoded interpreter. Only run_loop.hpp includes this header, and undefines them at
-// its end; they use the local variables of run_loop.
-#pragma once
+// The macros that make the handlers of the decoded interpreter. run_loop.hpp includes this header and undefines them at its end
+// (loop_macros_end.hpp); they use the local variables of run_loop. cuda/blocks.hpp does the same for compiled blocks.
 
 #if defined(__GNUC__) && !defined(HR_PORTABLE)
 #define HR_COMPUTED_GOTO 1

@@ -22,9 +22,9 @@ inline constexpr int32_t kPalLineLimit = 342;
 
 // What stays the same during a frame.
 struct Frame {
-  const Cartridge& cart;
+  const Cartridge* cartridge;
   TvFormat tv;
-  const Input& input;
+  const Input* input;
   uint8_t* pixels;  // rows x 160 bytes, or null: nothing is drawn
   int32_t display_start, display_stop;  // clocks
   int32_t limit_cycle;                  // a TIA write from here on ends the frame

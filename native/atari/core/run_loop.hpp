@@ -41,7 +41,7 @@ struct RomView {
 HR_NOINLINE uint32_t read_port(Console& s, const Frame& frame, uint32_t address, uint32_t bus, int32_t cycle) {
   const uint16_t at = static_cast<uint16_t>(address);
   if (!(at & 0x80)) return read_tia(s, frame, at, static_cast<uint8_t>(bus), cycle);
-  return at & 0x200 ? read_riot(s, frame.input, at, cycle) : s.ram[at & 0x7F];
+  return at & 0x200 ? read_riot(s, *frame.input, at, cycle) : s.ram[at & 0x7F];
 }
 
 HR_INLINE bool is_ram(uint32_t address) { return (address & 0x1280) == 0x80; }
@@ -70,8 +70,8 @@ HR_NOINLINE void run_loop(Console& s, const Frame& frame) {
   };
 #endif
   constexpr uint64_t watched = static_cast<uint64_t>(kWatchedInstructions) << kCountShift;
-  const Decoded* const decoded = frame.cart.decoded;
-  const uint8_t* const rom = frame.cart.rom;
+  const Decoded* const decoded = frame.cartridge->decoded;
+  const uint8_t* const rom = frame.cartridge->rom;
   const Decoded *ip, *window;  // the next instruction; the one at address `high`
   Decoded code;
   uint32_t high, reg, a, x, y, sp, nz, carry, overflow, decimal, value;
@@ -304,47 +304,6 @@ dispatch:
 #endif
 }
 
-#undef HR_COMPUTED_GOTO
-#undef HR_CASE
-#undef HR_DISPATCH
-#undef HR_NEXT
-#undef HR_LOAD
-#undef HR_ORA
-#undef HR_AND
-#undef HR_EOR
-#undef HR_LDA
-#undef HR_CMP
-#undef HR_COMPARE
-#undef HR_ADC
-#undef HR_SBC
-#undef HR_RAM
-#undef HR_ROM
-#undef HR_IMM
-#undef HR_FROM_RAM
-#undef HR_INDEXED_RAM
-#undef HR_FROM_ROM
-#undef HR_INDEXED_ROM
-#undef HR_INDIRECT
-#undef HR_ALU_FORMS
-#undef HR_LDX
-#undef HR_LDY
-#undef HR_CPX
-#undef HR_CPY
-#undef HR_BIT
-#undef HR_FROM_TIA
-#undef HR_FROM_TIMER
-#undef HR_TO_RAM
-#undef HR_TO_TIA
-#undef HR_TO_INDEXED
-#undef HR_MODIFY_RAM
-#undef HR_ASL
-#undef HR_LSR
-#undef HR_ROL
-#undef HR_ROR
-#undef HR_BRANCH
-#undef HR_IMPLIED
-#undef HR_CYCLE
-#undef HR_STORE_REGISTERS
-#undef HR_OPERAND
+#include "loop_macros_end.hpp"
 
 }  // namespace headrace::atari

@@ -15,7 +15,7 @@ HR_INLINE void note_access(Console& s, int32_t clock) {
 // INPT0..3: a capacitor that is charged through a paddle's resistance, from the cycle on at which VBLANK releases it. ALE
 // computes in unsigned numbers relative to the frame's start, so a capacitor released in an earlier frame may never read as charged.
 HR_HD inline uint8_t read_paddle(const Console& s, const Frame& frame, int paddle, int32_t cycle) {
-  const int32_t resistance = frame.input.paddle[paddle];
+  const int32_t resistance = frame.input->paddle[paddle];
   if (resistance == 0) return 0x80;
   if (resistance == Input::kNoPaddle || (s.vblank & 0x80)) return 0;
   const uint32_t needed = frame.charging[paddle];
@@ -33,7 +33,7 @@ HR_INLINE uint8_t read_register(Console& s, const Frame& frame, int reg, uint8_t
   } else if (reg < 12) {
     value = read_paddle(s, frame, reg - 8, cycle);
   } else if (reg < 14) {
-    value = frame.input.fire[reg - 12] ? 0 : 0x80;
+    value = frame.input->fire[reg - 12] ? 0 : 0x80;
   }
   return value | (bus & 0x3F);
 }
@@ -308,7 +308,7 @@ HR_NOINLINE void write_hmove(Console& s, const Frame& frame, int32_t clock) {
   const bool in_time = c <= 3 || c == kLineCycles - 1;  // the full motion
   const uint8_t moving = in_time ? s.moving : 0x1F;
   if (frame.pixels || s.changes_at_line_end || (moving & s.solid)) catch_up(s, frame);
-  if (frame.cart.hmove_blanks && (c <= 20 || c == kLineCycles - 1)) s.hmove_blank_clock = end_of_hmove_blank(frame, clock);
+  if (frame.cartridge->hmove_blanks && (c <= 20 || c == kLineCycles - 1)) s.hmove_blank_clock = end_of_hmove_blank(frame, clock);
   s.hmove_clock = clock;
   if (in_time) {
     move_objects(s.position, s.motion);

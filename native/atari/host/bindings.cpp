@@ -1,6 +1,7 @@
 // Python module headrace._native.atari.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -14,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "atari/host/block_writer.hpp"
+#include "atari/host/device_batch.hpp"
 #include "atari/host/emulator.hpp"
 #include "atari/host/rom.hpp"
 #include "atari/host/vector.hpp"
@@ -153,6 +156,17 @@ nb::tuple recv(Vector& vector) {
                         batch->any_final ? array<uint8_t>(batch, batch->finals, observations) : nb::none());
 }
 
+DeviceBatch::Parts parts_of(const nb::dict& parts) {
+  DeviceBatch::Parts result;
+  for (const auto& [name, value] : parts) {
+    const nb::bytes bytes = nb::cast<nb::bytes>(value);
+    const auto* data = static_cast<const uint8_t*>(bytes.data());
+    result[nb::cast<std::string>(name)] = {data, data + bytes.size()};
+  }
+  return result;
+}
+nb::bytes bytes_of(const std::vector<uint8_t>& data) { return nb::bytes(data.data(), data.size()); }
+
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -175,6 +189,10 @@ NB_MODULE(atari, m) {
   m.def("make_game", &make_game, "index"_a, "rom"_a, "translate"_a = true,
         "`translate`: run the program as machine code where that is possible.\n\n"
         "Raises ValueError if `rom` is no cartridge image of the kind that the game comes on.");
+
+  m.def("block_source", &block_source, "game"_a, "frames"_a = 400, nb::call_guard<nb::gil_scoped_release>(),
+        "The program of a game as CUDA C, a case per basic block. Addresses that no instruction names are found by playing `frames` "
+        "frames.");
 
   nb::class_<HostEmulator>(m, "Emulator", "One console, frame by frame, for tests and tools.")
       .def(nb::init<std::shared_ptr<Game>, int, int, float, bool, int>(), "game"_a, "mode"_a = -1, "difficulty"_a = 0,
@@ -264,4 +282,49 @@ NB_MODULE(atari, m) {
              vector.load(env, {static_cast<const uint8_t*>(state.data()), state.size()});
            },
            "env"_a, "state"_a);
+
+  nb::class_<DeviceBatch>(m, "DeviceBatch", "The tables of consoles on a device.")
+      .def(nb::init<const std::vector<std::shared_ptr<Game>>&, const StepOptions&>(), "games"_a, "options"_a,
+           nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("strides", &DeviceBatch::strides, "Bytes per console of each kind of memory; it begins as zeros.")
+      .def_prop_ro("games", &DeviceBatch::games, "Number of different games.")
+      .def_prop_ro("game_of", &DeviceBatch::game_of, "The number of the game of each console.")
+      .def_prop_ro("observation_bytes", &DeviceBatch::observation_bytes)
+      .def("num_actions", &DeviceBatch::num_actions, "env"_a)
+      .def("tables",
+           [](const DeviceBatch& batch, uint64_t at, const std::map<std::string, uint64_t>& memory) {
+             return bytes_of(batch.tables(at, memory));
+           },
+           "at"_a, "memory"_a, "The tables, to be copied to the address `at`; `memory`: address of each kind of memory.")
+      .def("noises", [](const DeviceBatch& batch, uint64_t twisters) { return bytes_of(batch.noises(twisters)); },
+           "twisters"_a, "What the memory \"noises\" begins with.")
+      .def("pack",
+           [](const DeviceBatch& batch, int env, const nb::dict& parts) {
+             return bytes_of(batch.pack(env, parts_of(parts)));
+           },
+           "env"_a, "parts"_a, "The saved state of a console from its memory, bytes by kind.")
+      .def("unpack",
+           [](const DeviceBatch& batch, int env, const nb::dict& parts, nb::bytes state) {
+             const auto* data = static_cast<const uint8_t*>(state.data());
+             nb::dict result;
+             for (const auto& [name, bytes] : batch.unpack(env, parts_of(parts), {data, data + state.size()}))
+               result[name.c_str()] = bytes_of(bytes);
+             return result;
+           },
+           "env"_a, "parts"_a, "state"_a, "The memory of a console, changed to what a state holds.")
+      .def("slots", &DeviceBatch::slots, "consoles_per_warp"_a, "only_game"_a = -1,
+           "Consoles in the order of the lanes, -1 for none; no warp has consoles of two games.")
+      .def("rgb",
+           [](const DeviceBatch& batch, int env, nb::bytes state, nb::bytes screens) {
+             const uint8_t* screen = batch.screen(env, static_cast<const uint8_t*>(state.data()),
+                                                  static_cast<const uint8_t*>(screens.data()));
+             return colored(batch.game(env), screen, ObservationType::kRgb);
+           },
+           "env"_a, "state"_a, "screens"_a, "uint8 [rows, 160, 3]: the newest screen.");
+  nb::dict sizes;
+  sizes["HR_STATE_BYTES"] = sizeof(EnvironmentState);
+  sizes["HR_SETUP_BYTES"] = sizeof(EnvironmentSetup);
+  sizes["HR_GAME_BYTES"] = sizeof(GameData);
+  sizes["HR_BATCH_BYTES"] = sizeof(ConsoleBatch);
+  m.attr("DEVICE_SIZES") = sizes;
 }

@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -22,7 +21,11 @@ from gymnasium.vector.utils import batch_space
 
 import headrace._native.atari as native
 from headrace.envs.atari_actions import discrete_actions
+from headrace.envs.atari_arguments import OneUser, batch_space_of, require, seeds_of
 from headrace.envs.atari_roms import games, load_game, rom_path
+
+if TYPE_CHECKING:
+    from headrace.envs.atari_kernels import KernelOptions
 
 __all__ = ["AtariVector", "games", "load_game", "rom_path"]
 
@@ -34,22 +37,6 @@ OBSERVATIONS = {
 STATE_MAGIC = b"headrace-atari-3"
 
 
-class _OneUser:
-    """A block that one thread at a time may be in. Raises `RuntimeError` for the second one."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise RuntimeError(
-                "two threads use this AtariVector at the same time; give each thread a vector of its own, or let them take turns"
-            )
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-
 class AtariVector(VectorEnv):
     """Atari 2600 games, emulated by a pool of threads.
 
@@ -59,6 +46,11 @@ class AtariVector(VectorEnv):
     to the caller: their memory is used again only when nothing refers to it any more.
 
     A *step* is one decision of an agent and lasts `frameskip` *frames* of the emulator.
+
+    With `device="cuda"` consoles live on a GPU. Options and results are the same, but results are tensors there, on PyTorch's
+    current stream, which nothing waits for. Actions may be tensors too; those are not read back, so an index outside the action
+    set is not refused but taken as the nearest one inside. Batches are whole, `num_threads` has no meaning, and with SAME_STEP
+    `final_obs` is always there: its rows mean something where an episode ended. It has never run on a real GPU (docs/atari.md).
 
     Several threads may use a vector in turns, but not at the same time: that is a `RuntimeError`. After `close`, every method
     raises `gymnasium.error.ClosedEnvironmentError`.
@@ -96,6 +88,8 @@ class AtariVector(VectorEnv):
         sticky_stream: str = "ale",
         rom_dir: str | os.PathLike[str] | None = None,
         render_mode: str | None = None,
+        device: str = "cpu",
+        kernels: KernelOptions | None = None,
     ) -> None:
         """
         Args:
@@ -132,39 +126,43 @@ class AtariVector(VectorEnv):
                 "counter" for one of 24 bytes per console instead of 2.5 KB.
             rom_dir: Folder of ROM files `<game>.bin`; None means those of ale-py.
             render_mode: "rgb_array" for `render`, or None.
+            device: "cpu", or "cuda" (or "cuda:1") to emulate on an NVIDIA GPU: see the class.
+            kernels: How consoles are spread over the GPU; None is `KernelOptions()`.
 
         Raises:
             ValueError: for an option out of its range; the message says which.
-            FileNotFoundError, ImportError: see `rom_path`.
+            FileNotFoundError, ImportError: see `rom_path`; ImportError also if a GPU is asked for without cuda-core.
+            RuntimeError: if a GPU is asked for and PyTorch can use none.
         """
         names = [game] if isinstance(game, str) else list(game)
         obs_type = obs_type or ("gray" if grayscale else "rgb")
         self.autoreset_mode = AutoresetMode(autoreset_mode)
-        _require(num_envs >= 1, f"num_envs is {num_envs}, must be at least 1")
-        _require(len(names) >= 1, "no game is named")
-        _require(0 <= batch_size <= num_envs, f"batch_size is {batch_size}, must be in 0..num_envs ({num_envs})")
-        _require(num_threads is None or num_threads >= 0, f"num_threads is {num_threads}, must not be negative")
-        _require(1 <= frameskip <= 255, f"frameskip is {frameskip}, must be in 1..255")
-        _require(1 <= stack_num <= 255, f"stack_num is {stack_num}, must be in 1..255")
-        _require(0 <= noop_max < 2**31, f"noop_max is {noop_max}, must not be negative")
-        _require(noop_min is None or 0 <= noop_min <= noop_max, f"noop_min is {noop_min}, must be in 0..noop_max ({noop_max})")
-        _require(thread_affinity_offset >= -1, f"thread_affinity_offset is {thread_affinity_offset}, must be at least -1")
-        _require(render_mode in (None, "rgb_array"), f"render_mode is {render_mode!r}, must be rgb_array or None")
-        _require(max_num_frames_per_episode >= 1, "max_num_frames_per_episode must be at least 1")
-        _require(0 <= repeat_action_probability < 1, "repeat_action_probability must be in [0, 1)")
-        _require(obs_type in OBSERVATIONS, f"obs_type is {obs_type!r}, must be one of {', '.join(OBSERVATIONS)}")
-        _require(sticky_stream in ("ale", "counter"), f"sticky_stream is {sticky_stream!r}, must be ale or counter")
-        _require(self.autoreset_mode != AutoresetMode.DISABLED, "autoreset_mode must be NEXT_STEP or SAME_STEP")
+        require(num_envs >= 1, f"num_envs is {num_envs}, must be at least 1")
+        require(len(names) >= 1, "no game is named")
+        require(0 <= batch_size <= num_envs, f"batch_size is {batch_size}, must be in 0..num_envs ({num_envs})")
+        require(num_threads is None or num_threads >= 0, f"num_threads is {num_threads}, must not be negative")
+        require(1 <= frameskip <= 255, f"frameskip is {frameskip}, must be in 1..255")
+        require(1 <= stack_num <= 255, f"stack_num is {stack_num}, must be in 1..255")
+        require(0 <= noop_max < 2**31, f"noop_max is {noop_max}, must not be negative")
+        require(noop_min is None or 0 <= noop_min <= noop_max, f"noop_min is {noop_min}, must be in 0..noop_max ({noop_max})")
+        require(thread_affinity_offset >= -1, f"thread_affinity_offset is {thread_affinity_offset}, must be at least -1")
+        require(render_mode in (None, "rgb_array"), f"render_mode is {render_mode!r}, must be rgb_array or None")
+        require(max_num_frames_per_episode >= 1, "max_num_frames_per_episode must be at least 1")
+        require(0 <= repeat_action_probability < 1, "repeat_action_probability must be in [0, 1)")
+        require(obs_type in OBSERVATIONS, f"obs_type is {obs_type!r}, must be one of {', '.join(OBSERVATIONS)}")
+        require(sticky_stream in ("ale", "counter"), f"sticky_stream is {sticky_stream!r}, must be ale or counter")
+        require(self.autoreset_mode != AutoresetMode.DISABLED, "autoreset_mode must be NEXT_STEP or SAME_STEP")
+        self._on_device = device != "cpu"
+        whole = batch_size in (0, num_envs)
+        require(not self._on_device or whole, f"on {device} batches are whole: batch_size must be num_envs ({num_envs})")
 
         loaded = {name: load_game(name, None if rom_dir is None else os.fspath(rom_dir)) for name in names}
         facts = [games()[name] for name in names]
         for name, fact in zip(names, facts, strict=True):
-            _require(mode is None or mode in fact["modes"], f"{name} has no mode {mode}, only {fact['modes']}")
-            _require(0 <= difficulty <= 3, f"difficulty is {difficulty}, must be in 0..3")
-            _require(
-                img_height is None or 1 <= img_height <= fact["height"], f"img_height must be in 1..{fact['height']}"
-            )
-        _require(img_width is None or 1 <= img_width <= 160, "img_width must be in 1..160")
+            require(mode is None or mode in fact["modes"], f"{name} has no mode {mode}, only {fact['modes']}")
+            require(0 <= difficulty <= 3, f"difficulty is {difficulty}, must be in 0..3")
+            require(img_height is None or 1 <= img_height <= fact["height"], f"img_height must be in 1..{fact['height']}")
+        require(img_width is None or 1 <= img_width <= 160, "img_width must be in 1..160")
         choice = native.ActionChoice.LEGAL if full_action_space else native.ActionChoice.MINIMAL
         action_sets = {tuple(fact["legal_actions" if full_action_space else "minimal_actions"]) for fact in facts}
         if len(action_sets) > 1 or continuous:
@@ -191,14 +189,16 @@ class AtariVector(VectorEnv):
         self.action_set = next(iter(action_sets))
         self.continuous, self.continuous_action_threshold = continuous, continuous_action_threshold
         self.num_threads = 0 if num_threads is None else min(num_threads or len(os.sched_getaffinity(0)), num_envs)
-        self._native = native.Vector(
-            [loaded[name] for name in self.game_names],
-            options,
-            np.random.SeedSequence().generate_state(num_envs).tolist(),
-            self.batch_size,
-            self.num_threads,
-            thread_affinity_offset,
-        )
+        consoles = [loaded[name] for name in self.game_names]
+        if self._on_device:
+            from headrace.envs.atari_device import DeviceVector, kernels_for
+            from headrace.envs.atari_kernels import KernelOptions
+
+            self._native: Any = DeviceVector(consoles, options, kernels_for(device), kernels or KernelOptions())
+        else:
+            seeds = np.random.SeedSequence().generate_state(num_envs).tolist()
+            threads = self.num_threads, thread_affinity_offset
+            self._native = native.Vector(consoles, options, seeds, self.batch_size, *threads)
         if obs_type == "ram":
             shape: tuple[int, ...] = (stack_num, 128)
         else:
@@ -211,12 +211,12 @@ class AtariVector(VectorEnv):
             self.single_action_space: gymnasium.Space = Box(low, high, dtype=np.float32)
         else:
             self.single_action_space = Discrete(len(self.action_set))
-        self.observation_space = _batch_space(self.single_observation_space, self.batch_size)
+        self.observation_space = batch_space_of(self.single_observation_space, self.batch_size)
         self.action_space = batch_space(self.single_action_space, self.batch_size)
         self.metadata = {"autoreset_mode": self.autoreset_mode, "render_modes": ["rgb_array"], "render_fps": 60 // frameskip}
         self.render_mode = render_mode
         self._strengths = np.ones(self.batch_size, np.float32)
-        self._user = _OneUser()
+        self._user = OneUser()
         self._was_reset = False
         self._out: np.ndarray | None = None
         """Memory of the caller for the results that are under way, with whole batches; None: the native vector's own."""
@@ -269,7 +269,7 @@ class AtariVector(VectorEnv):
         with self._user:
             vector = self._open()
             envs = self._chosen((options or {}).get("reset_mask"))
-            seeds = _seeds(seed, len(envs))
+            seeds = seeds_of(seed, len(envs))
             out, rows = self._memory(out, rows)
             vector.send_reset(envs.tolist(), seeds.tolist(), out, rows)
             self._was_reset = True
@@ -305,6 +305,8 @@ class AtariVector(VectorEnv):
             if actions.shape != (self.batch_size, 3):
                 raise ValueError(f"actions have shape {actions.shape}, expected ({self.batch_size}, 3)")
             indices, strengths = discrete_actions(actions, self.continuous_action_threshold)
+        elif self._on_device and not isinstance(actions, np.ndarray):
+            indices, strengths = self._device_indices(actions), None
         else:
             indices = self._indices(np.asarray(actions))
         out, rows = self._memory(out, rows)
@@ -402,7 +404,7 @@ class AtariVector(VectorEnv):
         self._native = None
         self._out, self._outs = None, [None] * self.num_envs
 
-    def _open(self) -> native.Vector:
+    def _open(self) -> Any:
         if self._native is None:
             raise gymnasium.error.ClosedEnvironmentError("this AtariVector was closed")
         return self._native
@@ -425,7 +427,9 @@ class AtariVector(VectorEnv):
             if rows is not None:
                 raise ValueError("rows needs out: it names rows of that array")
             return None, None
-        if not isinstance(out, np.ndarray) or out.dtype != np.uint8 or not out.flags.writeable:
+        if self._on_device:
+            self._native.check_out(out)
+        elif not isinstance(out, np.ndarray) or out.dtype != np.uint8 or not out.flags.writeable:
             kind = f"of {out.dtype}" if isinstance(out, np.ndarray) else type(out).__name__
             raise ValueError(f"out must be a writable uint8 array, not {'read-only or ' if kind == 'of uint8' else ''}{kind}")
         if rows is None:
@@ -435,6 +439,8 @@ class AtariVector(VectorEnv):
             raise ValueError(f"rows must be integers of shape ({self.num_envs},), not {rows.dtype} of shape {rows.shape}")
         if len(np.unique(rows)) != len(rows):
             raise ValueError("rows names a row of out for two environments")
+        if self._on_device and ((rows < 0) | (rows >= len(out))).any():
+            raise ValueError("a row lies outside out")
         return out, np.ascontiguousarray(rows, np.int64)
 
     def _indices(self, actions: np.ndarray) -> np.ndarray:
@@ -448,38 +454,13 @@ class AtariVector(VectorEnv):
             raise ValueError(f"action {actions[row]} in row {row} is not in 0..{len(self.action_set) - 1}")
         return indices
 
+    def _device_indices(self, actions: Any) -> Any:
+        """A tensor of actions, whose values are not looked at."""
+        if actions.is_floating_point() or tuple(actions.shape) != (self.batch_size,):
+            raise ValueError(f"actions must be integers of shape ({self.batch_size},), not {actions.dtype} {list(actions.shape)}")
+        return actions
+
     def _index(self, env: int) -> int:
         if not 0 <= env < self.num_envs:
             raise IndexError(f"there is no environment {env}, only 0..{self.num_envs - 1}")
         return env
-
-
-def _batch_space(single: Box, size: int) -> Box:
-    """What Gymnasium's `batch_space` makes, with bounds that take no memory: there they take four times that of a batch."""
-    batch: Any = batch_space(single, 1)
-    batch._shape = (size, *single.shape)
-    for name in ("low", "high", "bounded_below", "bounded_above"):
-        setattr(batch, name, np.broadcast_to(getattr(batch, name).flat[0], batch._shape))
-    return batch
-
-
-def _seeds(seed: Any, count: int) -> np.ndarray:
-    """One seed for each environment that is reset; negative ones leave the generators as they are."""
-    if seed is None:
-        return np.full(count, -1)
-    if isinstance(seed, (int, np.integer)):
-        seeds = int(seed) + np.arange(count) if seed >= 0 else np.full(count, -1)
-    else:
-        seeds = np.asarray(seed)
-        if seeds.dtype.kind not in "iu":
-            raise TypeError(f"seed must be an integer or an array of integers, not {seed!r}")
-        if seeds.shape != (count,):
-            raise ValueError(f"seed has shape {seeds.shape}, but {count} environments are reset")
-    if (seeds >= 2**31).any():
-        raise ValueError("a seed must be less than 2**31")
-    return seeds.astype(np.int64)
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)

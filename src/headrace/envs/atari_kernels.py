@@ -1,0 +1,279 @@
+"""The Atari core's kernels: their source, and two ways to run them.
+
+`CudaKernels` compiles them at first use with NVRTC through the package `cuda-core` (extra `cuda`) and launches them on the
+current stream of PyTorch. `HostKernels` runs the same source on the CPU, one lane after the other; it is for tests, and slow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+
+import headrace._native
+import headrace._native.atari as native
+
+
+def _sources() -> Path:
+    folders = [Path(native.__file__).parent, Path(native.__file__).parents[1], *map(Path, headrace._native.__path__)]
+    return next((folder / "atari_source" for folder in folders if (folder / "atari_source").is_dir()), folders[0])
+
+
+SOURCES = _sources()
+"""The headers and kernels that the package brings, laid out as they include each other."""
+WARP = 32
+
+
+@dataclass(frozen=True)
+class KernelOptions:
+    """How consoles are spread over a GPU.
+
+    `emulator` "blocks" compiles the programs of the games; "interpreter" runs all games with one kernel that is compiled
+    once. `consoles_per_warp`, 1 to 32: with few consoles fewer per warp are faster, because lanes that do different things
+    wait for each other. `threads`: of a block, a multiple of 32 up to 128. `reconverge`: whether a warp always runs the block
+    of the console that is furthest behind, or each lane its own.
+    """
+
+    emulator: Literal["blocks", "interpreter"] = "blocks"
+    consoles_per_warp: int = 32
+    threads: int = 64
+    reconverge: bool = True
+
+    def __post_init__(self) -> None:
+        if self.emulator not in ("blocks", "interpreter"):
+            raise ValueError(f"emulator is {self.emulator!r}, must be blocks or interpreter")
+        if not 1 <= self.consoles_per_warp <= WARP:
+            raise ValueError(f"consoles_per_warp is {self.consoles_per_warp}, must be in 1..{WARP}")
+        if not WARP <= self.threads <= 128 or self.threads % WARP:
+            raise ValueError(f"threads is {self.threads}, must be 32, 64, 96 or 128")
+
+
+class Launchable(Protocol):
+    """One compiled source: its kernels `step` and `observe`. `words`: see native/atari/cuda/kernels.hpp."""
+
+    def launch(self, kernel: str, grid: int, block: int, words: Sequence[int]) -> None: ...
+
+
+class Kernels(Protocol):
+    """Where kernels run."""
+
+    device: torch.device
+
+    def load(self, program: str | None) -> Launchable:
+        """The kernels with the compiled blocks of one game, or with the interpreter for all games."""
+        ...
+
+    def together(self, launches: Sequence[Callable[[], None]]) -> None:
+        """Launch kernels that do not depend on each other, after what was launched before and before what follows."""
+        ...
+
+
+def assemble(program: str | None = None, sources: Path = SOURCES) -> str:
+    """The whole source as one text that includes nothing but standard headers.
+
+    `program`: the compiled blocks of a game, a text of `native.block_source`.
+    """
+    seen: set[Path] = set()
+
+    def text_of(path: Path) -> str:
+        if path in seen:
+            return ""
+        text = path.read_text()
+        if "#pragma once" in text:
+            seen.add(path)
+        return expanded(path, text)
+
+    def expanded(by: Path, text: str) -> str:
+        return re.sub(r'^\s*#include\s+("[^"]*"|HR_PROGRAM)\s*$', lambda match: included(by, match[1]), text, flags=re.MULTILINE)
+
+    def included(by: Path, name: str) -> str:
+        if name == "HR_PROGRAM":
+            return expanded(by, program or "")
+        name = name.strip('"')
+        path = next((p for p in (by.parent / name, sources / name) if p.is_file()), None)
+        if path is None:
+            raise FileNotFoundError(f"{by} includes {name}, which is not below {sources}")
+        return text_of(path.resolve())
+
+    macros = {name: str(size) for name, size in native.DEVICE_SIZES.items()}
+    if program is not None:
+        macros["HR_PROGRAM"] = "1"
+    head = "".join(f"#define {name} {value}\n" for name, value in sorted(macros.items()))
+    return head + text_of((sources / "atari" / "cuda" / "kernels.cu").resolve())
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: `$HEADRACE_CACHE`, or `headrace` in the user's cache folder."""
+    chosen = os.environ.get("HEADRACE_CACHE")
+    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
+
+
+def compiled(source: str, options: Sequence[str], make: Callable[[], bytes], folder: Path | None = None) -> bytes:
+    """What `make` returns, kept on disk under the hash of the source and the options (with the architecture and the version of
+    the compiler). A file that cannot be written is no error: then it is compiled again next time."""
+    digest = hashlib.sha256("\0".join([source, *options]).encode()).hexdigest()
+    path = (folder or cache_folder()) / "kernels" / f"{digest}.bin"
+    try:
+        kept = path.read_bytes()
+        if kept[:32] == hashlib.sha256(kept[32:]).digest():
+            return kept[32:]
+    except OSError:
+        pass
+    made = make()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(hashlib.sha256(made).digest() + made)
+        os.replace(file.name, path)
+    except OSError:
+        pass
+    return made
+
+
+NVRTC_OPTIONS = {"std": "c++20", "fma": False, "device_as_default_execution_space": False}
+
+
+def nvrtc_compile(source: str, arch: str) -> bytes:
+    """The machine code of a source for an architecture like "sm_90", from the cache or compiled. Needs no GPU.
+
+    Raises:
+        ImportError: without the package cuda-core.
+        RuntimeError: with the compiler's messages, if it refuses the source.
+    """
+    core = _cuda_core()
+    version = f"cuda-core {core.__version__}"
+
+    def make() -> bytes:
+        options = core.ProgramOptions(name="headrace_atari", arch=arch, **NVRTC_OPTIONS)
+        return bytes(core.Program(source, "c++", options).compile("cubin").code)
+
+    return compiled(source, [arch, version, repr(NVRTC_OPTIONS)], make)
+
+
+def _cuda_core() -> Any:
+    try:
+        import cuda.core
+
+        return cuda.core
+    except ImportError as error:
+        raise ImportError("Atari on a GPU needs the package cuda-core: pip install 'headrace[cuda]'") from error
+
+
+class CudaKernels:
+    """Kernels on one GPU, on the stream of PyTorch that is current when they are launched."""
+
+    def __init__(self, device: torch.device) -> None:
+        """
+        Raises:
+            RuntimeError: without a GPU that PyTorch can use.
+            ImportError: without the package cuda-core.
+        """
+        if not torch.cuda.is_available():
+            raise RuntimeError(
+                "AtariVector(device='cuda') needs an NVIDIA GPU and a PyTorch that is built for CUDA: "
+                "torch.cuda.is_available() is False here. device='cpu' emulates on the threads of the CPU"
+            )
+        self._core = _cuda_core()
+        self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        with torch.cuda.device(self.device):
+            torch.cuda.current_stream().synchronize()  # makes the context that cuda.core shares
+            self._core.Device(self.device.index).set_current()
+        major, minor = torch.cuda.get_device_capability(self.device)
+        self.arch = f"sm_{major}{minor}"
+        self._streams = [torch.cuda.Stream(self.device) for _ in range(16)]
+
+    def together(self, launches: Sequence[Callable[[], None]]) -> None:
+        if len(launches) == 1:
+            return launches[0]()
+        current = torch.cuda.current_stream(self.device)
+        for stream in self._streams[: len(launches)]:
+            stream.wait_stream(current)
+        for i, launch in enumerate(launches):
+            with torch.cuda.stream(self._streams[i % len(self._streams)]):
+                launch()
+        for stream in self._streams[: len(launches)]:
+            current.wait_stream(stream)
+
+    def load(self, program: str | None) -> Launchable:
+        code = nvrtc_compile(assemble(program), self.arch)
+        return _CudaModule(self._core, self._core.ObjectCode.from_cubin(code), self.device)
+
+
+class _CudaModule:
+    def __init__(self, core: Any, code: Any, device: torch.device) -> None:
+        self._core, self._device = core, device
+        self._kernels = {name: code.get_kernel(name) for name in ("step", "observe")}
+
+    def launch(self, kernel: str, grid: int, block: int, words: Sequence[int]) -> None:
+        handle = torch.cuda.current_stream(self._device).cuda_stream
+        stream = self._core.Stream.from_handle(handle) if handle else self._core.LEGACY_DEFAULT_STREAM
+        config = self._core.LaunchConfig(grid=grid, block=block)
+        self._core.launch(stream, config, self._kernels[kernel], *words)
+
+
+class HostKernels:
+    """The same source on the CPU, for tests: `backwards` runs the lanes of a phase in the opposite order.
+
+    With the compiled blocks of a game the source is compiled with g++ first. `counts`: steps of warps in compiled blocks, lanes
+    that were active in them, and both weighted with instructions.
+    """
+
+    def __init__(self, backwards: bool = False) -> None:
+        self.device = torch.device("cpu")
+        self.backwards = backwards
+        self.counts = [0, 0, 0, 0]
+
+    def load(self, program: str | None) -> Launchable:
+        return _HostModule(self, None if program is None else host_library(program))
+
+    def together(self, launches: Sequence[Callable[[], None]]) -> None:
+        for launch in launches:
+            launch()
+
+    def add(self, counts: Sequence[int]) -> None:
+        self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
+
+
+def host_library(program: str) -> Path:
+    """The kernels with the compiled blocks of a game as a library of this machine."""
+    options = ["-std=c++20", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-DHR_PORTABLE"]
+    source = assemble()  # so that a change of any header is another key
+    folder = cache_folder() / "kernels"
+    digest = hashlib.sha256("\0".join([source, program, *options]).encode()).hexdigest()
+    library = folder / f"{digest}.so"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            (Path(scratch) / "program.hpp").write_text(program)
+            command = ["g++", *options, '-DHR_PROGRAM="program.hpp"', f"-I{scratch}", f"-I{SOURCES}"]
+            command += [str(SOURCES / "atari" / "cuda" / "host_entry.cpp"), "-o", f"{scratch}/library.so"]
+            subprocess.run(command, check=True, timeout=500)
+            os.replace(f"{scratch}/library.so", library)
+    return library
+
+
+class _HostModule:
+    def __init__(self, owner: HostKernels, library: Path | None) -> None:
+        self._owner = owner
+        self._launch = None if library is None else ctypes.CDLL(str(library)).launch_kernel
+
+    def launch(self, kernel: str, grid: int, block: int, words: Sequence[int]) -> None:
+        if self._launch is None:
+            import headrace._native.atari_kernels as host
+
+            self._owner.add(host.launch(kernel, grid, block, list(words), self._owner.backwards))
+            return
+        counts = (ctypes.c_ulonglong * 4)()
+        array = (ctypes.c_longlong * len(words))(*words)
+        if self._launch(kernel.encode(), grid, block, array, len(words), int(self._owner.backwards), counts):
+            raise ValueError(f"the arguments of the kernel {kernel} do not fit")
+        self._owner.add(list(counts))
