@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,12 +22,15 @@ from headrace.config import ConfigError, EnvConfig
 from headrace.envs import registry
 from headrace.envs.contract import Categorical
 from headrace.envs.vizdoom import SCALES, VizdoomEnv, ids
-from headrace.envs.vizdoom_actions import FULL_BUTTONS, combine, heads_for
+from headrace.envs.vizdoom.actions import FULL_BUTTONS, combine, heads_for
+from headrace.envs.vizdoom.game import free_port
 
 
 def test_scenarios() -> None:
-    assert {"basic", "health_gathering", "deadly_corridor", "deathmatch", "my_way_home", "freedoom2"} <= set(ids())
-    assert not {"multi", "multi_duel", "doom2"} & set(ids())
+    assert {"basic", "health_gathering", "deadly_corridor", "deathmatch", "my_way_home", "freedoom2", "cig", "duel_bots"} <= set(
+        ids()
+    )
+    assert not {"multi", "doom2"} & set(ids())
 
 
 def test_seven_heads_of_table_a4() -> None:
@@ -39,6 +43,13 @@ def test_seven_heads_of_table_a4() -> None:
     assert np.allclose(np.diff(aim), 1.25)
     spec = registry.describe("vizdoom/basic", EnvConfig(kwargs={"buttons": "full"}))
     assert spec.action.parts == tuple(Categorical(n) for n in (3, 3, 2, 2, 2, 8, 21))
+
+
+def test_fewer_angles_to_aim() -> None:
+    (aim,) = heads_for(["TURN_LEFT_RIGHT_DELTA"], aim_degrees=10, aim_choices=11)
+    assert aim.presses[:, 0].tolist() == [-10, -8, -6, -4, -2, 0, 2, 4, 6, 8, 10]
+    with pytest.raises(ConfigError, match="aim_choices"):
+        registry.describe("vizdoom/basic", EnvConfig(kwargs={"aim_choices": 4}))
 
 
 def test_few_buttons_make_one_choice() -> None:
@@ -126,6 +137,53 @@ def test_measurements_are_scaled_variables() -> None:
     assert plain.observation_space == spaces.Box(0, 255, (60, 80, 1), np.uint8)
     assert plain.reset(seed=0)[0].shape == (60, 80, 1)
     plain.close()
+
+
+@pytest.mark.parametrize(("name", "bots"), [("cig", 7), ("deathmatch_bots", 7), ("duel_bots", 1)])
+def test_bots_play_and_the_dead_come_back(name: str, bots: int) -> None:
+    env = VizdoomEnv(name, EnvConfig(frameskip=8, kwargs={"episode_timeout": 800}))
+    observation, _ = env.reset(seed=2)
+    assert env.observation_space.contains(observation)
+    for _ in range(2):
+        deaths, players = env.player.value("DEATHCOUNT"), []
+        for step in range(100):
+            observation, _, terminated, truncated, info = env.step(env.action_space.sample())
+            players.append(env.player.value("PLAYER_COUNT"))
+            assert not terminated
+            assert truncated == (step == 99)
+        assert set(players[5:]) == {bots + 1}
+        assert env.observation_space.contains(observation)
+        # the engine goes on counting deaths when an episode begins, but not frags
+        assert info == {"frags": env.player.value("FRAGCOUNT"), "deaths": env.player.value("DEATHCOUNT") - deaths}
+        env.reset()
+        assert env.player.value("FRAGCOUNT") == 0
+    env.close()
+
+
+def test_full_measurements_and_shaped_rewards() -> None:
+    env = VizdoomEnv(
+        "basic", EnvConfig(kwargs={"variables": "full", "buttons": "full", "shaping": {"scenario": 0, "ammo_lost": 2}})
+    )
+    observation, _ = env.reset(seed=0)
+    assert observation["measurements"].shape == (24,)
+    attack = (0, 0, 1, 0, 0, 0, 10)
+    rewards = [env.step(attack)[1] for _ in range(4)]
+    assert sum(rewards) == 2.0  # one shot of the pistol
+    env.set_shaping({"scenario": 0.5})
+    assert env.step((0, 0, 0, 0, 0, 0, 10))[1] == pytest.approx(0.5 * -4)
+    env.close()
+
+
+def test_a_port_in_use_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    taken.bind(("", 0))
+    ports = [taken.getsockname()[1], free_port()]
+    monkeypatch.setattr("headrace.envs.vizdoom.game.free_port", lambda: ports.pop(0))
+    env = VizdoomEnv("duel_bots", EnvConfig())
+    env.reset(seed=0)
+    assert ports == []
+    env.close()
+    taken.close()
 
 
 def test_a_users_own_scenario(tmp_path: Path) -> None:

@@ -20,8 +20,10 @@ FULL_BUTTONS = (
 )
 """The buttons of Table A.4."""
 
-AIM_DEGREES = np.linspace(-12.5, 12.5, 21)
-"""The aim choice: degrees turned per frame; the middle one is none."""
+AIM_DEGREES = 12.5
+"""Largest angle (degrees per frame) of the aim choice."""
+AIM_CHOICES = 21
+"""Angles of the aim choice, from right to left in equal steps; an odd number, so that the middle one is none."""
 
 _CHOICES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("moving", ("MOVE_FORWARD", "MOVE_BACKWARD")),
@@ -55,16 +57,17 @@ class Head:
     presses: np.ndarray
 
 
-def heads_for(buttons: Sequence[str]) -> list[Head]:
+def heads_for(buttons: Sequence[str], aim_degrees: float = AIM_DEGREES, aim_choices: int = AIM_CHOICES) -> list[Head]:
     """The independent choices that these buttons allow, in the order of Table A.4; one more for each remaining button."""
+    angles = np.linspace(-aim_degrees, aim_degrees, aim_choices)
     used = [b for b in buttons if b not in _LEFT_OUT and _LEFT_OUT_WITH.get(b) not in buttons]
     heads, placed = [], set[str]()
     for name, group in (*_CHOICES, ("aim", ("TURN_LEFT_RIGHT_DELTA",)), ("turning", ("TURN_RIGHT", "TURN_LEFT"))):
         available = [b for b in group if b in used]
         if available:
             placed.update(available)
-            heads.append(_head(name, available, buttons))
-    heads += [_head(b.lower(), [b], buttons) for b in used if b not in placed]
+            heads.append(_head(name, available, buttons, angles))
+    heads += [_head(b.lower(), [b], buttons, angles) for b in used if b not in placed]
     if not heads:
         raise ValueError(f"no action can be formed of the buttons {list(buttons)}")
     return heads
@@ -80,10 +83,10 @@ def combine(heads: Sequence[Head]) -> list[Head]:
     return [Head("+".join(head.name for head in heads), presses)]
 
 
-def _head(name: str, group: Sequence[str], buttons: Sequence[str]) -> Head:
+def _head(name: str, group: Sequence[str], buttons: Sequence[str], angles: np.ndarray) -> Head:
     if len(group) == 1 and group[0].endswith("_DELTA"):
-        presses = np.zeros((len(AIM_DEGREES), len(buttons)))
-        presses[:, buttons.index(group[0])] = AIM_DEGREES
+        presses = np.zeros((len(angles), len(buttons)))
+        presses[:, buttons.index(group[0])] = angles
         return Head(name, presses)
     presses = np.zeros((1 + len(group), len(buttons)))
     for choice, button in enumerate(group, start=1):

@@ -1,0 +1,94 @@
+"""``vizdoom/<scenario>``: the scenarios of the vizdoom package, alone, against bots or against each other; ``vizdoom/your.cfg``.
+
+One step is 4 frames (tics); images are rendered at 160x120 and resized to 72 rows of 128; where the scenario has game variables
+they are the second observation "measurements". Actions: one choice among all useful combinations of buttons if there are few,
+else several independent choices (`actions`). Rewards are the scenario's own, or shaped (`shaping`).
+
+`EnvConfig.kwargs`: the fields of `player.Settings`; everything else is a setting of the configuration file, e.g. ``doom_skill``.
+
+An episode that reaches its time limit is truncated, and its last observation is the true last one: the limit is counted here
+and not by the Doom engine, which gives no image after the end of an episode.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import vizdoom
+
+from headrace.config import ConfigError, EnvConfig
+from headrace.envs.vizdoom.env import VizdoomEnv
+from headrace.envs.vizdoom.game import FILES
+from headrace.envs.vizdoom.match import Match
+from headrace.envs.vizdoom.player import BASE, FRAMESKIP, Settings
+from headrace.envs.vizdoom.shaping import PRESETS
+from headrace.envs.vizdoom.variables import SCALES
+from headrace.envs.wrappers import Env, preprocess
+
+__all__ = ["FRAMESKIP", "OBSERVATIONS", "SCALES", "Match", "VizdoomEnv", "defaults", "ids", "knows", "make", "make_parallel"]
+
+OBSERVATIONS = "images"
+NEEDS_OTHER_FILES = frozenset({"doom", "doom2", "oblige"})
+"""Scenarios whose levels are not in the package."""
+
+
+def ids() -> list[str]:
+    """The scenarios whose files are all in the package."""
+    shipped = {path.stem for path in Path(vizdoom.scenarios_path).glob("*.cfg")}
+    return sorted((shipped - NEEDS_OTHER_FILES - set(FILES.values())) | set(BASE))
+
+
+def knows(name: str) -> bool:
+    """Whether it is a scenario, or an existing .cfg file."""
+    return name in ids() or (name.endswith(".cfg") and Path(name).is_file())
+
+
+def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
+    """One Doom engine with the settings applied; raises `ConfigError` for files and settings that Doom refuses."""
+    if Settings.of(name, options).players > 1:
+        raise ConfigError(f"vizdoom/{name} is a match of several players; there is no single player's environment to make")
+    try:
+        env = VizdoomEnv(name, options, render_mode)
+    except (vizdoom.FileDoesNotExistException, vizdoom.ViZDoomErrorException, AttributeError) as error:
+        raise ConfigError(f"vizdoom/{name}: {error}") from error
+    rest = EnvConfig(frame_stack=options.frame_stack, max_episode_steps=options.max_episode_steps)
+    return preprocess(env, rest)
+
+
+def make_parallel(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Match | None:
+    """A match; None where the settings have one player. Raises what `make` raises."""
+    if Settings.of(name, options).players == 1:
+        return None
+    try:
+        return Match(name, options, render_mode)
+    except (vizdoom.FileDoesNotExistException, vizdoom.ViZDoomErrorException, AttributeError) as error:
+        raise ConfigError(f"vizdoom/{name}: {error}") from error
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """Small batches and two epochs, for tasks of some hundred thousand steps on a CPU. Rewards of the package's scenarios are
+    scaled to the order of one; what those of a user's own .cfg are like is not known, so they stay as they are.
+
+    The published settings (Sample Factory, Table A.5: GRU of 512, batches of 2048, one pass, learning rate 1e-4) are for billions
+    of frames: `--policy.encoder vizdoom-full --policy.core gru --learning.batch-size 2048 --learning.num-epochs 1
+    --learning.learning-rate 1e-4`.
+    """
+    scale = {"my_way_home": 1.0, "defend_the_center": 1.0, "defend_the_line": 1.0, "predict_position": 1.0, "deathmatch": 1.0}
+    shaped = {"envs.kwargs": {"shaping": PRESETS["bots"]}} if name in BASE else {}
+    return {
+        "envs.reward_scale": 1.0 if name.endswith(".cfg") or name in BASE else scale.get(name, 0.01),
+        **shaped,
+        "policy.encoder": "vizdoom-full" if name in BASE else "vizdoom-simple",
+        "policy.activation": "elu",
+        "sampling.num_workers": 2,
+        "sampling.envs_per_worker": 8,
+        "sampling.rollout": 32,
+        "learning.batch_size": 512,
+        "learning.num_minibatches": 2,
+        "learning.num_epochs": 2,
+        "learning.algorithm": "ppo",
+        "learning.precision": "auto",
+        "learning.learning_rate": 3e-4,
+        "learning.max_grad_norm": 1.0,
+    }

@@ -1,0 +1,73 @@
+"""The single-player environment: one Doom engine, with or without scripted bots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from headrace.config import EnvConfig
+from headrace.envs.vizdoom.game import start, start_alone
+from headrace.envs.vizdoom.player import FRAMESKIP, Player, Settings
+
+
+class VizdoomEnv(gymnasium.Env):
+    """One Doom engine, a process of its own, started at the first reset.
+
+    Observation: uint8 [H, W, C], or a Dict of it as "obs" and "measurements" float32 [V]. Reward: raw, summed over the frames.
+    With bots, the episode lasts until its time limit: the dead come back. Its last info has the "frags" and "deaths".
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 35 // FRAMESKIP}  # noqa: RUF012
+
+    def __init__(self, name: str, options: EnvConfig, render_mode: str | None = None) -> None:
+        settings = Settings.of(name, options)
+        self.player = Player(name, options, settings)
+        self.game, self.heads = self.player.game, self.player.heads
+        self.action_space, self.observation_space = self.player.action_space, self.player.observation_space
+        self.render_mode = render_mode
+        self._bots = settings.bots
+        self._bot_args = f"+viz_bots_path {settings.bots_file}" if settings.bots_file else ""
+        self._started = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.game.set_seed(int(self.np_random.integers(2**31)))
+        if self.game.is_running():
+            self.game.new_episode()
+        elif self._bots:
+            start_alone(self.game, self._bot_args)
+        else:
+            start(self.game)
+        if self._bots:
+            self.game.send_game_command("removebots")
+            for _ in range(self._bots):
+                self.game.send_game_command("addbot")
+        self._started = self.game.get_episode_time()
+        self.player.begin()
+        return self.player.observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        player, limit = self.player, self.player.limit
+        frames = player.frameskip
+        if limit:
+            frames = max(1, min(frames, limit - self.game.get_episode_time() + self._started))
+        reward = player.reward(self.game.make_action(player.presses(action), frames), frames)
+        terminated = self.game.is_episode_finished()
+        truncated = not terminated and 0 < limit <= self.game.get_episode_time() - self._started
+        info = player.score() if self._bots and (terminated or truncated) else {}
+        # after a termination there is no image; the one before it is given again, and is never bootstrapped from
+        return player.observation if terminated else player.observe(), reward, terminated, truncated, info
+
+    def set_shaping(self, weights: Mapping[str, float] | str) -> None:
+        """Replace the weights of reward shaping, from the next step on."""
+        self.player.set_shaping(weights)
+
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        """The screen before resizing, three times as large: uint8 [360, 480, 3]."""
+        return self.player.render() if self.render_mode == "rgb_array" else None
+
+    def close(self) -> None:
+        self.game.close()

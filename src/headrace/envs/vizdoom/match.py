@@ -1,0 +1,286 @@
+"""Doom against each other: one game process per player, over UDP on this machine, in lock-step.
+
+`Match` has PettingZoo's ParallelEnv interface. Every player has a thread here, because a Doom engine holds its caller until the
+frame is over, and a frame is only over when the engines of all players have exchanged their commands. All players make the same
+frame at the same time: engines that run ahead of each other by more than one frame come to wait for each other for ever.
+
+**Faults.** A match whose engine was killed, stopped or hangs is given up: all agents are truncated, with their last observations
+and the info ``"restarted": True``, and the next `reset` starts new engines on another port. A dead or stopped engine is noticed
+within a second, any other hang after `Settings.step_timeout`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from headrace.config import ConfigError, EnvConfig
+from headrace.envs.vizdoom.game import DEATHMATCH_ARGS, PORT_RETRIES, Engine, free_port, guard
+from headrace.envs.vizdoom.player import FRAMESKIP, Player, Settings
+
+CHECK_INTERVAL = 0.5
+"""Seconds between two looks at the engines while their answers are missing."""
+CLOSE_TIMEOUT = 5.0
+"""Seconds that a player's thread may take to close its engine before both are left behind."""
+
+
+class MatchFailed(RuntimeError):
+    """A game process of a match ended, stopped or gave no answer in time."""
+
+
+class Seat:
+    """A player, its engine and the thread that waits for it."""
+
+    def __init__(self, player: Player) -> None:
+        self.player = player
+        self.engine: Engine | None = None
+        self._work: SimpleQueue[tuple[Callable[[Seat], None], SimpleQueue[Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name="vizdoom player", daemon=True).start()
+
+    def do(self, work: Callable[[Seat], None], done: SimpleQueue[Any]) -> None:
+        """Call the function with this seat in its thread; puts (seat, error or None) to `done` afterwards."""
+        self._work.put((work, done))
+
+    def leave(self) -> None:
+        """End the thread when it has done its work."""
+        self._work.put(None)
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            work, done = item
+            try:
+                work(self)
+            except Exception as error:
+                done.put((self, error))
+            else:
+                done.put((self, None))
+
+
+class Match:
+    """A match of `Settings.players` players; see the module. All have the same spaces: those of the single-player environment.
+
+    A match lasts until its time limit; the dead come back. The last infos have "frags", "deaths" and "outcome" (the frags).
+    Rewards are shaped by default (`shaping`), else those of the scenario.
+    """
+
+    metadata = {"name": "vizdoom_match", "render_modes": ["rgb_array"], "render_fps": 35 // FRAMESKIP}  # noqa: RUF012
+
+    def __init__(self, name: str, options: EnvConfig, render_mode: str | None = None) -> None:
+        if options.frame_stack not in (None, 1):
+            raise ConfigError(f"vizdoom/{name}: frame_stack is for environments of one player")
+        self._name, self._options = name, options
+        self.settings = Settings.of(name, options)
+        self.possible_agents = [f"player_{i}" for i in range(self.settings.players)]
+        self.agents: list[str] = []
+        self.render_mode = render_mode
+        self.starts = 0
+        """Times that the engines were started; one more than they were restarted."""
+        self._weights = self.settings.shaping
+        self._seats = self._new_seats()
+        self._barrier = threading.Barrier(len(self._seats))
+        self._running = False
+        self._frames = 0
+        self._rng = np.random.default_rng()
+
+    def _new_seats(self) -> list[Seat]:
+        seats = [Seat(Player(self._name, self._options, self.settings)) for _ in self.possible_agents]
+        for seat in seats:
+            if self._weights is not None:
+                seat.player.set_shaping(self._weights)
+        return seats
+
+    def observation_space(self, agent: str) -> gymnasium.Space[Any]:
+        """uint8 [H, W, C], or a Dict of it as "obs" and "measurements" float32 [V]."""
+        return self._seats[0].player.observation_space
+
+    def action_space(self, agent: str) -> gymnasium.Space[Any]:
+        """The same heads as alone."""
+        return self._seats[0].player.action_space
+
+    @property
+    def players(self) -> list[Player]:
+        """The players, in the order of `possible_agents`."""
+        return [seat.player for seat in self._seats]
+
+    @property
+    def engine_pids(self) -> list[int]:
+        """Process ids of the engines; empty before the first reset and after a failure."""
+        return [seat.engine.pid for seat in self._seats if seat.engine is not None]
+
+    # -- ParallelEnv ------------------------------------------------------------------------------------------------------
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin a match: observations, infos. Raises `MatchFailed` where the engines cannot be started."""
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        game_seed = int(self._rng.integers(2**31))
+        for seat in self._seats:
+            seat.player.game.set_seed(game_seed)
+        if self._running:
+            try:
+                self._together(lambda seat: seat.player.game.new_episode(), self.settings.step_timeout)
+            except MatchFailed:
+                self._give_up()
+        if not self._running:
+            self._start(game_seed)
+        host = self._seats[0].player.game
+        if self.settings.bots:
+            host.send_game_command("removebots")
+            for _ in range(self.settings.bots):
+                host.send_game_command("addbot")
+        self._frames = 0
+        self.agents = list(self.possible_agents)
+        observations = {}
+        for agent, player in zip(self.agents, self.players, strict=True):
+            player.begin()
+            observations[agent] = player.observe()
+        return observations, {agent: {} for agent in self.agents}
+
+    def step(
+        self, actions: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
+        """All players make a step: observations, rewards, terminations, truncations, infos."""
+        if not self.agents:
+            raise RuntimeError("the match is over: reset it")
+        agents, limit = self.agents, self.players[0].limit
+        frames = self.players[0].frameskip
+        if limit:
+            frames = max(1, min(frames, limit - self._frames))
+        presses = {id(seat): seat.player.presses(actions[agent]) for agent, seat in zip(agents, self._seats, strict=True)}
+        rewards = dict.fromkeys(map(id, self._seats), 0.0)
+
+        def play(seat: Seat) -> None:
+            game = seat.player.game
+            game.set_action(presses[id(seat)])
+            for frame in range(frames):
+                if frame:
+                    self._barrier.wait()
+                game.advance_action(1, frame == frames - 1)
+            seat.player.observe()
+            rewards[id(seat)] = seat.player.reward(game.get_last_reward(), frames)
+
+        restarted = False
+        try:
+            self._together(play, self.settings.step_timeout)
+        except MatchFailed:
+            restarted = True
+            observed = [player.observation for player in self.players]
+            infos: dict[str, dict[str, Any]] = {agent: {"restarted": True, "outcome": 0.0} for agent in agents}
+            self._give_up()
+        else:
+            observed = [player.observation for player in self.players]
+            infos = {agent: {} for agent in agents}
+        self._frames += frames
+        ended = restarted or 0 < limit <= self._frames
+        if ended and not restarted:
+            for agent, player in zip(agents, self.players, strict=True):
+                score = player.score()
+                infos[agent] = {**score, "outcome": score["frags"]}
+        self.agents = [] if ended else agents
+        paid = [0.0 if restarted else rewards[id(seat)] for seat in self._seats]
+        return (
+            dict(zip(agents, observed, strict=True)),
+            dict(zip(agents, paid, strict=True)),
+            dict.fromkeys(agents, False),
+            dict.fromkeys(agents, ended),
+            infos,
+        )
+
+    def set_shaping(self, weights: Mapping[str, float] | str) -> None:
+        """Replace the weights of reward shaping of all players, from the next step on."""
+        self._weights = weights if isinstance(weights, str) else dict(weights)
+        for player in self.players:
+            player.set_shaping(weights)
+
+    def render(self) -> np.ndarray | None:
+        """The screens of all players side by side: uint8 [360, 480 x players, 3]."""
+        if self.render_mode != "rgb_array":
+            return None
+        return np.concatenate([player.render() for player in self.players], axis=1)
+
+    def close(self) -> None:
+        """End the engines."""
+        self.agents = []
+        self._close(kill=False)
+
+    # -- engines ----------------------------------------------------------------------------------------------------------
+
+    def _start(self, seed: int) -> None:
+        """Start all engines on a free port, or on another one if that does not work."""
+        for attempt in range(PORT_RETRIES):
+            port, settings = free_port(), self.settings
+            timeout = int(settings.start_timeout)
+            for index, seat in enumerate(self._seats):
+                game = seat.player.game
+                seat.engine = Engine(guard(game))
+                role = f"-host {settings.players} -netmode 0 {DEATHMATCH_ARGS}" if index == 0 else "-join 127.0.0.1"
+                bots = f"+viz_bots_path {settings.bots_file}" if settings.bots_file and index == 0 else ""
+                game.set_game_args(f"{role} -port {port} +viz_connect_timeout {timeout} +name player_{index} {bots}")
+                game.set_seed(seed)
+            try:
+                self._together(lambda seat: seat.player.game.init(), settings.start_timeout)
+            except MatchFailed:
+                self._give_up()
+                if attempt == PORT_RETRIES - 1:
+                    raise
+                continue
+            self.starts += 1
+            self._running = True
+            return
+
+    def _together(self, work: Callable[[Seat], None], timeout: float) -> None:
+        """Have all threads do the same. Raises `MatchFailed` if one fails or does not end within the time."""
+        done: SimpleQueue[tuple[Seat, Exception | None]] = SimpleQueue()
+        for seat in self._seats:
+            seat.do(work, done)
+        waiting = dict.fromkeys(self._seats)
+        deadline = time.monotonic() + timeout
+        while waiting:
+            try:
+                seat, error = done.get(timeout=CHECK_INTERVAL)
+            except Empty:
+                if self._running and (dead := [s for s in waiting if s.engine is not None and not s.engine.runs()]):
+                    raise MatchFailed(f"the game process of {self._names(dead)} was stopped or ended") from None
+                if time.monotonic() > deadline:
+                    raise MatchFailed(f"{self._names(waiting)} gave no answer within {timeout} s") from None
+                continue
+            if error is not None:
+                raise MatchFailed(f"{self._names([seat])}: {type(error).__name__}: {error}") from error
+            del waiting[seat]
+
+    def _names(self, seats: Any) -> str:
+        return ", ".join(self.possible_agents[self._seats.index(seat)] for seat in seats)
+
+    def _give_up(self) -> None:
+        """Kill the engines, and make new players for the next start."""
+        self._barrier.abort()
+        self._close(kill=True)
+        self._seats = self._new_seats()
+        self._barrier = threading.Barrier(len(self._seats))
+
+    def _close(self, kill: bool) -> None:
+        self._running = False
+        done: SimpleQueue[Any] = SimpleQueue()
+        for seat in self._seats:
+            if kill and seat.engine is not None:
+                seat.engine.kill()
+            seat.do(lambda seat: seat.player.game.close(), done)
+            seat.leave()
+        deadline = time.monotonic() + CLOSE_TIMEOUT
+        closed: list[Seat] = []
+        with suppress(Empty):
+            while len(closed) < len(self._seats):
+                closed.append(done.get(timeout=max(0.0, deadline - time.monotonic()))[0])
+        for seat in self._seats:
+            if seat.engine is not None:
+                if seat not in closed or kill:
+                    seat.engine.kill()
+                seat.engine.remove_shared_memory()
+                seat.engine = None

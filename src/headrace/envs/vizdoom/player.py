@@ -1,0 +1,175 @@
+"""One player of Doom: buttons as actions, the picture and game variables as observations, the reward of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+import vizdoom
+
+from headrace.config import ConfigError, EnvConfig
+from headrace.envs.vizdoom.actions import AIM_CHOICES, AIM_DEGREES, FULL_BUTTONS, combine, heads_for
+from headrace.envs.vizdoom.game import configured
+from headrace.envs.vizdoom.shaping import Shaping, weights_of
+from headrace.envs.vizdoom.variables import FULL_VARIABLES, scales
+from headrace.envs.wrappers import resize
+
+FRAMESKIP = 4
+SIZE = (72, 128)
+MATCH_FRAMES = 8400
+"""4 minutes: the length of a match where nothing else is asked for."""
+
+_FULL: dict[str, Any] = {"buttons": "full", "variables": "full", "episode_timeout": MATCH_FRAMES}
+_DUEL: dict[str, Any] = {
+    "variables": ["HEALTH", "SELECTED_WEAPON_AMMO", "ATTACK_READY", "FRAGCOUNT"],
+    "episode_timeout": MATCH_FRAMES // 4,
+}
+BASE: dict[str, dict[str, Any]] = {
+    "cig": {"bots": 7, "shaping": "bots", **_FULL},
+    "deathmatch_bots": {"bots": 7, "shaping": "bots", **_FULL},
+    "duel_bots": {"bots": 1, "shaping": "bots", **_DUEL},
+    "multi_duel": {"players": 2, "shaping": "self_play", **_DUEL},
+    "multi_deathmatch": {"players": 4, "shaping": "self_play", **_FULL},
+    "multi_cig": {"players": 4, "shaping": "self_play", **_FULL},
+}
+"""Settings that a name stands for; `EnvConfig.kwargs` go before them."""
+
+
+@dataclass
+class Settings:
+    """`EnvConfig.kwargs` of a scenario, with the scenario's own defaults underneath."""
+
+    buttons: list[str] | str | None = None
+    """Names of buttons, or "full" for the seven heads of `FULL_BUTTONS`. None: those of the configuration file."""
+    variables: list[str] | str | None = None
+    """Names of game variables to observe, or "full" for `FULL_VARIABLES`. None: those of the configuration file."""
+    measurements: bool = True
+    """Observe the game variables besides the picture."""
+    aim_degrees: float = AIM_DEGREES
+    """Largest angle (degrees per frame) of the aim head."""
+    aim_choices: int = AIM_CHOICES
+    """Angles of the aim head, an odd number."""
+    shaping: dict[str, float] | str | None = None
+    """Weights of reward shaping, or the name of a preset. None: the scenario's own rewards."""
+    bots: int = 0
+    """Scripted opponents (the engine's own bots) in the game."""
+    bots_file: str | None = None
+    """File with the skills of the bots. None: bots.cfg of the vizdoom package."""
+    players: int = 1
+    """Players with a game process each. More than one make a match."""
+    step_timeout: float = 10.0
+    """Matches: seconds that a step of all players may take before the match is given up and started again."""
+    start_timeout: float = 30.0
+    """Matches: seconds that starting may take before it is tried again on another port."""
+    game: dict[str, Any] = field(default_factory=dict)
+    """The rest: settings of the configuration file."""
+
+    @staticmethod
+    def of(name: str, options: EnvConfig) -> Settings:
+        """Those of a scenario, with `EnvConfig.kwargs` before its own. Raises `ConfigError` for values that cannot be."""
+        kwargs = BASE.get(name, {}) | options.kwargs
+        own = {key: value for key, value in kwargs.items() if key in _NAMES}
+        settings = Settings(**own, game={key: value for key, value in kwargs.items() if key not in _NAMES})
+        if not 0 <= settings.bots <= 15 or not 1 <= settings.players <= 16 or settings.bots + settings.players > 16:
+            raise ConfigError("Doom has 16 players at most, bots among them, and at least one that is no bot")
+        if settings.aim_choices < 3 or settings.aim_choices % 2 == 0:
+            raise ConfigError(f"aim_choices must be an odd number of at least 3, not {settings.aim_choices}")
+        return settings
+
+
+_NAMES = frozenset(Settings.__dataclass_fields__) - {"game"}
+
+
+class Player:
+    """One engine and what is made of it. The engine is started by the owner (`headrace.envs.vizdoom.game`).
+
+    Observation: uint8 [H, W, C], or a Dict of it as "obs" and "measurements" float32 [V].
+    """
+
+    def __init__(self, name: str, options: EnvConfig, settings: Settings) -> None:
+        self.settings = settings
+        self.frameskip = options.frameskip or FRAMESKIP
+        self._size = options.resize or SIZE
+        game = self.game = configured(name, settings.game, gray=bool(options.grayscale))
+        if settings.buttons is not None:
+            names = FULL_BUTTONS if settings.buttons == "full" else settings.buttons
+            game.set_available_buttons([getattr(vizdoom.Button, button) for button in names])
+        if settings.variables is not None:
+            chosen = FULL_VARIABLES if settings.variables == "full" else settings.variables
+            game.set_available_game_variables([getattr(vizdoom.GameVariable, variable) for variable in chosen])
+        self.limit = game.get_episode_timeout()
+        """Frames of an episode; 0: no limit. Counted by the owner: the engine gives no picture after the end of an episode."""
+        game.set_episode_timeout(0)
+        buttons = [button.name for button in game.get_available_buttons()]
+        self.heads = combine(heads_for(buttons, settings.aim_degrees, settings.aim_choices))
+        discrete = [gymnasium.spaces.Discrete(len(head.presses)) for head in self.heads]
+        self.action_space: gymnasium.Space[Any] = discrete[0] if len(discrete) == 1 else gymnasium.spaces.Tuple(discrete)
+        observed = [variable.name for variable in game.get_available_game_variables()] if settings.measurements else []
+        self._divisor, self._highest = scales(observed)
+        shape = (*self._size, 1 if options.grayscale else 3)
+        image = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+        self.observation_space: gymnasium.Space[Any] = image
+        if observed:
+            numbers = gymnasium.spaces.Box(-np.inf, np.inf, (len(observed),), np.float32)
+            self.observation_space = gymnasium.spaces.Dict({"obs": image, "measurements": numbers})
+        self.shaping = None if settings.shaping is None else Shaping(weights_of(settings.shaping))
+        self.screen = np.zeros((120, 160, shape[-1]), np.uint8)
+        """uint8 [120, 160, C]: the last picture, before resizing."""
+        self.observation: Any = None
+        """The last observation."""
+        self._deaths = 0.0
+
+    def presses(self, action: Any) -> list[float]:
+        """The value of each button for an element of the action space."""
+        choices = (action,) if len(self.heads) == 1 else action
+        return sum(head.presses[choice] for head, choice in zip(self.heads, choices, strict=True)).tolist()  # type: ignore[union-attr]
+
+    def value(self, variable: str) -> float:
+        """A game variable, whether it is observed or not."""
+        return self.game.get_game_variable(getattr(vizdoom.GameVariable, variable))
+
+    def observe(self) -> Any:
+        """The observation of the engine's state; the last one again where the episode has ended and there is none."""
+        state: Any = self.game.get_state()
+        if state is None:
+            return self.observation
+        screen = state.screen_buffer
+        self.screen = screen if screen.ndim == 3 else screen[..., None]
+        image = resize(self.screen, self._size)
+        if len(self._divisor):
+            numbers = np.minimum(state.game_variables[: len(self._divisor)] / self._divisor, self._highest)
+            self.observation = {"obs": image, "measurements": numbers.astype(np.float32)}
+        else:
+            self.observation = image
+        return self.observation
+
+    def begin(self) -> None:
+        """An episode begins."""
+        self._deaths = self.value("DEATHCOUNT")
+        if self.shaping is not None:
+            self.shaping.begin(self.value)
+
+    def score(self) -> dict[str, float]:
+        """Frags and deaths of the episode. (In a network game the engine goes on counting deaths from episode to episode.)"""
+        return {"frags": self.value("FRAGCOUNT"), "deaths": self.value("DEATHCOUNT") - self._deaths}
+
+    def reward(self, scenario: float, frames: int) -> float:
+        """The reward of a step of so many frames for which the scenario gave `scenario`."""
+        return scenario if self.shaping is None else self.shaping.reward(scenario, self.value, frames)
+
+    def set_shaping(self, weights: Mapping[str, float] | str) -> None:
+        """Replace the weights of reward shaping, from the next step on. Raises `ConfigError` for unknown terms."""
+        checked = weights_of(weights)
+        if self.shaping is None:
+            self.shaping = Shaping(checked)
+            if self.game.is_running():
+                self.shaping.begin(self.value)
+        else:
+            self.shaping.weights = checked
+
+    def render(self) -> np.ndarray:
+        """The screen before resizing, three times as large: uint8 [360, 480, 3]."""
+        return np.broadcast_to(self.screen, (*self.screen.shape[:2], 3)).repeat(3, axis=0).repeat(3, axis=1)
