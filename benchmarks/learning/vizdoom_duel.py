@@ -4,8 +4,8 @@
 
 After training, the trained policy and a random player each play games against the bot (one process), and matches against each
 other (`vizdoom/multi_duel`: two game processes). Printed and kept in results/vizdoom-duel.json are the frags and deaths per game,
-and wins, losses and ties of the matches with a 95 % interval (Wilson) of the win rate; results/vizdoom-duel.png shows the learning
-curve and the frags.
+and wins, losses and ties of the matches with a 95 % interval (Wilson) of the win rate; results/vizdoom-duel.png shows the
+learning curve and the frags.
 """
 
 from __future__ import annotations
@@ -102,15 +102,17 @@ def main() -> None:
     parser.add_argument("--matches", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--set", nargs="*", default=[], metavar="SETTING=JSON", help="settings of the training run")
+    parser.add_argument("--run", type=Path, help="do not train: play with the policy of this run folder")
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
     parser.add_argument("--out", type=Path, default=HERE / "results")
     asked = parser.parse_args()
     extra = {key: json.loads(value) for key, value in (item.split("=", 1) for item in asked.set)}
-    folder = asked.runs / f"vizdoom-duel-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = asked.run or asked.runs / f"vizdoom-duel-{time.strftime('%Y%m%d-%H%M%S')}"
     run = {"seed": asked.seed, "run.folder": str(folder), "run.max_minutes": asked.minutes, "run.video": False, **extra}
     config = headrace.make_config(f"vizdoom/{BOT_GAME}", **run)
     load = os.getloadavg()[0]
-    result = headrace.train(config)
+    if asked.run is None:
+        headrace.train(config)
     policy = headrace.load_policy(folder)
     space = policy.make_env().action_space
     space.seed(0)
@@ -138,7 +140,7 @@ def main() -> None:
         "settings": extra,
         "seed": asked.seed,
         "minutes": asked.minutes,
-        "steps": result.global_step,
+        "steps": policy.step,
         "load_before": round(load, 1),
         "against_the_bot": {
             name: {key: [s[key] for s in games] for key in ("frags", "deaths")} for name, games in scores.items()
