@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -24,9 +25,13 @@ FILES = {
 """Names whose configuration file of the package has another name."""
 
 DEATHMATCH_ARGS = (
-    "-deathmatch +sv_forcerespawn 1 +sv_noautoaim 1 +sv_respawnprotect 1 +sv_spawnfarthest 1 +sv_nocrouch 1 +viz_respawn_delay 0"
+    "-deathmatch +sv_forcerespawn 1 +sv_noautoaim 1 +sv_respawnprotect 1 +sv_spawnfarthest 1 +sv_nocrouch 1 +sv_noexit 1"
+    " +viz_respawn_delay 0"
 )
-"""Rules of the Visual Doom AI Competition, as in Petrenko et al. 2020: the dead come back by themselves and at once."""
+"""Rules of the Visual Doom AI Competition, as in Petrenko et al. 2020: the dead come back by themselves and at once. Besides, who
+opens the level's exit dies, and the game goes on."""
+PORTS = range(10_000, 32_000)
+"""UDP ports of games."""
 PORT_RETRIES = 5
 """Attempts to start a game on a port; each takes another port."""
 
@@ -60,10 +65,14 @@ def configured(name: str, settings: Mapping[str, Any], *, gray: bool) -> vizdoom
 
 
 def free_port() -> int:
-    """A UDP port that nobody holds now. Somebody else may take it before it is used: starting is tried several times."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    """A UDP port that nobody holds now, below those that the system gives to sockets without a port of their own. Somebody else may
+    take it before it is used, if very rarely: starting is tried several times."""
+    for _ in range(1000):
+        port = random.choice(PORTS)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise OSError(f"there is no free UDP port among {PORTS.start} to {PORTS.stop - 1}")
 
 
 def start(game: vizdoom.DoomGame) -> None:

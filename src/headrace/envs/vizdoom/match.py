@@ -66,7 +66,8 @@ class Seat:
 class Match:
     """A match of `Settings.players` players; see the module. All have the same spaces: those of the single-player environment.
 
-    A match lasts until its time limit; the dead come back. The last infos have "frags", "deaths" and "outcome" (the frags).
+    A match lasts until its time limit, unless the level ends it; the dead come back. The last infos have "frags",
+    "deaths" and "outcome" (the frags).
     Rewards are shaped by default (`shaping`), else those of the scenario.
     """
 
@@ -178,7 +179,8 @@ class Match:
             observed = [player.observation for player in self.players]
             infos = {agent: {} for agent in agents}
         self._frames += frames
-        ended = restarted or 0 < limit <= self._frames
+        over = not restarted and any(player.game.is_episode_finished() for player in self.players)  # by the level's own script
+        ended = restarted or over or 0 < limit <= self._frames
         if ended and not restarted:
             for agent, player in zip(agents, self.players, strict=True):
                 score = player.score()
@@ -188,8 +190,8 @@ class Match:
         return (
             dict(zip(agents, observed, strict=True)),
             dict(zip(agents, paid, strict=True)),
-            dict.fromkeys(agents, False),
-            dict.fromkeys(agents, ended),
+            dict.fromkeys(agents, over),
+            dict.fromkeys(agents, ended and not over),
             infos,
         )
 
