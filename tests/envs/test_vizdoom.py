@@ -178,7 +178,7 @@ def test_ports_in_use_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     taken.bind(("", 0))
     ports = [taken.getsockname()[1], free_port()]
-    monkeypatch.setattr("headrace.envs.vizdoom.game.random.choice", lambda _: ports.pop(0))
+    monkeypatch.setattr("headrace.envs.vizdoom.game.secrets.choice", lambda _: ports.pop(0))
     free = ports[1]
     assert free_port() == free
     taken.close()

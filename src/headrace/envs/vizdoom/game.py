@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
+import secrets
 import signal
 import socket
 import subprocess
@@ -65,10 +65,10 @@ def configured(name: str, settings: Mapping[str, Any], *, gray: bool) -> vizdoom
 
 
 def free_port() -> int:
-    """A UDP port that nobody holds now, below those that the system gives to sockets without a port of their own. Somebody else may
-    take it before it is used, if very rarely: starting is tried several times."""
+    """A UDP port that nobody holds now, below those that the system gives to sockets without a port of their own. Somebody else
+    may take it before it is used, if very rarely: starting is tried several times."""
     for _ in range(1000):
-        port = random.choice(PORTS)
+        port = secrets.choice(PORTS)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
             probe.bind(("", port))
             return port
