@@ -168,7 +168,7 @@ def test_full_measurements_and_shaped_rewards() -> None:
     assert observation["measurements"].shape == (24,)
     attack = (0, 0, 1, 0, 0, 0, 10)
     rewards = [env.step(attack)[1] for _ in range(4)]
-    assert sum(rewards) == 2.0  # one shot of the pistol
+    assert sum(rewards) == 2 * (1 + 5)  # one shot of the pistol; the weapon of slot 4 has the same ammunition
     env.set_shaping({"scenario": 0.5})
     assert env.step((0, 0, 0, 0, 0, 0, 10))[1] == pytest.approx(0.5 * -4)
     env.close()

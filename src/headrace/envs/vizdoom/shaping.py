@@ -6,7 +6,7 @@ any two steps (`Shaping.weights`). What a step brings is added to the scenario's
 Terms and the weights of `PRESETS`: Petrenko et al. 2020 (Sample Factory), appendix A.3, and its published code (version 2.1),
 whose numbers are those of "bots" and "self_play". Two differences: a weapon that is held is worth what its own slot is worth, not
 what slot 7 is; and a player that died or came back to life in a step is not given or charged for the health, armor, weapons and
-ammunition that this changed.
+ammunition that this changed. Ammunition that fits weapons of two slots counts for both, as there.
 """
 
 from __future__ import annotations
