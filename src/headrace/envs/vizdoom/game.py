@@ -114,7 +114,7 @@ class Engine:
         for entry in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
                 args = entry.read_bytes().split(b"\0")
-                if self._settings in args and b"+viz_instance_id" in args and args[0].endswith(b"/vizdoom"):  # not engine.sh
+                if self._settings in args and b"+viz_instance_id" in args:
                     self._pid = int(entry.parent.name)
                     self._instance = args[args.index(b"+viz_instance_id") + 1].decode()
 
@@ -136,23 +136,6 @@ class Engine:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
 
-    def offer(self, port: int) -> None:
-        """Have engine.sh start it on this port; again, if it was started on another one and has ended since."""
-        self._file(".failed").unlink(missing_ok=True)
-        self._file(".new").write_text(str(port))
-        self._file(".new").replace(self._file(".port"))
-
-    def failed(self) -> bool:
-        """Whether it has ended since `offer`."""
-        return self._file(".failed").exists()
-
-    def begun(self) -> None:
-        """The match has begun: when the engine ends from now on, it is not started again."""
-        self._file(".port").unlink(missing_ok=True)
-
-    def _file(self, suffix: str) -> Path:
-        return Path(self._settings.decode() + suffix)
-
     def remove_shared_memory(self) -> None:
         """Remove what a killed engine leaves behind."""
         if self._instance:
@@ -164,7 +147,6 @@ class Engine:
 
 _REAPER = """
 read -r _
-rm -f "$0"/*.port
 for file in $(grep -laF "$0/" /proc/[0-9]*/cmdline); do
     instance=$(tr '\\0' '\\n' <"$file" | sed -n '/^+viz_instance_id$/{n;p;}')
     [ -n "$instance" ] || continue

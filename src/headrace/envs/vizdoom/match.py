@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -62,15 +61,6 @@ class Seat:
                 done.put((self, error))
             else:
                 done.put((self, None))
-
-
-@dataclass
-class _Work:
-    """What the threads were given to do."""
-
-    done: SimpleQueue[tuple[Seat, Exception | None]]
-    waiting: dict[Seat, None]
-    """The players whose threads are not done."""
 
 
 class Match:
@@ -225,74 +215,47 @@ class Match:
     # -- engines ----------------------------------------------------------------------------------------------------------
 
     def _start(self, seed: int) -> None:
-        """Start all engines on a free port, and on another one if that does not work.
-
-        The vizdoom library waits in the players' threads all the while: it would crash if an engine ended for good before its
-        start is complete. So after the last attempt the threads are left behind.
-        """
-        settings = self.settings
-        for index, seat in enumerate(self._seats):
-            game = seat.player.game
-            seat.engine = Engine(guard(game))
-            role = f"-host {settings.players} -netmode 0 {DEATHMATCH_ARGS}" if index == 0 else "-join 127.0.0.1"
-            bots = f"+viz_bots_path {settings.bots_file}" if settings.bots_file and index == 0 else ""
-            game.set_game_args(f"{role} +viz_connect_timeout {int(settings.start_timeout)} +name player_{index} {bots}")
-            game.set_seed(seed)
-        work: _Work | None = None
-        for _ in range(PORT_RETRIES):
-            port = free_port()
-            for seat in self._seats:
-                assert seat.engine is not None
-                seat.engine.offer(port)
-            if work is None:
-                work = self._hand_out(lambda seat: seat.player.game.init())
-            else:
-                for seat in self._seats:
-                    assert seat.engine is not None
-                    seat.engine.kill()
-            with suppress(MatchFailed):
-                self._collect(work, settings.start_timeout)
-                break
-            if len(work.waiting) < len(self._seats):  # some have begun and cannot begin again
-                break
-        assert work is not None
-        if work.waiting:
-            names = self._names(work.waiting)
-            for seat in self._seats:
-                seat.leave()
-            self._seats = self._new_seats()
-            raise MatchFailed(f"the game processes of {names} could not be started on {PORT_RETRIES} ports")
-        for seat in self._seats:
-            assert seat.engine is not None
-            seat.engine.begun()
-        self.starts += 1
-        self._running = True
+        """Start all engines on a free port, or on another one if that does not work."""
+        for attempt in range(PORT_RETRIES):
+            port, settings = free_port(), self.settings
+            timeout = int(settings.start_timeout)
+            for index, seat in enumerate(self._seats):
+                game = seat.player.game
+                seat.engine = Engine(guard(game))
+                role = f"-host {settings.players} -netmode 0 {DEATHMATCH_ARGS}" if index == 0 else "-join 127.0.0.1"
+                bots = f"+viz_bots_path {settings.bots_file}" if settings.bots_file and index == 0 else ""
+                game.set_game_args(f"{role} -port {port} +viz_connect_timeout {timeout} +name player_{index} {bots}")
+                game.set_seed(seed)
+            try:
+                self._together(lambda seat: seat.player.game.init(), settings.start_timeout)
+            except MatchFailed:
+                self._give_up()
+                if attempt == PORT_RETRIES - 1:
+                    raise
+                continue
+            self.starts += 1
+            self._running = True
+            return
 
     def _together(self, work: Callable[[Seat], None], timeout: float) -> None:
         """Have all threads do the same. Raises `MatchFailed` if one fails or does not end within the time."""
-        self._collect(self._hand_out(work), timeout)
-
-    def _hand_out(self, work: Callable[[Seat], None]) -> _Work:
-        handed = _Work(SimpleQueue(), dict.fromkeys(self._seats))
+        done: SimpleQueue[tuple[Seat, Exception | None]] = SimpleQueue()
         for seat in self._seats:
-            seat.do(work, handed.done)
-        return handed
-
-    def _collect(self, work: _Work, timeout: float) -> None:
+            seat.do(work, done)
+        waiting = dict.fromkeys(self._seats)
         deadline = time.monotonic() + timeout
-        while work.waiting:
+        while waiting:
             try:
-                seat, error = work.done.get(timeout=CHECK_INTERVAL)
+                seat, error = done.get(timeout=CHECK_INTERVAL)
             except Empty:
-                engines = {seat: seat.engine for seat in work.waiting if seat.engine is not None}
-                if lost := [s for s, engine in engines.items() if (not engine.runs() if self._running else engine.failed())]:
-                    raise MatchFailed(f"the game process of {self._names(lost)} was stopped or ended") from None
+                if self._running and (dead := [s for s in waiting if s.engine is not None and not s.engine.runs()]):
+                    raise MatchFailed(f"the game process of {self._names(dead)} was stopped or ended") from None
                 if time.monotonic() > deadline:
-                    raise MatchFailed(f"{self._names(work.waiting)} gave no answer within {timeout} s") from None
+                    raise MatchFailed(f"{self._names(waiting)} gave no answer within {timeout} s") from None
                 continue
             if error is not None:
                 raise MatchFailed(f"{self._names([seat])}: {type(error).__name__}: {error}") from error
-            del work.waiting[seat]
+            del waiting[seat]
 
     def _names(self, seats: Any) -> str:
         return ", ".join(self.possible_agents[self._seats.index(seat)] for seat in seats)
