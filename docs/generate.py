@@ -55,7 +55,8 @@ Every `--run.log-interval` seconds a run adds one line to `metrics.jsonl` in the
 - A mean is taken over the updates of the interval; `lag/min` and `lag/max` are its extremes.
 - A key is absent if its value is unknown, for instance a return before the first episode has ended.
 - A share of time (`time/<part>/<phase>`) refers to all processes of that part. The shares of a part add up to 1.
-- Keys under `env/` are defined by the environment.
+- Keys under `env/` are defined by the environment. `population/reward.NAME` is the weight NAME of a shaped reward.
+- A run with several policies has these files in the folder of each policy.
 - Every line also has `time`, the time at which it was written (seconds since 1970).
 - An evaluation (`eval/...`) has a line of its own, at the step of the policy that was evaluated.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,11 +17,12 @@ from headrace.learning.learner import Learner, Progress
 from headrace.learning.training_log import EPISODE_WINDOW, TrainingLog
 from headrace.runs import checkpoint
 from headrace.runs.checkpoint import CheckpointError
-from headrace.sampling.placements.base import Placement
+from headrace.sampling.placements.base import Message, Placement
 
 if TYPE_CHECKING:
     from headrace.accelerator.ranks import Ranks
     from headrace.experience.batch import Experience
+    from headrace.population.member import Member
 
 
 @contextmanager
@@ -39,12 +40,23 @@ class Checkpointing:
     """Everything one policy's learning needs to go on as if it had never stopped, to and from its newest checkpoint."""
 
     def __init__(
-        self, placement: Placement, policy: int, learner: Learner, log: TrainingLog, experience: Experience, ranks: Ranks
+        self,
+        placement: Placement,
+        policy: int,
+        learner: Learner,
+        log: TrainingLog,
+        experience: Experience,
+        ranks: Ranks,
+        member: Member | None = None,
     ):
         self._ranks = ranks
         self._config, self._placement = placement.configs[policy], placement
         self._learner, self._log, self._experience = learner, log, experience
-        self._folder = self._config.policy_folder(policy) / "checkpoints"
+        self._policy, self._member = policy, member
+        self._folder = self._folder_of(policy)
+        placement.savers[policy] = self
+        self._ended = False
+        """Whether the newest checkpoint is the last that there will be of the policy."""
         self._saved_at, self._saved_step, self._saved_updates = perf_counter(), 0, -1
 
     def load(self) -> list[str]:
@@ -52,7 +64,7 @@ class Checkpointing:
 
         Raises `CheckpointError` where there are some but none can be used.
         """
-        found = checkpoint.load_newest(self._folder, self._take) if self._ranks.index == 0 else None
+        found = self._find() if self._ranks.index == 0 else None
         if self._ranks.size > 1:
             data = self._ranks.from_first(None if found is None else checkpoint.to_bytes(found))
             if self._ranks.index > 0 and data is not None:
@@ -64,10 +76,14 @@ class Checkpointing:
         self._saved_step, self._saved_updates = progress.global_step, progress.updates
         messages = [*found.damaged, f"Going on from {found.path.name}: step {progress.global_step:,}"]
         with _unlike(found.path, " Delete it to go on from the one before."):
-            if self._exact and state["sampler"] is not None:
-                if problem := self._placement.set_state(state["sampler"]):
+            if self._member is not None and state.get("member") is not None:
+                self._member.set_state(state["member"])
+            self._ended = bool(state.get("ended"))
+            if self._exact:
+                if state["sampler"] is not None and (problem := self._placement.set_state(state["sampler"])):
                     messages.append(problem)
-                checkpoint.set_random_state(state["random"])
+                if state["random"] is not None:
+                    checkpoint.set_random_state(state["random"])
             messages += self._experience.restore(found.path, state.get("experience"))
         return messages
 
@@ -87,6 +103,28 @@ class Checkpointing:
             learner.progress = progress
             self._log.returns.clear()
             self._log.returns.extend(returns)
+
+    def _folder_of(self, policy: int) -> Path:
+        return self._config.policy_folder(policy) / "checkpoints"
+
+    @property
+    def _together(self) -> bool:
+        """Whether all policies are saved at the same moment, so that the run goes on exactly where it was."""
+        return self._placement.deterministic and self._config.population.size > 1
+
+    def _find(self) -> checkpoint.Checkpoint | None:
+        """The newest checkpoint; of a population that is saved together, that of the newest moment that all policies can go back
+        to: those that had learned enough before it have theirs from then."""
+        if not self._together:
+            return checkpoint.load_newest(self._folder, self._take)
+        every = [checkpoint.moments(self._folder_of(p)) for p in range(self._config.population.size)]
+        numbers = sorted({moment for of_policy in every for moment, _ in of_policy.values()}, reverse=True)
+        self._placement.moment = max(numbers, default=0)
+        for number in numbers:
+            found = [{path for path, one in of_policy.items() if _is_of(number, *one)} for of_policy in every]
+            if all(found):
+                return checkpoint.load_newest(self._folder, self._take, found[self._policy])
+        return checkpoint.load_newest(self._folder, self._take)
 
     @property
     def _exact(self) -> bool:
@@ -111,19 +149,43 @@ class Checkpointing:
         """A multiple of `interval` steps lies between the last checkpoint and now."""
         return interval is not None and self._learner.progress.global_step // interval > self._saved_step // interval
 
-    def save(self, must: bool, at_rest: bool = True) -> str:
-        """Write a checkpoint; returns a line for the log. A failure (a full disk) is an error only if it `must` be written.
+    def save(self, must: bool, at_rest: bool = True, ended: bool = False) -> Iterator[Message]:
+        """Write a checkpoint, and of the other policies, too, where all are saved at the same moment; yields what to report. A
+        failure (a full disk) is an error only if it `must` be written.
 
         `at_rest`: everything stands still between two updates, so that a serial sampler's half-filled trajectories can be saved.
+        `ended`: this policy learns no more.
         """
-        learner, run = self._learner, self._config.run
         if self._ranks.index:
-            return "Rank 0 writes the checkpoints"
+            yield Message("message", "Rank 0 writes the checkpoints", self._policy)
+            return
+        together = self._together and at_rest
+        if together and self._unchanged and self._ended == ended:
+            yield self._last()
+            return
         sampler = self._placement.get_state() if at_rest and self._exact else None
+        if together:
+            self._placement.moment += 1
+        for p, saver in list(self._placement.savers.items()) if together else [(self._policy, self)]:
+            mine = saver is self
+            yield saver._write(must and mine, sampler if mine else None, at_rest, ended and mine)
+            if not must:
+                yield Message("saved", saver._learner.progress.global_step, p)
+
+    @property
+    def _unchanged(self) -> bool:
+        progress = self._learner.progress
+        return (self._saved_step, self._saved_updates) == (progress.global_step, progress.updates)
+
+    def _last(self) -> Message:
+        return Message("message", f"The checkpoint of step {self._learner.progress.global_step:,} is the last", self._policy)
+
+    def _write(self, must: bool, sampler: dict[str, Any] | None, at_rest: bool, ended: bool) -> Message:
+        learner, run = self._learner, self._config.run
         learner.settle()  # nothing is saved that is not finite
-        step = learner.progress.global_step
-        if (self._saved_step, self._saved_updates) == (step, learner.progress.updates):
-            return f"The checkpoint of step {step:,} is the last"
+        step, together = learner.progress.global_step, self._together and at_rest
+        if not together and self._unchanged:
+            return self._last()
         tensors, state = checkpoint.pack(
             {
                 "model": learner.model.state_dict(),
@@ -133,8 +195,11 @@ class Checkpointing:
                 "learner": learner.algorithm.state_dict(learner.model),
                 "returns": list(self._log.returns),
                 "sampler": sampler,
-                "random": None if sampler is None else checkpoint.random_state(),
+                "random": checkpoint.random_state() if sampler is not None or together else None,
                 "experience": self._experience.get_state(),
+                "member": None if self._member is None else self._member.get_state(),
+                "moment": self._placement.moment if together else None,
+                "ended": ended,
             }
         )
         score = self._log.mean_return if len(self._log.returns) == EPISODE_WINDOW else None
@@ -154,6 +219,13 @@ class Checkpointing:
         except CheckpointError as error:
             if must:
                 raise
-            return f"{error} Training goes on; the next try is in {run.checkpoint_interval:.0f} s."
-        self._saved_step, self._saved_updates = step, learner.progress.updates
-        return f"Checkpoint {path.name}"
+            text = f"{error} Training goes on; the next try is in {run.checkpoint_interval:.0f} s."
+            return Message("message", text, self._policy)
+        self._saved_step, self._saved_updates, self._ended = step, learner.progress.updates, ended
+        name = path.name if self._config.population.size == 1 else f"{path.name} of policy {self._policy}"
+        return Message("message", f"Checkpoint {name}", self._policy)
+
+
+def _is_of(moment: int, number: int, ended: bool) -> bool:
+    """Whether a checkpoint of the moment `number` is what a policy goes back to with a population of this moment."""
+    return number == moment or (ended and number < moment)

@@ -15,6 +15,7 @@ from headrace.config.validation import validate
 from headrace.envs.imports import import_files
 from headrace.envs.registry import check_id, defaults, observes, with_absolute_path
 from headrace.learning.algorithm import declaration
+from headrace.population.pbt import check_pbt
 
 LEARNED_WITH = ("policy.", "sampling.", "learning.", "replay.", "q.")
 """Groups of settings whose defaults an environment server may determine, beside those of the environment itself."""
@@ -78,6 +79,7 @@ def check_config(config: Config) -> None:
     import_files(config.imports)
     for own in policy_configs(config):
         _check_policy(own)
+    check_pbt(config)
 
 
 def _check_policy(config: Config) -> None:

@@ -33,6 +33,7 @@ from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner, Progress
 from headrace.learning.training_log import EPISODE_WINDOW, TrainingLog
 from headrace.make_config import check_config
+from headrace.population.member import Member
 from headrace.runs.folder import FolderUnusable, RunFolder
 from headrace.runs.interrupt import interrupts
 from headrace.runs.report import Reporter
@@ -129,7 +130,8 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     log = TrainingLog()
     ranks = Ranks(config.device)  # others may learn the same policy, each from environments of its own
     experience = joint(placement.batches(p, algorithm.reported_envs(config.num_envs)), ranks)
-    checkpoints = Checkpointing(placement, p, learner, log, experience, ranks)
+    member = Member(placement, p, learner, log) if config.pbt.on else None
+    checkpoints = Checkpointing(placement, p, learner, log, experience, ranks, member)
     for text in checkpoints.load():
         yield Message("message", text, p)
     learner.join(ranks)
@@ -137,14 +139,19 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     yield Message("start", learner.progress.global_step, p)
 
     placement.publish(p, learner.model, learner.progress.version)
+    if member is not None:
+        yield from member.begin()
     if config.uses_replay:
         yield Message("message", f"Learning begins when the replay holds {config.replay.minimum:,} steps", p)
     clock = placement.clock(p)
     started = last_log = perf_counter()
     reason = "total_steps" if learner.progress.global_step >= config.learning.total_steps else None
+    if reason is None:
+        yield None  # ready
     while reason is None:
         try:
-            batch = experience.next(timeout=POLL_INTERVAL)
+            several = config.population.size > 1
+            batch = None if several and placement.stopped else experience.next(timeout=POLL_INTERVAL)
             clock.spent("wait", now := perf_counter())
             if isinstance(batch, Filling):
                 learner.note(batch.arrivals)
@@ -160,21 +167,26 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
                 clock.spent("publish", now := perf_counter())
         except (EnvironmentFault, FloatingPointError, RankLost):
             if checkpoints.finite:  # what was learned until then is kept
-                yield Message("message", checkpoints.save(must=False, at_rest=False), p)
+                yield from checkpoints.save(must=False, at_rest=False)
             raise
+        if member is not None:
+            yield from member.step(None if batch is None else batch.arrivals)
 
         reason = "interrupted" if placement.stopped else _reason_to_stop(config, learner.progress, log, now - started)
         reason = REASONS[ranks.largest(REASONS.index(reason))]
         if reason or now - last_log >= config.run.log_interval:
             yield Message("curve", log.curve(), p)
-            yield Message("metrics", log.metrics(learner) | experience.metrics(), p)
+            more = {} if member is None else member.metrics()
+            yield Message("metrics", log.metrics(learner) | experience.metrics() | more, p)
             last_log = now
         if checkpoints.due(now):
-            yield Message("message", checkpoints.save(must=False), p)
-            yield Message("saved", learner.progress.global_step, p)
+            yield from checkpoints.save(must=False)
             clock.spent("checkpoint", perf_counter())
         yield None
-    yield Message("message", checkpoints.save(must=True), p)
+    if member is not None:
+        member.finish()
+    yield from checkpoints.save(must=True, ended=reason != "interrupted")
+    del placement.savers[p]
     yield Message("done", {"reason": reason, "global_step": learner.progress.global_step, "mean_return": log.mean_return}, p)
 
 

@@ -10,6 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import headrace
 from headrace.config import Config, override
+from headrace.config.pbt import KINDS
 from headrace.runs import phases as phases_module
 from headrace.runs.metrics import KEYS, MetricsWriter, read_jsonl
 from headrace.shm.run_control import PHASES
@@ -80,8 +81,9 @@ def test_a_step_is_needed(tmp_path):
 def test_the_code_logs_what_is_described_and_nothing_else():
     source = Path(headrace.__file__).parent
     text = "".join(p.read_text() for p in source.rglob("*.py") if p.parent.name != "runs" or p.name == "report.py")
-    logged = set(re.findall(r'"((?:charts|losses|lag|sampling|replay|eval|system)/\w+)"', text)) | {"global_step"}
+    logged = set(re.findall(r'"((?:charts|losses|lag|sampling|replay|eval|system|population)/\w+)"', text)) | {"global_step"}
     logged |= {f"time/{part}/{phase}" for part, phases in PHASES.items() for phase in phases}
+    logged |= {f"population/{name}" for name in KINDS}
     assert logged - KEYS.keys() == set(), "not described in KEYS"
     assert KEYS.keys() - logged == set(), "described, but never logged"
 

@@ -54,6 +54,9 @@ class EnvConfig:
     reward_clip: Positive | None = None
     """Rewards are clipped to [-x, x] after scaling, where x is this value. None: no clipping. Reported returns are never
     clipped."""
+    reward_weights: JsonObject = field(default_factory=dict)
+    """Weights of the parts of a shaped reward by name, as one JSON object. The environment's method `set_reward_weights` is
+    called with them before the first reset, and with others when population-based training mutates them."""
     kwargs: JsonObject = field(default_factory=dict)
     """Further keyword arguments of the environment's constructor, as one JSON object."""
     remote: str | None = None

@@ -15,6 +15,7 @@ SHARED = {
     "imports": "every process imports the same files",
     "envs": "the environments of a group are made before it is known which policy acts in them",
     "sampling": "policies share rollout workers, and all trajectories have the same length",
+    "pbt": "it describes the whole population",
     "population": "it describes the whole population",
     "run": "all policies share the run folder",
     "learning.experience": "trajectories and replay divide the processor between sampling and learning in different ways",

@@ -1,8 +1,8 @@
 """One tree of typed, documented settings for a run.
 
 The groups (`config.groups`, `config.learning`) are named after the packages they steer: `envs`, `policy`, `sampling`, `learning`,
-`replay`, `q`, `population`, `run`. The docstring under each field is its help text and its documentation; its type has its range
-(`config.ranges`). A configuration is data: it is saved as JSON with the run, and a run is resumed from it (`config.io`).
+`replay`, `q`, `population`, `pbt`, `run`. The docstring under each field is its help text and its documentation; its type has
+its range (`config.ranges`). A configuration is data: it is saved as JSON with the run, which is resumed from it (`config.io`).
 `config.validation` refuses impossible combinations.
 
 Units: a *step* is one decision of one agent; a *frame* is one frame of the simulator (steps x frameskip).
@@ -20,6 +20,7 @@ import tyro
 from headrace.config import machine
 from headrace.config.groups import EnvConfig, PolicyConfig, RunConfig, SamplingConfig
 from headrace.config.learning import LearningConfig, QConfig, ReplaySettings
+from headrace.config.pbt import PbtConfig
 from headrace.config.population import PopulationConfig
 from headrace.config.ranges import Range
 
@@ -42,6 +43,7 @@ class Config:
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     q: QConfig = field(default_factory=QConfig)
     population: PopulationConfig = field(default_factory=PopulationConfig)
+    pbt: PbtConfig = field(default_factory=PbtConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     # -- derived numbers, used everywhere instead of being computed again ----------------------------------------------

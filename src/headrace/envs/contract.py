@@ -151,6 +151,8 @@ class StepRow:
     """int32: its length in steps, else 0."""
     final_obs: dict[str, Array] = field(default_factory=dict)
     """[C, ...] by name; only for `same-step` environments, written where truncated or terminated."""
+    episode_objective: Array | None = None
+    """float32: `info["true_objective"]` where `episode_return` is not NaN. None: nobody asks."""
 
 
 @dataclass

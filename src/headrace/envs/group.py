@@ -45,6 +45,8 @@ BOUNDS_SLACK = 1e-3
 clip one step late."""
 LARGEST = 1e18
 """Observations and rewards with larger numbers are refused: their squares would be infinite in float32, and so would the loss."""
+OBJECTIVE = "true_objective"
+"""Info key at the end of a game: what population-based training compares policies by (`pbt.objective`)."""
 LIFE_LOST = "life_lost"
 """Info key: this step ended a training episode but not the game."""
 
@@ -267,6 +269,8 @@ class LocalGroup(_Group):
         raw, terminated, truncated = self._raw, now.terminated, now.truncated
         starting = self._ended.tolist()
         life_lost: np.ndarray | None = None
+        if now.episode_objective is not None:
+            now.episode_objective[:] = np.nan
         puts = [(leaf.put_one, after.obs[leaf.name]) for leaf in self._leaves]
         i = 0
         try:
@@ -282,6 +286,8 @@ class LocalGroup(_Group):
                         if life_lost is None:
                             life_lost = np.zeros(self.num_envs, bool)
                         life_lost[i] = True
+                    elif now.episode_objective is not None and (terminated[i] or truncated[i]):
+                        now.episode_objective[i] = info[OBJECTIVE]
                 for put_one, row in puts:
                     put_one(row, i, observation)
         except Exception as error:
@@ -290,6 +296,14 @@ class LocalGroup(_Group):
         np.logical_not(terminated | truncated, out=after.valid)
         self._finish(now, after, ~self._ended, life_lost)
         self._copy_obs(after.obs)
+
+    def set_reward_weights(self, weights: dict[str, float]) -> None:
+        """Weigh the parts of the reward like this from now on. Raises `EnvironmentFault` where an environment cannot."""
+        for i, env in enumerate(self.envs):
+            try:
+                env.get_wrapper_attr("set_reward_weights")(dict(weights))
+            except Exception as error:
+                raise self.fault(i, f"set_reward_weights({weights}) failed: {type(error).__name__}: {error}") from error
 
     def _copy_obs(self, rows: dict[str, np.ndarray]) -> None:
         if self._logs:

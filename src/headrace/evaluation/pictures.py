@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from headrace.config import Config, ConfigError
 from headrace.envs.contract import EnvironmentFault
 from headrace.evaluation.video import record
+from headrace.runs import lineage
 from headrace.runs.plots import learning_curve
 
 VIDEO = "video.mp4"
@@ -31,6 +32,8 @@ def draw_curve_and_video(config: Config, report: Callable[[str], None], mean_ret
         if known:
             folders = [config.policy_folder(p) for p in known]
             learning_curve(folders, config.run_folder / "curve.png", title=config.env, goal=config.run.goal)
+            if config.pbt.on and (config.run_folder / lineage.FILE).exists():
+                report(f"Population: {lineage.draw(config.run_folder, config.population.size)}")
             report(f"Learning curve: {config.run_folder / 'curve.png'}")
         returns = record(config.run_folder, video, max_steps=VIDEO_STEPS, number=best)
         report(f"Video: {video} (return {', '.join(f'{r:.1f}' for r in returns)})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,25 +21,37 @@ class Arrivals:
     """float32 [k]: unclipped returns of the episodes that ended (those that are reported, see `Algorithm.reported_envs`)."""
     lengths: np.ndarray
     """int32 [k]: their lengths in steps."""
+    objectives: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
+    """float32 [k]: their objectives beside the return, where the environment is asked for them; else empty."""
 
     @classmethod
-    def of(cls, valid: np.ndarray, returns: np.ndarray, lengths: np.ndarray, reported: np.ndarray | bool = True) -> Arrivals:
+    def of(
+        cls,
+        valid: np.ndarray,
+        returns: np.ndarray,
+        lengths: np.ndarray,
+        reported: np.ndarray | bool = True,
+        objectives: np.ndarray | None = None,
+    ) -> Arrivals:
         """Of trajectories.
 
         Args:
             valid: bool [T or more, ...], rows that are transitions; those from T on do not count.
             returns, lengths: [T, ...], of the episodes that ended there; NaN where none did.
             reported: bool [T, ...], whose episodes to report.
+            objectives: [T, ...], as `returns`.
         """
         ended = ~np.isnan(returns) & reported
-        return cls(int(valid[: len(returns)].sum()), returns[ended], lengths[ended])
+        more = () if objectives is None else (objectives[ended],)
+        return cls(int(valid[: len(returns)].sum()), returns[ended], lengths[ended], *more)
 
     @classmethod
     def sum(cls, parts: Sequence[Arrivals]) -> Arrivals:
         """All of them together."""
         returns = np.concatenate([np.empty(0, np.float32), *(part.returns for part in parts)])
         lengths = np.concatenate([np.empty(0, np.int32), *(part.lengths for part in parts)])
-        return cls(sum(part.steps for part in parts), returns, lengths)
+        objectives = np.concatenate([np.empty(0, np.float32), *(part.objectives for part in parts)])
+        return cls(sum(part.steps for part in parts), returns, lengths, objectives)
 
 
 @dataclass

@@ -150,7 +150,8 @@ class BatchMemory:
     @property
     def batch(self) -> Batch:
         """What was filled in."""
-        arrivals = Arrivals.of(*(self._arrays[name] for name in ("valid", "episode_return", "episode_length")))
+        a = self._arrays
+        arrivals = Arrivals.of(a["valid"], a["episode_return"], a["episode_length"], objectives=a.get("episode_objective"))
         return Batch(self._data, self._host["version"], self._host["valid"], None, arrivals)
 
     def _columns(self, place: int) -> slice:

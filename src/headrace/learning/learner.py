@@ -103,18 +103,34 @@ class Learner:
         self.cut_short: Callable[[], bool] = lambda: False
         """Asked after every optimizer step whether the update is to end with it; not where several learners make it together."""
 
+        self._recorder = recorder
+        self._record()
+        self._names: tuple[str, ...] = ()
+        """What the columns of a step's statistics are."""
+        self._reports = [_Report(self.device), _Report(self.device)]
+        """Of this update and of the one before."""
+
+    def _record(self) -> None:
         def recorded(name: str, function: Function) -> Recorded:
             # A recorder each, since what one of them computes must outlive the work of the others: they share no memory.
-            return Recorded(name, function, CudaRecorder(self.device) if config.cuda_graphs else recorder)
+            return Recorded(name, function, CudaRecorder(self.device) if self.config.cuda_graphs else self._recorder)
 
         self._prepare: Callable[[Tensors], Tensors] = recorded("preparing a batch", self._prepared)
         self._step = recorded("an optimizer step", self._stepped)
         self._backward = recorded("a backward pass", self._differentiated)
         self._apply = recorded("clipping and the optimizer", self._applied)
-        self._names: tuple[str, ...] = ()
-        """What the columns of a step's statistics are."""
-        self._reports = [_Report(self.device), _Report(self.device)]
-        """Of this update and of the one before."""
+
+    def reconfigure(self, config: Config) -> None:
+        """Learn with other values of `config.learning` from the next update on. Those that set the shape of something (network,
+        batch, optimizer) must be the same. What is recorded for a GPU is recorded anew."""
+        self.settle()
+        self.config, c = config, config.learning
+        own = {"betas": tuple(c.adam_betas), "eps": c.optimizer_eps}
+        if c.optimizer != "adam":
+            own = {"alpha": c.rmsprop_alpha, "eps": c.optimizer_eps}
+        for group in self.optimizer.param_groups:
+            group.update({name: value for name, value in own.items() if name in group})
+        self._record()
 
     @property
     def learning_rate(self) -> float:

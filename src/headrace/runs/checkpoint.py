@@ -23,7 +23,7 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -216,13 +216,31 @@ def load(path: os.PathLike[str] | str) -> Checkpoint:
     return Checkpoint(path, manifest.step, manifest.score, tensors, state)
 
 
-def load_newest(folder: os.PathLike[str] | str, use: Use | None = None) -> Checkpoint | None:
-    """The newest checkpoint in `folder` that is undamaged, and that `use` takes; None if there are no checkpoints.
+def load_newest(
+    folder: os.PathLike[str] | str, use: Use | None = None, among: Collection[Path] | None = None
+) -> Checkpoint | None:
+    """The newest checkpoint in `folder` that is undamaged, and that `use` takes; None if there are no checkpoints. `among`: only
+    these count.
 
     The others are skipped and listed in `Checkpoint.damaged`, for the caller to report. Raises `CheckpointError` if there are
     checkpoints but none can be used: a run must not start from the beginning unnoticed.
     """
-    return _first_usable([path for _, path in reversed(_entries(Path(folder)))], use, folder)
+    paths = [path for _, path in reversed(_entries(Path(folder)))]
+    return _first_usable([path for path in paths if among is None or path in among], use, folder)
+
+
+def moments(folder: os.PathLike[str] | str) -> dict[Path, tuple[int, bool]]:
+    """Of every undamaged checkpoint in `folder` that belongs to a moment of a whole population, the moment's number and whether
+    the policy had learned enough by then."""
+    found = {}
+    for _, path in _entries(Path(folder)):
+        try:
+            state = load(path).state
+        except CheckpointError:
+            continue
+        if isinstance(state, dict) and isinstance(state.get("moment"), int):
+            found[path] = state["moment"], bool(state.get("ended"))
+    return found
 
 
 def load_best(folder: os.PathLike[str] | str, use: Use | None = None) -> Checkpoint | None:
@@ -369,6 +387,20 @@ def from_bytes(data: bytes) -> Checkpoint:
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     about = json.loads(header["__metadata__"]["checkpoint"])
     return Checkpoint(Path(about["path"]), about["step"], about["score"], safetensors.torch.load(data), about["state"])
+
+
+def tree_to_bytes(tree: Any) -> bytes:
+    """A tree (see `pack`) as one piece, for memory and not for disk: it is not verified when it is read."""
+    tensors, state = pack(tree)
+    plain = {name: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    head = json.dumps(state).encode()
+    return len(head).to_bytes(8, "little") + head + safetensors.torch.save(plain)
+
+
+def tree_from_bytes(data: bytes) -> Any:
+    """The inverse of `tree_to_bytes`."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    return unpack(safetensors.torch.load(data[end:]), json.loads(data[8:end]))
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

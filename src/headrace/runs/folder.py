@@ -3,6 +3,7 @@
     config.json      the run's settings
     system.json      versions, machine, git commit, command line (never the environment's variables)
     log.txt          messages, each with its time
+    population.jsonl decisions of population-based training, see `headrace.runs.lineage`
     metrics.jsonl    one line of metrics per interval, see `headrace.runs.metrics`
     curve.jsonl      the learning curve: returns of the last episodes, several points per interval
     checkpoints/     see `headrace.runs.checkpoint`

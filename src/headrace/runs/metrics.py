@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from headrace.config import Config, ConfigError, to_dict
+from headrace.config.pbt import KINDS
 from headrace.config.ranges import MANY
 from headrace.config.reading import open_regular
 from headrace.runs.events import EventFile
@@ -74,6 +75,10 @@ KEYS: dict[str, str] = {
         for part, phases in PHASES.items()
         for name, phase in phases.items()
     },
+    "population/objective": "Population-based training: what the policy is compared with others by.",
+    "population/replacements": "Population-based training: how often the policy has become a copy of another.",
+    "population/mutations": "Population-based training: how often a mutation has changed hyperparameters of the policy.",
+    **{f"population/{name}": f"Population-based training: the policy's `{name}`." for name in KINDS},
     "sampling/faults": "Processes replaced so far because they died, hung or raised an error.",
     "system/cpu": "Fraction of the time of all cores that is in use, by any program.",
     "eval/episodic_return": "Mean return of one evaluation (`run.eval_episodes` whole games).",

@@ -14,6 +14,7 @@ import psutil
 from headrace.config import Config, policy_configs
 from headrace.runs.dashboard import Dashboard
 from headrace.runs.folder import FolderUnusable, RunFolder, explained
+from headrace.runs.lineage import Lineage, sentence
 from headrace.runs.metrics import MetricsWriter
 from headrace.shm.run_control import PHASES
 
@@ -36,6 +37,7 @@ class Reporter:
         self._frameskip, self._folder = frameskip, folder
         with explained(folder.path):
             self._writers = [MetricsWriter(config.policy_folder(p), own) for p, own in enumerate(policy_configs(config))]
+        self._lineage = Lineage(config.run_folder)
         self._dashboard = Dashboard(config)
         self._began: dict[int, int] = {}
         """By policy, the global step at which training goes on."""
@@ -70,8 +72,13 @@ class Reporter:
             self._began.setdefault(policy, report.content)
             with explained(self._folder.path):
                 self._writers[policy].rewind(report.content)
+                self._lineage.rewind(policy, report.content)
         elif kind == "message":
             self.message(report.content)
+        elif kind == "population":
+            for text in (self._lineage.append(report.content), sentence(report.content)):
+                if text:
+                    self.message(text)
         elif kind == "done":
             self._steps[policy] = report.content["global_step"]
         elif kind == "eval":
@@ -131,6 +138,7 @@ class Reporter:
         if error is not None:
             self._folder.log("".join(traceback.format_exception(error)))
         self._dashboard.close()
+        self._lineage.close()
         first_error_counts = suppress(FolderUnusable) if error is not None else nullcontext()
         with first_error_counts, explained(self._folder.path), ExitStack() as writers:
             for writer in self._writers:

@@ -54,6 +54,10 @@ class Group:
     busy: Literal["", "slots", "reset", "step"] = ""
     """slots: it waits for free slots. reset, step: what the environments are doing, so that `recv` has to be asked. "" while the
     group waits for actions."""
+    reward_weights: dict[str, float] | None = None
+    """Those that population-based training has given its environments last."""
+    reward_updates: int = 0
+    """How often its policy's had been changed then."""
     seed: int | None = None
     """With which the environments are reset as soon as there are slots."""
 
@@ -182,6 +186,8 @@ class RolloutWorker:
         if group.busy == "slots":
             self._without_slots.remove(group)
             group.busy = ""
+        if self.memory.population is not None:
+            self._look_for_reward_weights(group)
         if group.seed is not None:
             first = [self._slot_views(lane.policy, lane.slot)[0] for lane in group.lanes]
             group.envs.reset(group.seed, first)
@@ -198,6 +204,22 @@ class RolloutWorker:
                 lane.last = None
         self.clock.spent("other", perf_counter())
         self._request(group)
+
+    def _look_for_reward_weights(self, group: Group) -> None:
+        """Once per trajectory: the weights of the policy's reward, if population-based training has changed them."""
+        population, policy = self.memory.population, group.lanes[0].policy
+        assert population is not None
+        updates = int(population.reward_updates[policy])
+        if updates != group.reward_updates:
+            group.reward_updates = updates
+            weights = dict(zip(population.reward_names, population.reward_weights[policy].tolist(), strict=True))
+            if weights != group.reward_weights:
+                self.set_reward_weights(group, weights)
+
+    def set_reward_weights(self, group: Group, weights: dict[str, float]) -> None:
+        """Let the group's environments weigh the parts of their rewards like this."""
+        group.envs.set_reward_weights(weights)  # type: ignore[attr-defined]
+        group.reward_weights = weights
 
     def _acquire(self, lane: Lane, timeout: float) -> bool:
         """Get a free slot for the lane; False if there is none within `timeout` seconds."""

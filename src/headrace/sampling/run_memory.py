@@ -12,6 +12,7 @@ from headrace.config import Config
 from headrace.envs.contract import EnvSpec
 from headrace.sampling.trajectory_fields import trajectory_fields
 from headrace.shm.inference_requests import InferenceRequests
+from headrace.shm.population_memory import PopulationMemory
 from headrace.shm.run_control import RunControl
 from headrace.shm.trajectory_store import TrajectoryStore
 from headrace.shm.weight_store import WeightStore
@@ -44,6 +45,8 @@ class RunMemory:
 
     def __init__(self, policies: Sequence[PolicyMemory], requests: InferenceRequests, control: RunControl):
         self.policies, self.requests, self.control = list(policies), requests, control
+        self.population: PopulationMemory | None = None
+        """Where policies learn from each other."""
 
     @property
     def T(self) -> int:
@@ -79,10 +82,25 @@ def make_run_memory(configs: Sequence[Config], spec: EnvSpec, agents: Sequence[A
     requests.policy[:] = [lane % P for lane in range(requests.L)]
     policies = []
     for p, (algorithm, model) in enumerate(agents):
-        fields = trajectory_fields(spec, core_widths[p], algorithm.extra_fields(spec))
+        asked = config.pbt.on and config.pbt.objective == "true_objective"
+        fields = trajectory_fields(spec, core_widths[p], algorithm.extra_fields(spec), asked)
         lanes = int((requests.policy == p).sum())
         store = TrajectoryStore(fields, configs[p].slots_for(lanes), s.rollout, config.envs_per_group)
         on_device = DeviceObservations(store, configs[p].device) if configs[p].one_transfer else None
         policies.append(PolicyMemory(store, WeightStore(weights_nbytes(model)), on_device))
     control = RunControl({"rollout": s.num_workers, "policy": P * s.num_policy_workers, "learner": P}, P)
-    return RunMemory(policies, requests, control)
+    memory = RunMemory(policies, requests, control)
+    if config.pbt.on:
+        sizes = [_copy_nbytes(algorithm, model) for algorithm, model in agents]
+        memory.population = PopulationMemory(sizes, list(config.envs.reward_weights))
+    return memory
+
+
+def _copy_nbytes(algorithm: Any, model: nn.Module) -> int:
+    """Bytes that a copy of a policy takes at most: the model, what the algorithm remembers, up to three moments of the optimizer
+    for each parameter, and the numbers beside them. Memory that is never written takes none."""
+    from headrace.runs import checkpoint
+
+    state = len(checkpoint.tree_to_bytes({"model": model.state_dict(), "learner": algorithm.state_dict(model)}))
+    moments = sum(3 * p.numel() * p.element_size() + 4096 for p in model.parameters())
+    return state + moments + (1 << 16)

@@ -8,9 +8,12 @@ from headrace.envs.contract import ArraySpec, EnvSpec, ObsRow, StepRow
 from headrace.shm.trajectory_store import Field, TrajectoryStore
 
 
-def trajectory_fields(spec: EnvSpec, core_width: int, extra: dict[str, ArraySpec] | None = None) -> dict[str, Field]:
+def trajectory_fields(
+    spec: EnvSpec, core_width: int, extra: dict[str, ArraySpec] | None = None, objective: bool = False
+) -> dict[str, Field]:
     """The table. `core_width` is S, the width of the policy's recurrent state; `extra` are an algorithm's own per-step
-    outputs of the policy (Q-values for initial priorities, say)."""
+    outputs of the policy (Q-values for initial priorities, say). `objective`: whether the environment is asked for the objective
+    of each episode beside its return."""
     flag, number, count = np.dtype(bool), np.dtype(np.float32), np.dtype(np.int32)
     fields = {f"obs/{name}": Field("T+1", a.shape, a.dtype) for name, a in spec.observation.items()}
     fields |= {
@@ -27,6 +30,8 @@ def trajectory_fields(spec: EnvSpec, core_width: int, extra: dict[str, ArraySpec
         "episode_length": Field("T", (), count),
         "core": Field("once", (core_width,), number),  # before row 0, not yet zeroed by `first`
     }
+    if objective:
+        fields["episode_objective"] = Field("T", (), number)  # NaN unless a game ended with this step
     if spec.autoreset == "same-step":
         fields |= {f"final_obs/{name}": Field("T", a.shape, a.dtype) for name, a in spec.observation.items()}
     return fields | {name: Field("T", a.shape, a.dtype) for name, a in (extra or {}).items()}
@@ -47,4 +52,5 @@ def step_row(store: TrajectoryStore, slot: int, t: int) -> StepRow:
         a["episode_return"][slot, t],
         a["episode_length"][slot, t],
         store.part("final_obs/", slot, t),
+        a["episode_objective"][slot, t] if "episode_objective" in a else None,
     )

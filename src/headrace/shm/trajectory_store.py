@@ -127,6 +127,15 @@ class TrajectoryStore:
         """Finished slots that wait for the learner; an estimate while others work."""
         return self._ready.qsize()
 
+    def queued(self) -> list[int]:
+        """Finished slots that wait for the learner, in their order; only where nobody else works meanwhile."""
+        tickets = []
+        while (ticket := self._ready.get(timeout=0)) is not None:
+            tickets.append(ticket)
+        for ticket in tickets:
+            self._ready.put(ticket, timeout=0)
+        return [self._owners.slot_of(ticket) for ticket in tickets]
+
     # -- the supervisor ---------------------------------------------------------------------------------------------------
 
     def free_worker(self, worker: int) -> int:

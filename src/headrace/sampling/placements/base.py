@@ -38,14 +38,17 @@ class LearnerLost(RunFailed):
 class Message:
     """One report of a learner, or of the placement itself."""
 
-    kind: Literal["message", "start", "curve", "metrics", "saved", "done", "failed"]
+    kind: Literal["message", "start", "curve", "metrics", "saved", "done", "failed", "population"]
     """message: a text for people. start: the global step at which training goes on. curve: points of the learning curve, see
     `TrainingLog.curve`. metrics: {name: value}. saved: the global step of a new checkpoint. done: {reason, global_step,
-    mean_return}. failed: the traceback that ended a process."""
+    mean_return}. failed: the traceback that ended a process. population: what became of the policy in population-based
+    training (`headrace.runs.lineage`)."""
     content: Any
     policy: int = 0
 
 
+Copy = Callable[[], bytes]
+"""Makes a copy of a policy and of what its learner remembers."""
 Learn = Callable[["Placement", int], Iterator[Message | None]]
 """The training loop of one policy; a module's function, since processes are given it by name."""
 
@@ -58,6 +61,11 @@ class Placement(ABC):
 
     def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent):
         self.config, self.spec, self.make_agent = config, spec, make_agent
+        self.savers: dict[int, Any] = {}
+        """Of the policies whose learners run in this process and have not ended, what saves them (`headrace.checkpointing`)."""
+        self.moment = 0
+        """How often all policies were saved together."""
+        self._copies: dict[int, Copy] = {}
         self.restarts = 0
         """Processes replaced so far."""
         self.configs = policy_configs(config)
@@ -101,6 +109,30 @@ class Placement(ABC):
     @abstractmethod
     def publish(self, p: int, model: nn.Module, version: int) -> None:
         """Give the model's weights, under this version, to whoever acts with policy p. The first call lets sampling start."""
+
+    # -- copies of policies, for population-based training -------------------------------------------------------------------
+
+    def offer_copy(self, p: int, copy: Copy) -> None:
+        """Policy p, whose learner runs in this process, can be copied."""
+        self._copies[p] = copy
+
+    def want_copy(self, p: int) -> int:
+        """Ask for a copy of policy p; returns what `fetch_copy` wants to be given."""
+        assert self.memory.population is not None
+        return 0 if p in self._copies else self.memory.population.want(p)
+
+    def fetch_copy(self, p: int, asked: int) -> bytes | None:
+        """The copy of policy p that was asked for, made at once where its learner is in this process; None: not yet."""
+        assert self.memory.population is not None
+        return self._copies[p]() if p in self._copies else self.memory.population.read(p, asked)
+
+    def serve_copies(self, p: int, last: bool = False) -> None:
+        """Give a copy of policy p, whose learner runs in this process, to those in other processes who asked for it. `last`: it
+        learns no more."""
+        population = self.memory.population
+        assert population is not None
+        if population.wanted(p) or last:
+            population.write(p, self._copies[p](), last)
 
     def version(self, p: int) -> int:
         """The newest version published of policy p; 0 before the first."""

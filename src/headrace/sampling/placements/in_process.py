@@ -20,12 +20,25 @@ class InProcess(Placement):
         from headrace.accelerator.threads import using_threads
 
         self._notices: deque[str] = deque()
+        self._turn: int | None = None
         self._context = ExitStack()
         self._context.enter_context(using_threads(self.config.learner_threads))
         self._context.enter_context(warnings_reported(self._notices.append))
         self._learners: deque[tuple[int, Iterator[Message | None]]] = deque()
         self.make_sampler()
         self._learners.extend((p, learn(self, p)) for p in range(self.config.population.size))
+
+    @property
+    def turn(self) -> int:
+        """Whose turn it is next, when the learner that is running has ended its round."""
+        return self._learners[1 % len(self._learners)][0]
+
+    def _begin_with_turn(self) -> None:
+        """A run that goes on where it was: the turn is that of the same policy. The first round of each only made it ready."""
+        if self._turn is not None and self.memory.control.ready:
+            if self._turn in (policies := [p for p, _ in self._learners]):
+                self._learners.rotate(-policies.index(self._turn))
+            self._turn = None
 
     @abstractmethod
     def make_sampler(self) -> None:
@@ -39,6 +52,9 @@ class InProcess(Placement):
         """Called before every round of a learner's loop; returns a line for the log, if there is one."""
         return None
 
+    def serve_copies(self, p: int, last: bool = False) -> None:
+        """See `Placement.serve_copies`; nobody is in another process."""
+
     def finished(self, p: int) -> None:
         """The learner of policy p has learned enough; nobody takes its batches any more."""
 
@@ -48,13 +64,17 @@ class InProcess(Placement):
         while self._learners and monotonic() < deadline:
             if notice := self.between_rounds():
                 self._notices.append(notice)
-            p, learner = self._learners.popleft()
+            p, learner = self._learners[0]
             try:
                 message = next(learner)
             except StopIteration:
+                self._learners.popleft()
                 self.finished(p)
+                self._begin_with_turn()
                 continue
-            self._learners.append((p, learner))
+            if message is None:  # only a whole round is a turn: what is reported, and when, changes nothing
+                self._learners.rotate(-1)
+                self._begin_with_turn()
             while self._notices:
                 yield Message("message", self._notices.popleft())
             if message is not None:

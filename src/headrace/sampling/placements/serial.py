@@ -28,10 +28,8 @@ class Serial(InProcess):
 
     _made: SerialSampler | None = None
 
-    @property
-    def deterministic(self) -> bool:
-        """With one policy. Several are saved at different moments, to none of which all of them could go back."""
-        return len(self.memory.policies) == 1
+    deterministic = True
+    """All policies are saved at the same moment (`headrace.checkpointing`)."""
 
     @property
     def sampler(self) -> SerialSampler:
@@ -75,10 +73,11 @@ class Serial(InProcess):
 
     def get_state(self) -> dict[str, Any] | None:
         """See `Placement.get_state`."""
-        return self.sampler.get_state() if self.deterministic else None
+        return self.sampler.get_state() | {"turn": self.turn}
 
     def set_state(self, state: dict[str, Any]) -> str | None:
         """See `Placement.set_state`."""
+        self._turn = state.get("turn")
         return self.sampler.set_state(state)
 
 
@@ -168,6 +167,9 @@ class SerialSampler:
             "envs": envs,
             "slots": [{name: a[lane.slot].copy() for name, a in stores[lane.policy].arrays.items()} for lane in lanes],
             "rows": [lane.t for lane in lanes],
+            # With several policies one may have trajectories that are not yet a batch.
+            "finished": [[{name: a[slot].copy() for name, a in s.arrays.items()} for slot in s.queued()] for s in stores],
+            "reward_weights": [[group.reward_weights for group in worker.groups] for worker in self.workers],
             "cores": [cores.copy() for cores in requests.cores],
             "waiting": [requests.queued(p) for p in range(len(stores))],
             "ready": [[worker.index, group.number] for worker, group in self._ready],
@@ -188,12 +190,24 @@ class SerialSampler:
             for worker, envs in zip(self.workers, world["envs"], strict=True):
                 for group, env_state in zip(worker.groups, envs, strict=True):
                     group.envs.set_state(env_state)
+            for worker, weights in zip(self.workers, world["reward_weights"], strict=True):
+                for group, of_group in zip(worker.groups, weights, strict=True):
+                    if of_group is not None:
+                        worker.set_reward_weights(group, of_group)
         except EnvironmentFault as error:
             return f"Episodes begin anew: {error}"
         for worker in self.workers:
             for group in worker.groups:
                 first, end = group.lane_numbers[0], group.lane_numbers[-1] + 1
                 worker.resume(group, world["slots"][first:end], world["rows"][first:end])
+        for policy, trajectories in zip(self._memory.policies, world["finished"], strict=True):
+            for arrays in trajectories:
+                slot = policy.trajectories.acquire(0, timeout=0)
+                if slot is None:
+                    raise RuntimeError("no free slot for a finished trajectory")
+                for name, array in arrays.items():
+                    policy.trajectories.arrays[name][slot] = array
+                policy.trajectories.finish(slot)
         for cores, saved in zip(requests.cores, world["cores"], strict=True):
             cores[:] = saved
         for waiting in world["waiting"]:

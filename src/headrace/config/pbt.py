@@ -1,0 +1,109 @@
+"""Settings of population-based training, and what can be mutated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from headrace.config.groups import JsonObject
+from headrace.config.ranges import Count, Fraction, NonNegative, Range
+
+Kind = Literal["scale", "complement", "flip"]
+
+KINDS: Mapping[str, Kind] = {
+    "learning.learning_rate": "scale",
+    "learning.entropy_coef": "scale",
+    "learning.value_coef": "scale",
+    "learning.max_grad_norm": "scale",
+    "learning.ppo_clip": "scale",
+    "learning.value_clip": "scale",
+    "learning.vtrace_rho": "scale",
+    "learning.vtrace_c": "scale",
+    "learning.optimizer_eps": "scale",
+    "learning.num_epochs": "scale",
+    "learning.gamma": "complement",
+    "learning.gae_lambda": "complement",
+    "learning.adam_betas.0": "complement",
+    "learning.adam_betas.1": "complement",
+    "learning.rmsprop_alpha": "complement",
+    "learning.normalize_advantages": "flip",
+}
+"""Settings that can be mutated, which are those that the learner reads anew for every update, and how they are unless told
+otherwise: the value, or its distance to 1, is multiplied or divided by a factor; a switch is thrown."""
+
+REWARD = "reward."
+"""Names of weights of a shaped reward begin so."""
+
+
+@dataclass
+class PbtConfig:
+    """Population-based training: policies that do badly become copies of those that do well, and hyperparameters mutate."""
+
+    rule: Literal["off", "paper", "sample-factory"] = "off"
+    """Where the numbers below come from that are not given. `paper`: Petrenko et al. 2020. `sample-factory`: the code that was
+    published later (version 2). `off`: no population-based training."""
+    period: Count = 5_000_000
+    """Simulator frames of a policy between two decisions about it."""
+    warmup: Annotated[int, Range(0, 2**53)] | None = None
+    """Frames of a policy before the first decision about it. None: 0 (`paper`) or 20 million (`sample-factory`)."""
+    mutation_rate: Fraction = 0.15
+    """Probability with which each hyperparameter is mutated."""
+    mutate_fraction: Fraction | None = None
+    """Part of the population, from the worst on, that is mutated. None: 0.7 (`paper`), or all but the best `replace_fraction`
+    (`sample-factory`)."""
+    replace_fraction: Annotated[float, Range(0, 0.5)] = 0.3
+    """Part of the population, rounded up, that is replaced by copies of equally many of the best."""
+    factor: tuple[Annotated[float, Range(1, 100)], Annotated[float, Range(1, 100)]] | None = None
+    """A mutated hyperparameter is multiplied or divided by a number drawn from this range. None: always 1.2 (`paper`), or 1.1 to
+    1.5 (`sample-factory`)."""
+    reset_rate: Fraction | None = None
+    """Probability with which a mutation puts a hyperparameter back to its first value. None: 0 (`paper`) or 0.01
+    (`sample-factory`)."""
+    keep_first: bool | None = None
+    """Policy 0 is never mutated (it may be replaced), and all others are mutated once at the start. None: no (`paper`), yes
+    (`sample-factory`)."""
+    gap: NonNegative | None = None
+    """A policy is only replaced by one whose objective is higher by more than this; in duels 0.35 of the win rate (`paper`).
+    None: 0 (`paper`) or 1e-6 (`sample-factory`)."""
+    relative_gap: NonNegative | None = None
+    """The same, as a part of the other's objective. None: 0 (`paper`) or 0.1 (`sample-factory`)."""
+    below_best: Fraction | None = None
+    """Self-play: instead of the worst, those are replaced whose objective is below this part of the best one's (0.5 in the
+    paper), and always by the best. None: off."""
+    objective: Literal["return", "true_objective"] = "return"
+    """What policies are compared by: the mean, over the last 100 episodes, of their return, or of what the environment says in
+    `info["true_objective"]` at the end of an episode (kills, 1 for a match won, ...)."""
+    mutable: JsonObject = field(default_factory=dict)
+    """What is mutated, as one JSON object of names and how: {"learning.learning_rate": "scale", "learning.gamma": {"rule":
+    "complement", "factor": [1.01, 1.2]}, "reward.ammo": "scale"}. Empty: the rule's own choice."""
+
+    @property
+    def on(self) -> bool:
+        """Whether there is population-based training."""
+        return self.rule != "off"
+
+    def number(self, name: str) -> Any:
+        """A setting, or what the rule says where it is None."""
+        value = getattr(self, name)
+        return DEFAULTS[self.rule][name] if value is None else value
+
+
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "paper": {
+        "warmup": 0, "mutate_fraction": 0.7, "factor": (1.2, 1.2), "reset_rate": 0.0, "keep_first": False, "gap": 0.0,
+        "relative_gap": 0.0,
+    },
+    "sample-factory": {
+        "warmup": 20_000_000, "mutate_fraction": None, "factor": (1.1, 1.5), "reset_rate": 0.01, "keep_first": True, "gap": 1e-6,
+        "relative_gap": 0.1,
+    },
+}  # fmt: skip
+CHOSEN: Mapping[str, tuple[str, ...]] = {
+    "paper": ("learning.learning_rate", "learning.entropy_coef", "learning.adam_betas.0"),
+    "sample-factory": (
+        "learning.learning_rate", "learning.entropy_coef", "learning.value_coef", "learning.max_grad_norm", "learning.ppo_clip",
+        "learning.value_clip",
+    ),
+}  # fmt: skip
+"""What each rule mutates, beside the weights of a shaped reward."""

@@ -1,0 +1,205 @@
+"""One policy of a population under population-based training: what its learner does beside learning.
+
+Every policy decides about itself, with the objectives that the others have written into shared memory; nobody waits for
+anybody. What it takes over from another policy (weights, state of the optimizer and of the algorithm, normalisers,
+hyperparameters) is copied in memory; until the copy is there it learns on with its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from headrace.config.pbt import REWARD
+from headrace.experience.batch import Arrivals
+from headrace.learning.learner import Learner
+from headrace.learning.training_log import EPISODE_WINDOW, TrainingLog
+from headrace.population import pbt
+from headrace.runs import checkpoint
+from headrace.sampling.placements.base import Message, Placement
+
+
+class Member:
+    """See the module. Made for each learner where `pbt.rule` is not "off"."""
+
+    def __init__(self, placement: Placement, policy: int, learner: Learner, log: TrainingLog):
+        assert placement.memory.population is not None
+        self._placement, self._policy, self._learner, self._log = placement, policy, learner, log
+        self._shared, self._spec = placement.memory.population, placement.spec
+        self._pbt = placement.config.pbt
+        self._base = placement.configs[policy]
+        weights = placement.config.envs.reward_weights
+        self._mutables = pbt.mutables(self._base, weights)
+        self._weights: dict[str, float] = dict(weights)
+        self._values: dict[str, pbt.Value] = {name: self._initial(name) for name in self._mutables}
+        self._first = dict(self._values)
+        self._decisions = 0
+        self._next = max(self._pbt.number("warmup"), self._pbt.period)
+        self._pending: dict[str, Any] | None = None
+        """What was decided, while the copy of the donor is waited for."""
+        self._copied_after = 0
+        self._objectives: deque[float] = deque(maxlen=EPISODE_WINDOW)
+        self._replaced = self._mutated = 0
+        self._fresh = True
+
+    def _initial(self, name: str) -> pbt.Value:
+        value = self._weights[name.removeprefix(REWARD)] if name.startswith(REWARD) else pbt.get(self._base, name)
+        assert value is not None
+        return value
+
+    # -- the run begins, or goes on ----------------------------------------------------------------------------------------
+
+    def begin(self) -> Iterator[Message]:
+        """Called when the newest checkpoint, if there is one, was loaded."""
+        self._placement.offer_copy(self._policy, self._copy)
+        record = None
+        if self._fresh and self._pbt.number("keep_first") and self._policy > 0:
+            before = dict(self._values)
+            self._values = pbt.mutate(self._pbt, before, self._first, self._mutables, self._generator(mutation=True))
+            record = self._record(None) | {"values": self._apply(), "before": before}
+        self._fresh = False
+        self._apply()
+        self._tell()
+        if self._pending is not None:
+            self._ask(self._pending["donor"])
+        if record is not None:
+            yield Message("population", record, self._policy)
+
+    def get_state(self) -> dict[str, Any]:
+        """For the policy's checkpoints."""
+        return {
+            "values": self._values, "first": self._first, "decisions": self._decisions, "next": self._next,
+            "pending": self._pending, "objectives": list(self._objectives), "replaced": self._replaced, "mutated": self._mutated,
+        }  # fmt: skip
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from `get_state`. Hyperparameters that were not mutated then begin with the settings."""
+        self._values |= {name: value for name, value in state["values"].items() if name in self._values}
+        self._first |= {name: value for name, value in state["first"].items() if name in self._first}
+        self._decisions, self._next, self._pending = state["decisions"], state["next"], state["pending"]
+        self._objectives.extend(state["objectives"])
+        self._replaced, self._mutated = state["replaced"], state["mutated"]
+        self._fresh = False
+
+    # -- after every round of the learner ----------------------------------------------------------------------------------
+
+    def step(self, arrivals: Arrivals | None) -> Iterator[Message]:
+        """Give copies to those who want them, take the one that is waited for, decide if it is time. `arrivals`: what came in."""
+        if arrivals is not None:
+            self._objectives.extend(arrivals.objectives.tolist())
+        self._tell()
+        self._placement.serve_copies(self._policy)
+        if self._pending is not None:
+            copy = self._placement.fetch_copy(self._pending["donor"], self._copied_after)
+            if copy is not None:
+                yield Message("population", self._adopt(checkpoint.tree_from_bytes(copy)), self._policy)
+        elif self._frames >= self._next:
+            yield from self._decide()
+
+    def finish(self) -> None:
+        """The policy learns no more; it may still be copied."""
+        self._placement.serve_copies(self._policy, last=True)
+
+    def metrics(self) -> dict[str, float]:
+        """By metric name."""
+        values = {f"population/{name}": float(value) for name, value in self._values.items()}
+        counts = {"population/replacements": float(self._replaced), "population/mutations": float(self._mutated)}
+        return {"population/objective": float(self._shared.objectives[self._policy]), **counts, **values}
+
+    @property
+    def _frames(self) -> int:
+        return self._learner.progress.global_step * self._spec.frameskip
+
+    def _tell(self) -> None:
+        window = self._log.returns if self._pbt.objective == "return" else self._objectives
+        self._shared.objectives[self._policy] = float(np.mean(window)) if window else math.nan
+
+    def _generator(self, mutation: bool) -> np.random.Generator:
+        """Of each decision its own, so that nothing has to be remembered of it."""
+        return np.random.default_rng([self._placement.config.seed, self._policy, self._decisions, int(mutation)])
+
+    def _decide(self) -> Iterator[Message]:
+        self._next += self._pbt.period * (1 + (self._frames - self._next) // self._pbt.period)
+        self._decisions += 1
+        decision = pbt.decide(self._pbt, self._policy, self._shared.objectives.tolist(), self._generator(mutation=False))
+        if decision is None:  # some policy has not ended an episode yet
+            return
+        record = self._record(decision)
+        if decision.donor is not None:
+            self._pending = {"donor": decision.donor, "mutate": decision.mutate, "record": record}
+            self._ask(decision.donor)
+            copy = self._placement.fetch_copy(decision.donor, self._copied_after)
+            if copy is not None:  # at once, where learners take turns
+                yield Message("population", self._adopt(checkpoint.tree_from_bytes(copy)), self._policy)
+            return
+        if decision.mutate:
+            self._mutate()
+        yield Message("population", record | {"values": self._apply()}, self._policy)
+
+    def _ask(self, donor: int) -> None:
+        self._copied_after = self._placement.want_copy(donor)
+
+    def _record(self, decision: pbt.Decision | None) -> dict[str, Any]:
+        return {
+            "policy": self._policy,
+            "global_step": self._learner.progress.global_step,
+            "frames": self._frames,
+            "decision": self._decisions,
+            "objectives": [None if math.isnan(value) else value for value in self._shared.objectives.tolist()],
+            "rank": None if decision is None else decision.rank,
+            "donor": None if decision is None else decision.donor,
+            "before": dict(self._values),
+        }
+
+    # -- changes -----------------------------------------------------------------------------------------------------------
+
+    def _mutate(self) -> None:
+        before = self._values
+        self._values = pbt.mutate(self._pbt, before, self._first, self._mutables, self._generator(mutation=True))
+        self._mutated += self._values != before
+
+    def _apply(self) -> dict[str, pbt.Value]:
+        """Learn with the hyperparameters from now on; returns them."""
+        config, self._values = pbt.with_values(self._base, self._values)
+        self._learner.reconfigure(config)
+        self._set_reward_weights(self._values)
+        return dict(self._values)
+
+    def _set_reward_weights(self, values: Mapping[str, pbt.Value]) -> None:
+        if self._weights:
+            new = {name: float(values.get(REWARD + name, weight)) for name, weight in self._weights.items()}
+            self._shared.set_reward_weights(self._policy, list(new.values()))
+
+    def _copy(self) -> bytes:
+        """This policy as others take it over."""
+        learner = self._learner
+        learner.settle()  # nothing is copied that is not finite
+        return checkpoint.tree_to_bytes(
+            {
+                "model": learner.model.state_dict(),
+                "optimizer": learner.optimizer.state_dict(),
+                "learner": learner.algorithm.state_dict(learner.model),
+                "values": self._values,
+                "global_step": learner.progress.global_step,
+            }
+        )
+
+    def _adopt(self, copy: dict[str, Any]) -> dict[str, Any]:
+        """Become what the copy is; experience of the weights from before is not learned from. Returns the record of it."""
+        assert self._pending is not None
+        pending, self._pending, learner = self._pending, None, self._learner
+        learner.model.load_state_dict(copy["model"])
+        checkpoint.load_optimizer(learner.optimizer, copy["optimizer"])
+        learner.algorithm.load_state_dict(learner.model, copy["learner"])
+        self._values = dict(copy["values"])
+        self._replaced += 1
+        if pending["mutate"]:
+            self._mutate()
+        values = self._apply()
+        learner.progress.lost_versions += self._base.learning.max_policy_lag + 1
+        self._placement.publish(self._policy, learner.model, learner.progress.version)
+        return pending["record"] | {"values": values, "donor_step": copy["global_step"], "taken_at": learner.progress.global_step}

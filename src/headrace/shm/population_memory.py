@@ -1,0 +1,86 @@
+"""What the policies of a population tell each other: how well they do, weights of rewards, and copies of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.shm.segment import Segment
+from headrace.shm.weight_store import WeightStore
+
+_COUNTS = ("reward_updates", "wanted", "finished")
+
+
+class PopulationMemory:
+    """Made by the parent, passed to every child.
+
+    Args:
+        sizes: bytes that a copy of each policy may take; the number of policies is P.
+        reward_names: names of the K weights of a shaped reward.
+    """
+
+    def __init__(self, sizes: Sequence[int], reward_names: Sequence[str] = ()) -> None:
+        self._P, self._K = len(sizes), len(reward_names)
+        self.reward_names = list(reward_names)
+        self.sizes = list(sizes)
+        self._segment = Segment(8 * self._P * (1 + self._K + len(_COUNTS)), purpose="the population")
+        self.copies = [WeightStore(8 + size) for size in sizes]
+        """The newest copy of each policy that was asked for: its length, then its bytes."""
+        self._map()
+        self.objectives[:] = np.nan
+
+    def _map(self) -> None:
+        P, K = self._P, self._K
+        self.objectives = self._segment.ndarray(np.float64, P)
+        """[P]: how well each policy does; NaN while that is not known. Each is written by its policy's learner."""
+        self.reward_weights = self._segment.ndarray(np.float64, (P, K), 8 * P)
+        """[P, K]: weights of the shaped reward that each policy learns with; written by its learner, read by rollout workers."""
+        counts = self._segment.ndarray(np.int64, (len(_COUNTS), P), 8 * P * (1 + K))
+        self.reward_updates, self._wanted, self._finished = counts
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if not isinstance(value, np.ndarray)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._map()
+
+    def set_reward_weights(self, policy: int, weights: Sequence[float]) -> None:
+        """New weights of a policy's reward; rollout workers see that `reward_updates` has changed."""
+        self.reward_weights[policy] = weights
+        self.reward_updates[policy] += 1
+
+    # -- copies ------------------------------------------------------------------------------------------------------------
+
+    def want(self, policy: int) -> int:
+        """Ask for a copy of a policy; returns the number that `read` wants."""
+        seen = int(self.copies[policy].updates)
+        self._wanted[policy] = 1
+        return seen
+
+    def wanted(self, policy: int) -> bool:
+        """Whether somebody has asked for a copy of this policy since the last time this was called."""
+        asked = bool(self._wanted[policy])
+        self._wanted[policy] = 0
+        return asked
+
+    def write(self, policy: int, content: bytes, last: bool = False) -> None:
+        """Give a copy of a policy to whoever wants it. `last`: it learns no more, so that this is what it stays."""
+        if len(content) > self.sizes[policy]:
+            raise ValueError(f"a copy of policy {policy} takes {len(content)} bytes; there is memory for {self.sizes[policy]}")
+        memory = np.zeros(8 + self.sizes[policy], np.uint8)
+        memory[:8].view(np.int64)[0] = len(content)
+        memory[8 : 8 + len(content)] = np.frombuffer(content, np.uint8)
+        self.copies[policy].publish(memory, 0)
+        self._finished[policy] = last
+
+    def read(self, policy: int, seen: int) -> bytes | None:
+        """The copy of a policy that was made after `want` gave `seen`, or its last; None while there is none."""
+        store = self.copies[policy]
+        if store.updates <= seen and not (self._finished[policy] and store.updates):
+            return None
+        memory = np.zeros(8 + self.sizes[policy], np.uint8)
+        store.read(memory)
+        return memory[8 : 8 + int(memory[:8].view(np.int64)[0])].tobytes()

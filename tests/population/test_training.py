@@ -1,0 +1,196 @@
+"""Population-based training through the real engine: copies, mutations, lineage, and a run that goes on bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import headrace
+from headrace.config import Config
+from headrace.make_config import make_config
+from headrace.runs import checkpoint, lineage
+from headrace.runs.metrics import read_jsonl
+
+THIS = str(Path(__file__).resolve())
+
+
+class Weighed(gymnasium.Env[np.ndarray, int]):
+    """Episodes of 5 steps. The reward is the weight of its only part; the objective is how often action 1 was taken."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+
+    def set_reward_weights(self, weights: dict[str, float]) -> None:
+        self.weight = weights["part"]
+
+    def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        self.step_number, self.ones = 0, 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.step_number += 1
+        self.ones += int(action)
+        over = self.step_number == 5
+        return np.zeros(2, np.float32), self.weight, over, False, {"true_objective": float(self.ones)} if over else {}
+
+
+headrace.envs.register("weighed")(lambda options, render_mode=None: Weighed())
+
+
+def population(folder: Path, **settings: object) -> Config:
+    """CartPole, four policies, a decision about each every 400 steps."""
+    common = {"run.folder": str(folder), "run.dashboard": False, "run.video": False, "run.log_interval": 0.0}
+    small = {"sampling.num_workers": 2, "sampling.envs_per_worker": 4, "sampling.num_groups": 2, "sampling.rollout": 8}
+    limits = {"learning.total_steps": 2400, "learning.device": "cpu", "policy.mlp": [8], "learning.batch_size": 64}
+    pbt = {"population.size": 4, "pbt.rule": "paper", "pbt.period": 400, "pbt.mutation_rate": 0.5, "sampling.placement": "serial"}
+    more = {"learning.lr_schedule": "constant", "learning.num_minibatches": 2, "learning.num_epochs": 2}
+    return make_config("gym/CartPole-v1", **{**common, **small, **limits, **pbt, **more, **settings})
+
+
+def digests(folder: Path) -> list[str]:
+    """Of all that the newest checkpoint of each policy says about its learning."""
+    found = []
+    for p in range(4):
+        state = checkpoint.load_newest(folder / f"policy-{p}" / "checkpoints")
+        assert state is not None
+        parts = {name: state.unpack()[name] for name in ("model", "optimizer", "progress", "learner", "returns", "member")}
+        found.append(hashlib.sha256(checkpoint.tree_to_bytes(parts)).hexdigest())
+    return found
+
+
+def decisions(folder: Path) -> list[str]:
+    return sorted(json.dumps(line, sort_keys=True) for line in lineage.read(folder))
+
+
+def test_a_population_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    headrace.train(population(tmp_path / "whole"))
+    lines = lineage.read(tmp_path / "whole")
+    assert any(line["donor"] is not None for line in lines), "nobody was replaced: the test shows nothing"
+    assert any(line["before"] != line["values"] for line in lines)
+
+    # Killed in the middle: what is there is a moment of all policies, and a newer one that not all were saved at.
+    saved = []
+
+    class Killed(Exception):
+        pass
+
+    save = checkpoint.save
+
+    def save_until_killed(folder: Path, step: int, *args: Any, **kwargs: Any) -> Path:
+        if len(saved) == 4 * 5 + 2:
+            raise Killed
+        saved.append(step)
+        return save(folder, step, *args, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "save", save_until_killed)
+    often = {"run.milestone_steps": 300}
+    with pytest.raises(Killed):
+        headrace.train(population(tmp_path / "parts", **often))
+    monkeypatch.setattr(checkpoint, "save", save)
+    folders = [tmp_path / "parts" / f"policy-{p}" / "checkpoints" for p in range(4)]
+    newest = [max(int(path.name[:6]) for path in folder.glob("0*")) for folder in folders]
+    assert sorted(newest) == [5, 5, 6, 6], "every policy was saved equally often: the test shows nothing"
+    headrace.train(population(tmp_path / "parts"))
+    log = (tmp_path / "parts" / "log.txt").read_text()
+    assert "Episodes begin anew" not in log
+    assert log.count("Going on from") == 4
+    assert digests(tmp_path / "parts") == digests(tmp_path / "whole")
+    assert decisions(tmp_path / "parts") == decisions(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("placement", ["served", "inline"])
+def test_learners_in_processes_copy_each_other(tmp_path: Path, placement: str) -> None:
+    config = population(tmp_path, **{"sampling.placement": placement, "learning.total_steps": 4000})
+    assert headrace.train(config).reason == "total_steps"
+    lines = [line for line in lineage.read(tmp_path) if line["donor"] is not None]
+    assert lines
+    for line in lines:
+        assert line["taken_at"] >= line["global_step"]
+        assert line["objectives"][line["donor"]] > line["objectives"][line["policy"]]
+    last = [read_jsonl(tmp_path / f"policy-{p}" / "metrics.jsonl")[-1] for p in range(4)]
+    assert sum(row["population/replacements"] for row in last) == len(lines)
+    assert (tmp_path / "log.txt").read_text().count("becomes a copy of policy") == len(lines)
+
+
+def test_a_copy_is_the_donor(tmp_path: Path) -> None:
+    """Nobody learns here but by copying: the weights are the donor's, and their versions are far above those from before."""
+    settings = {"pbt.mutation_rate": 0.0, "learning.total_steps": 800, "pbt.period": 450, "learning.learning_rate": 0.0}
+    config = population(tmp_path, **settings, **{"population.overrides": {"2": {"learning.entropy_coef": 0.5}}})
+    headrace.train(config)
+    lines = {line["policy"]: line for line in lineage.read(tmp_path)}
+    states = []
+    for p in range(4):
+        found = checkpoint.load_newest(tmp_path / f"policy-{p}" / "checkpoints")
+        assert found is not None
+        states.append(found.unpack())
+    donors = {p: line["donor"] for p, line in lines.items() if line["donor"] is not None}
+    assert donors
+    for p in range(4):
+        assert states[p]["progress"]["lost_versions"] == (p in donors) * (config.learning.max_policy_lag + 1)
+    for p, donor in donors.items():
+        if donor not in donors:
+            assert all(torch.equal(tensor, states[donor]["model"][name]) for name, tensor in states[p]["model"].items())
+            assert states[p]["member"]["values"] == states[donor]["member"]["values"]
+    alone = [p for p in range(4) if p not in donors]
+    assert all(
+        any(not torch.equal(t, states[q]["model"][name]) for name, t in states[p]["model"].items())
+        for p in alone
+        for q in alone
+        if p < q
+    )
+
+
+@pytest.mark.parametrize("placement", ["serial", "served"])
+def test_reward_weights_reach_the_environments_and_the_objective_is_not_the_return(tmp_path: Path, placement: str) -> None:
+    small = {"sampling.num_workers": 2, "sampling.envs_per_worker": 4, "sampling.rollout": 8, "learning.batch_size": 64}
+    run = {"run.folder": str(tmp_path), "run.dashboard": False, "run.video": False, "run.log_interval": 0.0}
+    pbt = {"pbt.rule": "paper", "pbt.period": 400, "pbt.mutation_rate": 1.0, "pbt.objective": "true_objective"}
+    more = {"envs.reward_weights": {"part": 1.0}, "pbt.mutable": {"reward.part": {"rule": "scale", "factor": [2, 2]}}}
+    run["population.size"] = 2
+    learning = {"learning.total_steps": 2000, "learning.device": "cpu", "policy.mlp": [8], "learning.algorithm": "ppo"}
+    settings = {**small, **run, **pbt, **more, **learning, "sampling.placement": placement}
+    config = make_config("weighed", imports=[THIS], **settings)
+    headrace.train(config)
+    lines = lineage.read(tmp_path)
+    assert all(line["objectives"][p] <= 5 for line in lines for p in (0, 1) if line["objectives"][p] is not None)
+    changed = [line for line in lines if line["before"] != line["values"]]
+    assert changed
+    for p in (0, 1):
+        rows = read_jsonl(tmp_path / f"policy-{p}" / "metrics.jsonl")
+        weight = rows[-1]["population/reward.part"]
+        returns = [row["charts/episodic_return"] for row in rows if "charts/episodic_return" in row]
+        assert returns[0] == pytest.approx(5.0)
+        own = [line for line in changed if line["policy"] == p]
+        if own and own[-1]["global_step"] < 1500:
+            assert returns[-1] == pytest.approx(5 * weight)
+
+
+def test_the_lineage_is_drawn_and_goes_back_with_a_resumed_run(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    base = {"frames": 0, "decision": 1, "objectives": [1.0, 2.0], "rank": 1, "before": {"a": 1.0}, "values": {"a": 1.2}}
+    written = lineage.Lineage(tmp_path)
+    for policy, step, donor in [(0, 10, None), (1, 10, None), (0, 20, 1)]:
+        written.append({**base, "policy": policy, "global_step": step, "donor": donor})
+    assert lineage.draw(tmp_path, 2).stat().st_size > 1000
+    written.rewind(0, 15)
+    written.append({**base, "policy": 1, "global_step": 20, "donor": None})
+    assert [(line["policy"], line["global_step"]) for line in lineage.read(tmp_path)] == [(0, 10), (1, 10), (1, 20)]
+    written.close()
+
+
+def test_a_tree_survives_as_one_piece() -> None:
+    tree = {"a": torch.arange(3), "b": [1, {"c": torch.ones(2, 2)}], "d": "text"}
+    again = checkpoint.tree_from_bytes(checkpoint.tree_to_bytes(tree))
+    assert torch.equal(again["a"], tree["a"])  # type: ignore[arg-type]
+    assert torch.equal(again["b"][1]["c"], torch.ones(2, 2))
+    assert again["d"] == "text"
