@@ -134,7 +134,8 @@ def train_once(task: Task, seed: int, folder: Path, go_on: bool = False) -> dict
         "steps_to_goal": reached["global_step"] if reached else None,
         "steps_per_second_median": round(float(np.median(rates)), 1),
         "training_return_100": result.mean_return,
-        "evaluation": {"mean": evaluation.mean, "ci95": evaluation.ci95, "episodes": len(evaluation.returns),
+        "evaluation": {"mean": evaluation.mean, "ci95": evaluation.ci95, "interval": "BCa bootstrap",
+                       "episodes": len(evaluation.returns), "distinct": evaluation.distinct,
                        "deterministic": task.eval_deterministic, "returns": evaluation.returns},
         "load_before": round(load, 1),
     }  # fmt: skip

@@ -58,12 +58,19 @@ def steps(n: float) -> str:
     return f"{n / 1e6:.2f} M" if n >= 1e6 else f"{n / 1e3:.0f} K"
 
 
+def games(seeds: list[dict[str, Any]]) -> str:
+    """How many were played with each seed, and how many of them are distinct, where the file says so."""
+    played = seeds[0]["evaluation"]["episodes"]
+    distinct = [s["evaluation"].get("distinct", played) for s in seeds]
+    return f"{played} games" + (f" ({spread(distinct, str)} distinct)" if min(distinct) < played else "")
+
+
 def row(name: str, label: str) -> str:
     """One line of the table."""
     result = json.loads((HERE / "results" / f"{name}.json").read_text())
     seeds = result["seeds"]
     how = "most probable" if seeds[0]["evaluation"].get("deterministic") else "sampled"
-    played = f"{'; '.join(evaluation(s) for s in seeds)}, {seeds[0]['evaluation']['episodes']} games, {how}"
+    played = f"{'; '.join(evaluation(s) for s in seeds)}, {games(seeds)}, {how}"
     reached = [s for s in seeds if s["seconds_to_goal"] is not None]
     goal = f"{result['goal']:g}: "
     if len(reached) == len(seeds):

@@ -320,8 +320,8 @@ class Eval:
     """Number of the policy, where the run trained several (`population.size`)."""
     checkpoint: Literal["newest", "best"] = "newest"
     """Checkpoint that is loaded."""
-    seed: int = 1_000_000
-    """Seed of the environments and of action sampling. The same seed gives the same games."""
+    seed: int = 0
+    """Seed of the environments and of action sampling. The same seed gives the same games, and none gives games of training."""
     imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
     """Python files of the run to import. They run here, so the run folder alone does not suffice."""
     json: bool = False
@@ -368,8 +368,8 @@ class Watch:
     """Number of the policy, where the run trained several (`population.size`)."""
     checkpoint: Literal["newest", "best"] = "newest"
     """Checkpoint that is loaded."""
-    seed: int = 1_000_000
-    """Seed of the environment and of action sampling."""
+    seed: int = 0
+    """Seed of the environment and of action sampling. The same seed gives the same games, and none gives games of training."""
     imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
     """Python files of the run to import. They run here, so the run folder alone does not suffice."""
 
@@ -381,7 +381,7 @@ def watch(arguments: list[str]) -> int:
     from headrace.evaluation.policy import load_policy
     from headrace.evaluation.video import record
 
-    policy = load_policy(asked.run, which=asked.checkpoint, seed=asked.seed, policy=asked.policy, imports=asked.imports)
+    policy = load_policy(asked.run, which=asked.checkpoint, policy=asked.policy, imports=asked.imports)
     prefix = "" if policy.config.population.size == 1 else f"policy-{asked.policy}-"
     path = asked.video or asked.run / "videos" / f"{prefix}step-{policy.step}.mp4"
     returns = record(

@@ -1,5 +1,6 @@
 """Evaluation: whole games, evenly shared, reproducible; a policy for programs."""
 
+import itertools
 import subprocess
 import sys
 
@@ -10,13 +11,21 @@ import torch
 from worlds import DelayedGroup
 
 import headrace
+from headrace import cli
 from headrace.config import ConfigError
 from headrace.envs.contract import EnvironmentFault
-from headrace.evaluation import pictures, play
+from headrace.evaluation import background, pictures, play, video
 from headrace.evaluation.play import bootstrap_ci, evaluate
 from headrace.evaluation.policy import load_policy
 from headrace.evaluation.video import record
 from headrace.make_config import make_config
+
+
+class DummyPipe:
+    """Where a report goes that nobody reads."""
+
+    def send(self, report):
+        assert report[0] == "eval", report
 
 
 class Countdown(gymnasium.Env):
@@ -73,15 +82,110 @@ def test_episodes_are_shared_out_beforehand_and_returns_are_raw(run):
         evaluate(run, 0)
 
 
-def test_the_same_seed_gives_the_same_games(run):
-    policy = load_policy(run)
-    obs = {"obs": np.zeros((64, 2), np.float32)}
-    draws = []
-    for seed in (1, 1, 2):
-        policy.generator.manual_seed(seed)
-        draws.append(policy.act_rows(obs, policy.initial_core(64), np.ones(64, bool), deterministic=False)[0])
-    assert (draws[0] == draws[1]).all()
-    assert (draws[0] != draws[2]).any()
+class Noise(gymnasium.Env):
+    """Four steps; observations are drawn, and the reward is drawn, too, plus the action."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 4
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        observation = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        return observation, float(action + self.np_random.random()), False, self.left == 0, {}
+
+
+REPLAY = {"replay.minimum": 64, "replay.capacity": 1000}
+ALGORITHMS = {
+    "ppo": {},
+    "ppo-gru": {"policy.core": "gru", "policy.core_size": 8},
+    "apex-dqn": {"learning.algorithm": "apex-dqn", **REPLAY},
+    "noisy": {"learning.algorithm": "apex-dqn", "q.noisy": True, **REPLAY},
+}
+
+
+def noise_policy(folder, settings, **more):
+    headrace.envs.register("test/noise")(lambda options, render_mode=None: Noise())
+    config = make_config(
+        "test/noise",
+        **{"run.folder": str(folder), "sampling.placement": "serial", "learning.total_steps": 100, "learning.batch_size": 64,
+           "sampling.rollout": 8, "sampling.envs_per_worker": 8, "policy.mlp": [8], "run.dashboard": False, "run.video": False,
+           "learning.device": "cpu", **settings, **more},
+    )  # fmt: skip
+    headrace.train(config)
+    return config, load_policy(folder)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_same_seed_gives_the_same_games(tmp_path, name):
+    """Of a policy that has played before, too, which goes on afterwards as if there had been no evaluation."""
+    _, policy = noise_policy(tmp_path / "r", ALGORITHMS[name])
+    for deterministic in (False, True):
+        first = evaluate(policy, 8, num_envs=4, deterministic=deterministic)
+        policy.act(np.zeros(2, np.float32), deterministic=False)
+        before = policy.generator.get_state()
+        again = evaluate(policy, 8, num_envs=4, deterministic=deterministic)
+        assert torch.equal(policy.generator.get_state(), before)
+        loaded = evaluate(tmp_path / "r", 8, num_envs=4, deterministic=deterministic)
+        assert first.returns == again.returns == loaded.returns
+        assert evaluate(policy, 8, num_envs=4, deterministic=deterministic, seed=1).returns != first.returns
+        assert first.distinct == 8
+    observation, noise = np.zeros(2, np.float32), policy.act
+    assert len({noise(observation, deterministic=True) for _ in range(20)}) == 1, "nothing is drawn at random"
+
+
+def seeds_of(monkeypatch):
+    """The seeds that environments are reset with from now on."""
+    seen, reset = [], Noise.reset
+
+    def noting(self, *, seed=None, options=None):
+        if seed is not None:
+            seen.append(seed)
+        return reset(self, seed=seed, options=options)
+
+    monkeypatch.setattr(Noise, "reset", noting)
+    return seen
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_game_of_training_is_evaluated(tmp_path, monkeypatch, seed):
+    """The seeds that environments really get, in training, in evaluation, in the evaluation of the background, and in videos."""
+    seen = seeds_of(monkeypatch)
+    config, policy = noise_policy(tmp_path / "r", {}, seed=seed)
+    uses = {"training": list(seen)}
+    for name, use in (
+        ("evaluation", lambda: evaluate(policy, 40, num_envs=20, seed=seed)),
+        ("another seed", lambda: evaluate(policy, 40, num_envs=20, seed=seed + 1)),
+        ("background", lambda: background._evaluate(str(config.run_folder), "newest", 16, seed, (), DummyPipe(), 0)),
+        ("command", lambda: cli.main(["eval", str(config.run_folder), "--episodes", "3", "--seed", str(seed + 2)])),
+    ):
+        seen.clear()
+        use()
+        uses[name] = list(seen)
+    seen.clear()
+    monkeypatch.setattr(video, "_picture", lambda env, name: np.zeros((16, 16, 3), np.uint8))
+    record(policy, tmp_path / "v.mp4", episodes=3, seed=seed)
+    uses["video"] = list(seen)
+    # the environment that describes the spaces is seeded, too, and played by nobody
+    assert [len(s) >= n for s, n in zip(uses.values(), (16, 20, 20, 16, 3, 3), strict=True)] == [True] * 6
+    for (name, some), (other, more) in itertools.combinations(uses.items(), 2):
+        assert not set(some) & set(more), (name, other)
+
+
+def test_distinct_games_are_counted(run, tmp_path):
+    """Countdown's games differ only in their length, which grows with an environment's games."""
+    result = evaluate(run, 8, num_envs=2, deterministic=True)
+    assert result.lengths == [1, 2, 3, 4, 1, 2, 3, 4]
+    assert result.distinct == 4
+    assert "over 8 episodes, 4 distinct, step" in str(result)
+    assert result.to_dict()["distinct"] == 4
+    with pytest.raises(ConfigError, match="the seed is -3"):
+        evaluate(run, 1, seed=-3)
 
 
 def test_a_policy_for_programs_carries_its_core_state(run):
@@ -168,12 +272,21 @@ def test_a_resume_that_has_nothing_to_do_leaves_the_pictures_as_they_are(run, mo
 
 def test_bootstrap_interval_covers_the_mean_as_often_as_it_says():
     rng = np.random.default_rng(0)
-    samples = rng.exponential(size=(200, 60))
-    covered = [low <= 1.0 <= high for low, high in (bootstrap_ci(sample, resamples=1000) for sample in samples)]
-    assert 0.88 <= np.mean(covered) <= 0.98
+    samples = rng.exponential(size=(300, 60))
+    covered = [low <= 1.0 <= high for low, high in (bootstrap_ci(sample, resamples=2000) for sample in samples)]
+    assert 0.91 <= np.mean(covered) <= 0.98
     low, high = bootstrap_ci(samples[0])
-    normal = 1.96 * samples[0].std(ddof=1) / np.sqrt(60)
-    assert high - low == pytest.approx(2 * normal, rel=0.15)
+    assert high - samples[0].mean() > 1.1 * (samples[0].mean() - low), "a skewed sample has a skewed interval"
+    assert bootstrap_ci(np.full(9, 500.0)) == (500, 500)
+    assert np.isnan(bootstrap_ci(np.ones(1))).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bootstrap_interval_is_that_of_scipy(seed):
+    stats = pytest.importorskip("scipy.stats")
+    sample = np.random.default_rng(seed).lognormal(size=40).round(seed)  # also with ties
+    theirs = stats.bootstrap((sample,), np.mean, method="BCa", rng=np.random.default_rng(0))
+    assert bootstrap_ci(sample) == pytest.approx(tuple(theirs.confidence_interval), rel=1e-3)
 
 
 def test_importing_the_package_and_its_environments_does_not_import_torch():

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from headrace.config import Config, ConfigError
+from headrace.config.seeds import Use
 from headrace.envs.trust import needed_code
 from headrace.evaluation.play import evaluate
 from headrace.runs import checkpoint
@@ -86,8 +87,8 @@ class BackgroundEvaluation:
         while self._child is None and self._waiting:
             step, policy, held = self._waiting.popleft()
             here, there = multiprocessing.Pipe(duplex=False)
-            episodes, code = self._config.run.eval_episodes, needed_code(self._config)
-            arguments = (str(self._config.run_folder), held, episodes, code, there, policy)
+            config, code = self._config, needed_code(self._config)
+            arguments = (str(config.run_folder), held, config.run.eval_episodes, config.seed, code, there, policy)
             try:
                 child = start_child(_evaluate, arguments, f"headrace evaluation of step {step}")
             except (OSError, EOFError, ConfigError) as error:
@@ -184,14 +185,17 @@ def _hold(found: Path, folder: Path) -> Path:
     return held
 
 
-def _evaluate(folder: str, held: Path, episodes: int, imports: tuple[str, ...], report: Connection, policy: int) -> None:
-    """What the child runs; it gives way to the processes that train, and ends with the run."""
+def _evaluate(
+    folder: str, held: Path, episodes: int, seed: int, imports: tuple[str, ...], report: Connection, policy: int
+) -> None:
+    """What the child runs; it gives way to the processes that train, and ends with the run. Every checkpoint of a run plays the
+    same games."""
     die_with_parent()
     forked_children_die_too()
     os.nice(10)
     torch.set_num_threads(1)
     try:
-        result = evaluate(folder, episodes, which=held, number=policy, imports=imports)
+        result = evaluate(folder, episodes, which=held, number=policy, imports=imports, seed=seed, use=Use.BACKGROUND)
     except Exception as error:  # the run goes on without this evaluation, and says why
         report.send(("message", f"evaluation failed: {type(error).__name__}: {error}"[:LAST_WORDS]))
         return

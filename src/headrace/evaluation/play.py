@@ -7,20 +7,20 @@ import json
 import math
 import os
 import time
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from statistics import NormalDist
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from headrace.accelerator.threads import using_threads
+from headrace.config.seeds import Use, environment_seed, random_seed
 from headrace.envs.contract import EnvGroup, LaneRow, ObsRow, StepRow
 from headrace.envs.group import Completion
 from headrace.envs.registry import make_group
 from headrace.evaluation.policy import TrainedPolicy, Which, load_policy
-
-EVALUATION_SEED = 1_000_000
-"""Far from the seeds of training, which are small numbers counted up from `Config.seed`."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,10 @@ class EvalResult:
     std: float
     """Standard deviation of the episodes (n - 1); NaN for one episode."""
     ci95: tuple[float, float]
-    """95 % confidence interval of the mean (percentile bootstrap, 10,000 resamples); NaN for one episode."""
+    """95 % confidence interval of the mean (BCa bootstrap, 10,000 resamples); NaN for one episode."""
+    distinct: int
+    """Games that differ in an observation, an action or a reward. Where neither the environment nor the policy is random, games
+    repeat, and the interval says nothing of other games."""
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,7 +56,8 @@ class EvalResult:
         low, high = self.ci95
         interval = "" if math.isnan(low) else f" (95 % CI {low:.2f} to {high:.2f}, std {self.std:.2f})"
         how = "deterministic" if self.deterministic else "sampled actions"
-        return f"{self.env}: mean return {self.mean:.2f}{interval} over {len(self.returns)} episodes, step {self.step:,}, {how}"
+        games = f"{len(self.returns)} episodes" + (f", {self.distinct} distinct" if self.distinct < len(self.returns) else "")
+        return f"{self.env}: mean return {self.mean:.2f}{interval} over {games}, step {self.step:,}, {how}"
 
 
 def _without_nan(value: Any) -> Any:
@@ -68,53 +72,67 @@ def evaluate(
     *,
     num_envs: int | None = None,
     deterministic: bool = False,
-    seed: int = EVALUATION_SEED,
+    seed: int = 0,
     which: Which = "newest",
     num_threads: int = 1,
     number: int = 0,
     imports: Iterable[os.PathLike[str] | str] = (),
+    use: Use = Use.EVALUATION,
 ) -> EvalResult:
     """Play whole games with a policy or with the policy of a run folder (`number`, where the run trained several).
 
     The episodes are shared out evenly over `num_envs` environments (at most 16 unless given) beforehand: taking the first
-    `episodes` to finish would favour short ones. The same seed gives the same episodes. An episode without an end is waited
-    for: set `envs.max_episode_steps` where the environment has no limit. `num_threads`: torch's, on the CPU.
-    `imports`: see `load_policy`.
+    `episodes` to finish would favour short ones. The same seed gives the same episodes, also with a policy that has played
+    before; no seed gives episodes of training, whatever the run's seed was (`headrace.config.seeds`). An episode without an end
+    is waited for: set `envs.max_episode_steps` where the environment has no limit. `num_threads`: torch's, on the CPU. `use`:
+    each has other games for the same seed. `imports`: see `load_policy`.
 
-    Raises `ValueError` if `episodes` is below 1, and what `load_policy` raises.
+    Raises `ValueError` if `episodes` is below 1, `ConfigError` for a negative seed, and what `load_policy` raises.
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; it must be at least 1")
     if not isinstance(policy, TrainedPolicy):
-        policy = load_policy(policy, which=which, seed=seed, policy=number, imports=imports)
+        policy = load_policy(policy, which=which, policy=number, imports=imports)
     num_envs = min(episodes, num_envs or 16)
     started = time.perf_counter()
+    environments, actions = environment_seed(use, seed), random_seed(use, seed)
     group = make_group(policy.config.env, policy.config.envs, num_envs, training=False)
     try:
-        with using_threads(num_threads):
-            played = _play(policy, group, episodes, deterministic, seed)
+        with using_threads(num_threads), policy.seeded(actions):
+            played = _play(policy, group, episodes, deterministic, environments)
     finally:
         group.close()
-    returns = np.array([r for r, _ in played])
+    returns = np.array([game.episode_return for game in played])
     std = float(returns.std(ddof=1)) if episodes > 1 else math.nan
     return EvalResult(
         env=policy.config.env,
         step=policy.step,
         deterministic=deterministic,
         returns=returns.tolist(),
-        lengths=[length for _, length in played],
+        lengths=[game.length for game in played],
         mean=float(returns.mean()),
         std=std,
         ci95=bootstrap_ci(returns),
+        distinct=len({game.digest for game in played}),
         seconds=time.perf_counter() - started,
     )
 
 
-def _play(policy: TrainedPolicy, group: EnvGroup, episodes: int, deterministic: bool, seed: int) -> list[tuple[float, int]]:
-    """(return, length) of each environment's share of the episodes, environment by environment."""
+class _Game(NamedTuple):
+    """One whole game."""
+
+    episode_return: float
+    length: int
+    digest: int
+    """CRC-32 of its observations, actions and rewards."""
+
+
+def _play(policy: TrainedPolicy, group: EnvGroup, episodes: int, deterministic: bool, seed: int) -> list[_Game]:
+    """Each environment's share of the episodes, environment by environment."""
     n, spec = group.num_envs, group.spec
     share = [episodes // n + (i < episodes % n) for i in range(n)]
-    played: list[list[tuple[float, int]]] = [[] for _ in range(n)]
+    played: list[list[_Game]] = [[] for _ in range(n)]
+    digests = [0] * n
 
     def arrays() -> dict[str, np.ndarray]:
         return {name: np.zeros((n, *array.shape), array.dtype) for name, array in spec.observation.items()}
@@ -137,18 +155,34 @@ def _play(policy: TrainedPolicy, group: EnvGroup, episodes: int, deterministic: 
         step.after = after
         group.send([step])
         completion.wait()
+        for i in np.flatnonzero(current.valid):
+            for part in (*(rows[i] for rows in current.obs.values()), step.actions[i], now.reward[i]):
+                digests[i] = zlib.crc32(part.tobytes(), digests[i])
         for i in np.flatnonzero(~np.isnan(now.episode_return)):
             if len(played[i]) < share[i]:
-                played[i].append((float(now.episode_return[i]), int(now.episode_length[i])))
+                played[i].append(_Game(float(now.episode_return[i]), int(now.episode_length[i]), digests[i]))
+            digests[i] = 0
         current, after = after, current
     return [episode for done in played for episode in done]
 
 
 def bootstrap_ci(values: np.ndarray, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean (Efron 1979) of `values` [n]; NaN for fewer than two values."""
-    if len(values) < 2:
+    """Bootstrap interval of the mean of `values` [n], bias-corrected and accelerated (BCa, Efron 1987: for skewed values it is
+    skewed); NaN for fewer than two values."""
+    n, normal = len(values), NormalDist()
+    if n < 2:
         return math.nan, math.nan
+    if np.ptp(values) == 0:
+        return float(values[0]), float(values[0])
     rng = np.random.default_rng(seed)
-    means = np.concatenate([rng.choice(values, (1000, len(values))).mean(1) for _ in range(resamples // 1000)])
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(low), float(high)
+    means = np.concatenate([rng.choice(values, (1000, n)).mean(1) for _ in range(resamples // 1000)])
+    below = (means < values.mean()).mean() + (means == values.mean()).mean() / 2
+    bias = normal.inv_cdf(min(max(below, 0.5 / len(means)), 1 - 0.5 / len(means)))
+    away = values - values.mean()  # those of the means without one value, times n - 1
+    acceleration = (away**3).sum() / (6 * (away**2).sum() ** 1.5)
+
+    def quantile(level: float) -> float:
+        z = bias + normal.inv_cdf(level)
+        return float(np.quantile(means, normal.cdf(bias + z / (1 - acceleration * z))))
+
+    return quantile((1 - confidence) / 2), quantile((1 + confidence) / 2)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -50,6 +51,15 @@ class TrainedPolicy:
         self.model: Any = model.to(self.device).eval()
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.reset()
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Sample actions with a generator of this seed meanwhile; afterwards the policy's own goes on where it was."""
+        own, self.generator = self.generator, torch.Generator(self.device).manual_seed(seed)
+        try:
+            yield
+        finally:
+            self.generator = own
 
     def reset(self) -> None:
         """The next observation given to `act` is the first of an episode."""

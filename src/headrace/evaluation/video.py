@@ -11,8 +11,8 @@ import numpy as np
 
 from headrace.accelerator.threads import using_threads
 from headrace.config import ConfigError
+from headrace.config.seeds import Use, environment_seed, random_seed
 from headrace.envs.contract import EnvironmentFault
-from headrace.evaluation.play import EVALUATION_SEED
 from headrace.evaluation.policy import TrainedPolicy, Which, load_policy
 
 
@@ -23,13 +23,14 @@ def record(
     episodes: int = 1,
     deterministic: bool = False,
     max_steps: int | None = None,
-    seed: int = EVALUATION_SEED,
+    seed: int = 0,
     which: Which = "newest",
     number: int = 0,
     imports: Iterable[os.PathLike[str] | str] = (),
 ) -> list[float]:
     """Record whole games as a video (mp4); returns the raw return of each. `max_steps` ends the recording early. `number`: of the
-    policy, where the run trained several. `imports`: see `load_policy`.
+    policy, where the run trained several. The same seed gives the same games; they are neither of training nor of `evaluate`.
+    `imports`: see `load_policy`.
 
     Raises `ConfigError` where the environment has no pictures or a package for them is missing, `EnvironmentFault` where drawing
     one fails, and what `load_policy` raises.
@@ -37,14 +38,16 @@ def record(
     from headrace.runs.video import VideoWriter
 
     if not isinstance(policy, TrainedPolicy):
-        policy = load_policy(policy, which=which, seed=seed, policy=number, imports=imports)
+        policy = load_policy(policy, which=which, policy=number, imports=imports)
+    first = environment_seed(Use.VIDEO, seed)
     env = policy.make_env(render_mode="rgb_array")
     returns: list[float] = []
     steps = 0
     try:
-        with using_threads(1), VideoWriter(path, fps=float(env.metadata.get("render_fps") or 30)) as video:
+        actions = policy.seeded(random_seed(Use.VIDEO, seed))
+        with using_threads(1), actions, VideoWriter(path, fps=float(env.metadata.get("render_fps") or 30)) as video:
             for episode in range(episodes):
-                observation, _ = env.reset(seed=seed + episode)
+                observation, _ = env.reset(seed=first + episode)
                 policy.reset()
                 returns.append(0.0)
                 over = False

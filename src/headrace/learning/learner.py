@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from headrace.accelerator.graphs import CudaRecorder, Function, Marker, Recorded, Recorder, Tensors
 from headrace.config import Config
 from headrace.config.errors import UserError
+from headrace.config.seeds import Use, random_seed
 from headrace.learning.algorithm import Algorithm
 from headrace.learning.optimizers import LeanAdam, TensorFlowRMSprop
 from headrace.policies.normalizer import RunningMeanStd
@@ -96,7 +97,7 @@ class Learner:
         self.optimizer = _make_optimizer(self.model, config)
         self.progress = Progress()
         # Minibatch order; its state is saved, so that a resumed serial run is the same as one that never stopped.
-        self.generator = torch.Generator().manual_seed(config.seed + 1)
+        self.generator = torch.Generator().manual_seed(random_seed(Use.LEARNING, config.seed))
         self._loss = torch.compile(algorithm.loss) if config.learning.compile else algorithm.loss
         self._reduce_gradients: Callable[[], None] | None = None
         self._ranks: Ranks | None = None

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from headrace.config import Config, machine
+from headrace.config import Config, machine, seeds
+from headrace.config.seeds import Use
 from headrace.envs.contract import EnvironmentFault, OutOfBounds
 from headrace.runs.explain import explain
 from headrace.runs.processes import die_with_parent
@@ -93,13 +94,12 @@ def environment_seed(config: Config, worker: int, restarts: int = 0, version: in
     """Seed of the first environment of a worker; environment i has this + i. Neither a restarted worker nor a resumed run,
     which begins with another `version` of the weights, repeats what was seen."""
     number = (worker + machine.rank().index * config.sampling.num_workers) * config.sampling.envs_per_worker
-    return (config.seed * 1_000_003 + number + restarts * 500_009 + version * 15_485_863) % 2**31
+    return seeds.environment_seed(Use.TRAINING, config.seed, restarts, version) + number
 
 
 def actor_seed(config: Config, number: int, restarts: int = 0, version: int = 0) -> int:
     """Seed of an actor's sampling."""
-    number += machine.rank().index * 65_536
-    return (config.seed * 7_919 + 104_729 * (number + 1) + restarts * 611_953 + version * 15_485_863) % 2**31
+    return seeds.random_seed(Use.ACTING, config.seed, number, restarts, version, machine.rank().index)
 
 
 def make_actor(start: Start, policy: int, device: str, clock: Any = None) -> Actor:

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 from headrace.config import EnvConfig
+from headrace.config.seeds import next_seed
 from headrace.envs.contract import EnvironmentFault, EnvSpec, LaneRow, ObsRow
 from headrace.envs.group import reward_transform
 from headrace.envs.remote import protocol
@@ -33,8 +34,6 @@ from headrace.envs.remote.transport import Link
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds between two attempts to connect: doubled from the first to the longest, plus up to a quarter at random."""
-SEED_STEP = 7_368_787
-"""A group that was reconnected does not repeat its episodes: its seeds go on by this."""
 JOIN_TIMEOUT = 2.0
 """Seconds that `close` waits for the group's thread."""
 
@@ -176,7 +175,7 @@ class RemoteGroup:
             self._link.close(str(refused))
             return
         self._sequence += 1
-        seed = (self._seed + self._episodes * SEED_STEP) % 2**31
+        seed = next_seed(self._seed, self._episodes)  # a group that was reconnected does not repeat its episodes
         self._episodes += 1
         self._begun = self._link
         self._link.send(protocol.reset_request(self._sequence % 2**32, seed))
