@@ -33,7 +33,8 @@ def test_a_policy_has_its_own_settings_and_the_runs_others() -> None:
 
 
 def test_policies_start_with_different_weights() -> None:
-    assert len({own.seed for own in policy_configs(population(4))}) == 4
+    seeds = {own.seed for run in range(20) for own in policy_configs(override(population(4), seed=run))}
+    assert len(seeds) == 80, "those of other runs, too"
 
 
 @pytest.mark.parametrize(

@@ -311,6 +311,59 @@ def test_results_of_other_interfaces_are_refused() -> None:
         step_group(vector, np.zeros((2, 1), np.int32), now, after)
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda o, r, e, c, i: (o, r, e or c, i), r"it returned 4 results \(the interface of old Gym\?\)"),
+        (lambda o, r, e, c, i: (o, r, e, c, [i]), "the info is a list, but must be a dictionary"),
+        (lambda o, r, e, c, i: (o, np.array([1.0, 2.0]), e, c, i), r"the reward is array\(\[1., 2.\]\), but must be a number"),
+        (lambda o, r, e, c, i: (o, "1 point", e, c, i), "the reward is '1 point', but must be a number"),
+        (lambda o, r, e, c, i: (o, None, e, c, i), "the reward is nan"),
+    ],
+    ids=["4 results", "list of infos", "rewards", "text", "None"],
+)
+def test_what_is_no_step_of_gymnasium_is_refused_with_the_reason(answer: Any, words: str) -> None:
+    class Odd(CountingEnv):
+        def step(self, action: Any) -> Any:
+            return answer(*super().step(action))
+
+    group = local_group([Odd()])
+    now, after = rows_for(group.spec, 1)
+    reset_group(group, 7, after)
+    with pytest.raises(EnvironmentFault, match=f"step 1: .*{words}"):
+        step_group(group, np.zeros((1, 1), np.int32), now, after)
+
+
+def test_old_observations_of_two_parts_are_no_result_of_reset() -> None:
+    """A tuple of two observations has the length that Gymnasium's result has."""
+
+    class OldPair(CountingEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            observation, _ = super().reset(**kwargs)
+            return observation, observation
+
+    group = local_group([OldPair()])
+    with pytest.raises(EnvironmentFault, match=r"reset failed: .*the info is a ndarray, but must be a dictionary \(the"):
+        reset_group(group, 7, rows_for(group.spec, 1)[1])
+
+
+def test_same_step_environments_must_give_their_last_observations() -> None:
+    class NoFinal(VectorWrapper):
+        def step(self, actions: Any) -> Any:
+            return (*self.env.step(actions)[:4], {})
+
+    envs = NoFinal(SyncVectorEnv([CountingEnv] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
+    group = vector_group(envs, EnvConfig(), "my/vector")
+    now, after = rows_for(group.spec, 2)
+    reset_group(group, 7, after)
+    def play() -> None:
+        for _ in range(50):
+            step_group(group, np.zeros((2, 1), np.int32), now, after)
+
+    with pytest.raises(EnvironmentFault, match="episodes ended, but the infos have no 'final_obs'"):
+        play()
+
+
 def test_observations_outside_of_their_space_are_warned_of_once() -> None:
     class Wide(gymnasium.Env):
         bounded = spaces.Box(-1, 1, (2,))

@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.config.errors import ConfigError
 from headrace.config.io import override
+from headrace.config.seeds import Use, random_seed
 from headrace.config.settings import Config
 
 SHARED = {
@@ -21,9 +22,6 @@ SHARED = {
     "learning.experience": "trajectories and replay divide the processor between sampling and learning in different ways",
 }
 """Settings, or whole groups, that are the same for all policies, and why."""
-
-_SEEDS = 7_368_787
-"""Between the seeds of two policies, so that they start with different weights."""
 
 
 def policy_config(config: Config, policy: int) -> Config:
@@ -42,7 +40,9 @@ def policy_config(config: Config, policy: int) -> Config:
         made = override(config, **own)
     except ConfigError as error:
         raise ConfigError(f"population.overrides of policy {policy}: {error}") from error
-    return dataclasses.replace(made, seed=(config.seed + policy * _SEEDS) % 2**31)
+    if policy:  # policies start with different weights
+        made = dataclasses.replace(made, seed=random_seed(Use.POLICY, config.seed, policy) % 2**31)
+    return made
 
 
 def _of(config: Config, policy: int) -> dict[str, Any]:

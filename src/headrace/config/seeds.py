@@ -29,6 +29,8 @@ class Use(IntEnum):
     VIDEO = 3
     ACTING = 4
     LEARNING = 5
+    POLICY = 6
+    """The seed of a policy of a population, for its weights."""
 
 
 def environment_seed(use: Use, seed: int, *key: int) -> int:

@@ -256,7 +256,7 @@ class LocalGroup(_Group):
             log.start_episode(seed + i)
         for i, env in enumerate(self.envs):
             try:
-                observation, _ = _parts(env.reset(seed=seed + i), _RESET)
+                observation = _first(env.reset(seed=seed + i), dict)
                 for leaf in self._leaves:
                     leaf.put_one(out.obs[leaf.name], i, observation)
             except Exception as error:
@@ -276,10 +276,14 @@ class LocalGroup(_Group):
         try:
             for i, (env, action) in enumerate(zip(self.envs, self._decode(actions), strict=True)):
                 if starting[i]:
-                    observation, _ = _parts(env.reset(), _RESET)
+                    observation = _first(env.reset(), dict)
                     raw[i], terminated[i], truncated[i] = 0.0, False, False
                 else:
-                    observation, raw[i], terminated[i], truncated[i], info = _parts(env.step(action), _STEP)
+                    observation, reward, terminated[i], truncated[i], info = _parts(env.step(action), _STEP)
+                    try:
+                        raw[i] = reward
+                    except (TypeError, ValueError):
+                        raise TypeError(f"the reward is {reward!r:.60}, but must be a number") from None
                     if not isinstance(info, dict):
                         raise TypeError(f"the info is a {type(info).__name__}, but must be a dictionary")
                     if info.get(LIFE_LOST):
@@ -362,7 +366,7 @@ class VectorGroup(_Group):
     def _reset(self, seed: int, out: ObsRow) -> None:
         self._in_game[:] = True
         try:
-            observations, _ = _parts(self.envs.reset(seed=seed), _RESET)
+            observations = _first(self.envs.reset(seed=seed), dict | list)
             self._put(out.obs, observations)
         except Exception as error:
             raise self._group_fault("reset", error) from error
@@ -411,6 +415,8 @@ class VectorGroup(_Group):
         if self.mode is AutoresetMode.DISABLED:
             self._put(now.final_obs, observations, ended)
             observations, _ = self.envs.reset(options={"reset_mask": ended})
+        elif infos.get("final_obs") is None:
+            raise TypeError("episodes ended, but the infos have no 'final_obs', the last observations of SAME_STEP environments")
         else:
             self._put(now.final_obs, infos["final_obs"], ended)
         self._check(now.final_obs, np.zeros_like(ended))
@@ -465,6 +471,14 @@ def _parts(result: Any, count: int) -> Any:
         return result
     what = f"{len(result)} results" if isinstance(result, tuple) else f"a {type(result).__name__}"
     raise TypeError(f"it returned {what} (the interface of old Gym?); Gymnasium's returns ({_NAMES[count]})")
+
+
+def _first(result: Any, infos: Any) -> Any:
+    """The observation that `reset` returned, if its info is of the type `infos`."""
+    observation, info = _parts(result, _RESET)
+    if not isinstance(info, infos):
+        raise TypeError(f"the info is a {type(info).__name__}, but must be a dictionary (the interface of old Gym?)")
+    return observation
 
 
 def vector_group(
