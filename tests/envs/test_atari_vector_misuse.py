@@ -310,6 +310,40 @@ def test_results_lie_in_their_spaces(mode, options):
             assert (infos[key].shape, infos[key].dtype) == ((3,), np.int32)
 
 
+@pytest.mark.parametrize(
+    ("frameskip", "stack", "size", "gray"),
+    [(4, 4, (84, 84), True), (1, 6, (84, 84), True), (4, 6, (210, 160), False), (4, 4, (84, 84), False)],
+)
+def test_equals_what_gymnasiums_wrappers_make_of_single_environments(frameskip, stack, size, gray):
+    """The usual preprocessing by code that is neither ours nor that of ALE's vector environment."""
+    pytest.importorskip("cv2")
+
+    def one():
+        env = gymnasium.make("ALE/Breakout-v5", frameskip=1, repeat_action_probability=0.0)
+        env = gymnasium.wrappers.AtariPreprocessing(
+            env, noop_max=0, frame_skip=frameskip, screen_size=size[::-1], grayscale_obs=gray
+        )
+        return gymnasium.wrappers.FrameStackObservation(env, stack, padding_type="zero")
+
+    theirs = gymnasium.vector.SyncVectorEnv([one] * 2)
+    ours = AtariVector(
+        "breakout", 2, frameskip=frameskip, stack_num=stack, img_height=size[0], img_width=size[1], grayscale=gray,
+        noop_max=0, use_fire_reset=False, maxpool=frameskip > 1,
+    )  # fmt: skip
+    assert ours.observation_space == theirs.observation_space
+    assert ours.action_space == theirs.action_space
+    ours.action_space.seed(5)
+    (mine, my_infos), (other, infos) = ours.reset(seed=123), theirs.reset(seed=123)
+    for _ in range(40):
+        np.testing.assert_array_equal(mine, other)
+        for key in ("lives", "frame_number", "episode_frame_number"):
+            np.testing.assert_array_equal(my_infos[key], infos[key])
+        actions = ours.action_space.sample()
+        (mine, *mine_ended, my_infos), (other, *ended, infos) = ours.step(actions), theirs.step(actions)
+        for a, b in zip(mine_ended, ended, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize("seed", [0, 2**31 - 2, np.int64(5), np.array([3, 3]), [7, 1]])
 def test_equal_seeds_give_equal_episodes(seed):
     env = AtariVector("seaquest", 2, repeat_action_probability=0.25)

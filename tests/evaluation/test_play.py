@@ -156,6 +156,9 @@ def seeds_of(monkeypatch):
 def test_no_game_of_training_is_evaluated(tmp_path, monkeypatch, seed):
     """The seeds that environments really get, in training, in evaluation, in the evaluation of the background, and in videos."""
     seen = seeds_of(monkeypatch)
+    for name in ("os.nice", "torch.set_num_threads"):  # what a process of its own does to itself
+        monkeypatch.setattr(name, lambda number: None)
+    monkeypatch.setattr(background, "forked_children_die_too", lambda: None)
     config, policy = noise_policy(tmp_path / "r", {}, seed=seed)
     uses = {"training": list(seen)}
     for name, use in (

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headrace import cli
 from headrace.config import ConfigError
 from headrace.learning import builtin, policy_gradient, published
 from headrace.learning.algorithm import make_algorithm
@@ -43,24 +44,30 @@ def test_every_number_of_an_algorithm_reaches_its_runs(env: str, algorithm: str)
         assert config.learning.ppo_clip is not None, "what makes it PPO"
 
 
-@pytest.mark.parametrize("algorithm", TARGETS)
-@pytest.mark.parametrize("env", ["gym/CartPole-v1", "atari/pong", "vizdoom/basic", "dm_control/cartpole-swingup"])
-def test_the_targets_that_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: str, algorithm: str) -> None:
-    """Counted in a real run of `train`."""
-    pytest.importorskip(FAMILIES[env])
-    calls: Counter[str] = Counter()
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each kind of targets was computed."""
+    counts: Counter[str] = Counter()
 
     def counted(name: str) -> Any:
         function = getattr(policy_gradient, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            calls[name] += 1
+            counts[name] += 1
             return function(*args, **kwargs)
 
         return call
 
     for name in ("vtrace", "gae"):
         monkeypatch.setattr(policy_gradient, name, counted(name))
+    return counts
+
+
+@pytest.mark.parametrize("algorithm", TARGETS)
+@pytest.mark.parametrize("env", ["gym/CartPole-v1", "atari/pong", "vizdoom/basic", "dm_control/cartpole-swingup"])
+def test_the_targets_that_are_computed(tmp_path: Path, calls: Counter[str], env: str, algorithm: str) -> None:
+    """Counted in a real run of `train`."""
+    pytest.importorskip(FAMILIES[env])
     small = {"sampling.num_workers": 1, "sampling.envs_per_worker": 2, "sampling.rollout": 4, "learning.batch_size": 8}
     quiet = {"run.video": False, "run.dashboard": False, "run.folder": str(tmp_path), "learning.device": "cpu"}
     settings = {"sampling.placement": "serial", "learning.num_minibatches": 1, "learning.num_threads": 1, "policy.hidden": 16}
@@ -68,6 +75,16 @@ def test_the_targets_that_are_computed(tmp_path: Path, monkeypatch: pytest.Monke
     assert train(config).reason == "total_steps"
     assert set(calls) == {TARGETS[algorithm]}
     assert calls[TARGETS[algorithm]] >= 3
+
+
+@pytest.mark.parametrize("algorithm", TARGETS)
+def test_the_targets_that_the_command_line_computes(tmp_path: Path, calls: Counter[str], algorithm: str) -> None:
+    """Of an environment whose own defaults are of another algorithm."""
+    flags = "--placement serial --num-workers 1 --envs-per-worker 2 --rollout 4 --batch-size 8 --learning.num-minibatches 1"
+    more = f"--total-steps 24 --run.no-video --run.no-dashboard --run.folder {tmp_path} --learning.device cpu"
+    command = f"train --env gym/CartPole-v1 --learning.algorithm {algorithm} {flags} {more}"
+    assert cli.main(command.split()) == 0
+    assert set(calls) == {TARGETS[algorithm]}
 
 
 def test_families_name_the_algorithm_that_they_run() -> None:
