@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import summary
 
@@ -90,6 +91,11 @@ def suite(scratch: Path, every: int = 1, match: str = "") -> tuple[Counter[tuple
                 failures.append(f"{about}: headrace {' '.join(arguments)[-200:]!r}: {outcome}\n{ended.output[-1500:]}")
             print(f"\r{number + 1} of {len(chosen)}, {len(failures)} forbidden  ", end="", file=sys.stderr)
     return counts, failures
+
+
+def counts_of(rows: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
+    """The counts that are written in a result."""
+    return Counter({(row["command"], row["outcome"]): row["cases"] for row in rows})
 
 
 def table(counts: Counter[tuple[str, str]]) -> str:

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import summary
 
@@ -195,6 +196,11 @@ def suite(temporary: Path, every: int = 1, match: str = "", verbose: bool = Fals
                 failures.append(f"{case.name}: {outcome}")
             print(f"\r{number + 1} of {len(chosen)}, {len(failures)} forbidden  ", end="", file=sys.stderr)
     return counts, failures
+
+
+def counts_of(rows: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
+    """The counts that are written in a result."""
+    return Counter({(row["file"], row["outcome"]): row["cases"] for row in rows})
 
 
 def table(counts: Counter[tuple[str, str]]) -> str:

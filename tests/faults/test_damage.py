@@ -112,17 +112,22 @@ def test_lines_of_metrics_that_are_none_are_left_out(tmp_path, how):
 # -- whole commands ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def suite(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """benchmarks/damage.py, under another name than the module of the tests."""
+def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A script of benchmarks/, under another name than the modules of the tests."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    spec = importlib.util.spec_from_file_location("damage_suite", ROOT / "benchmarks" / "damage.py")
+    spec = importlib.util.spec_from_file_location(f"script_{name}", ROOT / "benchmarks" / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "damage_suite", module)
+    monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def suite(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """benchmarks/damage.py."""
+    return script("damage", monkeypatch)
 
 
 def test_commands_on_damaged_folders(suite, tmp_path):
@@ -137,3 +142,21 @@ def test_commands_on_folders_damaged_in_every_way(suite, tmp_path):
     counts, failures = suite.suite(tmp_path)
     assert failures == []
     assert sum(counts.values()) > 500
+
+
+def test_some_absurd_commands(tmp_path, monkeypatch):
+    """Some of the cases of benchmarks/absurd_commands.py."""
+    counts, failures = script("absurd_commands", monkeypatch).suite(tmp_path, every=311)
+    assert failures == []
+    assert sum(counts.values()) >= 5
+
+
+@pytest.mark.parametrize(("name", "least"), [("damage", 100), ("absurd_commands", 300)])
+def test_the_page_says_what_the_scripts_found(name, least, monkeypatch):
+    """docs/faults.md quotes the tables of benchmarks/results/."""
+    result = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    assert (result["forbidden"], result["failures"]) == (0, [])
+    module = script(name, monkeypatch)
+    counts = module.counts_of(result["rows"])
+    assert sum(counts.values()) == result["cases"] >= least
+    assert module.table(counts) in (ROOT / "docs" / "faults.md").read_text()
