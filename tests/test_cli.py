@@ -153,6 +153,10 @@ def _session(leader):
         (["train", *SMALL, "--learning.gamma", "high"], "--learning.gamma"),
         (["eval", "nowhere"], "nowhere is no run folder"),
         (["eval", "nowhere", "--episodes", "0"], "at least 1"),
+        (["eval", "nowhere", "--num-envs", "-1"], "--num-envs is -1; it must be at least 1"),
+        (["eval", "nowhere", "--seed", "-1"], "--seed is -1; it must be at least 0"),
+        (["watch", "nowhere", "--episodes", "0"], "--episodes is 0; it must be at least 1"),
+        (["watch", "nowhere", "--max-steps", "0"], "--max-steps is 0; it must be at least 1"),
         (["walk"], "unknown command 'walk'"),
         ([], ""),
     ],
@@ -241,6 +245,7 @@ def test_envs_lists_by_part_of_the_name_or_pattern(capsys):
     assert cli.main(["envs", "gym/*pole*"]) == 0
     assert "gym/CartPole-v1" in capsys.readouterr().out.split()
     assert cli.main(["envs", "no-such-thing"]) == 1
+    assert "no id matches 'no-such-thing'" in capsys.readouterr().err
 
 
 def test_fault_of_configuration_is_an_exception_for_programs():

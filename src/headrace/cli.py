@@ -27,6 +27,8 @@ from headrace import config as configs
 from headrace import tune as tune_module
 from headrace.cluster import launch
 from headrace.config import Config, ConfigError, describe, machine
+from headrace.config.ranges import MANY
+from headrace.config.reading import shortened
 from headrace.envs.trust import check_given, needed_code
 from headrace.make_config import check_config, make_config
 from headrace.runs.explain import explain
@@ -328,11 +330,18 @@ class Eval:
     """Print the result as JSON, with the return and the length of every game."""
 
 
+def _check_numbers(**options: tuple[int | None, int]) -> None:
+    """Raise `ConfigError` where an option's value is below its least one, or above what counters hold."""
+    for name, (value, least) in options.items():
+        if value is not None and not least <= value <= MANY:
+            limit = f"least {least}" if value < least else f"most {MANY}"
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be at {limit}")
+
+
 def evaluate(arguments: list[str]) -> int:
     """`headrace eval`."""
     asked = tyro.cli(Eval, prog="headrace eval", args=arguments)
-    if asked.episodes < 1:
-        raise ConfigError(f"--episodes is {asked.episodes}; it must be at least 1")
+    _check_numbers(seed=(asked.seed, 0), episodes=(asked.episodes, 1), num_envs=(asked.num_envs, 1))
     start_fork_server()
     from headrace.evaluation.play import evaluate as play
 
@@ -377,6 +386,7 @@ class Watch:
 def watch(arguments: list[str]) -> int:
     """`headrace watch`."""
     asked = tyro.cli(Watch, prog="headrace watch", args=arguments)
+    _check_numbers(seed=(asked.seed, 0), episodes=(asked.episodes, 1), max_steps=(asked.max_steps, 1))
     start_fork_server()
     from headrace.evaluation.policy import load_policy
     from headrace.evaluation.video import record
@@ -411,7 +421,10 @@ def envs(arguments: list[str]) -> int:
     pattern = asked.pattern.lower()
     wanted = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
     found = [name for name in registry.list_ids() if fnmatch.fnmatchcase(name.lower(), wanted)]
-    say("\n".join(found))
+    if found:
+        say("\n".join(found))
+    else:
+        print(f"headrace: no id matches {shortened(asked.pattern)!r}", file=sys.stderr)
     for family in registry.FAMILIES:
         try:
             registry.list_ids(family)

@@ -87,10 +87,12 @@ def evaluate(
     is waited for: set `envs.max_episode_steps` where the environment has no limit. `num_threads`: torch's, on the CPU. `use`:
     each has other games for the same seed. `imports`: see `load_policy`.
 
-    Raises `ValueError` if `episodes` is below 1, `ConfigError` for a negative seed, and what `load_policy` raises.
+    Raises `ValueError` if `episodes` or `num_envs` is below 1, `ConfigError` for a negative seed, and what `load_policy` raises.
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; it must be at least 1")
+    if num_envs is not None and num_envs < 1:
+        raise ValueError(f"num_envs is {num_envs}; it must be at least 1")
     if not isinstance(policy, TrainedPolicy):
         policy = load_policy(policy, which=which, policy=number, imports=imports)
     num_envs = min(episodes, num_envs or 16)
