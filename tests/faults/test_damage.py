@@ -144,6 +144,7 @@ def test_commands_on_folders_damaged_in_every_way(suite, tmp_path):
     assert sum(counts.values()) > 500
 
 
+@pytest.mark.slow
 def test_some_absurd_commands(tmp_path, monkeypatch):
     """Some of the cases of benchmarks/absurd_commands.py."""
     counts, failures = script("absurd_commands", monkeypatch).suite(tmp_path, every=311)
