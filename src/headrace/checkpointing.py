@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from headrace.accelerator.ranks import Ranks
     from headrace.experience.batch import Experience
     from headrace.population.member import Member
+    from headrace.population.past_versions import PastVersions
 
 
 @contextmanager
@@ -47,11 +48,12 @@ class Checkpointing:
         log: TrainingLog,
         experience: Experience,
         ranks: Ranks,
+        past: PastVersions,
         member: Member | None = None,
     ):
         self._ranks = ranks
         self._config, self._placement = placement.configs[policy], placement
-        self._learner, self._log, self._experience = learner, log, experience
+        self._learner, self._log, self._experience, self._past = learner, log, experience, past
         self._policy, self._member = policy, member
         self._folder = self._folder_of(policy)
         placement.savers[policy] = self
@@ -78,6 +80,7 @@ class Checkpointing:
         with _unlike(found.path, " Delete it to go on from the one before."):
             if self._member is not None and state.get("member") is not None:
                 self._member.set_state(state["member"])
+            self._past.set_state(state.get("past"))
             self._ended = bool(state.get("ended"))
             if self._exact:
                 if state["sampler"] is not None and (problem := self._placement.set_state(state["sampler"])):
@@ -200,6 +203,7 @@ class Checkpointing:
                 "member": None if self._member is None else self._member.get_state(),
                 "moment": self._placement.moment if together else None,
                 "ended": ended,
+                "past": self._past.get_state(),
             }
         )
         score = self._log.mean_return if len(self._log.returns) == EPISODE_WINDOW else None

@@ -1,4 +1,4 @@
-"""The command line: headrace train | tune | eval | watch | envs | serve-envs.
+"""The command line: headrace train | tune | eval | watch | play | envs | serve-envs.
 
 A setting takes its value from the last of these sources that has one: the defaults in `headrace.config`, the environment's
 defaults, the algorithm's preset, the result of `headrace tune` for this machine, config.json in the run folder, the flags.
@@ -41,6 +41,7 @@ USAGE = """usage: headrace COMMAND [OPTIONS]
   tune         find the workers, environments and placement that train fastest on this machine
   eval         play whole games with a trained policy and report their returns
   watch        record a video of a trained policy
+  play         play matches of one policy against another
   envs         list the environments
   serve-envs   step environments for training runs on other machines
 
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "tune": tune,
         "eval": evaluate,
         "watch": watch,
+        "play": play,
         "envs": envs,
         "serve-envs": serve_envs,
     }
@@ -398,6 +400,66 @@ def watch(arguments: list[str]) -> int:
         policy, path, episodes=asked.episodes, deterministic=asked.deterministic, max_steps=asked.max_steps, seed=asked.seed
     )
     say(f"{path}: step {policy.step:,}, returns {', '.join(f'{value:.2f}' for value in returns)}")
+    return 0
+
+
+@dataclasses.dataclass
+class Play:
+    """Play matches of one trained policy against another in a multi-agent environment."""
+
+    run: tyro.conf.Positional[Path]
+    """Run folder of the first player."""
+    against: str = "random"
+    """The second player, who is everybody else in the match: a run folder, or a scripted opponent."""
+    matches: int = 100
+    """Number of matches. The first player takes every place in turn."""
+    num_envs: int | None = None
+    """Number of matches that are played at the same time. None: at most 16."""
+    deterministic: bool = False
+    """Take the most probable action instead of sampling one."""
+    policy: int = 0
+    """Number of the first player's policy, where the run trained several."""
+    against_policy: int = 0
+    """Number of the second player's policy, where its run trained several."""
+    checkpoint: Literal["newest", "best"] = "newest"
+    """Checkpoint that is loaded, of both players."""
+    video: Path | None = None
+    """Name of an mp4 file for the first match. None: no video."""
+    seed: int = 0
+    """Seed of the environments and of action sampling."""
+    json: bool = False
+    """Print the results as JSON."""
+    imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
+    """Python files to import first. They may register scripted opponents."""
+
+
+def play(arguments: list[str]) -> int:
+    """`headrace play`."""
+    asked = tyro.cli(Play, prog="headrace play", args=arguments)
+    if asked.matches < 1:
+        raise ConfigError(f"--matches is {asked.matches}; it must be at least 1")
+    start_fork_server()
+    import json
+
+    from headrace.envs.imports import import_files
+    from headrace.evaluation.matches import play as play_matches
+    from headrace.evaluation.policy import load_policy
+    from headrace.population import matchmaking
+
+    import_files(asked.imports)
+    one = load_policy(asked.run, which=asked.checkpoint, policy=asked.policy, imports=asked.imports)
+    other = matchmaking.load_player(asked.against, one.spec, asked.checkpoint, asked.against_policy, asked.imports)
+    options = one.config.envs
+    results = play_matches(
+        one, other, one.config.env, options, asked.matches, num_envs=asked.num_envs, deterministic=asked.deterministic,
+        seed=asked.seed,
+    )  # fmt: skip
+    say(json.dumps(results.to_dict()) if asked.json else f"{asked.run} against {asked.against}: {results}")
+    if asked.video is not None:
+        shown: dict[str, Any] = {"deterministic": asked.deterministic, "seed": asked.seed, "video": asked.video}
+        play_matches(one, other, one.config.env, options, 1, **shown)
+        if not asked.json:
+            say(f"Video: {asked.video}")
     return 0
 
 

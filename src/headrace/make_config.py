@@ -12,6 +12,7 @@ from headrace import config as configs
 from headrace.config import Config, ConfigError, policy_configs
 from headrace.config.ranges import check
 from headrace.config.validation import validate
+from headrace.envs.contract import EnvSpec
 from headrace.envs.imports import import_files
 from headrace.envs.registry import check_id, defaults, observes, with_absolute_path
 from headrace.learning.algorithm import declaration
@@ -70,6 +71,17 @@ def _defaults_of_server(env: str, base: Config) -> tuple[dict[str, Any], str]:
 
 def _group(settings: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name.startswith(prefix)}
+
+
+def for_agents(config: Config, spec: EnvSpec) -> Config:
+    """The configuration with as many agents as the environment has: lanes, slots and batches depend on it. Raises `ConfigError`
+    where that cannot work."""
+    agents = len(spec.agents) or None
+    if config.envs.num_agents == agents:
+        return config
+    config = configs.override(config, **{"envs.num_agents": agents})
+    check_config(config)
+    return config
 
 
 def check_config(config: Config) -> None:

@@ -32,8 +32,10 @@ from headrace.experience.joint import joint
 from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner, Progress
 from headrace.learning.training_log import EPISODE_WINDOW, TrainingLog
-from headrace.make_config import check_config
+from headrace.make_config import check_config, for_agents
+from headrace.population.matchmaking import make_crew
 from headrace.population.member import Member
+from headrace.population.past_versions import PastVersions
 from headrace.runs.folder import FolderUnusable, RunFolder
 from headrace.runs.interrupt import interrupts
 from headrace.runs.report import Reporter
@@ -71,12 +73,13 @@ def train(config: Config) -> TrainResult:
 
 def _train(config: Config) -> TrainResult:
     spec = describe(config.env, config.envs)
+    config = for_agents(config, spec)
     folder, changes = RunFolder.open(config)
     # The caller's own random numbers stay what they were.
     with folder, Reporter(config, spec.frameskip, folder) as reporter, torch.random.fork_rng(devices=[]):
         for change in changes:
             reporter.message(change)
-        placement = make_placement(config, spec, make_agent)
+        placement = make_placement(config, spec, make_agent, make_crew(config, spec))
         with BackgroundEvaluation(config) as evaluation:
             ends = _run(placement, reporter, evaluation)
         returns = [ends.get(p, {"mean_return": math.nan})["mean_return"] for p in range(config.population.size)]
@@ -131,7 +134,8 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     ranks = Ranks(config.device)  # others may learn the same policy, each from environments of its own
     experience = joint(placement.batches(p, algorithm.reported_envs(config.num_envs)), ranks)
     member = Member(placement, p, learner, log) if config.pbt.on else None
-    checkpoints = Checkpointing(placement, p, learner, log, experience, ranks, member)
+    past = PastVersions(placement, p, learner)
+    checkpoints = Checkpointing(placement, p, learner, log, experience, ranks, past, member)
     for text in checkpoints.load():
         yield Message("message", text, p)
     learner.join(ranks)
@@ -164,6 +168,7 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
                 experience.release()
                 clock.spent("train", now := perf_counter())
                 placement.publish(p, learner.model, learner.progress.version)
+                past.after_update()
                 clock.spent("publish", now := perf_counter())
         except (EnvironmentFault, FloatingPointError, RankLost):
             if checkpoints.finite:  # what was learned until then is kept
@@ -177,7 +182,7 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
         if reason or now - last_log >= config.run.log_interval:
             yield Message("curve", log.curve(), p)
             more = {} if member is None else member.metrics()
-            yield Message("metrics", log.metrics(learner) | experience.metrics() | more, p)
+            yield Message("metrics", log.metrics(learner) | experience.metrics() | past.metrics() | more, p)
             last_log = now
         if checkpoints.due(now):
             yield from checkpoints.save(must=False)
@@ -186,6 +191,7 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     if member is not None:
         member.finish()
     yield from checkpoints.save(must=True, ended=reason != "interrupted")
+    past.finish()
     del placement.savers[p]
     yield Message("done", {"reason": reason, "global_step": learner.progress.global_step, "mean_return": log.mean_return}, p)
 

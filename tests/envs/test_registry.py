@@ -40,7 +40,7 @@ def registered() -> list[str]:
         ("gym/CartPole", "gym/CartPole-v1"),
         ("vizdoom/basik", "vizdoom/basic"),
         ("cartpole-v1", "gym/CartPole-v1"),
-        ("nonsense-entirely-9000", "families gym, atari, vizdoom, dm_control, torch"),
+        ("nonsense-entirely-9000", "families gym, atari, vizdoom, dm_control, torch, pettingzoo"),
     ],
 )
 def test_unknown_ids_name_the_nearest(wrong: str, nearest: str) -> None:

@@ -5,6 +5,7 @@ from headrace.config.errors import ConfigError
 from headrace.config.groups import EnvConfig, Placement, PolicyConfig, RunConfig, SamplingConfig
 from headrace.config.io import from_dict, load, override, save, to_dict, to_json
 from headrace.config.learning import LearningConfig, QConfig, ReplaySettings
+from headrace.config.matches import MatchesConfig
 from headrace.config.pbt import PbtConfig
 from headrace.config.policies import policy_config, policy_configs
 from headrace.config.population import PopulationConfig
@@ -15,6 +16,7 @@ __all__ = [
     "ConfigError",
     "EnvConfig",
     "LearningConfig",
+    "MatchesConfig",
     "PbtConfig",
     "Placement",
     "PolicyConfig",

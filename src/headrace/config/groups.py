@@ -49,6 +49,8 @@ class EnvConfig:
     """Episodes are truncated after this many steps. None: the environment's own limit."""
     info_action_mask: bool = False
     """Read the mask of allowed actions from `info["action_mask"]`, where gym/Taxi-v4 has it, instead of from the observation."""
+    num_agents: Annotated[int, Range(1, 1024)] | None = None
+    """Number of agents of one match in a multi-agent environment, which sets it by itself. None: an environment of one agent."""
     reward_scale: float = 1.0
     """Rewards are multiplied by this before they are learned from. Reported returns are never scaled."""
     reward_clip: Positive | None = None

@@ -18,6 +18,7 @@ SHARED = {
     "sampling": "policies share rollout workers, and all trajectories have the same length",
     "pbt": "it describes the whole population",
     "population": "it describes the whole population",
+    "matches": "it describes who plays whom",
     "run": "all policies share the run folder",
     "learning.experience": "trajectories and replay divide the processor between sampling and learning in different ways",
 }

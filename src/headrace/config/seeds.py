@@ -31,6 +31,8 @@ class Use(IntEnum):
     LEARNING = 5
     POLICY = 6
     """The seed of a policy of a population, for its weights."""
+    MATCHES = 7
+    """Who plays whom."""
 
 
 def environment_seed(use: Use, seed: int, *key: int) -> int:

@@ -1,8 +1,9 @@
 """One tree of typed, documented settings for a run.
 
 The groups (`config.groups`, `config.learning`) are named after the packages they steer: `envs`, `policy`, `sampling`, `learning`,
-`replay`, `q`, `population`, `pbt`, `run`. The docstring under each field is its help text and its documentation; its type has
-its range (`config.ranges`). A configuration is data: it is saved as JSON with the run, which is resumed from it (`config.io`).
+`replay`, `q`, `population`, `pbt`, `matches`, `run`. The docstring under each field is its help text and its documentation; its
+type has its range (`config.ranges`). A configuration is data: saved as JSON with the run, and a run is resumed from it
+(`config.io`).
 `config.validation` refuses impossible combinations.
 
 Units: a *step* is one decision of one agent; a *frame* is one frame of the simulator (steps x frameskip).
@@ -20,6 +21,7 @@ import tyro
 from headrace.config import machine
 from headrace.config.groups import EnvConfig, PolicyConfig, RunConfig, SamplingConfig
 from headrace.config.learning import LearningConfig, QConfig, ReplaySettings
+from headrace.config.matches import MatchesConfig
 from headrace.config.pbt import PbtConfig
 from headrace.config.population import PopulationConfig
 from headrace.config.ranges import Range
@@ -44,13 +46,14 @@ class Config:
     q: QConfig = field(default_factory=QConfig)
     population: PopulationConfig = field(default_factory=PopulationConfig)
     pbt: PbtConfig = field(default_factory=PbtConfig)
+    matches: MatchesConfig = field(default_factory=MatchesConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     # -- derived numbers, used everywhere instead of being computed again ----------------------------------------------
 
     @property
     def envs_per_group(self) -> int:
-        """E: environments stepped together; the batch dimension of one slot."""
+        """E: environments stepped together."""
         return self.sampling.envs_per_worker // self.sampling.num_groups
 
     @property
@@ -59,15 +62,31 @@ class Config:
         return self.sampling.num_workers * self.sampling.num_groups
 
     @property
+    def lanes_per_group(self) -> int:
+        """Lanes of a group: one of all its environments, or one for every agent of every match."""
+        return self.envs_per_group * self.envs.num_agents if self.envs.num_agents else 1
+
+    @property
+    def lane_size(self) -> int:
+        """C: agents of one lane; the batch dimension of one slot."""
+        return 1 if self.envs.num_agents else self.envs_per_group
+
+    @property
+    def total_lanes(self) -> int:
+        """Lanes of the whole run."""
+        return self.total_groups * self.lanes_per_group
+
+    @property
     def num_envs(self) -> int:
         """Environments of the whole run."""
         return self.total_groups * self.envs_per_group
 
     @property
     def min_request_groups(self) -> int:
-        """Waiting groups at which a policy worker starts a batch."""
+        """Waiting groups at which a policy worker starts a batch; in a multi-agent environment, waiting agents."""
         s = self.sampling
-        third = -(-self.total_groups // (3 * self.population.size * s.num_policy_workers))
+        asking = self.total_groups * (self.envs_per_group if self.envs.num_agents else 1)  # of every match, at least one agent
+        third = -(-asking // (3 * self.population.size * s.num_policy_workers))
         return s.min_request_groups or min(third, s.max_request_groups or third)
 
     @property
@@ -80,12 +99,18 @@ class Config:
         """Slots (trajectories of whole groups) that make one batch; with replay, that are added at once."""
         if self.uses_replay:
             return 1
-        return self.learning.batch_size // (self.sampling.rollout * self.envs_per_group)
+        return self.learning.batch_size // (self.sampling.rollout * self.lane_size)
 
     @property
     def num_slots(self) -> int:
         """Trajectory slots of a policy, where every policy acts for an equal share of the groups."""
-        return self.slots_for(-(-self.total_groups // self.population.size))
+        return self.slots_for(self.most_lanes)
+
+    @property
+    def most_lanes(self) -> int:
+        """Lanes that one policy may act for at the same time: its share of the groups, or all of them where lanes are matched
+        anew for every episode."""
+        return self.total_lanes if self.envs.num_agents else -(-self.total_groups // self.population.size)
 
     def slots_for(self, lanes: int) -> int:
         """Trajectory slots of a policy that acts for this many lanes: one per lane, which is being filled, plus those that wait

@@ -26,9 +26,11 @@ def validate(config: Config) -> None:
             f"sampling.envs_per_worker ({s.envs_per_worker}) must be a multiple of sampling.num_groups ({s.num_groups}): "
             "the groups of a worker are of equal size"
         )
-    unit = s.rollout * config.envs_per_group
+    unit = s.rollout * config.lane_size
     if config.uses_replay:
         _validate_replay(config)
+    if config.envs.num_agents:
+        _validate_multi_agent(config)
     if s.placement == "device":
         _validate_device(config)
     elif not config.uses_replay and r.batch_size % unit:
@@ -36,7 +38,7 @@ def validate(config: Config) -> None:
         near = f"{low} or {high}" if low else str(high)
         raise ConfigError(
             f"learning.batch_size ({r.batch_size}) must be a multiple of sampling.rollout x environments per group "
-            f"({s.rollout} x {config.envs_per_group} = {unit}): batches are made of whole slots. Nearest: {near}"
+            f"({s.rollout} x {config.lane_size} = {unit}): batches are made of whole slots. Nearest: {near}"
         )
     trajectories = r.batch_size // s.rollout
     if trajectories % r.num_minibatches and not config.uses_replay:
@@ -49,7 +51,7 @@ def validate(config: Config) -> None:
             f"sampling.min_request_groups ({config.min_request_groups}) is above sampling.max_request_groups "
             f"({s.max_request_groups}): a policy worker would wait for more groups than it takes"
         )
-    if config.total_groups < (P := config.population.size):
+    if config.total_groups < (P := config.population.size) and not config.envs.num_agents:
         raise ConfigError(
             f"population.size ({P}) is above the number of groups ({config.total_groups}): a policy would never act. Use more "
             "sampling.num_workers or sampling.num_groups"
@@ -57,11 +59,11 @@ def validate(config: Config) -> None:
     ranks = max(config.learning.num_devices, machine.rank().size)
     if P > 1 and ranks > 1:
         raise ConfigError(f"several devices learn one policy together; population.size is {P} and there are {ranks} ranks")
-    lanes = -(-config.total_groups // P)
+    lanes, filled = config.most_lanes, "agents' trajectories" if config.envs.num_agents else "groups"
     least = lanes + config.slots_per_batch
     if config.num_slots < least:
         raise ConfigError(
-            f"sampling.num_slots ({config.num_slots}) is too small: {lanes} groups are being filled while "
+            f"sampling.num_slots ({config.num_slots}) is too small: {lanes} {filled} are being filled while "
             f"{config.slots_per_batch} slots make a batch, so with fewer than {least} slots the run could wait for ever"
         )
     if config.num_slots > MOST_SLOTS:
@@ -70,6 +72,18 @@ def validate(config: Config) -> None:
             f"sampling.num_workers ({s.num_workers}) or sampling.num_groups ({s.num_groups}), or a smaller learning.batch_size "
             f"({r.batch_size})"
         )
+
+
+def _validate_multi_agent(config: Config) -> None:
+    if config.sampling.placement == "device":
+        raise ConfigError("sampling.placement device steps environments of one agent; use served, inline or serial")
+    if config.uses_replay:
+        raise ConfigError(
+            f"learning.algorithm {config.learning.algorithm} learns from a replay, whose histories are of one agent each; "
+            "multi-agent environments are learned from trajectories: use appo, ppo, impala, a2c or pqn"
+        )
+    if config.envs.remote:
+        raise ConfigError("envs.remote is for environments of one agent; multi-agent environments are stepped by the run itself")
 
 
 def _validate_device(config: Config) -> None:

@@ -5,6 +5,8 @@ nothing of what stands behind them: environments of their own process, a batch o
 
 **Lane.** The agents of a group form L lanes of C agents each. The agents of a lane act at the same time and are acted for by the
 same policy. Where every environment has one agent there is one lane, and C is the number of environments.
+In a multi-agent environment every agent of every match is a lane of its own, C = 1: agents come and go, take turns, and may be
+acted for by another policy in the next match. Lane = match x agents + agent, see `EnvSpec.agents`.
 
 **Memory** belongs to the caller. A group reads actions from the arrays of the rows that it is given (`LaneRow`, `ObsRow`) and
 writes observations, rewards and flags to them. It may do so from `reset` or `send` until `recv` has returned True; the caller
@@ -17,6 +19,11 @@ made, and whoever makes a group gives it rows of that kind; nothing is converted
 **Steps** are asynchronous: `send` begins one, `recv` says whether it is finished. A group whose environments run in the calling
 process steps them in `send`, and its `recv` always returns True. Any other group calls the function given to `notify` when it is
 time to call `recv` again.
+
+**Lanes go on by themselves.** `advanced` says which lanes the last `reset` or `send` has given a new observation, and with it
+the consequences of the action before it. The others keep their rows: an agent whose turn it is not, or that is not in the match,
+costs nothing. A lane that has no episode yet is given, for the row to write to, one without a meaning of its own (`actions` and
+`step` are nobody's), whose `after` is row 0.
 
 **Autoreset** follows Gymnasium's NEXT_STEP convention row by row:
 
@@ -130,6 +137,8 @@ class EnvSpec:
     autoreset: Literal["next-step", "same-step"] = "next-step"
     name: str = ""
     """The environment's id, for messages."""
+    agents: tuple[str, ...] = ()
+    """Names of the agents of one match; empty where every environment has one agent."""
 
 
 # -- rows: where a step reads and writes ------------------------------------------------------------------------------
@@ -192,6 +201,11 @@ class EnvGroup(Protocol):
     """L."""
     lane_size: int
     """C: agents of one lane. With one agent for each environment, lanes = 1 and lane_size = num_envs."""
+    advanced: Sequence[int] | None
+    """Lanes that have a new observation to act on since the last `reset` or `send`. None: all. On observations that are not
+    `valid` an action is computed, too, and ignored."""
+    ended: Sequence[int]
+    """Matches that ended with the last step: the next `send` begins others. Empty where `EnvSpec.agents` is."""
 
     def reset(self, seed: int, out: Sequence[ObsRow]) -> None:
         """Begin the first episodes; `out`: row 0 of each lane, finished when `recv` returns True.
@@ -228,7 +242,7 @@ class EnvGroup(Protocol):
 
 # -- errors -----------------------------------------------------------------------------------------------------------
 
-_MODULES = ("description", "group", "gym", "registry", "spaces", "wrappers")
+_MODULES = ("description", "group", "gym", "multi_agent", "pettingzoo", "registry", "spaces", "wrappers")
 _INTERNAL = {str(Path(__file__).with_name(f"{name}.py")) for name in _MODULES}
 """Files of this package between the engine and an environment's own code."""
 

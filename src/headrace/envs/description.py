@@ -55,7 +55,8 @@ def spec_from_json(text: str) -> EnvSpec:
         Categorical(**part) if "n" in part else Continuous(tuple(part["low"]), tuple(part["high"]))
         for part in data.pop("action")["parts"]
     )
-    return EnvSpec(observation, ActionSpec(parts), **data)
+    agents = tuple(data.pop("agents", ()))
+    return EnvSpec(observation, ActionSpec(parts), agents=agents, **data)
 
 
 # -- the parent's side ------------------------------------------------------------------------------------------------

@@ -93,6 +93,8 @@ class _Group:
     rewards, errors that name the environment. E: `num_envs`."""
 
     lanes = 1
+    advanced: Sequence[int] | None = None
+    ended: Sequence[int] = ()
 
     def __init__(self, spec: EnvSpec, num_envs: int, observation_leaves: Sequence[Leaf], to_learn: RewardTransform) -> None:
         self.spec = spec
@@ -340,7 +342,7 @@ class LocalGroup(_Group):
 
     def close(self) -> None:
         """Close every environment, also when one of them fails to."""
-        _close_all(self.envs)
+        close_all(self.envs)
 
 
 class VectorGroup(_Group):
@@ -503,7 +505,8 @@ def autoreset_mode(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     return AutoresetMode(mode)
 
 
-def _close_all(envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
+def close_all(envs: Sequence[Any]) -> None:
+    """Close every environment, also when one of them fails to. Raises what failed, as an `ExceptionGroup`."""
     errors = []
     for env in envs:
         try:

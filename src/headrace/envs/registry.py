@@ -5,6 +5,7 @@
     vizdoom/basic                      scenarios of the vizdoom package; vizdoom/path/to/your.cfg
     dm_control/cartpole-swingup        DeepMind Control Suite
     torch/CartPole-v1                  written in PyTorch, stepped on the policy's device
+    pettingzoo/connect_four_v3         multi-agent environments of PettingZoo
 
 A family is a module with the functions of `Family`. It is imported when one of its environments is first asked for, so that the
 packages of other families need not be installed. A user's environment is one function, registered by the user's own file
@@ -26,23 +27,23 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-import gymnasium
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from headrace.config import Config, ConfigError, EnvConfig, override
 from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec
 from headrace.envs.description import describe_in_child
+from headrace.envs.factories import Env, EnvFactory, Family, ParallelFactory, TensorFactory, VectorFactory
 from headrace.envs.group import LocalGroup, reward_transform, vector_group
 from headrace.envs.imports import import_files, imported, is_importing
+from headrace.envs.multi_agent import ParallelEnv, multi_agent_group
 from headrace.envs.spaces import specs_of
 from headrace.envs.wrappers import preprocess, render_without_screen
 
 if TYPE_CHECKING:
-    from headrace.envs.tensor import TensorEnv
+    pass
 
-Env = gymnasium.Env[Any, Any]
 SpecSource = Callable[[str, EnvConfig], EnvSpec]
 """Where the specification of an environment comes from: a function of its id and its settings."""
 
@@ -53,66 +54,6 @@ class UnknownEnvironment(ConfigError):
 
 class MissingExtra(ConfigError):
     """The packages of an environment family are not installed; the message contains the command that installs them."""
-
-
-class EnvFactory(Protocol):
-    """The function that makes a user's environment."""
-
-    def __call__(self, options: EnvConfig, *, render_mode: str | None = None) -> Env:
-        """Make one environment. The settings for frame skip, images, frame stack and step limit are applied to the result."""
-
-
-class VectorFactory(Protocol):
-    """The function that makes a user's vectorised environment."""
-
-    def __call__(self, options: EnvConfig, num_envs: int) -> VectorEnv:
-        """Make `num_envs` environments that are stepped together; ``metadata["autoreset_mode"]`` must be set."""
-
-
-class TensorFactory(Protocol):
-    """The function that makes a user's environments of tensors."""
-
-    def __call__(self, options: EnvConfig, num_envs: int, device: str) -> TensorEnv:
-        """Make `num_envs` environments on the device ("cpu", "cuda", "cuda:1"); see `headrace.envs.tensor.TensorEnv`."""
-
-
-class Family(Protocol):
-    """The contents of an environment family's module. `make_group`, `make_tensor`, `make_vector` and `observes` are optional."""
-
-    FRAMESKIP: int
-    """Simulator frames per step, unless `EnvConfig.frameskip` is set."""
-    OBSERVATIONS: Literal["images", "vectors"]
-    """What its environments observe: defaults of algorithms depend on it. A family of both kinds has `observes`, too."""
-
-    def ids(self) -> list[str]:
-        """Names within the family."""
-
-    def knows(self, name: str) -> bool:
-        """Whether `make` accepts this name (more than `ids` lists: paths, other packages' ids)."""
-
-    def make(self, name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
-        """One environment, with all settings applied."""
-
-    def make_group(
-        self, name: str, options: EnvConfig, num_envs: int, *, training: bool, threads: int | None
-    ) -> EnvGroup:
-        """Environments stepped together, if the family has a faster way than one after the other.
-
-        `training`: episodes may end before the game does; otherwise episodes are whole games. `threads`: see
-        `headrace.envs.registry.make_group`.
-        """
-
-    def make_tensor(self, name: str, options: EnvConfig, num_envs: int, device: str) -> TensorEnv:
-        """Environments of tensors, for a family that has them. Reward settings are applied to the result."""
-
-    def make_vector(self, name: str, options: EnvConfig, num_envs: int) -> VectorEnv:
-        """A Gymnasium vector environment of whole games, if the family has a faster one than Gymnasium's own."""
-
-    def observes(self, name: str) -> Literal["images", "vectors"]:
-        """What this environment observes, where that differs from `OBSERVATIONS`."""
-
-    def defaults(self, name: str) -> dict[str, Any]:
-        """Dotted configuration overrides with which this environment is learned without further settings."""
 
 
 @dataclass(frozen=True)
@@ -129,16 +70,18 @@ FAMILIES: dict[str, _Module] = {
     "vizdoom": _Module("headrace.envs.vizdoom", "vizdoom"),
     "dm_control": _Module("headrace.envs.dm_control", "dm-control"),
     "torch": _Module("headrace.envs.torch_envs"),
+    "pettingzoo": _Module("headrace.envs.pettingzoo", "pettingzoo"),
 }
 
 
 @dataclass(frozen=True)
 class _Registered:
-    """An environment registered by the user: one of the three factories."""
+    """An environment registered by the user: one of the four factories."""
 
     factory: EnvFactory | None = None
     vector_factory: VectorFactory | None = None
     tensor_factory: TensorFactory | None = None
+    parallel_factory: ParallelFactory | None = None
     defaults: dict[str, Any] = field(default_factory=dict)
     by_import: bool = False
     """Registered by a file of `import_files`, which another process can import too."""
@@ -188,6 +131,39 @@ def register_tensor(env_id: str, *, defaults: Mapping[str, Any] | None = None) -
         return factory
 
     return add
+
+
+def register_parallel(
+    env_id: str, *, agents: int, defaults: Mapping[str, Any] | None = None
+) -> Callable[[ParallelFactory], ParallelFactory]:
+    """Like `register`, for a function that makes a multi-agent environment with PettingZoo's ParallelEnv interface
+    (`headrace.envs.multi_agent`). `agents`: how many `possible_agents` it has."""
+    _refuse_family(env_id)
+
+    def add(factory: ParallelFactory) -> ParallelFactory:
+        own = {"envs.num_agents": agents, **(defaults or {})}
+        _registered[env_id] = _Registered(parallel_factory=factory, defaults=own, by_import=is_importing())
+        return factory
+
+    return add
+
+
+def make_parallel(env_id: str, options: EnvConfig, *, render_mode: str | None = None) -> ParallelEnv | None:
+    """One match of a multi-agent environment; None where `env_id` is an environment of one agent.
+
+    Raises what `make_env` raises.
+    """
+    check_id(env_id)
+    prefix, _, name = env_id.partition("/")
+    registered = _registered.get(env_id)
+    if render_mode is not None:
+        render_without_screen()
+    with _making(env_id):
+        if registered is not None:
+            made = registered.parallel_factory
+            return None if made is None else made(options, render_mode=render_mode)
+        family = _family(prefix)
+        return family.make_parallel(name, options, render_mode=render_mode) if hasattr(family, "make_parallel") else None
 
 
 def _refuse_family(env_id: str) -> None:
@@ -277,7 +253,8 @@ def _make_env(env_id: str, options: EnvConfig, render_mode: str | None) -> Env:
         if env_id in _registered:
             factory = _registered[env_id].factory
             if factory is None:
-                kind = "a vector environment" if _registered[env_id].vector_factory else "environments of tensors"
+                kinds = {"a vector environment": "vector_factory", "a multi-agent environment": "parallel_factory"}
+                kind = next((k for k, name in kinds.items() if getattr(_registered[env_id], name)), "environments of tensors")
                 raise ConfigError(f"{env_id} is registered as {kind}; there is no single environment to make")
             return preprocess(factory(options, render_mode=render_mode), options)
         return _family(prefix).make(name, options, render_mode=render_mode)
@@ -331,6 +308,10 @@ def make_group(
 
             place = device or "cpu"
             return TensorGroup(make(options, num_envs, place), options, env_id, device=place, tensors=device is not None)
+        if (first := make_parallel(env_id, options)) is not None:
+            return multi_agent_group(
+                _with_first(first, lambda: make_parallel(env_id, options)), options, num_envs, env_id, _frameskip(env_id)
+            )
         if registered is None and hasattr(_family(prefix), "make_group"):
             return _family(prefix).make_group(name, options, num_envs, training=training, threads=threads)
     with ExitStack() as opened:
@@ -348,6 +329,12 @@ def make_group(
     if options.reward_weights:
         group.set_reward_weights(options.reward_weights)
     return group
+
+
+def _with_first(first: ParallelEnv, make: Callable[[], Any]) -> Callable[[], ParallelEnv]:
+    """A function that gives `first`, and then what `make` makes."""
+    made = [first]
+    return lambda: made.pop() if made else cast(ParallelEnv, make())
 
 
 def _tensor_factory(env_id: str) -> TensorFactory | None:
@@ -400,6 +387,8 @@ def make_vec(env_id: str, num_envs: int, options: EnvConfig | None = None) -> Ve
             return registered.vector_factory(options, num_envs)
         if registered is not None and registered.tensor_factory is not None:
             raise ConfigError(f"{env_id} is registered as environments of tensors, which are no gymnasium.vector.VectorEnv")
+        if registered is not None and registered.parallel_factory is not None:
+            raise ConfigError(f"{env_id} is a multi-agent environment, which is no gymnasium.vector.VectorEnv")
         if registered is None and hasattr(_family(prefix), "make_vector"):
             return _family(prefix).make_vector(name, options, num_envs)
         return SyncVectorEnv([partial(make_env, env_id, options)] * num_envs)

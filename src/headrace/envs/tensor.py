@@ -85,6 +85,8 @@ class TensorGroup:
     """
 
     lanes = 1
+    advanced: Sequence[int] | None = None
+    ended: Sequence[int] = ()
 
     def __init__(self, envs: TensorEnv, options: EnvConfig, env_id: str, *, device: str, tensors: bool, frameskip: int = 1):
         observation, action = specs_of(envs.single_observation_space, envs.single_action_space, env_id)

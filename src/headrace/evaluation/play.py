@@ -19,6 +19,7 @@ from headrace.accelerator.threads import using_threads
 from headrace.config.seeds import Use, environment_seed, random_seed
 from headrace.envs.contract import EnvGroup, LaneRow, ObsRow, StepRow
 from headrace.envs.group import Completion
+from headrace.envs.multi_agent import MultiAgentGroup
 from headrace.envs.registry import make_group
 from headrace.evaluation.policy import TrainedPolicy, Which, load_policy
 
@@ -85,7 +86,8 @@ def evaluate(
     `episodes` to finish would favour short ones. The same seed gives the same episodes, also with a policy that has played
     before; no seed gives episodes of training, whatever the run's seed was (`headrace.config.seeds`). An episode without an end
     is waited for: set `envs.max_episode_steps` where the environment has no limit. `num_threads`: torch's, on the CPU. `use`:
-    each has other games for the same seed. `imports`: see `load_policy`.
+    each has other games for the same seed. In a multi-agent environment the policy acts for all agents, and the episodes are
+    those of all of them. `imports`: see `load_policy`.
 
     Raises `ValueError` if `episodes` or `num_envs` is below 1, `ConfigError` for a negative seed, and what `load_policy` raises.
     """
@@ -101,7 +103,12 @@ def evaluate(
     group = make_group(policy.config.env, policy.config.envs, num_envs, training=False)
     try:
         with using_threads(num_threads), policy.seeded(actions):
-            played = _play(policy, group, episodes, deterministic, environments)
+            if isinstance(group, MultiAgentGroup):
+                from headrace.evaluation.matches import episodes_of
+
+                played = episodes_of(policy, group, episodes, deterministic, environments)
+            else:
+                played = _play(policy, group, episodes, deterministic, environments)
     finally:
         group.close()
     returns = np.array([game.episode_return for game in played])
@@ -120,7 +127,7 @@ def evaluate(
     )
 
 
-class _Game(NamedTuple):
+class Game(NamedTuple):
     """One whole game."""
 
     episode_return: float
@@ -129,11 +136,11 @@ class _Game(NamedTuple):
     """CRC-32 of its observations, actions and rewards."""
 
 
-def _play(policy: TrainedPolicy, group: EnvGroup, episodes: int, deterministic: bool, seed: int) -> list[_Game]:
+def _play(policy: TrainedPolicy, group: EnvGroup, episodes: int, deterministic: bool, seed: int) -> list[Game]:
     """Each environment's share of the episodes, environment by environment."""
     n, spec = group.num_envs, group.spec
     share = [episodes // n + (i < episodes % n) for i in range(n)]
-    played: list[list[_Game]] = [[] for _ in range(n)]
+    played: list[list[Game]] = [[] for _ in range(n)]
     digests = [0] * n
 
     def arrays() -> dict[str, np.ndarray]:
@@ -162,7 +169,7 @@ def _play(policy: TrainedPolicy, group: EnvGroup, episodes: int, deterministic: 
                 digests[i] = zlib.crc32(part.tobytes(), digests[i])
         for i in np.flatnonzero(~np.isnan(now.episode_return)):
             if len(played[i]) < share[i]:
-                played[i].append(_Game(float(now.episode_return[i]), int(now.episode_length[i]), digests[i]))
+                played[i].append(Game(float(now.episode_return[i]), int(now.episode_length[i]), digests[i]))
             digests[i] = 0
         current, after = after, current
     return [episode for done in played for episode in done]

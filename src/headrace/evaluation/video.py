@@ -39,6 +39,10 @@ def record(
 
     if not isinstance(policy, TrainedPolicy):
         policy = load_policy(policy, which=which, policy=number, imports=imports)
+    if policy.spec.agents:
+        from headrace.evaluation.matches import watch
+
+        return watch(policy, path, episodes, deterministic, seed)
     first = environment_seed(Use.VIDEO, seed)
     env = policy.make_env(render_mode="rgb_array")
     returns: list[float] = []

@@ -1,2 +1,2 @@
-"""Populations: policies of one run that learn from each other. Population-based training: its rules (`pbt`), and what each
-learner does of it (`member`)."""
+"""Policies of one run that play each other or learn from each other: matchmaking, past versions and ratings; population-based
+training."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -16,8 +17,21 @@ class PolicyWorker:
     """Worker `index` among all policy workers, for the policy of its actor. Stateless between batches: all it knows is in shared
     memory."""
 
-    def __init__(self, index: int, requests: InferenceRequests, actor: Actor, config: Config):
+    def __init__(
+        self,
+        index: int,
+        requests: InferenceRequests,
+        actor: Actor,
+        config: Config,
+        make: Callable[[int], Actor] | None = None,
+        families: Sequence[int] | None = None,
+    ):
+        """`make` makes an actor for a member of the population that does not learn; `families`: whose queue every member shares.
+        None: in environments of one agent."""
         self.index, self.requests, self.actor = index, requests, actor
+        self._families, self._make = families, make
+        self._frozen: dict[int, Actor] = {}
+        """Actors of past versions and of opponents, made when they are first needed."""
         self._patience = config.sampling.batch_timeout
         self._lanes = np.zeros(min(config.sampling.max_request_groups or requests.L, requests.L), np.int32)
         self._minimum = min(config.min_request_groups, len(self._lanes))
@@ -49,5 +63,33 @@ class PolicyWorker:
             self.actor.refresh()
             self.answered = 0
         self.answered += len(mine)
-        self.actor.act(np.array(mine, np.int64))
+        if self._families is not None:
+            mine = self._act_by_policy(mine)
+        else:
+            self.actor.act(np.array(mine, np.int64))
         self.requests.answer(mine, self.index)
+
+    def _act_by_policy(self, lanes: list[int]) -> list[int]:
+        """Act for lanes of this worker's policy and of those that share its queue; returns which they were. A number that was
+        left in the queue after a policy worker's death may by now be another policy's."""
+        assert self._families is not None
+        numbers = np.array(lanes, np.int64)
+        policies = self.requests.policy[numbers]
+        done: list[int] = []
+        for policy in np.unique(policies).tolist():
+            part = numbers[policies == policy]
+            if self._families[policy] != self.actor.policy:
+                self.requests.give_up(part.tolist(), self.index)
+                continue
+            actor = self.actor if policy == self.actor.policy else self._frozen_actor(policy)
+            if actor is not self.actor:
+                actor.refresh()
+            actor.act(part)
+            done += part.tolist()
+        return done
+
+    def _frozen_actor(self, policy: int) -> Actor:
+        if policy not in self._frozen:
+            assert self._make is not None
+            self._frozen[policy] = self._make(policy)
+        return self._frozen[policy]

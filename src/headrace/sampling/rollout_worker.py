@@ -4,25 +4,34 @@ Its environments form groups. While the actions of one group are being computed,
 so with k environments the worker never waits if k/2 > ceil(t_inference / t_environment). A group whose world is elsewhere costs
 it no waiting either: `send` begins a step, and the worker goes on with whatever is ready first, actions or environments. Nor
 does a group that needs a slot while there is none keep the others waiting: with several policies theirs may be free.
+
+In a multi-agent environment every agent is a lane. Only those with a new observation ask for an action, and a group is stepped
+when all of these have theirs. A lane *rests* between two episodes: its next observation is the first of a slot, or the one after
+the last observation of the episode before, in the same slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from headrace.envs.contract import EnvGroup, LaneRow, ObsRow
+from headrace.envs.multi_agent import scratch_step
 from headrace.sampling.run_memory import RunMemory
+from headrace.sampling.seating import Seating
 from headrace.sampling.trajectory_fields import obs_row, step_row
 from headrace.shm.run_control import POLL_INTERVAL
 from headrace.shm.trajectory_store import TrajectoryStore
 
 Act = Callable[[int, list[int]], None]
 """Computes the actions of these lanes (numbers) with this policy (number)."""
+Seat = Callable[[int, EnvGroup, int, list[int]], Sequence[int]]
+"""The policies of one match: given the match's number in the run, its group and its number there, and the lanes of its agents.
+The group knows how the match before ended."""
 SLOT_POLL = 0.005
 """Seconds between two looks for a free slot while the worker waits for something else, too."""
 
@@ -38,10 +47,21 @@ class Lane:
     finished: int = 0
     """Slots so far."""
     t: int = 0
+    """-1: the next observation will be row 0 (multi-agent environments)."""
     last: ObsRow | None = None
     """A copy of row T of the slot before, to become row 0 of the next; None: the environments' first observation does."""
     rows: list[LaneRow] = field(default_factory=list)
     """Views of the slot's rows 0 to T-1."""
+    agent: bool = False
+    """It is one agent of a multi-agent environment."""
+    before: LaneRow | None = None
+    """What a row before row 0 would be: nobody's consequences, and row 0 after them."""
+
+    @property
+    def row(self) -> LaneRow:
+        """The row to write the next step to."""
+        assert self.before is not None
+        return self.rows[self.t] if self.t >= 0 else self.before
 
 
 @dataclass
@@ -51,9 +71,9 @@ class Group:
     number: int
     envs: EnvGroup
     lanes: list[Lane]
-    busy: Literal["", "slots", "reset", "step"] = ""
-    """slots: it waits for free slots. reset, step: what the environments are doing, so that `recv` has to be asked. "" while the
-    group waits for actions."""
+    busy: Literal["", "slots", "seats", "reset", "step"] = ""
+    """slots: it waits for free slots, to ask for actions; seats: the same, to begin a step. reset, step: what the environments
+    are doing, so that `recv` has to be asked. "" while the group waits for actions."""
     reward_weights: dict[str, float] | None = None
     """Those that population-based training has given its environments last."""
     reward_updates: int = 0
@@ -62,27 +82,44 @@ class Group:
     """With which the environments are reset as soon as there are slots."""
 
     def __post_init__(self) -> None:
-        self.lane_numbers = [lane.number for lane in self.lanes]
+        self.acting = self.lanes
+        """Lanes with a new observation: they are asked for, or have been answered."""
+        self.acting_numbers = [lane.number for lane in self.lanes]
+        self.agents = bool(self.envs.spec.agents)
+        """Every lane is one agent, and not all of them act in every step."""
+        self.new_matches: Sequence[int] = ()
+        """Matches that the next step begins."""
         self.rows: list[LaneRow] = [None] * len(self.lanes)  # type: ignore[list-item]  # reused by every step
 
 
 class RolloutWorker:
     """Environments of one worker. `act` is called to get a group's actions where the policy is `inline`; None: they are
-    requested from the policy workers. `make_group` is given the group's number among those of all workers.
+    requested from the policy workers. `make_group` is given the group's number among those of all workers. `seat` says, in
+    multi-agent environments, which policy acts for which agent of the next match.
 
     `start`, `run`, `ready` and `step` raise `Closed` when the run has ended.
     """
 
-    def __init__(self, index: int, memory: RunMemory, make_group: Callable[[int], EnvGroup], act: Act | None = None):
-        self.index, self.memory, self.requests, self._act = index, memory, memory.requests, act
+    def __init__(
+        self,
+        index: int,
+        memory: RunMemory,
+        make_group: Callable[[int], EnvGroup],
+        act: Act | None = None,
+        seat: Seat | None = None,
+    ):
+        self.index, self.memory, self.requests, self._act, self._seat = index, memory, memory.requests, act, seat
         first = index * self.requests.num_groups
         self.groups = [self._group(g, make_group(first + g)) for g in range(self.requests.num_groups)]
         self._without_slots: list[Group] = []
         self._views: dict[tuple[int, int], tuple[ObsRow, list[LaneRow]]] = {}  # views of rows are made once for each slot
+        self._nobody = scratch_step()
         self.clock = memory.control.clock("rollout", index)
 
     def _group(self, g: int, envs: EnvGroup) -> Group:
         lanes = [Lane(number, int(self.requests.policy[number])) for number in self.requests.lanes_of(self.index, g)]
+        for lane in lanes:
+            lane.agent = bool(envs.spec.agents)
         envs.notify(lambda: self.requests.wake(self.index, g))
         return Group(g, envs, lanes)
 
@@ -90,17 +127,9 @@ class RolloutWorker:
         """Reset all environments and ask for their first actions. Environment i of group g has seed `seed` + (g E + i)."""
         for group in self.groups:
             group.seed = seed + group.number * group.envs.num_envs
+            if group.agents:
+                self._match(group, range(group.envs.num_envs))
             self._go_on(group)
-
-    def resume(self, group: Group, slots: list[dict[str, np.ndarray]], rows: list[int]) -> None:
-        """Put a group's lanes back to these rows of half-filled slots with these contents."""
-        for lane, arrays, t in zip(group.lanes, slots, rows, strict=True):
-            if not self._acquire(lane, timeout=0):
-                raise RuntimeError("no free slot to go on in")
-            for name, array in arrays.items():
-                self._store(lane).arrays[name][lane.slot] = array
-            lane.t = t
-            self.requests.cursor[lane.number, 1] = t
 
     def run(self) -> None:
         """Step whatever is ready until the run ends."""
@@ -124,23 +153,34 @@ class RolloutWorker:
         """The groups whose lanes all have their actions. Environments that have finished a step are asked for their next ones."""
         found = []
         for group in self._without_slots[:]:
-            self._go_on(group)
+            if group.busy == "seats":
+                found.append(group)  # its actions are taken; `step` looks for slots again
+            else:
+                self._go_on(group)
         # A wake-up is only a hint: after a policy worker's death everybody is woken once more.
         for g in self.requests.woken_groups(self.index):
             group = self.groups[g]
-            if group.busy == "slots":
+            if group.busy in ("slots", "seats"):
                 continue
             if group.busy:
                 self._receive(group)
-            elif self.requests.take(group.lane_numbers):
+            elif self.requests.take(group.acting_numbers):
                 found.append(group)
         return found
 
     def step(self, group: Group) -> None:
         """Step a group with the actions of its lanes' current rows; when that is done, ask for the actions of the next rows."""
         rows = group.rows
-        for i, lane in enumerate(group.lanes):
-            rows[i] = lane.rows[lane.t]
+        if group.agents:
+            self._match(group, group.new_matches)
+            group.new_matches = ()
+            if not self._have_slots(group, group.lanes, "seats"):
+                return
+            for i, lane in enumerate(group.lanes):
+                rows[i] = lane.row
+        else:
+            for i, lane in enumerate(group.lanes):
+                rows[i] = lane.rows[lane.t]
         group.envs.send(rows)
         group.busy = "step"
         self._receive(group)
@@ -150,16 +190,21 @@ class RolloutWorker:
         if not group.envs.recv():
             return
         stepped, group.busy = group.busy == "step", ""
+        if group.agents:
+            self._advance(group)
         if stepped:
             self.clock.spent("step", perf_counter())
-            self.clock.count(len(group.lanes) * self.requests.C)
+            self.clock.count(len(group.acting) * self.requests.C)
+        if stepped or group.agents:
             finished = False
-            for lane in group.lanes:
+            for lane in group.acting:
                 lane.t += 1
                 if lane.t == self.memory.T:
                     self._finish(lane)
                     finished = True
             if finished:
+                if group.agents:
+                    self._set_acting(group, [lane for lane in group.acting if lane.slot >= 0 or lane.last is not None])
                 self._go_on(group)
                 return
         self._request(group)
@@ -168,24 +213,26 @@ class RolloutWorker:
         """Hand the finished slot to the learner."""
         last = lane.rows[-1].after
         # Copied, because from the next line on the slot may be learned from and given to somebody else.
-        lane.last = ObsRow({name: array.copy() for name, array in last.obs.items()}, last.first.copy(), last.valid.copy())
-        lane.finished += 1
-        self._store(lane).finish(lane.slot, lane.finished)
+        if not lane.agent or last.valid[0]:
+            lane.last = ObsRow({name: array.copy() for name, array in last.obs.items()}, last.first.copy(), last.valid.copy())
+        self._give(lane)
+
+    def _give(self, lane: Lane) -> None:
+        """Give the lane's slot to the learner, or back where there is none."""
+        policy, standings = self.memory.policies[lane.policy], self.memory.standings
+        if policy.learns and (standings is None or not standings.done[lane.policy]):
+            lane.finished += 1
+            policy.trajectories.finish(lane.slot, lane.finished)
+        else:
+            policy.trajectories.put_back(lane.slot, self.index)
         lane.slot = -1
 
     def _go_on(self, group: Group) -> None:
         """Give the group's lanes the slots they need, and go on in them if there are enough: the last row of the slot before is
         the first of the next. The only brake: without a free slot the learner is behind, and waiting bounds memory and policy
         lag."""
-        for lane in group.lanes:
-            if lane.slot < 0 and not self._acquire(lane, timeout=0):
-                if group.busy != "slots":
-                    group.busy = "slots"
-                    self._without_slots.append(group)
-                return
-        if group.busy == "slots":
-            self._without_slots.remove(group)
-            group.busy = ""
+        if not self._have_slots(group, group.acting, "slots"):
+            return
         if self.memory.population is not None:
             self._look_for_reward_weights(group)
         if group.seed is not None:
@@ -195,7 +242,7 @@ class RolloutWorker:
             self.clock.spent("other", perf_counter())
             self._receive(group)
             return
-        for lane in group.lanes:
+        for lane in group.acting:
             if lane.last is not None:
                 row = self._slot_views(lane.policy, lane.slot)[0]
                 for name, array in row.obs.items():
@@ -221,28 +268,145 @@ class RolloutWorker:
         group.envs.set_reward_weights(weights)  # type: ignore[attr-defined]
         group.reward_weights = weights
 
+    def _have_slots(self, group: Group, lanes: Sequence[Lane], busy: Literal["slots", "seats"]) -> bool:
+        """Whether all of these lanes have slots; else the group waits for them, and is `busy` with that."""
+        for lane in lanes:
+            if lane.slot < 0 and not self._acquire(lane, timeout=0):
+                if group.busy != busy:
+                    group.busy = busy
+                    self._without_slots.append(group)
+                return False
+        if group.busy == busy:
+            self._without_slots.remove(group)
+            group.busy = ""
+        return True
+
     def _acquire(self, lane: Lane, timeout: float) -> bool:
         """Get a free slot for the lane; False if there is none within `timeout` seconds."""
         slot = self._store(lane).acquire(self.index, timeout)
         if slot is None:
             return False
-        lane.slot, lane.t = slot, 0
-        self.requests.cursor[lane.number] = slot, 0
-        lane.rows = self._slot_views(lane.policy, slot)[1]
+        self._enter(lane, slot)
         return True
 
+    def _enter(self, lane: Lane, slot: int) -> None:
+        first, lane.rows = self._slot_views(lane.policy, slot)
+        lane.slot, lane.t = slot, 0
+        self.requests.cursor[lane.number] = slot, 0
+        if lane.agent:  # a saved state has nothing of an earlier trajectory in its unwritten rows: those differ after a resume
+            for array in self._store(lane).arrays.values():
+                array[slot] = 0
+        if lane.last is None:
+            lane.before = LaneRow(None, self._nobody, first)
+            if lane.agent:
+                lane.t = -1
+
     def _request(self, group: Group) -> None:
-        for lane in group.lanes:
+        for lane in group.acting:
             self.requests.cursor[lane.number, 1] = lane.t
+        asking = group.acting
+        if group.agents:
+            asking = self._ask_scripts(asking)
+            if not group.acting:
+                self.requests.wake(self.index, group.number)  # nobody acts in this step
         if self._act is None:
-            for lane in group.lanes:
+            for lane in asking:
                 self.requests.request(lane.number)
             return
-        for policy in dict.fromkeys(lane.policy for lane in group.lanes):
-            self._act(policy, [lane.number for lane in group.lanes if lane.policy == policy])
-        for lane in group.lanes:
+        for policy in dict.fromkeys(lane.policy for lane in asking):
+            self._act(policy, [lane.number for lane in asking if lane.policy == policy])
+        for lane in asking:
             self.requests.answered(lane.number)
         self.clock.spent("forward", perf_counter())
+
+    # -- multi-agent environments -----------------------------------------------------------------------------------------
+
+    def _advance(self, group: Group) -> None:
+        """The lanes with a new observation are those that act; the others keep their rows."""
+        assert group.envs.advanced is not None
+        self._set_acting(group, [group.lanes[i] for i in group.envs.advanced])
+        group.new_matches = group.envs.ended
+
+    def _set_acting(self, group: Group, lanes: list[Lane]) -> None:
+        group.acting, group.acting_numbers = lanes, [lane.number for lane in lanes]
+
+    def _ask_scripts(self, lanes: list[Lane]) -> list[Lane]:
+        """Let scripted opponents act; returns the other lanes."""
+        others = []
+        for lane in lanes:
+            if self.memory.policies[lane.policy].acts:
+                others.append(lane)
+                continue
+            assert isinstance(self._seat, Seating)
+            store = self._store(lane)
+            self._seat.act(lane.policy, store.part("obs/", lane.slot, lane.t), store.arrays["action"][lane.slot, lane.t])
+            self.requests.answered(lane.number)
+        return others
+
+    def _match(self, group: Group, matches: Sequence[int]) -> None:
+        """Let `seat` choose who acts in these matches, which the next step begins. A lane whose policy changes hands over its
+        slot."""
+        if self._seat is None or not matches:
+            return
+        A = len(group.envs.spec.agents)
+        first = (self.index * self.requests.num_groups + group.number) * group.envs.num_envs
+        for m in matches:
+            lanes = group.lanes[m * A : (m + 1) * A]
+            for lane, policy in zip(lanes, self._seat(first + m, group.envs, m, [lane.number for lane in lanes]), strict=True):
+                if policy != lane.policy:
+                    self._hand_over(lane)
+                    lane.policy = policy
+                    self.requests.policy[lane.number] = policy
+
+    def _hand_over(self, lane: Lane) -> None:
+        """Part with the slot between two episodes. Its last row written is the last observation of an episode; those after it
+        repeat it, and are not valid either."""
+        if lane.slot >= 0:
+            store, slot, t = self._store(lane), lane.slot, lane.t
+            if t < 0:
+                store.put_back(slot, self.index)
+                lane.slot = -1
+            else:
+                step = lane.rows[t].step
+                for array, nothing in (
+                    (step.reward, 0), (step.terminated, False), (step.truncated, False), (step.episode_return, np.nan),
+                    (step.episode_length, 0),
+                ):  # fmt: skip
+                    array[:] = nothing
+                for name, field_ in store.fields.items():
+                    if field_.rows != "once":
+                        store.arrays[name][slot, t + 1 :] = store.arrays[name][slot, t]
+                store.arrays["first"][slot, t + 1 :] = False
+                self._give(lane)
+        lane.last = None
+
+    # -- exact resume -----------------------------------------------------------------------------------------------------
+
+    def lane_state(self, lane: Lane) -> dict[str, Any]:
+        """Where the lane is, with the contents of its slot."""
+        arrays = self._store(lane).arrays
+        slot = None if lane.slot < 0 else {name: array[lane.slot].copy() for name, array in arrays.items()}
+        return {"policy": lane.policy, "row": lane.t, "slot": slot}
+
+    def resume(self, group: Group, lanes: list[dict[str, Any]], acting: list[int], new_matches: list[int]) -> None:
+        """Put a group's lanes back to what `lane_state` gave. `acting`: indices of those that act; `new_matches`: which are to
+        begin with the next step."""
+        for lane, state in zip(group.lanes, lanes, strict=True):
+            lane.policy = state["policy"]
+            self.requests.policy[lane.number] = lane.policy
+            if state["slot"] is None:
+                continue
+            if not self._acquire(lane, timeout=0):
+                raise RuntimeError("no free slot to go on in")
+            for name, array in state["slot"].items():
+                self._store(lane).arrays[name][lane.slot] = array
+            lane.t = state["row"]
+            self.requests.cursor[lane.number, 1] = max(lane.t, 0)
+        if group.agents:
+            self._set_acting(group, [group.lanes[i] for i in acting])
+            group.new_matches = new_matches
+
+    # ---------------------------------------------------------------------------------------------------------------------
 
     def _store(self, lane: Lane) -> TrajectoryStore:
         return self.memory.policies[lane.policy].trajectories

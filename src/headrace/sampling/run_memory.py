@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from headrace.accelerator.device_observations import DeviceObservations
 from headrace.config import Config
 from headrace.envs.contract import EnvSpec
+from headrace.sampling.seating import Crew
 from headrace.sampling.trajectory_fields import trajectory_fields
 from headrace.shm.inference_requests import InferenceRequests
 from headrace.shm.population_memory import PopulationMemory
 from headrace.shm.run_control import RunControl
+from headrace.shm.standings import Standings
 from headrace.shm.trajectory_store import TrajectoryStore
 from headrace.shm.weight_store import WeightStore
 
@@ -38,6 +40,12 @@ class PolicyMemory:
     """A second copy of the observations on the device that acting and learning share."""
     replay: Replay | None = None
     """Where experience goes through a replay, which outlives the learner's process."""
+    learns: bool = True
+    """Whether it has a learner. The trajectories of one that has none are nobody's."""
+    family: int = 0
+    """The policy that learns whose policy workers act with this one: itself, where it learns."""
+    acts: bool = True
+    """False: a scripted opponent, for whom the rollout worker itself computes the actions."""
 
 
 class RunMemory:
@@ -47,6 +55,18 @@ class RunMemory:
         self.policies, self.requests, self.control = list(policies), requests, control
         self.population: PopulationMemory | None = None
         """Where policies learn from each other."""
+        self.standings: Standings | None = None
+        """Multi-agent environments: who plays whom."""
+
+    @property
+    def learners(self) -> int:
+        """P: the policies that learn, which come first."""
+        return sum(policy.learns for policy in self.policies)
+
+    @property
+    def families(self) -> list[int] | None:
+        """By member, whose queue it shares; None in environments of one agent."""
+        return None if self.standings is None else [policy.family for policy in self.policies]
 
     @property
     def T(self) -> int:
@@ -66,33 +86,46 @@ class RunMemory:
             policy.trajectories.close()
 
 
-def make_run_memory(configs: Sequence[Config], spec: EnvSpec, agents: Sequence[Agent]) -> RunMemory:
-    """The memory of a run with these policies. A group is one lane; group g is acted for by policy g modulo P. `configs`: the
-    settings of each policy.
+def make_run_memory(
+    configs: Sequence[Config], spec: EnvSpec, agents: Sequence[Agent | None], crew: Crew | None = None
+) -> RunMemory:
+    """The memory of a run with these policies. With one agent per environment a group is one lane, and group g is acted for by
+    policy g modulo P. In a multi-agent environment every agent is a lane, and every match decides which policy acts for it.
+    `configs`: the settings of each policy that learns. `agents`: those of these policies, and then of the `crew`'s members; None
+    for scripted ones.
 
     Raises `MemoryError` where there is too little.
     """
     from headrace.accelerator.weights import weights_nbytes
 
-    config, P = configs[0], len(agents)
+    config, P = configs[0], len(configs)
+    frozen = crew.frozen if crew is not None else []
+    families = [*range(P), *(member.family for member in frozen)]
     s = config.sampling
-    models = [model for _, model in agents]
-    core_widths: list[int] = [model.core_width for model in models]  # type: ignore[misc]
-    requests = InferenceRequests(s.num_workers, s.num_groups, 1, config.envs_per_group, core_widths)
+    core_widths: list[int] = [0 if agent is None else agent[1].core_width for agent in agents]  # type: ignore[misc]
+    requests = InferenceRequests(
+        s.num_workers, s.num_groups, config.lanes_per_group, config.lane_size, core_widths, families
+    )
     requests.policy[:] = [lane % P for lane in range(requests.L)]
     policies = []
-    for p, (algorithm, model) in enumerate(agents):
-        asked = config.pbt.on and config.pbt.objective == "true_objective"
-        fields = trajectory_fields(spec, core_widths[p], algorithm.extra_fields(spec), asked)
-        lanes = int((requests.policy == p).sum())
-        store = TrajectoryStore(fields, configs[p].slots_for(lanes), s.rollout, config.envs_per_group)
-        on_device = DeviceObservations(store, configs[p].device) if configs[p].one_transfer else None
-        policies.append(PolicyMemory(store, WeightStore(weights_nbytes(model)), on_device))
+    asked = config.pbt.on and config.pbt.objective == "true_objective"
+    for p, agent in enumerate(agents):
+        fields = trajectory_fields(spec, core_widths[p], None if agent is None else agent[0].extra_fields(spec), asked)
+        own = configs[families[p]]
+        lanes = config.total_lanes if spec.agents else int((requests.policy == p).sum())
+        store = TrajectoryStore(fields, own.slots_for(lanes), s.rollout, config.lane_size)
+        on_device = DeviceObservations(store, own.device) if own.one_transfer and p < P else None
+        weights = WeightStore(1 if agent is None else weights_nbytes(agent[1]))
+        acts = agent is not None
+        policies.append(PolicyMemory(store, weights, on_device, learns=p < P, family=families[p], acts=acts))
     control = RunControl({"rollout": s.num_workers, "policy": P * s.num_policy_workers, "learner": P}, P)
     memory = RunMemory(policies, requests, control)
     if config.pbt.on:
-        sizes = [_copy_nbytes(algorithm, model) for algorithm, model in agents]
+        sizes = [_copy_nbytes(*agent) for agent in agents[:P] if agent is not None]
         memory.population = PopulationMemory(sizes, list(config.envs.reward_weights))
+    if crew is not None:
+        opponents = len(frozen) - P * crew.num_past
+        memory.standings = Standings(s.num_workers, P, crew.num_past, opponents, config.matches.initial_elo)
     return memory
 
 

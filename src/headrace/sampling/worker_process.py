@@ -102,6 +102,11 @@ def actor_seed(config: Config, number: int, restarts: int = 0, version: int = 0)
     return seeds.random_seed(Use.ACTING, config.seed, number, restarts, version, machine.rank().index)
 
 
+def matchmaking_seed(config: Config, worker: int, restarts: int = 0) -> int:
+    """Seed of a worker's choice of who plays whom."""
+    return seeds.random_seed(Use.MATCHES, config.seed, worker, restarts, machine.rank().index)
+
+
 def make_actor(start: Start, policy: int, device: str, clock: Any = None) -> Actor:
     """An actor with its own copy of the model; seed its generator when the version of the weights is known."""
     from headrace.accelerator.graphs import set_up
@@ -109,9 +114,9 @@ def make_actor(start: Start, policy: int, device: str, clock: Any = None) -> Act
 
     set_up(device)
     placement = start.placement
-    config = placement.configs[policy]
-    algorithm, model = placement.make_agent(config, placement.spec)
-    return Actor(model, algorithm.act, placement.memory, policy, device, 0, clock, config.cuda_graphs)
+    algorithm, model = placement.make_member(policy)
+    graphs = placement.configs[placement.memory.policies[policy].family].cuda_graphs
+    return Actor(model, algorithm.act, placement.memory, policy, device, 0, clock, graphs)
 
 
 def pin(config: Config, index: int) -> None:

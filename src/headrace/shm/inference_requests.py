@@ -38,9 +38,13 @@ class InferenceRequests:
         num_workers, num_groups, num_lanes: rollout workers, groups of each, lanes of each group.
         C: agents of one lane.
         core_widths: S of every policy, the width of its recurrent state.
+        queue_of: the queue of every policy, if some share one: past versions of a policy have that policy's. None: each its own.
     """
 
-    def __init__(self, num_workers: int, num_groups: int, num_lanes: int, C: int, core_widths: Sequence[int]):
+    def __init__(
+        self, num_workers: int, num_groups: int, num_lanes: int, C: int, core_widths: Sequence[int],
+        queue_of: Sequence[int] | None = None,
+    ):  # fmt: skip
         self.num_workers, self.num_groups, self.num_lanes, self.C = num_workers, num_groups, num_lanes, C
         self.lanes_per_worker = num_groups * num_lanes
         self.L = num_workers * self.lanes_per_worker
@@ -49,7 +53,8 @@ class InferenceRequests:
         self._words = Words(self.L)
         self._wake = Words(num_workers)
         # Room for every lane several times over: doubles after a policy worker's death must not fill a queue.
-        self._queues = [Queue(4 * self.L) for _ in core_widths]
+        self._queue_of = list(range(len(core_widths)) if queue_of is None else queue_of)
+        self._queues = [Queue(4 * self.L) for _ in range(len(set(self._queue_of)))]
         self._segment = Segment(sum(self._sizes()) + 64)
         self._map()
 
@@ -95,7 +100,7 @@ class InferenceRequests:
 
     def _queue(self, lane: int) -> None:
         # Without waiting for room: only old numbers can fill a queue, and `queue_waiting` finds this lane when they are gone.
-        self._queues[self.policy[lane]].put(lane, timeout=0)
+        self._queues[self._queue_of[self.policy[lane]]].put(lane, timeout=0)
 
     def answered(self, lane: int) -> None:
         """The actions of the lane's current row are written (by an `inline` policy, which nobody had to ask)."""
@@ -136,7 +141,7 @@ class InferenceRequests:
     # -- policy workers ---------------------------------------------------------------------------------------------------
 
     def get_many(self, policy: int, out: np.ndarray, minimum: int, timeout: float, patience: float) -> int:
-        """Lane numbers from the policy's queue into `out` (int32 [n]): waits up to `timeout` seconds for the first and then up to
+        """Lane numbers from queue `policy` into `out` (int32 [n]): waits up to `timeout` seconds for the first and then up to
         `patience` seconds for `minimum` of them. Returns how many there are. Raises `Closed` at the end of the run."""
         return self._queues[policy].get_many(out, minimum, timeout, patience)
 
@@ -144,6 +149,12 @@ class InferenceRequests:
         """Those of `lanes` that wait, now this policy worker's; a number in a queue may be old or doubled."""
         claim = self._words.compare_exchange
         return [lane for lane in lanes if claim(lane, WAITING, TAKEN + policy_worker)]
+
+    def give_up(self, lanes: Sequence[int], policy_worker: int) -> None:
+        """Let these lanes, which were claimed, wait again: the policy that acts for them now has another queue."""
+        for lane in lanes:
+            if self._words.compare_exchange(lane, TAKEN + policy_worker, WAITING):
+                self._queue(lane)
 
     def answer(self, lanes: Sequence[int], policy_worker: int) -> None:
         """The actions of these lanes are written: wake their workers."""
@@ -191,7 +202,7 @@ class InferenceRequests:
     def queue_waiting(self) -> int:
         """Queue the numbers of lanes that wait although their policy's queue is empty: they were lost with a process, or found
         the queue full. Returns how many. A number that is queued twice does no harm: the second is refused by `claim`."""
-        empty = {policy for policy, queue in enumerate(self._queues) if not queue.qsize()}
+        empty = {policy for policy, q in enumerate(self._queue_of) if not self._queues[q].qsize()}
         return self._queue_waiting(np.flatnonzero(np.isin(self.policy, list(empty))).tolist()) if empty else 0
 
     def _queue_waiting(self, lanes: Iterable[int]) -> int:

@@ -106,6 +106,10 @@ class TrajectoryStore:
         # Without waiting for room: the queue can only be full of old tickets, and `untaken` finds this one when they are gone.
         self._ready.put(ticket, timeout=0)
 
+    def put_back(self, slot: int, worker: int) -> None:
+        """Give back a slot of which nothing is to be learned: it is free."""
+        self._owners.release(slot, worker + 1)
+
     # -- the learner ------------------------------------------------------------------------------------------------------
 
     def take(self, timeout: float | None) -> int | None:

@@ -67,6 +67,8 @@ class RemoteGroup:
     """
 
     lanes = 1
+    advanced: Sequence[int] | None = None
+    ended: Sequence[int] = ()
 
     def __init__(
         self, address: str, env: str, options: EnvConfig, num_envs: int, *, training: bool = True, expect_options: bool = True

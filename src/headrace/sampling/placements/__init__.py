@@ -10,10 +10,11 @@ if TYPE_CHECKING:
     from headrace.envs.contract import EnvSpec
     from headrace.sampling.placements.base import Placement
     from headrace.sampling.run_memory import MakeAgent
+    from headrace.sampling.seating import Crew
 
 
-def make_placement(config: Config, spec: EnvSpec, make_agent: MakeAgent) -> Placement:
+def make_placement(config: Config, spec: EnvSpec, make_agent: MakeAgent, crew: Crew | None = None) -> Placement:
     """Raises `MemoryError` where there is too little memory, `ConfigError` for a replay that cannot hold these observations."""
     name = config.sampling.placement
-    made: Placement = getattr(importlib.import_module(f"{__name__}.{name}"), name.capitalize())(config, spec, make_agent)
+    made: Placement = getattr(importlib.import_module(f"{__name__}.{name}"), name.capitalize())(config, spec, make_agent, crew)
     return made

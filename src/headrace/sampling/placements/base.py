@@ -18,6 +18,7 @@ from headrace.config import Config, policy_configs
 from headrace.config.errors import RANK_LOST, UserError
 from headrace.envs.contract import EnvSpec
 from headrace.sampling.run_memory import Agent, MakeAgent, RunMemory, make_run_memory
+from headrace.sampling.seating import Crew
 from headrace.shm.run_control import PhaseClock
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ class Placement(ABC):
     Raises `MemoryError` where there is too little memory, `ConfigError` for a replay that cannot hold these observations.
     """
 
-    def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent):
-        self.config, self.spec, self.make_agent = config, spec, make_agent
+    def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent, crew: Crew | None = None):
+        self.config, self.spec, self.make_agent, self.crew = config, spec, make_agent, crew
         self.savers: dict[int, Any] = {}
         """Of the policies whose learners run in this process and have not ended, what saves them (`headrace.checkpointing`)."""
         self.moment = 0
@@ -72,11 +73,27 @@ class Placement(ABC):
         """The settings of each policy."""
         self.memory = self.allocate([make_agent(own, spec) for own in self.configs])
 
+    def make_member(self, member: int) -> Agent:
+        """The algorithm and the model of a policy that learns, or of a member of the crew, which is no scripted one."""
+        if member < len(self.configs):
+            return self.make_agent(self.configs[member], self.spec)
+        assert self.crew is not None
+        return self.make_agent(self.crew.frozen[member - len(self.configs)].config, self.spec)
+
     def allocate(self, agents: list[Agent]) -> RunMemory:
         """The memory that the run's parts share."""
+        from headrace.accelerator.weights import FlatWeights
         from headrace.experience.replay.layout import make_replay
 
-        memory = make_run_memory(self.configs, self.spec, agents)
+        frozen = self.crew.frozen if self.crew is not None else []
+        made = {id(own): agent for own, agent in zip(self.configs, agents, strict=True)}
+        crew = [f.config and (made.get(id(f.config)) or self.make_agent(f.config, self.spec)) for f in frozen]
+        memory = make_run_memory(self.configs, self.spec, [*agents, *crew], self.crew)
+        for f, agent, policy in zip(frozen, crew, memory.policies[len(agents) :], strict=True):
+            if f.weights is not None:
+                agent[1].load_state_dict(f.weights)
+                FlatWeights(agent[1]).publish(policy.weights, 1)
+                f.weights = None  # every process is given the crew
         if self.config.uses_replay:
             for config, policy, (_, model) in zip(self.configs, memory.policies, agents, strict=True):
                 policy.replay = make_replay(config, self.spec, model.core_width)  # type: ignore[arg-type]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.sampling.placements.processes import Main, ProcessPlacement, rollout_main
@@ -26,24 +28,26 @@ def inline_main(start: Start) -> None:
 
     torch.set_num_threads(1)
     config, memory = start.placement.config, start.placement.memory
-    actors = [make_actor(start, p, "cpu") for p in range(len(memory.policies))]
+    actors = {m: make_actor(start, m, "cpu") for m, policy in enumerate(memory.policies) if policy.acts}
 
     def seed() -> None:
-        for p, actor in enumerate(actors):
+        for p, actor in actors.items():
             number = start.index + p * config.sampling.num_workers
             actor.generator.manual_seed(actor_seed(config, number, start.restarts, start.placement.version(p)))
 
-    rollout_main(start, refreshing(actors, config.sampling.weights_period * config.sampling.num_groups), seed)
+    frozen = {m for m, policy in enumerate(memory.policies) if not policy.learns}
+    rollout_main(start, refreshing(actors, config.sampling.weights_period * config.sampling.num_groups, frozen), seed)
 
 
-def refreshing(actors: list[Actor], period: int) -> Act:
-    """Act, taking newer weights every `period` calls: inline actors lag behind by that much, measured as everywhere."""
+def refreshing(actors: Mapping[int, Actor] | Sequence[Actor], period: int, frozen: Collection[int] = ()) -> Act:
+    """Act, taking newer weights every `period` calls: inline actors lag behind by that much, measured as everywhere.
+    Those that are `frozen` look every time: a past version's place is used again for a newer one."""
     import numpy as np
 
-    calls = [0] * len(actors)
+    calls: dict[int, int] = defaultdict(int)
 
     def act(policy: int, lanes: list[int]) -> None:
-        if calls[policy] % period == 0:
+        if calls[policy] % period == 0 or policy in frozen:
             actors[policy].refresh()
         calls[policy] += 1
         actors[policy].act(np.array(lanes))

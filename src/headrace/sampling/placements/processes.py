@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from headrace.envs.contract import EnvGroup
 from headrace.sampling.placements.base import Learn, Message, Placement
 from headrace.sampling.rollout_worker import Act, RolloutWorker
+from headrace.sampling.seating import make_seating
 from headrace.sampling.supervisor import Supervisor
-from headrace.sampling.worker_process import Role, Start, environment_seed, pin
+from headrace.sampling.worker_process import Role, Start, environment_seed, matchmaking_seed, pin
 from headrace.shm.primitives import Closed
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class ProcessPlacement(Placement):
     def start(self, learn: Learn) -> None:
         """Start every process. The learners first: the others wait until these have their weights."""
         self._supervisor = Supervisor(self)
-        self._supervisor.start("learner", len(self.memory.policies), learner_main, learn)
+        self._supervisor.start("learner", self.memory.learners, learner_main, learn)
         for role, (count, main) in self.workers().items():
             self._supervisor.start(role, count, main)
 
@@ -105,7 +106,9 @@ def rollout_main(start: Start, act: Act | None = None, seeded: Callable[[], None
     def make(number: int) -> EnvGroup:
         return make_group(config.env, config.envs, config.envs_per_group, number=number)
 
-    worker = RolloutWorker(start.index, memory, make, act)
+    seed = matchmaking_seed(config, start.index, start.restarts)
+    seat = make_seating(start.index, memory, config, start.placement.spec, start.placement.crew, seed)
+    worker = RolloutWorker(start.index, memory, make, act, seat)
     memory.control.wait_until_ready()
     seeded()
     try:

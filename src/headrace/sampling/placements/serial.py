@@ -13,11 +13,14 @@ from headrace.sampling.placements.base import Placement
 from headrace.sampling.placements.in_process import InProcess
 from headrace.sampling.policy_worker import PolicyWorker
 from headrace.sampling.rollout_worker import Group, RolloutWorker
-from headrace.sampling.worker_process import actor_seed, environment_seed
+from headrace.sampling.seating import make_seating
+from headrace.sampling.worker_process import actor_seed, environment_seed, matchmaking_seed
 from headrace.shm.run_control import POLL_INTERVAL
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from headrace.sampling.actor import Actor
 
 ELSEWHERE = 0.001
 """Seconds between two looks at environments of which none has finished its step."""
@@ -93,24 +96,46 @@ class SerialSampler:
         self._config, self._memory = config, memory
         self._started = False
         self._slots_per_batch = [own.slots_per_batch for own in placement.configs]
-        self.policies = set(range(len(memory.policies)))
+        self.policies = set(range(memory.learners))
         """Those whose learners have not finished. The lanes of the others stand still as soon as they have no slots left."""
 
         def make(number: int) -> EnvGroup:
             return make_group(config.env, config.envs, config.envs_per_group, number=number)
 
-        self.workers = [RolloutWorker(w, memory, make) for w in range(config.sampling.num_workers)]
+        self.seats = [
+            make_seating(w, memory, config, placement.spec, placement.crew, matchmaking_seed(config, w))
+            for w in range(config.sampling.num_workers)
+        ]
+        self.workers = [RolloutWorker(w, memory, make, None, seat) for w, seat in enumerate(self.seats)]
         for worker in self.workers:
             for group in worker.groups:
                 group.envs.remember()
+        self._members = [config.matches.matchmaker, len(memory.policies), *config.matches.opponents]
+        """Who takes part in matches: where that has changed, nobody's number means the same."""
         self.actors = []
         for p, own in enumerate(placement.configs):
             set_up(own.device)
-            algorithm, model = placement.make_agent(own, placement.spec)
+            algorithm, model = placement.make_member(p)
             clock = memory.control.clock("policy", p * config.sampling.num_policy_workers)
             self.actors.append(Actor(model, algorithm.act, memory, p, own.device, actor_seed(config, p), clock, own.cuda_graphs))
-        self._policy_workers = [PolicyWorker(p, memory.requests, actor, config) for p, actor in enumerate(self.actors)]
+        self.frozen = {
+            m: self._frozen_actor(placement, m)
+            for m, policy in enumerate(memory.policies)
+            if policy.acts and not policy.learns
+        }
+        self._policy_workers = [
+            PolicyWorker(p, memory.requests, actor, config, self.frozen.__getitem__, memory.families)
+            for p, actor in enumerate(self.actors)
+        ]
         self._ready: deque[tuple[RolloutWorker, Group]] = deque()
+
+    def _frozen_actor(self, placement: Placement, member: int) -> Actor:
+        from headrace.sampling.actor import Actor
+
+        algorithm, model = placement.make_member(member)
+        own, clock = placement.configs[placement.memory.policies[member].family], self.actors[0].clock
+        seed = actor_seed(placement.config, 1000 * member)
+        return Actor(model, algorithm.act, placement.memory, member, own.device, seed, clock, own.cuda_graphs)
 
     def collect(self, policy: int, slots: int) -> None:
         """Step the environments until `slots` finished slots of this policy wait for its learner; with several policies, at most
@@ -149,7 +174,10 @@ class SerialSampler:
 
     def get_state(self) -> dict[str, Any]:
         """Everything between two updates: environments, half-filled slots, core states, who waits for what."""
-        state: dict[str, Any] = {"generators": [actor.generator.get_state() for actor in self.actors], "world": self._world()}
+        actors = [*self.actors, *self.frozen.values()]
+        state: dict[str, Any] = {"generators": [actor.generator.get_state() for actor in actors], "world": self._world()}
+        state["members"] = self._members
+        state["seats"] = [None if seat is None else seat.get_state() for seat in self.seats]
         if self._config.sampling.weights_period > 1:  # then actors hold older weights than the checkpoint
             state["acting"] = [{"answered": worker.answered, **worker.actor.get_weights()} for worker in self._policy_workers]
         return state
@@ -158,32 +186,35 @@ class SerialSampler:
         """None where the environments cannot give their state, or elsewhere finished so many slots that some wait for one."""
         requests = self._memory.requests
         envs = [[group.envs.get_state() for group in worker.groups] for worker in self.workers]
-        lanes = [lane for worker in self.workers for group in worker.groups for lane in group.lanes]
-        unknown = any(state is None for states in envs for state in states) or any(lane.slot < 0 for lane in lanes)
-        if not self._started or unknown:
+        groups = [(worker, group) for worker in self.workers for group in worker.groups]
+        without = any(lane.slot < 0 for _, group in groups for lane in group.lanes if not lane.agent or lane.last is not None)
+        if not self._started or without or any(state is None for states in envs for state in states):
             return None
         stores = [p.trajectories for p in self._memory.policies]
         return {
             "envs": envs,
-            "slots": [{name: a[lane.slot].copy() for name, a in stores[lane.policy].arrays.items()} for lane in lanes],
-            "rows": [lane.t for lane in lanes],
+            "lanes": [[worker.lane_state(lane) for lane in group.lanes] for worker, group in groups],
+            "acting": [[group.lanes.index(lane) for lane in group.acting] for _, group in groups],
+            "new_matches": [list(group.new_matches) for _, group in groups],
             # With several policies one may have trajectories that are not yet a batch.
             "finished": [[{name: a[slot].copy() for name, a in s.arrays.items()} for slot in s.queued()] for s in stores],
             "reward_weights": [[group.reward_weights for group in worker.groups] for worker in self.workers],
             "cores": [cores.copy() for cores in requests.cores],
-            "waiting": [requests.queued(p) for p in range(len(stores))],
+            "waiting": [requests.queued(p) for p in range(self._memory.learners)],
             "ready": [[worker.index, group.number] for worker, group in self._ready],
         }
 
     def set_state(self, state: dict[str, Any]) -> str | None:
         """Go on from what `get_state` gave. Where the environments cannot, their episodes begin anew; returns why."""
         requests = self._memory.requests
-        for actor, generator in zip(self.actors, state["generators"], strict=True):
+        for actor, generator in zip([*self.actors, *self.frozen.values()], state["generators"], strict=False):
             actor.generator.set_state(generator)
         for policy_worker, acting in zip(self._policy_workers, state.get("acting", ()), strict=False):
             policy_worker.answered = acting["answered"]
             policy_worker.actor.set_weights(acting)
         world = state["world"]
+        if state["members"] != self._members:
+            return "Episodes begin anew: other members take part in the matches"
         if world is None:
             return "Episodes begin anew: these environments cannot give their state"
         try:
@@ -196,10 +227,14 @@ class SerialSampler:
                         worker.set_reward_weights(group, of_group)
         except EnvironmentFault as error:
             return f"Episodes begin anew: {error}"
-        for worker in self.workers:
-            for group in worker.groups:
-                first, end = group.lane_numbers[0], group.lane_numbers[-1] + 1
-                worker.resume(group, world["slots"][first:end], world["rows"][first:end])
+        for seat, seated in zip(self.seats, state["seats"], strict=True):
+            if seat is not None:
+                seat.set_state(seated)
+        groups = [(worker, group) for worker in self.workers for group in worker.groups]
+        for (worker, group), lanes, acting, new in zip(
+            groups, world["lanes"], world["acting"], world["new_matches"], strict=True
+        ):
+            worker.resume(group, lanes, acting, new)
         for policy, trajectories in zip(self._memory.policies, world["finished"], strict=True):
             for arrays in trajectories:
                 slot = policy.trajectories.acquire(0, timeout=0)

@@ -13,7 +13,7 @@ class Served(ProcessPlacement):
     def workers(self) -> dict[Role, tuple[int, Main]]:
         """See `ProcessPlacement.workers`."""
         s = self.config.sampling
-        policy_workers = len(self.memory.policies) * s.num_policy_workers
+        policy_workers = self.memory.learners * s.num_policy_workers
         return {"rollout": (s.num_workers, rollout_main), "policy": (policy_workers, policy_main)}
 
 
@@ -21,13 +21,21 @@ def policy_main(start: Start) -> None:
     """What a policy worker's process runs."""
     import torch
 
+    from headrace.sampling.actor import Actor
     from headrace.sampling.policy_worker import PolicyWorker
 
     config, memory = start.placement.config, start.placement.memory
     torch.set_num_threads(1)
     policy = start.index // config.sampling.num_policy_workers
     actor = make_actor(start, policy, start.placement.configs[policy].device, memory.control.clock("policy", start.index))
-    worker = PolicyWorker(start.index, memory.requests, actor, config)
+
+    def make(member: int) -> Actor:
+        made = make_actor(start, member, start.placement.configs[policy].device, actor.clock)
+        number, version = start.index + 1000 * member, start.placement.version(policy)
+        made.generator.manual_seed(actor_seed(config, number, start.restarts, version))
+        return made
+
+    worker = PolicyWorker(start.index, memory.requests, actor, config, make, memory.families)
     memory.control.wait_until_ready()
     actor.generator.manual_seed(actor_seed(config, start.index, start.restarts, start.placement.version(policy)))
     while worker.serve(POLL_INTERVAL):

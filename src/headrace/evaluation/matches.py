@@ -1,0 +1,243 @@
+"""Matches between two players in a multi-agent environment: trained policies, or scripted opponents."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from headrace.accelerator.threads import using_threads
+from headrace.config import ConfigError, EnvConfig
+from headrace.config.seeds import Use, environment_seed, random_seed
+from headrace.envs.contract import EnvironmentFault, LaneRow, ObsRow
+from headrace.envs.multi_agent import MultiAgentGroup, multi_agent_group, scratch_step
+from headrace.envs.registry import make_parallel
+from headrace.evaluation.play import Game
+from headrace.evaluation.policy import TrainedPolicy
+
+Script = Callable[[dict[str, np.ndarray], np.random.Generator], Any]
+"""See `headrace.sampling.seating.Script`."""
+Player = TrainedPolicy | Script
+
+
+@dataclass(frozen=True)
+class MatchResults:
+    """Results of the first player against the second."""
+
+    wins: int
+    losses: int
+    ties: int
+    win_rate: float
+    """Share of the matches that it won."""
+    win_rate_ci95: tuple[float, float]
+    """95 % confidence interval of that share (Wilson 1927)."""
+    score: float
+    """The same with ties as half a win."""
+    lengths: list[int]
+    """Steps of each match."""
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        low, high = self.win_rate_ci95
+        return (
+            f"{self.wins} wins, {self.losses} losses, {self.ties} ties: win rate {self.win_rate:.3f} "
+            f"(95 % CI {low:.3f} to {high:.3f}), score {self.score:.3f}"
+        )
+
+
+def wilson(wins: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's score interval of a share of `n` (1927); (0, 1) for n = 0."""
+    if n == 0:
+        return 0.0, 1.0
+    p, zz = wins / n, z * z
+    middle, half = p + zz / (2 * n), z * math.sqrt(p * (1 - p) / n + zz / (4 * n * n))
+    return max(0.0, (middle - half) / (1 + zz / n)), min(1.0, (middle + half) / (1 + zz / n))
+
+
+def play(
+    one: Player,
+    other: Player,
+    env: str,
+    options: EnvConfig,
+    matches: int = 100,
+    *,
+    num_envs: int | None = None,
+    deterministic: bool = False,
+    seed: int = 0,
+    video: os.PathLike[str] | str | None = None,
+    video_matches: int = 1,
+) -> MatchResults:
+    """Play matches of one player against another, who is everybody else in the match. The first player takes every place in turn.
+
+    The matches are shared out evenly over `num_envs` environments beforehand: taking the first to finish would favour short ones.
+    `video`: an mp4 file with the first `video_matches` of them.
+
+    Raises `ConfigError` where the environment is of one agent or has no pictures, `ValueError` if `matches` is below 1.
+    """
+    if matches < 1:
+        raise ValueError(f"matches is {matches}; it must be at least 1")
+    n = 1 if video is not None else min(matches, num_envs or 16)
+    started = time.perf_counter()
+    outcomes: list[tuple[float, int]] = []
+    with ExitStack() as stack:
+        group = multi_agent_group(lambda: _make(env, options, video), options, n, env)
+        stack.callback(group.close)
+        stack.enter_context(using_threads(1))
+        for number, player in enumerate((one, other)):
+            if isinstance(player, TrainedPolicy) and (number == 0 or player is not one):
+                stack.enter_context(player.seeded(random_seed(Use.EVALUATION, seed, number)))
+        table = _Table(group, (one, other), deterministic, environment_seed(Use.EVALUATION, seed))
+        share = [matches // n + (m < matches % n) for m in range(n)]
+        frames = stack.enter_context(_frames(group, video)) if video is not None else None
+        played = [0] * n
+        table.begin()
+        while any(done < wanted for done, wanted in zip(played, share, strict=True)):
+            if frames is not None and len(outcomes) < video_matches:
+                frames.add(_picture(group))
+            for m in table.step():
+                if played[m] < share[m]:
+                    played[m] += 1
+                    outcomes.append((table.difference(m), group.matches[m].steps))
+                    if frames is not None and len(outcomes) <= video_matches:
+                        frames.add(_picture(group))
+    wins, losses = sum(d > 0 for d, _ in outcomes), sum(d < 0 for d, _ in outcomes)
+    ties = matches - wins - losses
+    return MatchResults(
+        wins, losses, ties, wins / matches, wilson(wins, matches), (wins + ties / 2) / matches, [n for _, n in outcomes],
+        time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def _make(env: str, options: EnvConfig, video: Any) -> Any:
+    made = make_parallel(env, options, render_mode=None if video is None else "rgb_array")
+    if made is None:
+        raise ConfigError(f"{env} is an environment of one agent; `headrace eval` plays it")
+    return made
+
+
+def _frames(group: MultiAgentGroup, path: Any) -> Any:
+    from headrace.runs.video import VideoWriter
+
+    metadata = getattr(group.matches[0].env, "metadata", {})
+    return VideoWriter(path, fps=float(metadata.get("render_fps") or 30))
+
+
+class _Table:
+    """The two players at the environments of a group. In match k of an environment the first player is agent k modulo their
+    number, and the second one is all others."""
+
+    def __init__(self, group: MultiAgentGroup, players: tuple[Player, Player], deterministic: bool, seed: int) -> None:
+        self.group, self.players, self.deterministic = group, players, deterministic
+        self.A = len(group.spec.agents)
+        self._seed, self.generator = seed, np.random.default_rng(seed)
+        spec = group.spec
+        self._obs = [
+            ObsRow(
+                {k: np.zeros((1, *a.shape), a.dtype) for k, a in spec.observation.items()}, np.zeros(1, bool), np.zeros(1, bool)
+            )
+            for _ in range(group.lanes)
+        ]
+        self.rows = [LaneRow(np.zeros((1, spec.action.width), spec.action.dtype), scratch_step(), row) for row in self._obs]
+        self._cores = [p.initial_core(group.lanes) if isinstance(p, TrainedPolicy) else None for p in players]
+
+    def begin(self) -> None:
+        """Begin the first matches."""
+        self.group.reset(self._seed, self._obs)
+
+    def seat(self, m: int) -> int:
+        """Which agent of match m the first player is."""
+        return (m + self.group.matches[m].number) % self.A
+
+    def difference(self, m: int) -> float:
+        """By how much the first player was better than the best of the others."""
+        outcomes, seat = self.group.outcomes(m), self.seat(m)
+        return float(outcomes[seat] - np.delete(outcomes, seat).max())
+
+    def step(self) -> list[int]:
+        """One step of all matches; which of them ended."""
+        lanes = [lane for lane in self.group.advanced or () if self._obs[lane].valid[0]]
+        sides: tuple[list[int], list[int]] = ([], [])
+        for lane in lanes:
+            sides[lane % self.A != self.seat(lane // self.A)].append(lane)
+        for player, core, mine in zip(self.players, self._cores, sides, strict=True):
+            if not mine:
+                continue
+            if isinstance(player, TrainedPolicy):
+                self._ask(player, core, mine)
+            else:
+                for lane in mine:
+                    observation = {name: array[0] for name, array in self._obs[lane].obs.items()}
+                    self.rows[lane].actions[0] = player(observation, self.generator)
+        self.group.send(self.rows)
+        return list(self.group.ended)
+
+    def _ask(self, player: TrainedPolicy, core: Any, lanes: list[int]) -> None:
+        obs = {name: np.concatenate([self._obs[lane].obs[name] for lane in lanes]) for name in self.group.spec.observation}
+        first = np.concatenate([self._obs[lane].first for lane in lanes])
+        index = torch.tensor(lanes, device=core.device)
+        actions, after = player.act_rows(obs, core[index], first, deterministic=self.deterministic)
+        core[index] = after
+        for lane, action in zip(lanes, actions, strict=True):
+            self.rows[lane].actions[0] = action
+
+
+def episodes_of(
+    policy: TrainedPolicy, group: MultiAgentGroup, episodes: int, deterministic: bool, seed: int
+) -> list[Game]:
+    """The agents' episodes where the policy acts for all agents, in matches that are shared out evenly over the group's
+    environments; at least `episodes` of them, cut to as many. `seed`: of the environments."""
+    n, table, played = group.num_envs, _Table(group, (policy, policy), deterministic, seed), []
+    share, digests = -(-episodes // n), [0] * group.lanes
+    table.begin()
+    while any(match.number < share for match in group.matches):
+        counted = [match.number < share for match in group.matches]
+        table.step()
+        for lane in group.advanced or ():
+            now = table.rows[lane].step
+            for part in (*table.rows[lane].after.obs.values(), table.rows[lane].actions, now.reward):
+                digests[lane] = zlib.crc32(np.ascontiguousarray(part).tobytes(), digests[lane])
+            if not np.isnan(now.episode_return[0]):
+                if counted[lane // table.A]:
+                    played.append(Game(float(now.episode_return[0]), int(now.episode_length[0]), digests[lane]))
+                digests[lane] = 0
+    return played[:episodes]
+
+
+def watch(policy: TrainedPolicy, path: os.PathLike[str] | str, matches: int, deterministic: bool, seed: int) -> list[float]:
+    """Record matches in which the policy acts for all agents; returns the first agent's outcome in each."""
+    env, options = policy.config.env, policy.config.envs
+    group = multi_agent_group(lambda: _make(env, options, path), options, 1, env)
+    found: list[float] = []
+    try:
+        with using_threads(1), _frames(group, path) as frames:
+            table = _Table(group, (policy, policy), deterministic, environment_seed(Use.VIDEO, seed))
+            table.begin()
+            while len(found) < matches:
+                frames.add(_picture(group))
+                if table.step():
+                    found.append(float(group.outcomes(0)[0]))
+                    frames.add(_picture(group))
+    finally:
+        group.close()
+    return found
+
+
+def _picture(group: MultiAgentGroup) -> np.ndarray:
+    """uint8 [H, W, 3] of the first match."""
+    env: Any = group.matches[0].env
+    try:
+        return np.ascontiguousarray(env.render())
+    except Exception as error:
+        raise EnvironmentFault(f"{group.spec.name} cannot be drawn: {type(error).__name__}: {error}") from error

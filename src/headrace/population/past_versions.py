@@ -1,0 +1,185 @@
+"""A policy's past versions, its rating, and what a checkpoint keeps of both: the learner's side of matchmaking."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.accelerator.weights import FlatWeights
+from headrace.learning.learner import Learner
+from headrace.runs.files import write_whole
+from headrace.sampling.placements.base import Placement
+from headrace.shm.primitives import Closed
+from headrace.shm.standings import GAMES, SCORE
+
+K = 2.0
+"""By how much one game moves a rating, times the difference between result and expectation. Small, since there are many games."""
+MOST_GAMES = 200
+"""Games of one pair that move a rating at once; more say nothing new, since a rating has settled by then."""
+
+
+def expected_score(rating: float, other: float) -> float:
+    """What a player with this rating scores against `other` on average (Elo 1978): 1 / (1 + 10^((other - rating) / 400))."""
+    return 1.0 / (1.0 + 10.0 ** ((other - rating) / 400.0))
+
+
+def rate(rating: float, games: list[tuple[float, float, float]]) -> float:
+    """The rating after these games: (the opponent's rating, the score, the number of games) of each opponent. Games against
+    different opponents take turns, as if they had been played one after the other."""
+    for turn in range(MOST_GAMES):
+        for other, score, n in games:
+            if turn < n:
+                rating += K * (score / n - expected_score(rating, other))
+    return rating
+
+
+class PastVersions:
+    """Keeps a copy of policy p every `matches.save_steps` steps, and rates p. In environments of one agent it does nothing.
+
+    The first copy is made after so many steps, never of the weights that training starts with. Of a policy's copies the newest
+    `matches.window` are open to be matched. A copy that has left the window plays its matches to their end, and only then is its
+    place used again; a policy waits with the next copy until there is one.
+
+    Ratings: p and opponents that never learn start with `matches.initial_elo`. A copy keeps the rating that p had.
+    """
+
+    def __init__(self, placement: Placement, p: int, learner: Learner) -> None:
+        self._placement, self._p, self._learner = placement, p, learner
+        self._settings = placement.config.matches
+        self._standings = placement.memory.standings
+        self._saved = 0
+        """Global step of the newest copy."""
+        self._held: dict[int, tuple[int, np.ndarray]] = {}
+        """By member: version and weights of the copies."""
+        if self._standings is not None:
+            self._seen = np.zeros((self._standings.N, 2))
+            self._path = placement.config.policy_folder(p) / "standings.json"
+
+    def after_update(self) -> None:
+        """Call after every update."""
+        s, step = self._standings, self._learner.progress.global_step
+        if s is None:
+            return
+        s.now[self._p] = step
+        self._rate()  # here, and not when metrics are due: what depends on the clock cannot be repeated
+        if not s.V or step - self._saved < self._settings.save_steps:
+            return
+        versions = s.versions(self._p)
+        for member in versions[: max(0, len(versions) + 1 - self._settings.window)]:
+            s.close(member)
+        place = s.free_place(self._p)
+        if place is not None:
+            self._keep(place, step)
+
+    def _keep(self, place: int, step: int) -> None:
+        assert self._standings is not None
+        weights = FlatWeights(self._learner.model)
+        version = self._learner.progress.version
+        weights.publish(self._placement.memory.policies[place].weights, version)
+        self._held[place] = (version, weights.held())
+        self._standings.admit(place, step, float(self._standings.rating[self._p]))
+        self._seen[place] = 0
+        self._saved = step
+
+    def _rate(self) -> None:
+        """Let the games since the last call move the rating of p, and of the opponents that never learn."""
+        s = self._standings
+        assert s is not None
+        record = s.record()[self._p]
+        new = record - self._seen
+        self._seen = record
+        played = [m for m in range(s.N) if m != self._p and new[m, GAMES] >= 1]
+        before = float(s.rating[self._p])
+        s.rating[self._p] = rate(before, [(float(s.rating[m]), *new[m].tolist()) for m in played])
+        for m in played:
+            if m in s.opponents:
+                score, n = new[m].tolist()
+                s.rating[m] = rate(float(s.rating[m]), [(before, n - score, n)])
+
+    def finish(self) -> None:
+        """The policy has learned enough. It goes on acting in other policies' matches, so its trajectories are given back."""
+        if self._standings is None:
+            return
+        self._standings.done[self._p] = 1
+        store = self._placement.memory.policies[self._p].trajectories
+        try:
+            while (slot := store.take(timeout=0)) is not None:
+                store.release(slot)
+        except Closed:  # the run is ending
+            pass
+
+    def metrics(self) -> dict[str, float]:
+        """Rating, and results so far. Also writes the standings to the policy's folder."""
+        s = self._standings
+        if s is None:
+            return {}
+        record = s.record()[self._p]
+        games = float(record[:, GAMES].sum())
+        found = {"matches/elo": float(s.rating[self._p]), "matches/games": games}
+        if s.V:
+            found["matches/past_versions"] = float(len(s.versions(self._p)))
+        if games:
+            found["matches/win_rate"] = float(record[:, SCORE].sum()) / games
+        for m in s.opponents:
+            if record[m, GAMES]:
+                name = Path(self._settings.opponents[m - s.opponents.start]).name
+                found[f"matches/win_rate/{name}"] = float(record[m, SCORE] / record[m, GAMES])
+        write_whole(self._path, json.dumps(self.table(), indent=1))
+        return found
+
+    def table(self) -> dict[str, Any]:
+        """The standings: names, ratings, score and games of everybody against everybody."""
+        s = self._standings
+        assert s is not None
+        members = [m for m in range(s.N) if m < s.P or m in s.opponents or s.open[m]]
+        record = s.record()[np.ix_(members, members)]
+        return {
+            "members": [self._name(m) for m in members],
+            "elo": [round(float(s.rating[m]), 1) for m in members],
+            "score": record[..., SCORE].tolist(),
+            "games": record[..., GAMES].astype(int).tolist(),
+        }
+
+    def _name(self, member: int) -> str:
+        s = self._standings
+        assert s is not None
+        if member < s.P:
+            return f"policy {member}"
+        if member in s.opponents:
+            return str(self._settings.opponents[member - s.opponents.start])
+        return f"policy {s.family(member)} at step {int(s.step[member])}"
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Copies, ratings and results."""
+        s = self._standings
+        if s is None:
+            return None
+        copies = [
+            [m, version, weights, int(s.step[m]), float(s.rating[m]), int(s.open[m])]
+            for m, (version, weights) in sorted(self._held.items())
+        ]
+        return {
+            "saved": self._saved, "copies": copies, "seen": self._seen.copy(), "record": s.record(),
+            "ratings": s.rating.copy(),
+        }  # fmt: skip
+
+    def set_state(self, state: dict[str, Any] | None) -> None:
+        """Go on from `get_state`. A run that is resumed with other opponents or another window begins its standings anew."""
+        s = self._standings
+        if s is None or state is None or state["record"].shape != (s.N, s.N, 2):
+            return
+        mine = [self._p, *s.past(self._p), *(s.opponents if self._p == 0 else ())]
+        for m in mine:
+            s.baseline[m], s.baseline[:, m] = -state["record"][m], -state["record"][:, m]
+            s.rating[m] = state["ratings"][m]
+        self._saved, self._seen = state["saved"], state["seen"].copy()
+        s.now[self._p] = self._learner.progress.global_step
+        for m, version, weights, step, rating, is_open in state["copies"]:
+            self._placement.memory.policies[m].weights.publish(weights, version)
+            self._held[m] = (version, weights.copy())
+            s.step[m], s.rating[m], s.open[m] = step, rating, is_open

@@ -1,0 +1,71 @@
+"""A game for tests of matches: both choose a number from 0 to 2, twice; who chose more in all wins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from headrace.config import EnvConfig
+from headrace.envs.registry import register_parallel
+from headrace.population.matchmaking import register_opponent
+
+
+class HigherWins:
+    """See the module. The first agent is paid twice as much, so that returns of the two differ."""
+
+    metadata = {"render_fps": 5}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.possible_agents, self.agents = ["one", "other"], []
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(0, 2, (2,), np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        self.agents, self._sums = list(self.possible_agents), [0, 0]
+        self._t = 0
+        return self._seen(), {}
+
+    def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
+        self._t += 1
+        self._sums = [s + int(actions[a]) for s, a in zip(self._sums, self.possible_agents, strict=True)]
+        over = self._t == 2
+        if over:
+            self.agents = []
+        sign = float(np.sign(self._sums[0] - self._sums[1])) if over else 0.0
+        ends = dict.fromkeys(actions, over)
+        infos = {"one": {"outcome": sign}, "other": {"outcome": -sign}} if over else {}
+        return self._seen(), {"one": 2 * sign, "other": -sign}, ends, dict.fromkeys(actions, False), infos
+
+    def _seen(self) -> dict[str, np.ndarray]:
+        return {a: np.array([self._t, i], np.float32) for i, a in enumerate(self.possible_agents)}
+
+    def render(self) -> np.ndarray:
+        return np.full((32, 32, 3), 100 * self._t, np.uint8)
+
+    def close(self) -> None:
+        pass
+
+
+@register_parallel(
+    "higher-wins", agents=2, defaults={"sampling.rollout": 4, "learning.batch_size": 128, "sampling.num_workers": 1}
+)
+def make(options: EnvConfig, *, render_mode: str | None = None) -> HigherWins:
+    return HigherWins()
+
+
+@register_opponent("two")
+def two(spec: Any) -> Any:
+    """Always the highest."""
+    return lambda observation, generator: 2
+
+
+@register_opponent("one-or-two")
+def one_or_two(spec: Any) -> Any:
+    """The lowest as the first agent, the highest as the second."""
+    return lambda observation, generator: 2 * int(observation["obs"][1])

@@ -1,0 +1,73 @@
+"""Matches between two players, and what `headrace play`, `eval` and `watch` make of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace import cli
+from headrace.config import ConfigError, EnvConfig
+from headrace.envs.registry import describe, import_files
+from headrace.evaluation.matches import play
+from headrace.population.matchmaking import load_player
+
+WORLD = str(Path(__file__).with_name("higher_wins.py"))
+
+
+@pytest.fixture(autouse=True)
+def _world() -> None:
+    import_files([WORLD])
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, 16])
+def test_the_first_player_takes_every_place(num_envs: int) -> None:
+    spec = describe("higher-wins", EnvConfig())
+    one, other = load_player("two", spec), load_player("one-or-two", spec)
+    results = play(one, other, "higher-wins", EnvConfig(), 9, num_envs=num_envs)
+    # As the first agent it meets the highest, a tie; as the second the lowest, and wins.
+    assert results.losses == 0
+    assert abs(results.wins - results.ties) <= 3
+    assert results.lengths == [2] * 9
+
+
+def test_results_are_those_of_the_first_player() -> None:
+    spec = describe("higher-wins", EnvConfig())
+    two, low = load_player("two", spec), lambda observation, generator: 0
+    won, lost = (play(a, b, "higher-wins", EnvConfig(), 10) for a, b in ((two, low), (low, two)))
+    assert (won.wins, won.losses, won.ties, won.score) == (10, 0, 0, 1.0)
+    assert (lost.wins, lost.losses, lost.ties, lost.score) == (0, 10, 0, 0.0)
+    assert "10 wins, 0 losses, 0 ties: win rate 1.000 (95 % CI 0.722 to 1.000)" in str(won)
+
+
+def test_an_environment_of_one_agent_is_refused() -> None:
+    with pytest.raises(ConfigError, match="one agent"):
+        play(lambda o, g: 0, lambda o, g: 0, "gym/CartPole-v1", EnvConfig(), 1)
+
+
+def test_commands_on_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "run")
+    train = ["train", "--import", WORLD, "--env", "higher-wins", "--run.folder", run, "--total-steps", "600", "--no-dashboard"]
+    train += ["--placement", "serial", "--no-video", "--matches.matchmaker", "self-play", "--matches.save-steps", "150"]
+    train += ["--matches.opponents", "two", "--matches.opponent-share", "0.3", "--learning.device", "cpu"]
+    assert cli.main(train) == 0
+    standings = json.loads((tmp_path / "run" / "standings.json").read_text())
+    assert {"policy 0", "two"} < set(standings["members"])
+    capsys.readouterr()
+    for against in ("random", "two", run):
+        assert cli.main(["play", run, "--against", against, "--matches", "12", "--import", WORLD, "--json"]) == 0
+        results = json.loads(capsys.readouterr().out)
+        assert results["wins"] + results["losses"] + results["ties"] == 12
+    assert cli.main(["play", run, "--against", "nobody", "--import", WORLD]) == 2
+    assert "neither a run folder nor a scripted opponent" in capsys.readouterr().err
+    assert cli.main(["eval", run, "--episodes", "10"]) == 0
+    assert "10 episodes" in capsys.readouterr().out
+    # an opponent of a later run is the policy of this one
+    train[train.index(run)] = str(tmp_path / "second")
+    train[train.index("two")] = run
+    assert cli.main(train) == 0
+    pytest.importorskip("imageio_ffmpeg")
+    video = tmp_path / "match.mp4"
+    assert cli.main(["watch", run, "--video", str(video)]) == 0
+    assert video.stat().st_size > 100

@@ -1,0 +1,330 @@
+"""Who plays whom, against what the settings promise; ratings and past versions, and what goes wrong with them elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace import config as configs
+from headrace.accelerator.weights import FlatWeights, weights_nbytes
+from headrace.config import Config, ConfigError, MatchesConfig
+from headrace.envs.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
+from headrace.evaluation.matches import wilson
+from headrace.population import matchmaking
+from headrace.population.matchmaking import fixed, league, make_crew, priorities, self_play, uniform
+from headrace.population.past_versions import K, PastVersions, expected_score, rate
+from headrace.sampling.seating import Match, Matchmaking, Population, Seating
+from headrace.shm.standings import GAMES, SCORE, Standings
+from headrace.shm.weight_store import WeightStore
+
+AGENTS = ("a", "b")
+DRAWS = 4000
+
+
+def standings(P: int = 1, V: int = 0, opponents: int = 0, W: int = 1) -> Standings:
+    return Standings(W, P, V, opponents, 1200.0)
+
+
+def population(table: Standings, **settings: Any) -> Population:
+    return Population(table, MatchesConfig(**settings))
+
+
+def near(count: float, probability: float, n: int = DRAWS) -> bool:
+    """Within five standard deviations of a binomial."""
+    return abs(count - n * probability) < 5 * np.sqrt(n * probability * (1 - probability)) + 1e-9
+
+
+def draw(choose: Any, p: Population, agents: tuple[str, ...] = AGENTS, number: int = 0) -> list[tuple[int, ...]]:
+    generator = np.random.default_rng(1)
+    return [tuple(choose(Match(number, k, agents), p, generator)) for k in range(DRAWS)]
+
+
+# -- matchmakers ------------------------------------------------------------------------------------------------------
+
+
+def test_fixed() -> None:
+    assert set(draw(fixed, population(standings(2)), ("a", "b", "c"))) == {(0, 1, 0)}
+
+
+def test_uniform_draws_every_agent_alone() -> None:
+    drawn = draw(uniform, population(standings(3)))
+    for pair in np.ndindex(3, 3):
+        assert near(drawn.count(pair), 1 / 9), pair
+
+
+def test_self_play_newest_and_past_in_the_ratio_that_was_set_and_the_window_uniformly() -> None:
+    table = standings(V=6)
+    for i, member in enumerate((2, 3, 5)):
+        table.admit(member, i, 0.0)
+    drawn = draw(self_play, population(table, swap_steps=0, play_against_latest_model_ratio=0.4))
+    assert near(drawn.count((0, 0)), 0.4)
+    for member in (2, 3, 5):
+        assert near(drawn.count((0, member)), 0.2)
+    assert sum(drawn.count((0, m)) for m in (0, 2, 3, 5)) == DRAWS
+
+
+def test_self_play_another_agent_learns_after_team_change() -> None:
+    table = standings(V=3, opponents=1)
+    p = population(table, team_change=100, swap_steps=0, opponent_share=1.0)
+    rival = table.opponents[0]
+    for steps, expected in ((0, (0, rival)), (99, (0, rival)), (100, (rival, 0)), (199, (rival, 0)), (200, (0, rival))):
+        table.now[0] = steps
+        assert set(draw(self_play, p)) == {expected}
+
+
+def test_self_play_keeps_an_opponent_for_swap_steps_but_not_one_that_has_gone() -> None:
+    table = standings(V=4)
+    for member in (1, 2, 3):
+        table.admit(member, member, 0.0)
+    p = population(table, swap_steps=50, play_against_latest_model_ratio=0.0)
+    match, generator = Match(0, 0, AGENTS), np.random.default_rng(0)
+    first = self_play(match, p, generator)[1]
+    assert {self_play(match, p, generator)[1] for _ in range(50)} == {first}
+    table.close(first)
+    second = self_play(match, p, generator)[1]
+    assert second != first
+    table.now[0] = 50
+    assert len({self_play(Match(0, 0, AGENTS, dict(match.memory)), p, generator)[1] for _ in range(100)}) == 2
+
+
+def test_league_draws_by_win_rate() -> None:
+    table = standings(P=2, V=2, opponents=1)
+    members = [2, 4, 6]  # a past version of each policy, and an opponent
+    for member in members[:2]:
+        table.admit(member, 1, 0.0)
+    for member, (wins, games) in zip(members, ((9, 10), (2, 10), (0, 3)), strict=True):
+        for game in range(games):
+            table.add_result(0, 0, member, float(game < wins))
+    rates = (np.array([9, 2, 0]) + 0.5) / (np.array([10, 10, 3]) + 1)
+    expected = (1 - rates) ** 3 / ((1 - rates) ** 3).sum()
+    p = population(table, hardness=3.0, play_against_latest_model_ratio=0.3)
+    np.testing.assert_allclose(priorities(0, members, p), expected)
+    rivals = [max(pair, key=lambda m: (m != 0, m)) for pair in draw(league, p)]
+    for member, probability in zip(members, expected, strict=True):
+        assert near(rivals.count(member), 0.7 * probability)
+    assert near(rivals.count(1), 0.15)
+
+
+# -- seats ------------------------------------------------------------------------------------------------------------
+
+
+class Group:
+    """What a seating looks at."""
+
+    spec = SimpleNamespace(agents=AGENTS)
+
+    def __init__(self, outcome: tuple[float, float]) -> None:
+        self._outcome = np.array(outcome)
+
+    def outcomes(self, m: int) -> np.ndarray:
+        return self._outcome
+
+
+def seating(table: Standings, choose: Any, worker: int = 0) -> Seating:
+    return Seating(worker, table, Matchmaking(choose, {}, MatchesConfig()), seed=0)
+
+
+def test_results_count_once_for_both_and_games_against_oneself_for_nobody() -> None:
+    table = standings(P=2)
+    pairs = iter([(0, 1), (1, 0), (0, 0), (1, 0)])
+    seats = seating(table, lambda *_: next(pairs))
+    for outcome in ((0, 0), (3, 1), (2, 2), (9, 1)):
+        seats(0, Group(outcome), 0, [0, 1])  # type: ignore[arg-type]
+    assert table.record()[0, 1].tolist() == [1.5, 2]  # a win, a draw
+    assert table.record()[1, 0].tolist() == [0.5, 2]
+    assert table.record()[0, 0].tolist() == table.record()[1, 1].tolist() == [0, 0]
+
+
+def test_a_version_that_was_closed_meanwhile_is_not_seated_and_nobody_is_left_behind() -> None:
+    table = standings(V=3)
+    table.admit(1, 1, 0.0)
+    chosen = iter([(0, 2), (0, 2), (0, 1), (0, 0)])
+    seats = seating(table, lambda *_: next(chosen))
+    assert list(seats(0, Group((0, 0)), 0, [0, 1])) == [0, 1]
+    assert table.users[0].tolist() == [1, 1, 0, 0]
+    seats(0, Group((0, 0)), 0, [0, 1])
+    assert table.users[0].tolist() == [2, 0, 0, 0]
+
+
+def test_a_new_worker_in_the_place_of_a_dead_one_plays_nobody_yet() -> None:
+    table = standings(V=2)
+    table.admit(1, 1, 0.0)
+    seating(table, lambda *_: (0, 1))(0, Group((0, 0)), 0, [0, 1])
+    assert table.users[0].tolist() == [1, 1, 0]
+    seating(table, fixed)
+    assert table.users[0].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("chosen", [(0,), (0, 1), (0, -1)])
+def test_an_impossible_choice_is_an_error(chosen: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="matchmaker chose"):
+        seating(standings(), lambda *_: chosen)(0, Group((0, 0)), 0, [0, 1])
+
+
+def test_members() -> None:
+    table = standings(P=2, V=3, opponents=2)
+    assert [table.family(m) for m in range(table.N)] == [0, 1, 0, 0, 0, 1, 1, 1, 0, 0]
+    assert not any(isinstance(value, np.ndarray) for value in table.__getstate__().values())  # children map the memory themselves
+
+
+# -- ratings and past versions ----------------------------------------------------------------------------------------
+
+
+def test_ratings_against_one_game_after_the_other() -> None:
+    assert expected_score(1600, 1200) == pytest.approx(10 / 11)
+    rating = 1200.0
+    for turn in range(30):
+        for other, mean, n in ((1000.0, 0.75, 20), (1500.0, 0.25, 30)):
+            if turn < n:
+                rating += K * (mean - 1 / (1 + 10 ** ((other - rating) / 400)))
+    assert rate(1200.0, [(1000.0, 15.0, 20.0), (1500.0, 7.5, 30.0)]) == pytest.approx(rating)
+    settled = rate(1200.0, [(1200.0, 750.0, 1000.0)] * 40)
+    assert expected_score(settled, 1200.0) == pytest.approx(0.75, abs=0.01)
+
+
+class Learner:
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(1, 1)
+        self.progress = SimpleNamespace(global_step=0, version=0)
+
+    def learn(self, step: int) -> None:
+        self.progress.global_step, self.progress.version = step, self.progress.version + 1
+        torch.nn.init.constant_(self.model.weight, float(step))
+
+
+def past_versions(folder: Path, table: Standings, **settings: Any) -> tuple[PastVersions, Learner, Any]:
+    learner = Learner()
+    config = configs.override(Config(), **{"run.folder": str(folder), **{f"matches.{k}": v for k, v in settings.items()}})
+    policies = [SimpleNamespace(weights=WeightStore(weights_nbytes(learner.model))) for _ in range(table.N)]
+    placement: Any = SimpleNamespace(config=config, memory=SimpleNamespace(standings=table, policies=policies))
+    folder.mkdir(exist_ok=True)
+    return PastVersions(placement, 0, learner), learner, placement  # type: ignore[arg-type]
+
+
+def weight_of(placement: Any, member: int) -> float:
+    model = torch.nn.Linear(1, 1)
+    FlatWeights(model).read(placement.memory.policies[member].weights)
+    return float(model.weight.detach())
+
+
+def test_the_first_past_version_is_no_random_one(tmp_path: Path) -> None:
+    table = standings(V=4)
+    past, learner, placement = past_versions(tmp_path, table, save_steps=100, window=2)
+    past.after_update()
+    assert table.versions(0) == []
+    for step in (40, 80, 120):
+        learner.learn(step)
+        past.after_update()
+    (first,) = table.versions(0)
+    assert (int(table.step[first]), weight_of(placement, first)) == (120, 120.0)
+
+
+def test_a_version_that_left_the_window_is_gone_when_nobody_plays_it(tmp_path: Path) -> None:
+    table = standings(V=4)
+    past, learner, placement = past_versions(tmp_path, table, save_steps=10, window=2)
+    for step in (10, 20):
+        learner.learn(step)
+        past.after_update()
+    oldest = table.versions(0)[0]
+    assert table.enter(0, oldest)  # a match that does not end
+    for step in range(30, 200, 10):
+        learner.learn(step)
+        past.after_update()
+        assert len(table.versions(0)) == 2
+        assert [weight_of(placement, m) for m in table.versions(0)] == [step - 10, step]
+        assert not table.open[oldest]
+        assert weight_of(placement, oldest) == 10.0  # what plays is not replaced
+    assert not table.enter(0, oldest)
+    table.leave(0, oldest)
+    places = set()
+    for step in range(200, 300, 10):
+        learner.learn(step)
+        past.after_update()
+        places |= set(table.versions(0))
+    assert oldest in places  # nothing is kept alive
+
+
+def test_a_newer_version_in_an_old_place_has_played_nobody(tmp_path: Path) -> None:
+    table = standings(V=3)
+    past, learner, _ = past_versions(tmp_path, table, save_steps=10, window=1)
+    learner.learn(10)
+    past.after_update()
+    (member,) = table.versions(0)
+    for _ in range(5):
+        table.add_result(0, 0, member, 1.0)
+    past.after_update()
+    assert table.rating[0] > 1200
+    assert table.rating[member] == 1200  # a copy keeps its rating
+    for step in range(20, 100, 10):
+        learner.learn(step)
+        past.after_update()
+    assert table.record()[0, member].tolist() == [0, 0]
+    before = float(table.rating[0])
+    past.after_update()
+    assert table.rating[0] == before
+
+
+def test_standings_survive_a_restart(tmp_path: Path) -> None:
+    table = standings(V=3, opponents=1)
+    past, learner, _ = past_versions(tmp_path, table, save_steps=10, window=1, opponents=("random",))
+    for step in (10, 20):
+        learner.learn(step)
+        past.after_update()
+        for member in (*table.versions(0), 4):
+            table.add_result(0, 0, member, 1.0)
+    past.after_update()
+    state = past.get_state()
+    other = standings(V=3, opponents=1)
+    again, learner, placement = past_versions(tmp_path, other, save_steps=10, window=1, opponents=("random",))
+    learner.progress.global_step = 20
+    again.set_state(state)
+    np.testing.assert_array_equal(other.record(), table.record())
+    np.testing.assert_array_equal(other.rating, table.rating)
+    assert other.versions(0) == table.versions(0)
+    assert weight_of(placement, other.versions(0)[0]) == 20.0
+    assert again.table() == past.table()
+    assert other.record()[0, 4].tolist() == [2, 2]
+    assert (SCORE, GAMES) == (0, 1)
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+SPEC = EnvSpec({"obs": ArraySpec((1,), np.dtype(np.float32))}, ActionSpec((Categorical(3),)), name="test", agents=AGENTS)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"matches.matchmaker 'leage' is unknown; there are: fixed, uniform, self-play, league"):
+        make_crew(configs.override(Config(), **{"matches.matchmaker": "leage"}), SPEC)
+    with pytest.raises(ConfigError, match="neither a run folder nor a scripted opponent; of those there are: random"):
+        make_crew(configs.override(Config(), **{"matches.opponents": ("rondom",)}), SPEC)
+    with pytest.raises(ValueError, match="built-in"):
+        matchmaking.register_matchmaker("league")
+
+
+def test_single_agents_have_no_crew_and_fixed_seats_no_past() -> None:
+    assert make_crew(Config(), EnvSpec(SPEC.observation, SPEC.action)) is None
+    crew = make_crew(Config(), SPEC)
+    assert crew is not None
+    assert crew.frozen == []
+
+
+def test_the_random_opponent_obeys_masks_and_bounds() -> None:
+    spec = EnvSpec({}, ActionSpec((Categorical(3), Continuous((-1.0,), (2.0,)), Categorical(2))))
+    act, generator = matchmaking.random_opponent(spec), np.random.default_rng(0)
+    mask = np.array([1, 0, 1, 0, 1], np.uint8)
+    drawn = np.array([act({MASK_KEY: mask}, generator) for _ in range(1000)])
+    assert set(drawn[:, 0]) == {0, 2}
+    assert set(drawn[:, 2]) == {1}
+    assert -1 <= drawn[:, 1].min() < -0.9
+    assert 1.9 < drawn[:, 1].max() <= 2
+
+
+def test_wilson_interval() -> None:
+    low, high = wilson(8, 10)  # Newcombe 1998, table I: 0.4902 to 0.9433
+    assert (round(low, 4), round(high, 4)) == (0.4902, 0.9433)
+    assert wilson(0, 0) == (0, 1)

@@ -1,0 +1,106 @@
+"""Multi-agent environments through the real engine (`counting_match.py`): three policies, agents that come and go, opponents that
+change between matches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from counting_match import check_ledger
+from test_serial import assert_same
+
+from headrace import config as configs
+from headrace.config import Config
+from headrace.runs import checkpoint
+from headrace.runs.metrics import read_jsonl
+from headrace.train import train
+
+WORLD = str(Path(__file__).with_name("counting_match.py"))
+T = 5
+
+
+def matches_config(folder: Path, **settings: Any) -> Config:
+    (folder / "ledger").mkdir(parents=True, exist_ok=True)
+    return configs.override(
+        Config(env="counting-match", imports=(WORLD,)),
+        **{
+            "envs.num_agents": 3,
+            "envs.kwargs": {"ledger": str(folder / "ledger")},
+            "matches.matchmaker": "by-formula",
+            "population.size": 3,
+            "run.folder": str(folder / "run"),
+            "run.dashboard": False,
+            "run.video": False,
+            "run.log_interval": 0.2,
+            "sampling.num_workers": 2,
+            "sampling.envs_per_worker": 4,
+            "sampling.num_groups": 2,
+            "sampling.rollout": T,
+            "learning.batch_size": T * 8,
+            "learning.total_steps": 800,
+            "learning.algorithm": "counting-matches",
+            "learning.device": "cpu",
+            "learning.num_threads": 1,
+            **settings,
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sampling.placement": "serial"},
+        {"sampling.placement": "inline"},
+        {"sampling.placement": "served"},
+        pytest.param(
+            {"sampling.placement": "served", "sampling.num_policy_workers": 2, "sampling.num_groups": 4}, marks=pytest.mark.slow
+        ),
+        {"sampling.placement": "serial", "population.size": 1},
+    ],
+    ids=["serial", "inline", "served", "served-6-policy-workers-4-groups", "one-policy"],
+)
+def test_every_sample_is_learned_from_once_by_the_policy_that_acted(tmp_path: Path, settings: dict[str, Any]) -> None:
+    config = matches_config(tmp_path, **settings)
+    P = config.population.size
+    result = train(config)
+    assert result.reason == "total_steps"
+    assert result.global_step >= P * 800
+    assert check_ledger(tmp_path / "ledger", P) == result.global_step
+    for p in range(P):
+        folder = tmp_path / "run" if P == 1 else tmp_path / "run" / f"policy-{p}"
+        assert read_jsonl(folder / "metrics.jsonl")[-1].get("sampling/faults", 0) == 0
+
+
+@pytest.mark.parametrize("placement", ["serial", "inline"])
+def test_a_policy_that_is_done_lets_the_others_go_on(tmp_path: Path, placement: str) -> None:
+    """It still acts in their matches, though nobody takes its trajectories."""
+    config = matches_config(tmp_path, **{
+        "sampling.placement": placement, "population.overrides": {"0": {"learning.total_steps": 100}},
+        "learning.total_steps": 1200,
+    })  # fmt: skip
+    assert train(config).global_step >= 2 * 1200 + 100
+    check_ledger(tmp_path / "ledger", 3)
+
+
+@pytest.mark.parametrize("matchmaker", ["fixed", "self-play", "league"])
+def test_a_serial_run_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path, matchmaker: str) -> None:
+    """With copies of the policy among the opponents: matches, records, ratings and random states are saved as well."""
+
+    def run(name: str, steps: int) -> dict[str, Any]:
+        config = matches_config(tmp_path / name, **{
+            "sampling.placement": "serial", "population.size": 1, "matches.matchmaker": matchmaker, "envs.kwargs": {},
+            "matches.save_steps": 150, "matches.window": 3, "matches.swap_steps": 60, "matches.team_change": 170,
+            "learning.total_steps": steps,
+        })  # fmt: skip
+        train(config)
+        found = checkpoint.load_newest(tmp_path / name / "run" / "checkpoints")
+        assert found is not None
+        return found.unpack()
+
+    straight = run("straight", 1400)
+    run("stopped", 400)
+    run("stopped", 900)
+    assert_same(straight, run("stopped", 1400))
+    if matchmaker != "fixed":
+        assert len(straight["past"]["copies"]) >= 3
