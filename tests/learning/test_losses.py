@@ -143,3 +143,23 @@ def test_without_valid_samples_everything_is_zero():
     assert [term.item() for term in terms] == [0.0] * len(terms)
     (policy.loss + terms[5]).backward()
     assert (x.grad == 0).all()
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_no_mask_is_a_mask_of_all_to_the_last_bit(data, clip):
+    every = torch.ones_like(data["mask"])
+    data = {name: torch.nan_to_num(x) for name, x in data.items() if name != "mask"}
+    count = losses.valid_count(every)
+    found = []
+    for mask in (every, None):
+        x = data["values"].clone().requires_grad_()
+        A = losses.normalize_advantages(data["advantages"], mask, count=count)
+        policy = losses.policy_loss(x, data["behaviour"], A, mask, clip, count)
+        value = losses.value_loss(x, data["targets"], mask, data["old"], clip, count)
+        kl = losses.symmetric_kl_loss(x.square(), mask, count)
+        (policy.loss + value + kl).backward()
+        found.append([*policy, value, kl, losses.explained_variance(x, data["targets"], mask, count), x.grad])
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(ValueError, match="number of samples must be given"):
+        losses.masked_mean(data["values"], None)

@@ -244,6 +244,8 @@ class Learner:
         # of single samples are less correlated than minibatches of trajectories.
         separable = c.returns == "gae" and "advantage" in data and data["core"].shape[-1] == 0
         samples = _as_single_rows(data, len(data["reward"])) if separable else data
+        if separable and self.device == "cpu":
+            samples = {name: _channels_last(t) for name, t in samples.items()}
         for _ in range(c.num_epochs):
             order = torch.randperm(samples["reward"].shape[1], generator=self.generator).to(self.device, non_blocking=True)
             parts = [order[i :: c.num_minibatches] for i in range(c.num_minibatches)]
@@ -361,6 +363,13 @@ def _columns(batch: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
     return {name: t[index] if name == "core" else t[:, index] for name, t in batch.items()}
 
 
+def _channels_last(t: Tensor) -> Tensor:
+    """Images, uint8 [1, N, C, H, W], in the layout that convolutions want: once for all epochs. Others as they are."""
+    if t.dim() != 5 or t.dtype != torch.uint8 or t.nbytes <= SMALL:
+        return t
+    return t[0].contiguous(memory_format=torch.channels_last).unsqueeze(0)
+
+
 def _divided(samples: Tensors, parts: list[Tensor]) -> Iterator[Tensors]:
     """`_columns` of every part, for single rows [1, N, ...]. What is small is put into the order of all parts at once."""
     order = torch.cat(parts)
@@ -370,8 +379,15 @@ def _divided(samples: Tensors, parts: list[Tensor]) -> Iterator[Tensors]:
         if t.nbytes <= SMALL
     }
     for i, part in enumerate(parts):
-        rest = {name: t for name, t in samples.items() if name not in at_once}
-        yield {name: pieces[i] for name, pieces in at_once.items()} | _columns(rest, part)
+        rest = {name: _rows(t, part) for name, t in samples.items() if name not in at_once}
+        yield {name: pieces[i] for name, pieces in at_once.items()} | rest
+
+
+def _rows(t: Tensor, index: Tensor) -> Tensor:
+    """Some of the rows of [1, N, ...], in the same layout."""
+    if t.dim() == 5 and t[0].is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous():
+        return t[0].permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2).unsqueeze(0)
+    return t.index_select(1, index)
 
 
 def _clip_gradients(parameters: Iterable[nn.Parameter], most: float | None) -> Tensor:

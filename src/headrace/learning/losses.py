@@ -1,9 +1,9 @@
 """Losses and their statistics, as means over the valid samples.
 
 Every function takes a boolean `mask` of the batch's shape, some also `count`, int64 []: the number of valid samples, at least 1,
-so that they are counted only once. What is masked out has no influence whatever it holds, NaN included:
-inputs are replaced before they are used, since a NaN multiplied by zero is still one, in the gradient too. Without any valid
-sample a mean, and with it a loss, is 0.
+so that they are counted only once; with it, `mask` None says that all are valid. What is masked out has no influence whatever it
+holds, NaN included: inputs are replaced before they are used, since a NaN multiplied by zero is still one, in the gradient too.
+Without any valid sample a mean, and with it a loss, is 0.
 """
 
 from __future__ import annotations
@@ -22,20 +22,27 @@ MAX_SYMMETRIC_KL = 30.0
 """The exploration term stops growing here."""
 
 
-def valid_count(mask: Tensor) -> Tensor:
+def valid_count(mask: Tensor | None) -> Tensor:
     """Number of valid samples, at least 1: int64 []."""
+    if mask is None:
+        raise ValueError("without a mask the number of samples must be given")
     return mask.sum().clamp_min(1)
 
 
-def masked_mean(x: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
+def _kept(x: Tensor, mask: Tensor | None) -> Tensor:
+    """`x` where `mask` is True, 0 elsewhere."""
+    return x if mask is None else torch.where(mask, x, 0.0)
+
+
+def masked_mean(x: Tensor, mask: Tensor | None, count: Tensor | None = None) -> Tensor:
     """Mean of `x` where `mask` is True, 0 if it is nowhere: []."""
-    return torch.where(mask, x, 0.0).sum() / (valid_count(mask) if count is None else count)
+    return _kept(x, mask).sum() / (valid_count(mask) if count is None else count)
 
 
-def normalize_advantages(advantages: Tensor, mask: Tensor, floor: float = 1e-7, count: Tensor | None = None) -> Tensor:
+def normalize_advantages(advantages: Tensor, mask: Tensor | None, floor: float = 1e-7, count: Tensor | None = None) -> Tensor:
     """(A - mean) / max(std, floor) over the valid samples, 0 elsewhere: same shape."""
     count = valid_count(mask) if count is None else count
-    centred = torch.where(mask, advantages - masked_mean(advantages, mask, count), 0.0)
+    centred = _kept(advantages - masked_mean(advantages, mask, count), mask)
     std = masked_mean(centred.square(), mask, count).sqrt()
     return centred / std.clamp_min(floor)
 
@@ -56,7 +63,7 @@ def policy_loss(
     log_prob: Tensor,
     behaviour_log_prob: Tensor,
     advantages: Tensor,
-    mask: Tensor,
+    mask: Tensor | None,
     clip: float | None,
     count: Tensor | None = None,
 ) -> PolicyLoss:
@@ -77,20 +84,20 @@ def policy_loss(
     """
     require("policy_loss", log_prob.shape, behaviour_log_prob=behaviour_log_prob, advantages=advantages, mask=mask)
     count = valid_count(mask) if count is None else count
-    advantages = torch.where(mask, advantages.detach(), 0.0)
-    log_prob = torch.where(mask, log_prob, 0.0)
-    log_ratio = (log_prob - torch.where(mask, behaviour_log_prob, 0.0)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    advantages = _kept(advantages.detach(), mask)
+    log_prob = _kept(log_prob, mask)
+    log_ratio = (log_prob - _kept(behaviour_log_prob, mask)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     if clip is None:
         loss = -masked_mean(log_prob * advantages, mask, count)
-        clipped = torch.zeros_like(mask)
+        clipped = torch.zeros_like(ratio)
     else:
         low, high = 1 / (1 + clip), 1 + clip
         loss = -masked_mean(torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages), mask, count)
         clipped = (ratio < low) | (ratio > high)
     with torch.no_grad():
         # In one tensor, since on small batches an operation costs more than its arithmetic.
-        diagnostics = torch.where(mask, torch.stack((ratio - 1 - log_ratio, clipped.to(ratio.dtype), ratio)), 0.0)
+        diagnostics = _kept(torch.stack((ratio - 1 - log_ratio, clipped.to(ratio.dtype), ratio)), mask)
         approx_kl, clip_fraction, mean_ratio = (diagnostics.flatten(1).sum(1) / count).unbind()
         return PolicyLoss(loss, approx_kl, clip_fraction, mean_ratio, max_ratio=diagnostics[2].max())
 
@@ -98,7 +105,7 @@ def policy_loss(
 def value_loss(
     values: Tensor,
     targets: Tensor,
-    mask: Tensor,
+    mask: Tensor | None,
     behaviour_values: Tensor | None = None,
     clip: float | None = None,
     count: Tensor | None = None,
@@ -116,32 +123,32 @@ def value_loss(
     Raises `ValueError` for different shapes.
     """
     require("value_loss", values.shape, targets=targets, mask=mask, behaviour_values=behaviour_values)
-    values, targets = torch.where(mask, values, 0.0), torch.where(mask, targets.detach(), 0.0)
+    values, targets = _kept(values, mask), _kept(targets.detach(), mask)
     error = (values - targets).square()
     if clip is not None:
         if behaviour_values is None:
             raise ValueError("value clipping needs behaviour_values")
-        old = torch.where(mask, behaviour_values.detach(), 0.0)
+        old = _kept(behaviour_values.detach(), mask)
         error = torch.maximum(error, (old + (values - old).clamp(-clip, clip) - targets).square())
     return 0.5 * masked_mean(error, mask, count)
 
 
-def entropy_loss(entropy: Tensor, mask: Tensor) -> Tensor:
+def entropy_loss(entropy: Tensor, mask: Tensor | None) -> Tensor:
     """Minus the mean entropy: []."""
     return -masked_mean(entropy, mask)
 
 
-def symmetric_kl_loss(symmetric_kl: Tensor, mask: Tensor) -> Tensor:
+def symmetric_kl_loss(symmetric_kl: Tensor, mask: Tensor | None, count: Tensor | None = None) -> Tensor:
     """Mean symmetric KL divergence from the uniform distribution, each clamped at 30: []."""
-    return masked_mean(symmetric_kl.clamp_max(MAX_SYMMETRIC_KL), mask)
+    return masked_mean(symmetric_kl.clamp_max(MAX_SYMMETRIC_KL), mask, count)
 
 
 @torch.no_grad()
-def explained_variance(values: Tensor, targets: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
+def explained_variance(values: Tensor, targets: Tensor, mask: Tensor | None, count: Tensor | None = None) -> Tensor:
     """1 - Var(v - V) / Var(v) over the valid samples; 0 where the targets do not vary: []."""
     count = valid_count(mask) if count is None else count
     both = torch.stack((targets, targets - values)).flatten(1)
-    valid = mask.flatten()
-    means = torch.where(valid, both, 0.0).sum(1, keepdim=True) / count
-    total, left = (torch.where(valid, (both - means).square(), 0.0).sum(1) / count).unbind()
+    valid = None if mask is None else mask.flatten()
+    means = _kept(both, valid).sum(1, keepdim=True) / count
+    total, left = (_kept((both - means).square(), valid).sum(1) / count).unbind()
     return torch.where(total > 0, 1 - left / total.clamp_min(1e-30), 0.0)

@@ -85,19 +85,22 @@ class PolicyGradient(Algorithm):
             else:
                 targets = self._vtrace(policy, batch, c, log_prob.detach(), known)
         count, advantages = losses.valid_count(mask), targets.advantages
+        kept: Tensor | None = mask
+        if mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all()):
+            kept = None  # replacing nothing costs as many operations
         if c.normalize_advantages:
-            advantages = losses.normalize_advantages(advantages, mask, count=count)
+            advantages = losses.normalize_advantages(advantages, kept, count=count)
 
-        surrogate = losses.policy_loss(log_prob, batch["log_prob"], advantages, mask, c.ppo_clip, count)
+        surrogate = losses.policy_loss(log_prob, batch["log_prob"], advantages, kept, c.ppo_clip, count)
         normalize = policy.normalize_value
         old = normalize(batch["value"]) if c.value_clip is not None else None
-        value = losses.value_loss(normalize(values), normalize(targets.values), mask, old, c.value_clip, count)
+        value = losses.value_loss(normalize(values), normalize(targets.values), kept, old, c.value_clip, count)
         with torch.set_grad_enabled(torch.is_grad_enabled() and c.entropy_coef > 0):  # else it is only reported
-            entropy = losses.masked_mean(distribution.entropy(), mask, count)
+            entropy = losses.masked_mean(distribution.entropy(), kept, count)
         if c.exploration == "entropy":
             exploration = -entropy
         else:
-            exploration = losses.symmetric_kl_loss(distribution.symmetric_kl_to_uniform(), mask)
+            exploration = losses.symmetric_kl_loss(distribution.symmetric_kl_to_uniform(), kept, count)
         loss = surrogate.loss + c.value_coef * value + c.entropy_coef * exploration
         if c.reduction == "sum":  # of means over the same samples
             loss = loss * mask.sum()
@@ -111,8 +114,8 @@ class PolicyGradient(Algorithm):
             "losses/clipfrac": surrogate.clip_fraction,
             "losses/ratio_mean": surrogate.mean_ratio,
             "losses/ratio_max": surrogate.max_ratio,
-            "losses/explained_variance": losses.explained_variance(values, targets.values, mask, count),
-            "losses/value_mean": losses.masked_mean(values.detach(), mask, count),
+            "losses/explained_variance": losses.explained_variance(values, targets.values, kept, count),
+            "losses/value_mean": losses.masked_mean(values.detach(), kept, count),
         }
 
     def _clipped(self, log_prob: Tensor, batch: dict[str, Tensor], c: LearningConfig) -> dict[str, Tensor]:
