@@ -246,6 +246,8 @@ class HostKernels:
 def host_library(program: str) -> Path:
     """The kernels with the compiled blocks of a game as a library of this machine."""
     options = ["-std=c++20", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-DHR_PORTABLE"]
+    # Else the libraries of several games in a process share the tables of the first one: static data of inline functions.
+    options += ["-fvisibility=hidden", "-fno-gnu-unique"]
     source = assemble()  # so that a change of any header is another key
     folder = cache_folder() / "kernels"
     digest = hashlib.sha256("\0".join([source, program, *options]).encode()).hexdigest()
