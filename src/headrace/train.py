@@ -30,8 +30,9 @@ from headrace.evaluation.pictures import draw_curve_and_video
 from headrace.experience.batch import Filling
 from headrace.experience.joint import joint
 from headrace.learning.algorithm import make_agent
-from headrace.learning.learner import Learner, Progress
-from headrace.learning.training_log import EPISODE_WINDOW, TrainingLog
+from headrace.learning.ending import REASONS, reason_to_stop
+from headrace.learning.learner import Learner
+from headrace.learning.training_log import TrainingLog
 from headrace.make_config import check_config, for_agents
 from headrace.population.matchmaking import make_crew
 from headrace.population.member import Member
@@ -42,10 +43,6 @@ from headrace.runs.report import Reporter
 from headrace.sampling.placements import make_placement
 from headrace.sampling.placements.base import Message, Placement, RunFailed
 from headrace.shm.run_control import POLL_INTERVAL
-
-REASONS = (None, "total_steps", "goal", "max_minutes", "interrupted")
-"""Why training ends; where ranks have different ones, the last of these is what all of them end with."""
-
 
 @dataclass
 class TrainResult:
@@ -177,7 +174,7 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
         if member is not None:
             yield from member.step(None if batch is None else batch.arrivals)
 
-        reason = "interrupted" if placement.stopped else _reason_to_stop(config, learner.progress, log, now - started)
+        reason = "interrupted" if placement.stopped else reason_to_stop(config, learner.progress, log, now - started)
         reason = REASONS[ranks.largest(REASONS.index(reason))]
         if reason or now - last_log >= config.run.log_interval:
             yield Message("curve", log.curve(), p)
@@ -194,13 +191,3 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     past.finish()
     del placement.savers[p]
     yield Message("done", {"reason": reason, "global_step": learner.progress.global_step, "mean_return": log.mean_return}, p)
-
-
-def _reason_to_stop(config: Config, progress: Progress, log: TrainingLog, seconds: float) -> str | None:
-    if progress.global_step >= config.learning.total_steps:
-        return "total_steps"
-    if config.run.goal is not None and len(log.returns) == EPISODE_WINDOW and log.mean_return >= config.run.goal:
-        return "goal"
-    if config.run.max_minutes is not None and seconds >= 60 * config.run.max_minutes:
-        return "max_minutes"
-    return None

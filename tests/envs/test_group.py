@@ -27,7 +27,8 @@ from worlds import (
 
 from headrace.config import EnvConfig
 from headrace.envs.contract import MASK_KEY, EnvGroup, EnvironmentFault, LaneRow, OutOfBounds
-from headrace.envs.group import BOUNDS_PERIOD, LIFE_LOST, Completion, vector_group
+from headrace.envs.group import BOUNDS_PERIOD, LIFE_LOST, Completion
+from headrace.envs.vector_group import vector_group
 from headrace.sampling.worker_process import warnings_reported
 
 SEED, E, STEPS = 20, 5, 60

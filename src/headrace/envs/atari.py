@@ -36,7 +36,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.contract import EnvGroup
-from headrace.envs.group import LIFE_LOST, vector_group
+from headrace.envs.group import LIFE_LOST
+from headrace.envs.vector_group import vector_group
 from headrace.envs.wrappers import Env
 
 FRAMESKIP = 4

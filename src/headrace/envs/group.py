@@ -1,8 +1,7 @@
 """Groups whose environments run in the calling process and have one agent each.
 
-`LocalGroup` steps a list of Gymnasium environments one after the other. `VectorGroup` drives a `gymnasium.vector.VectorEnv`
-in any of its autoreset modes, the native Atari batch among them. Both take NumPy arrays, have one lane, and finish a step in
-`send`.
+`LocalGroup` steps a list of Gymnasium environments one after the other; `headrace.envs.vector_group` drives vector environments.
+Both take NumPy arrays, have one lane, and finish a step in `send`.
 
 An *episode* is what the learner sees end, where `terminated` or `truncated` is true. A *game* is what the statistics report. It
 ends with the same step, unless the step's info says ``"life_lost": True``: then the environment's next reset goes on with the
@@ -14,13 +13,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from threading import Event
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
 
-from headrace.config import EnvConfig
 from headrace.envs.action_log import ActionLog
 from headrace.envs.contract import (
     MASK_KEY,
@@ -33,7 +30,7 @@ from headrace.envs.contract import (
     OutOfBounds,
     StepRow,
 )
-from headrace.envs.spaces import PLAIN_KEY, Leaf, batch_decoder, decoder, leaves, specs_of
+from headrace.envs.spaces import Leaf, decoder, leaves
 
 RewardTransform = Callable[[np.ndarray], np.ndarray]
 _STATISTICS = ("_ended", "_returns", "_lengths", "_games")
@@ -88,7 +85,7 @@ def _too_large(value: float) -> str:
     return ", too large to learn from" if np.isfinite(value) else ""
 
 
-class _Group:
+class OneAgentGroup:
     """The common part of both groups: one lane, steps that are finished at once, statistics of games, checks of observations and
     rewards, errors that name the environment. E: `num_envs`."""
 
@@ -236,7 +233,7 @@ class _Group:
         )
 
 
-class LocalGroup(_Group):
+class LocalGroup(OneAgentGroup):
     """Gymnasium environments with equal spaces, stepped one after the other in this process."""
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], spec: EnvSpec, to_learn: RewardTransform) -> None:
@@ -258,7 +255,7 @@ class LocalGroup(_Group):
             log.start_episode(seed + i)
         for i, env in enumerate(self.envs):
             try:
-                observation = _first(env.reset(seed=seed + i), dict)
+                observation = first_of(env.reset(seed=seed + i), dict)
                 for leaf in self._leaves:
                     leaf.put_one(out.obs[leaf.name], i, observation)
             except Exception as error:
@@ -278,10 +275,10 @@ class LocalGroup(_Group):
         try:
             for i, (env, action) in enumerate(zip(self.envs, self._decode(actions), strict=True)):
                 if starting[i]:
-                    observation = _first(env.reset(), dict)
+                    observation = first_of(env.reset(), dict)
                     raw[i], terminated[i], truncated[i] = 0.0, False, False
                 else:
-                    observation, reward, terminated[i], truncated[i], info = _parts(env.step(action), _STEP)
+                    observation, reward, terminated[i], truncated[i], info = parts_of(env.step(action), STEP)
                     try:
                         raw[i] = reward
                     except (TypeError, ValueError):
@@ -345,129 +342,12 @@ class LocalGroup(_Group):
         close_all(self.envs)
 
 
-class VectorGroup(_Group):
-    """A `gymnasium.vector.VectorEnv`; its ``metadata["autoreset_mode"]`` says how it resets.
-
-    NEXT_STEP gives the contract's rows as they are. SAME_STEP, and DISABLED (where ended environments are reset at once),
-    give same-step rows: `spec.autoreset` is "same-step" and the true last observation goes to `StepRow.final_obs`.
-
-    `send` also waits for vector environments with processes of their own (AsyncVectorEnv): Gymnasium has no public way to ask
-    whether their step is finished. More rollout workers step environments in parallel, too.
-    """
-
-    def __init__(self, envs: VectorEnv[Any, Any, Any], spec: EnvSpec, to_learn: RewardTransform, in_place: bool = False) -> None:
-        """`in_place`: the environment's `step` takes ``out``, memory for its (plain) observations."""
-        super().__init__(spec, envs.num_envs, leaves(envs.single_observation_space), to_learn)
-        self.envs = envs
-        self.mode = autoreset_mode(envs)
-        self._in_place = in_place
-        self._decode = batch_decoder(envs.single_action_space)
-        self._in_game = np.ones(self.num_envs, bool)
-        """Bool [E]: False where the next step only resets."""
-
-    def _reset(self, seed: int, out: ObsRow) -> None:
-        self._in_game[:] = True
-        try:
-            observations = _first(self.envs.reset(seed=seed), dict | list)
-            self._put(out.obs, observations)
-        except Exception as error:
-            raise self._group_fault("reset", error) from error
-
-    def _step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
-        try:
-            out = {"out": after.obs[PLAIN_KEY]} if self._in_place else {}
-            stepped = self.envs.step(self._decode(actions), **out)
-            observations, self._raw[:], now.terminated[:], now.truncated[:], infos = _parts(stepped, _STEP)
-            infos = self._by_key(infos)
-            next_step = self.mode is AutoresetMode.NEXT_STEP
-            if not next_step:
-                observations = self._write_final(now, observations, infos)
-            self._put(after.obs, observations)
-        except Exception as error:
-            raise self._group_fault("step", error) from error
-        life_lost, ended = infos.get(LIFE_LOST), now.terminated | now.truncated
-        after.first[:] = self._ended if next_step else ended
-        after.valid[:] = ~ended if next_step else True
-        started = self._ended
-        self._finish(now, after, self._in_game, life_lost)
-        if next_step:
-            now.reward[started] = 0  # a reward of the step after a lost life counts for the game, but followed no chosen action
-            self._in_game = ~ended if life_lost is None else ~ended | life_lost
-
-    def _by_key(self, infos: Any) -> dict[str, Any]:
-        """The infos that are read here, by key; Gymnasium's wrapper DictInfoToList makes a list of dictionaries of them."""
-        if isinstance(infos, dict):
-            return infos
-        if not isinstance(infos, list):
-            raise TypeError(f"the infos are a {type(infos).__name__}, but must be a dictionary or a list of dictionaries")
-        by_key: dict[str, Any] = {}
-        if any(LIFE_LOST in info for info in infos):
-            by_key[LIFE_LOST] = np.array([bool(info.get(LIFE_LOST)) for info in infos])
-        if any("final_obs" in info for info in infos):
-            by_key["final_obs"] = np.empty(self.num_envs, object)
-            for i, info in enumerate(infos):  # one by one: NumPy would make one array of observations that all have ended
-                by_key["final_obs"][i] = info.get("final_obs")
-        return by_key
-
-    def _write_final(self, now: StepRow, observations: Any, infos: dict[str, Any]) -> Any:
-        """Write true last observations where episodes ended; return the observations to act on next."""
-        ended = now.terminated | now.truncated
-        if not ended.any():
-            return observations
-        if self.mode is AutoresetMode.DISABLED:
-            self._put(now.final_obs, observations, ended)
-            observations, _ = self.envs.reset(options={"reset_mask": ended})
-        elif infos.get("final_obs") is None:
-            raise TypeError("episodes ended, but the infos have no 'final_obs', the last observations of SAME_STEP environments")
-        else:
-            self._put(now.final_obs, infos["final_obs"], ended)
-        self._check(now.final_obs, np.zeros_like(ended))
-        return observations
-
-    def _put(self, rows: dict[str, np.ndarray], observations: Any, where: np.ndarray | None = None) -> None:
-        """Write batched observations, or only those of some environments, which may also come as an array of objects."""
-        for leaf in self._leaves:
-            row = rows[leaf.name]
-            if observations is row:
-                continue  # written in place
-            if where is None:
-                leaf.put_batch(row, observations)
-            elif isinstance(observations, np.ndarray) and observations.dtype == object:
-                for i in np.flatnonzero(where):
-                    leaf.put_one(row, int(i), observations[i])
-            else:
-                value = leaf.find(observations)
-                for i in np.flatnonzero(where):
-                    leaf.put_value(row[i], value[i])
-
-    def _group_fault(self, doing: str, error: Exception) -> EnvironmentFault:
-        """The error of the whole group: a vector environment does not say which of its environments failed."""
-        return EnvironmentFault(
-            f"{self.spec.name}, group of {self.num_envs} environments (seeds {self._seed} to {self._seed + self.num_envs - 1}), "
-            f"steps {(self._lengths + 1).tolist()}: {doing} failed: {type(error).__name__}: {error}"
-        )
-
-    def get_state(self) -> dict[str, Any] | None:
-        """Asks the vector environment's own `get_state()`; None if there is no such method or it returns None."""
-        state = self.envs.get_state() if hasattr(self.envs, "get_state") else None
-        return None if state is None else self._statistics() | {"in_game": self._in_game.copy(), "envs": state}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """See `EnvGroup.set_state`."""
-        super().set_state(state)
-        self._in_game[:] = state["in_game"]
-        cast(Any, self.envs).set_state(state["envs"])
-
-    def close(self) -> None:
-        """Close the vector environment."""
-        self.envs.close()
+RESET, STEP = 2, 5
+"""Parts of what `reset` and `step` return."""
+_NAMES = {RESET: "observation, info", STEP: "observation, reward, terminated, truncated, info"}
 
 
-_RESET, _STEP = 2, 5
-_NAMES = {_RESET: "observation, info", _STEP: "observation, reward, terminated, truncated, info"}
-
-
-def _parts(result: Any, count: int) -> Any:
+def parts_of(result: Any, count: int) -> Any:
     """What `reset` or `step` of an environment returned, if it has as many parts as Gymnasium says."""
     if type(result) is tuple and len(result) == count:
         return result
@@ -475,34 +355,12 @@ def _parts(result: Any, count: int) -> Any:
     raise TypeError(f"it returned {what} (the interface of old Gym?); Gymnasium's returns ({_NAMES[count]})")
 
 
-def _first(result: Any, infos: Any) -> Any:
+def first_of(result: Any, infos: Any) -> Any:
     """The observation that `reset` returned, if its info is of the type `infos`."""
-    observation, info = _parts(result, _RESET)
+    observation, info = parts_of(result, RESET)
     if not isinstance(info, infos):
         raise TypeError(f"the info is a {type(info).__name__}, but must be a dictionary (the interface of old Gym?)")
     return observation
-
-
-def vector_group(
-    envs: VectorEnv[Any, Any, Any], options: EnvConfig, env_id: str, frameskip: int = 1, in_place: bool = False
-) -> VectorGroup:
-    """The group of a vector environment, with the specification that its spaces and metadata give. Raises `UnsupportedSpace`."""
-    observation, action = specs_of(envs.single_observation_space, envs.single_action_space, env_id)
-    next_step = autoreset_mode(envs) is AutoresetMode.NEXT_STEP
-    autoreset: Literal["next-step", "same-step"] = "next-step" if next_step else "same-step"
-    spec = EnvSpec(observation, action, options.frameskip or frameskip, autoreset, env_id)
-    return VectorGroup(envs, spec, reward_transform(options.reward_scale, options.reward_clip), in_place)
-
-
-def autoreset_mode(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """How a vector environment resets ended episodes; raises `ValueError` where its metadata does not say."""
-    mode = (envs.metadata or {}).get("autoreset_mode")
-    if mode is None:
-        raise ValueError(
-            f"{type(envs).__name__} does not say how it resets ended episodes: set metadata['autoreset_mode'] to one of "
-            f"{', '.join(str(m) for m in AutoresetMode)}"
-        )
-    return AutoresetMode(mode)
 
 
 def close_all(envs: Sequence[Any]) -> None:

@@ -25,8 +25,8 @@ from worlds import BadEnv, CountingEnv, local_group
 
 from headrace.config import EnvConfig
 from headrace.envs.contract import EnvGroup, EnvironmentFault, LaneRow
-from headrace.envs.group import vector_group
 from headrace.envs.remote.transport import Credentials
+from headrace.envs.vector_group import vector_group
 
 pytestmark = pytest.mark.timeout(60)
 
