@@ -44,6 +44,7 @@ from headrace.sampling.placements import make_placement
 from headrace.sampling.placements.base import Message, Placement, RunFailed
 from headrace.shm.run_control import POLL_INTERVAL
 
+
 @dataclass
 class TrainResult:
     """How a run ended."""
