@@ -14,6 +14,7 @@ import torch
 
 import headrace
 from headrace.config import Config
+from headrace.envs.contract import EnvironmentFault
 from headrace.make_config import make_config
 from headrace.runs import checkpoint, lineage
 from headrace.runs.metrics import read_jsonl
@@ -194,3 +195,19 @@ def test_a_tree_survives_as_one_piece() -> None:
     assert torch.equal(again["a"], tree["a"])  # type: ignore[arg-type]
     assert torch.equal(again["b"][1]["c"], torch.ones(2, 2))
     assert again["d"] == "text"
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"pbt.objective": "true_objective"}, "pbt.objective true_objective"),
+        ({"envs.reward_weights": {"part": 1.0}, "pbt.mutable": {"reward.part": {"rule": "scale"}}}, "envs.reward_weights"),
+    ],
+)
+def test_what_batches_of_environments_cannot_do_is_refused(asked: dict[str, Any], named: str, tmp_path: Path) -> None:
+    small = {"sampling.num_workers": 1, "sampling.envs_per_worker": 4, "sampling.num_groups": 2, "learning.device": "cpu"}
+    run = {"run.folder": str(tmp_path), "run.dashboard": False, "run.video": False, "sampling.placement": "serial"}
+    pbt = {"population.size": 2, "pbt.rule": "paper", "envs.atari_backend": "native", "sampling.rollout": 8, **asked}
+    learning = {"learning.batch_size": 64, "learning.algorithm": "ppo"}
+    with pytest.raises(EnvironmentFault, match=f"{named} need environments that are stepped one by one"):
+        headrace.train(make_config("atari/pong", **small, **run, **pbt, **learning))

@@ -19,7 +19,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from headrace.envs.contract import EnvGroup, LaneRow, ObsRow
+from headrace.envs.contract import EnvGroup, EnvironmentFault, LaneRow, ObsRow
+from headrace.envs.group import LocalGroup
 from headrace.envs.multi_agent import scratch_step
 from headrace.sampling.run_memory import RunMemory
 from headrace.sampling.seating import Seating
@@ -120,8 +121,23 @@ class RolloutWorker:
         lanes = [Lane(number, int(self.requests.policy[number])) for number in self.requests.lanes_of(self.index, g)]
         for lane in lanes:
             lane.agent = bool(envs.spec.agents)
+        self._check_group(envs)
         envs.notify(lambda: self.requests.wake(self.index, g))
         return Group(g, envs, lanes)
+
+    def _check_group(self, envs: EnvGroup) -> None:
+        """What population-based training asks of environments and whole batches of them cannot do would be missed in silence."""
+        population = self.memory.population
+        if population is None or isinstance(envs, LocalGroup):
+            return
+        asked = ["envs.reward_weights"] if population.reward_names else []
+        if "episode_objective" in self.memory.policies[0].trajectories.arrays:
+            asked.append("pbt.objective true_objective")
+        if asked:
+            raise EnvironmentFault(
+                f"{envs.spec.name}: {' and '.join(asked)} need environments that are stepped one by one in this process; these "
+                f"are a {type(envs).__name__}"
+            )
 
     def start(self, seed: int) -> None:
         """Reset all environments and ask for their first actions. Environment i of group g has seed `seed` + (g E + i)."""
