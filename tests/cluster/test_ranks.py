@@ -21,7 +21,8 @@ from headrace.config.validation import validate
 from headrace.sampling.worker_process import actor_seed, environment_seed
 
 WORK = Path(__file__).with_name("rank_work.py")
-sys.path.append(str(Path(__file__).parents[1] / "faults"))  # behind the folder of other tests, which has modules of the same names
+# Behind the folders of other tests, which have modules of the same names.
+sys.path.append(str(Path(__file__).parents[1] / "faults"))
 from harness import Run  # noqa: E402
 
 
