@@ -72,6 +72,8 @@ class Group:
     number: int
     envs: EnvGroup
     lanes: list[Lane]
+    agents: bool
+    """Every lane is one agent, and not all of them act in every step."""
     busy: Literal["", "slots", "seats", "reset", "step"] = ""
     """slots: it waits for free slots, to ask for actions; seats: the same, to begin a step. reset, step: what the environments
     are doing, so that `recv` has to be asked. "" while the group waits for actions."""
@@ -86,8 +88,6 @@ class Group:
         self.acting = self.lanes
         """Lanes with a new observation: they are asked for, or have been answered."""
         self.acting_numbers = [lane.number for lane in self.lanes]
-        self.agents = bool(self.envs.spec.agents)
-        """Every lane is one agent, and not all of them act in every step."""
         self.new_matches: Sequence[int] = ()
         """Matches that the next step begins."""
         self.rows: list[LaneRow] = [None] * len(self.lanes)  # type: ignore[list-item]  # reused by every step
@@ -119,11 +119,13 @@ class RolloutWorker:
 
     def _group(self, g: int, envs: EnvGroup) -> Group:
         lanes = [Lane(number, int(self.requests.policy[number])) for number in self.requests.lanes_of(self.index, g)]
+        # Not from the environments' specification: those that are elsewhere may not have given it yet.
+        agents = self.memory.standings is not None
         for lane in lanes:
-            lane.agent = bool(envs.spec.agents)
+            lane.agent = agents
         self._check_group(envs)
         envs.notify(lambda: self.requests.wake(self.index, g))
-        return Group(g, envs, lanes)
+        return Group(g, envs, lanes, agents)
 
     def _check_group(self, envs: EnvGroup) -> None:
         """What population-based training asks of environments and whole batches of them cannot do would be missed in silence."""
