@@ -1,0 +1,170 @@
+"""Matches of several Doom players: lock-step, ends, new matches, and game processes that are killed, stopped or in the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.config import ConfigError, EnvConfig
+from headrace.envs import vizdoom as family
+from headrace.envs.vizdoom.match import Match, MatchFailed
+
+pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /proc")
+
+
+@contextmanager
+def match(name: str = "multi_duel", frameskip: int = 4, **kwargs: Any) -> Iterator[Match]:
+    made = Match(name, EnvConfig(frameskip=frameskip, kwargs={"episode_timeout": 40, **kwargs}))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def actions(env: Match, rng: np.random.Generator) -> dict[str, Any]:
+    counts = [len(head.presses) for head in env.players[0].heads]
+    chosen = [tuple(int(rng.integers(n)) for n in counts) for _ in env.agents]
+    return {agent: choice[0] if len(choice) == 1 else choice for agent, choice in zip(env.agents, chosen, strict=True)}
+
+
+def play(env: Match, rng: np.random.Generator) -> tuple[int, dict[str, dict[str, Any]]]:
+    """A match to its end: the number of its steps, the last infos."""
+    steps, infos = 0, {}
+    while env.agents:
+        _, _, _, _, infos = env.step(actions(env, rng))
+        steps += 1
+    return steps, infos
+
+
+def test_players_are_in_step_and_see_the_same_game() -> None:
+    rng = np.random.default_rng(0)
+    with match() as env:
+        assert env.possible_agents == ["player_0", "player_1"]
+        for number in range(3):
+            observations, _ = env.reset(seed=number)
+            assert env.agents == env.possible_agents
+            assert not np.array_equal(observations["player_0"]["obs"], observations["player_1"]["obs"])
+            begun = [player.game.get_episode_time() for player in env.players]
+            assert len(set(begun)) == 1
+            for step in range(1, 11):
+                agents = env.agents
+                observations, rewards, terminations, truncations, infos = env.step(actions(env, rng))
+                assert list(observations) == list(rewards) == list(terminations) == list(infos) == agents
+                assert not any(terminations.values())
+                assert set(truncations.values()) == {step == 10}
+                assert [player.game.get_episode_time() for player in env.players] == [begun[0] + 4 * step] * 2
+                for agent in agents:
+                    assert env.observation_space(agent).contains(observations[agent])
+                    assert np.isfinite(rewards[agent])
+            assert env.agents == []
+            assert set(infos["player_0"]) == {"frags", "deaths", "outcome"}
+            scores = [[player.value(f"PLAYER{i}_FRAGCOUNT") for i in (1, 2)] for player in env.players]
+            assert scores[0] == scores[1] == [infos[agent]["frags"] for agent in env.possible_agents]
+        with pytest.raises(RuntimeError, match="over"):
+            env.step({})
+        assert env.starts == 1
+    assert env.engine_pids == []
+
+
+def test_more_players_with_bots() -> None:
+    with match("multi_cig", players=3, bots=2) as env:
+        env.reset(seed=0)
+        play(env, np.random.default_rng(0))
+        assert {player.value("PLAYER_COUNT") for player in env.players} == {5}
+
+
+def test_a_killed_or_stopped_player_ends_its_match_only() -> None:
+    rng = np.random.default_rng(0)
+    with match() as other, match() as env:
+        other.reset(seed=0)
+        for how in (signal.SIGKILL, signal.SIGSTOP):
+            env.reset(seed=0)
+            env.step(actions(env, rng))
+            engines = env.engine_pids
+            os.kill(engines[1], how)
+            begun = time.monotonic()
+            observations, rewards, _, truncations, infos = env.step(actions(env, rng))
+            while env.agents and time.monotonic() < begun + 60:  # a step may be over before the signal arrives
+                observations, rewards, _, truncations, infos = env.step(actions(env, rng))
+            assert set(truncations.values()) == {True}
+            assert set(rewards.values()) == {0.0}
+            assert env.observation_space("player_0").contains(observations["player_0"])
+            assert infos["player_1"] == {"restarted": True, "outcome": 0.0}
+            assert env.engine_pids == []
+            assert not any(_exists(pid) for pid in engines)
+            if not other.agents:
+                other.reset()
+            other.step(actions(other, rng))
+            assert other.starts == 1
+        env.reset()
+        assert play(env, rng)[0] == 10
+        assert env.starts == 3
+
+
+def test_a_player_lost_between_matches() -> None:
+    rng = np.random.default_rng(0)
+    with match() as env:
+        env.reset(seed=0)
+        play(env, rng)
+        os.kill(env.engine_pids[0], signal.SIGKILL)
+        env.reset()
+        assert play(env, rng)[0] == 10
+        assert env.starts == 2
+
+
+def test_a_start_that_fails_is_repeated_on_another_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, ports = Match._together, []
+
+    def fails_twice(self: Match, work: Any, timeout: float) -> None:
+        if not self._running:
+            ports.append(self.players[0].game.get_game_args())
+            if len(ports) <= 2:
+                raise MatchFailed("as if a port had been taken")
+        together(self, work, timeout)
+
+    monkeypatch.setattr(Match, "_together", fails_twice)
+    with match() as env:
+        env.reset(seed=0)
+        assert len(set(ports)) == 3
+        assert env.starts == 1
+        assert play(env, np.random.default_rng(0))[0] == 10
+
+
+def test_the_family_knows_matches() -> None:
+    assert {"multi_duel", "multi_deathmatch", "multi_cig"} <= set(family.ids())
+    assert family.make_parallel("cig", EnvConfig()) is None
+    env = family.make_parallel("deathmatch_bots", EnvConfig(kwargs={"players": 2}))
+    assert env is not None
+    assert env.action_space("player_0") == env.action_space("player_1")
+    env.close()
+    with pytest.raises(ConfigError, match="several players"):
+        family.make("multi_duel", EnvConfig())
+    with pytest.raises(ConfigError, match="16 players"):
+        family.make_parallel("multi_cig", EnvConfig(kwargs={"players": 12, "bots": 7}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "players"), [("multi_duel", 2), ("multi_cig", 3)])
+def test_a_hundred_matches_without_a_restart(name: str, players: int) -> None:
+    rng = np.random.default_rng(0)
+    with match(name, players=players, episode_timeout=350) as env:
+        for number in range(100):
+            env.reset(seed=number)
+            steps, infos = play(env, rng)
+            assert steps == 88, infos  # the last step has 2 frames
+        assert env.starts == 1
+
+
+def _exists(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except OSError:
+        return False
