@@ -95,12 +95,12 @@ class CountingSequences(CountingReplay):
         return fields, torch.where(first[:, None], 0.0, core) + torch.arange(1, CORE + 1)
 
     def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
-        check_sequences({name: t.numpy() for name, t in batch.items()})
+        self.begun_inside = check_sequences({name: t.numpy() for name, t in batch.items()})
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
         loss, statistics = super().loss(model, batch, config)
         batch["priority"] = torch.rand(len(batch["weights"]))
-        return loss, statistics
+        return loss, {**statistics, "losses/begun_inside": torch.tensor(float(self.begun_inside))}
 
 
 @register_algorithm("counting-sequences", experience="replay")
@@ -133,8 +133,8 @@ def check(batch: dict[str, np.ndarray]) -> None:
     assert (batch["version"] >= 0).all()
 
 
-def check_sequences(batch: dict[str, np.ndarray]) -> None:
-    """Every row of sequences [T, B] and the core state before them."""
+def check_sequences(batch: dict[str, np.ndarray]) -> int:
+    """Every row of sequences [T, B] and the core state before them; how many begin within an episode."""
     intact = batch["weights"] > 0
     b = {name: x[:, intact] for name, x in batch.items() if x.ndim >= 2 and name != "core"}
     env, episode, step, life = np.moveaxis(b["obs/obs"], -1, 0).astype(np.int64)
@@ -152,5 +152,5 @@ def check_sequences(batch: dict[str, np.ndarray]) -> None:
     equal(step[1:], np.where(real, step + 1, 0)[:-1])
     core = batch["core"][intact, :CORE]
     inside = ~b["first"][0]
-    assert inside.any()
     equal(core[inside], (step[0][:, None] * np.arange(1, CORE + 1))[inside])
+    return int(inside.sum())

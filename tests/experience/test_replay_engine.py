@@ -66,6 +66,7 @@ def test_every_row_and_core_state_of_replayed_sequences_is_right(tmp_path: Path)
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert rows[-1]["losses/rows_checked"] == 16 * 16  # 4 + 9 rows and 3 for the last targets
     assert rows[-1]["replay/evicted"] > 0
+    assert max(row.get("losses/begun_inside", 0) for row in rows) > 1, "core states that are not zero were compared"
 
 
 @pytest.mark.slow

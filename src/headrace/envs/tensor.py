@@ -215,10 +215,12 @@ def _as_tensors(row: Any) -> Any:
     """A row of NumPy arrays as tensors of the same memory."""
     if isinstance(row, LaneRow):
         return LaneRow(torch.from_numpy(row.actions), _as_tensors(row.step), _as_tensors(row.after))
-    fields = {
-        name: {key: torch.from_numpy(x) for key, x in value.items()} if isinstance(value, dict) else torch.from_numpy(value)
-        for name, value in vars(row).items()
-    }
+    fields: dict[str, Any] = {}
+    for name, value in vars(row).items():
+        if isinstance(value, dict):
+            fields[name] = {key: torch.from_numpy(x) for key, x in value.items()}
+        else:
+            fields[name] = None if value is None else torch.from_numpy(value)
     return type(row)(**fields)
 
 
