@@ -16,6 +16,7 @@ import os
 import shlex
 import shutil
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -49,7 +50,23 @@ headrace COMMAND --help shows the options of a command, headrace train --help-al
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; returns the exit code. A rank among others ends here."""
+    if machine.rank().size == 1:
+        return _run(arguments)
+    try:
+        code = _run(arguments)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    # What torch's process group leaves can abort the process while Python shuts down, which would look like a kill.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     commands: dict[str, Callable[[list[str]], int]] = {
         "train": train,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -70,6 +71,8 @@ def main() -> None:
             ranks.count(1)
         except RankLost as error:
             print(f"lost: {error}")
+    sys.stdout.flush()
+    os._exit(0)  # as the command line does
 
 
 if __name__ == "__main__":
