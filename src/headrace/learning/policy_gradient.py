@@ -104,7 +104,7 @@ class PolicyGradient(Algorithm):
         loss = surrogate.loss + c.value_coef * value + c.entropy_coef * exploration
         if c.reduction == "sum":  # of means over the same samples
             loss = loss * mask.sum()
-        return loss, self._clipped(log_prob, batch, c) | {
+        return loss, {
             "losses/loss": loss,
             "losses/policy_loss": surrogate.loss,
             "losses/value_loss": value,
@@ -116,7 +116,7 @@ class PolicyGradient(Algorithm):
             "losses/ratio_max": surrogate.max_ratio,
             "losses/explained_variance": losses.explained_variance(values, targets.values, kept, count),
             "losses/value_mean": losses.masked_mean(values.detach(), kept, count),
-        }
+        } | self._clipped(log_prob, batch, c)
 
     def _clipped(self, log_prob: Tensor, batch: dict[str, Tensor], c: LearningConfig) -> dict[str, Tensor]:
         """Shares of the samples whose importance ratio V-trace truncates; nothing where it computes no targets."""

@@ -403,6 +403,10 @@ def tree_from_bytes(data: bytes) -> Any:
     return unpack(safetensors.torch.load(data[end:]), json.loads(data[8:end]))
 
 
+_KERNELS = ("foreach", "fused", "capturable")
+"""Settings of an optimizer that only choose its kernels."""
+
+
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """`optimizer.load_state_dict(state)`, with every moment in the memory format and on the device of its parameter.
 
@@ -415,9 +419,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     groups = []
     for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True):
         for name, value in own.items():
-            if name not in ("params", "lr") and name in saved:
+            if name not in ("params", "lr", *_KERNELS) and name in saved:
                 check_like(saved[name], value, f"the optimizer's {name}")
-        here: dict[str, Any] = {name: own[name] for name in ("foreach", "fused", "capturable") if name in own}
+        here: dict[str, Any] = {name: own[name] for name in _KERNELS if name in own}
         if isinstance(own["lr"], torch.Tensor):
             here["lr"] = torch.as_tensor(saved["lr"]).to(own["lr"])
         elif isinstance(saved["lr"], torch.Tensor):
