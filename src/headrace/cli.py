@@ -16,7 +16,6 @@ import os
 import shlex
 import shutil
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,7 +32,7 @@ from headrace.config.reading import shortened
 from headrace.envs.trust import check_given, needed_code
 from headrace.make_config import check_config, make_config
 from headrace.runs.explain import explain
-from headrace.runs.output import say, tolerantly
+from headrace.runs.output import say, show_without_source, tolerantly
 from headrace.runs.processes import start_fork_server
 
 USAGE = """usage: headrace COMMAND [OPTIONS]
@@ -53,17 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. A rank among others ends here."""
     if machine.rank().size == 1:
         return _run(arguments)
-    try:
-        code = _run(arguments)
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    # What torch's process group leaves can abort the process while Python shuts down, which would look like a kill.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    launch.end_rank(lambda: _run(arguments))
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -86,7 +75,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 2
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_without_source(warnings.showwarning)
+            warnings.showwarning = show_without_source(warnings.showwarning)
             return commands[command](rest)
     except KeyboardInterrupt:
         return 130
@@ -100,18 +89,6 @@ def _run(arguments: Sequence[str] | None) -> int:
         frames = getattr(error, "frames", "")  # an environment's fault: where in the user's code
         tolerantly(lambda: print(f"{frames}headrace: {text}", file=sys.stderr, flush=True), sys.stderr)
         return code
-
-
-def _show_without_source(show: Callable[..., None]) -> Callable[..., None]:
-    """Show a `UserWarning` as one line, without file, line number and source. Warnings for developers go to `show`."""
-
-    def show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-        if category is UserWarning:
-            print(f"warning: {message}", file=sys.stderr)
-        else:
-            show(message, category, *where, **more)
-
-    return show_warning
 
 
 # -- train ------------------------------------------------------------------------------------------------------------

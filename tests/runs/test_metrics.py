@@ -81,7 +81,8 @@ def test_a_step_is_needed(tmp_path):
 def test_the_code_logs_what_is_described_and_nothing_else():
     source = Path(headrace.__file__).parent
     text = "".join(p.read_text() for p in source.rglob("*.py") if p.parent.name != "runs" or p.name == "report.py")
-    logged = set(re.findall(r'"((?:charts|losses|lag|sampling|replay|eval|system|population|matches)/\w+)"', text)) | {"global_step"}
+    groups = "charts|losses|lag|sampling|replay|eval|system|population|matches"
+    logged = set(re.findall(rf'"((?:{groups})/\w+)"', text)) | {"global_step"}
     logged |= {f"time/{part}/{phase}" for part, phases in PHASES.items() for phase in phases}
     logged |= {f"population/{name}" for name in KINDS}
     assert logged - KEYS.keys() == set(), "not described in KEYS"

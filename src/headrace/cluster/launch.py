@@ -14,9 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from headrace.config import Config, ConfigError, machine
 from headrace.config.errors import RANK_LOST
@@ -109,6 +111,21 @@ def _ends(codes: list[int]) -> str:
 
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end_rank(run: Callable[[], int]) -> NoReturn:
+    """Run this rank's command, and end the process with its exit code."""
+    try:
+        code = run()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    # What torch's process group leaves can abort the process while Python shuts down, which would look like a kill.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import IO
+from typing import IO, Any
 
 
 def say(text: str) -> None:
@@ -28,3 +28,15 @@ def discard(stream: IO[str]) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
+
+
+def show_without_source(show: Callable[..., None]) -> Callable[..., None]:
+    """Show a `UserWarning` as one line, without file, line number and source. Warnings for developers go to `show`."""
+
+    def show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if category is UserWarning:
+            print(f"warning: {message}", file=sys.stderr)
+        else:
+            show(message, category, *where, **more)
+
+    return show_warning
