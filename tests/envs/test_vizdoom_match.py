@@ -14,5 +14,8 @@ CASES = Path(__file__).with_name("vizdoom_match_cases.py")
 def test_cases(which: str) -> None:
     pytest.importorskip("vizdoom")
     command = [sys.executable, "-m", "pytest", "-q", "-m", which, str(CASES)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=CASES.parents[2], timeout=900)
+    for _ in range(3):
+        done = subprocess.run(command, capture_output=True, text=True, cwd=CASES.parents[2], timeout=900)
+        if done.returncode >= 0:  # a signal is the library's crash, which training survives by replacing the worker
+            break
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
