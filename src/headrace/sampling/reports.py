@@ -1,7 +1,7 @@
 """Reports of child processes to the supervisor, which waits for nobody: a child may be killed or stopped in the middle of one.
 
-Reports are pickled, as `multiprocessing` does it: the pipe has no name, and both its ends are processes of this run. Nothing from a
-disk or a network comes this way.
+Reports are pickled, as `multiprocessing` does it: the pipe has no name, and both its ends are processes of this run. Nothing from
+a disk or a network comes this way.
 """
 
 from __future__ import annotations
