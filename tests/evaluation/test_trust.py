@@ -26,12 +26,14 @@ TINY = ["--placement", "serial", "--batch-size", "512", "--no-video", "--num-thr
 @pytest.fixture
 def forget():
     """Afterwards and when called, this process is like a new one, which has imported no file of the user's."""
+    registered = dict(registry._registered)
 
     def do():
         import sys
 
         imports._imported.clear()
         registry._registered.clear()
+        registry._registered.update(registered)
         for name in [name for name in sys.modules if name.startswith("headrace_import_")]:
             del sys.modules[name]
 

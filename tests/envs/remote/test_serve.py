@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 import subprocess
@@ -347,3 +348,22 @@ def test_a_welcome_of_garbage_is_refused() -> None:
     for dtype in ("object", "float64", "U9"):
         with pytest.raises(ProtocolError):
             Welcome.from_bytes(good.replace(b"float32", dtype.encode()))
+
+
+def test_a_process_with_a_server_starts_other_programs() -> None:
+    """Those with a `preexec_fn` fork, and gRPC's handlers of fork, which are on by default, let some of such children crash."""
+    code = """
+import os, subprocess
+from remote_servers import finish, remote_group, serving
+with serving() as address:
+    group = remote_group(address)
+    for _ in range(200):
+        done = subprocess.run(["true"], preexec_fn=os.setpgrp, close_fds=True)
+        assert done.returncode == 0, done
+    group.close()
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "epoll" not in done.stderr
