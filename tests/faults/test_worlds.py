@@ -81,16 +81,19 @@ def test_a_lasting_fault_ends_the_run_with_its_error(tmp_path, fault, message):
         run.assert_nothing_left()
 
 
+@pytest.mark.parametrize("what", ["helpers", "programs"])
 @pytest.mark.parametrize("end", ["worker killed", pytest.param("run killed", **SLOW), pytest.param("Ctrl-C", **SLOW)])
-def test_what_a_world_has_forked_does_not_outlive_it(tmp_path, end):
-    kwargs = f'{{"fault": "helpers", "once": "{tmp_path}"}}'
+def test_what_a_world_has_started_does_not_outlive_it(tmp_path, end, what):
+    """Neither processes that it has forked nor other programs."""
+    kwargs = f'{{"fault": "{what}", "once": "{tmp_path}"}}'
+    found = {"helpers": forked, "programs": lambda run: run.pids("sleep")}[what]
     with faulty_run(tmp_path / "run", kwargs, **{"learning.total_steps": 10**9, "sampling.num_workers": 1}) as run:
-        helpers = run.wait_for("both helpers", lambda: forked(run) if len(forked(run)) == 2 else None)
+        started = run.wait_for("both of them", lambda: found(run) if len(found(run)) == 2 else None)
         assert run.process is not None
         if end == "worker killed":
-            (worker,) = set(run.pids("rollout")) - set(helpers)
+            (worker,) = set(run.pids("rollout")) - set(started)
             os.kill(worker, signal.SIGKILL)
-            run.wait_for("the end of the helpers", lambda: not set(helpers) & set(run.pids()))
+            run.wait_for("their end", lambda: not set(started) & set(run.pids()))
             goes_on(run)
         if end == "run killed":
             run.process.kill()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ class Faulty(gymnasium.Env[np.ndarray, int]):
                     leak()
                 if fault == "helpers":
                     helpers()
+                if fault == "programs":
+                    programs()
                 if fault == "exit":
                     os._exit(7)
                 if fault == "shape":
@@ -78,6 +81,12 @@ def helpers() -> None:
         os.fork()
         while True:
             time.sleep(3600)
+
+
+def programs() -> None:
+    """Start programs that never end by themselves: one as a game is, one as a launcher that ends leaves it behind."""
+    subprocess.Popen(["sleep", "3600"], stdout=subprocess.DEVNULL)
+    subprocess.run(["sh", "-c", "setsid sleep 3600 > /dev/null 2>&1 &"], check=True)
 
 
 def leak() -> None:

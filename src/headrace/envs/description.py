@@ -26,6 +26,7 @@ import numpy as np
 from headrace.config import ConfigError
 from headrace.envs.contract import ActionSpec, ArraySpec, Categorical, Continuous, EnvironmentFault, EnvSpec
 from headrace.runs.processes import die_with_parent, start_child
+from headrace.runs.programs import end_programs
 
 DEADLINE = 300.0
 """Seconds that constructing one environment may take."""
@@ -91,6 +92,7 @@ def describe_in_child(describe: Callable[[], EnvSpec], env_id: str, deadline: fl
         _signal(process, signal.SIGKILL, group=True)
         _signal(process, signal.SIGKILL)
         process.join()
+        end_programs({process.pid} if process.pid else ())
         report.close()
         stacks.close()
 

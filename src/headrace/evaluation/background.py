@@ -22,6 +22,7 @@ from headrace.envs.trust import needed_code
 from headrace.evaluation.play import evaluate
 from headrace.runs import checkpoint
 from headrace.runs.processes import die_with_parent, forked_children_die_too, start_child
+from headrace.runs.programs import end_programs
 
 WAITING = 16
 """Checkpoints that may wait for their evaluation."""
@@ -141,6 +142,7 @@ class BackgroundEvaluation:
         child.join(timeout)
         child.kill()
         child.join(END_TIMEOUT)  # not for ever: the kernel may hold it
+        end_programs({child.pid} if child.pid else ())
         report.close()
         shutil.rmtree(held, ignore_errors=True)
         self._child = None

@@ -25,13 +25,16 @@ from typing import Any
 import psutil
 
 from headrace.config.errors import ConfigError
+from headrace.runs import programs
 from headrace.runs.interrupt import SIGNALS
 
 _preloaded = ["headrace.sampling.preload"]
 """Imported by the fork server, in this order."""
 STARTED_BY = "HEADRACE_FORK_SERVER_STARTED_BY"
-"""An environment variable, there only while the fork server is started: the process that starts it, and the temporary folder of
-that process, which holds the fork server's socket ("" where another process removes the folder)."""
+"""An environment variable, there only while the fork server is started: the process that starts it, its origin (see
+`programs`) and its temporary folder, which holds the fork server's socket ("" where another process removes the folder)."""
+CHILDREN_END = 2.0
+"""Seconds that the fork server waits for the end of children whose parent was killed."""
 FILES_OF_A_CHILD = 64
 """Files that starting one more child process may take, beside those that are open."""
 _lock = threading.RLock()
@@ -55,7 +58,7 @@ def start_fork_server() -> None:
         # Ctrl-C, `timeout` and a closed terminal signal the whole process group. The fork server must outlive them, or this
         # process would believe that all its children are dead; it inherits what is blocked here.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        os.environ[STARTED_BY] = f"{os.getpid()}:{folder}"
+        os.environ[STARTED_BY] = f"{os.getpid()}:{programs.origin()}:{folder}"
         try:
             forkserver.ensure_running()
         finally:
@@ -65,23 +68,35 @@ def start_fork_server() -> None:
 
 def become_fork_server() -> None:
     """Called in the fork server by what it imports first: at its end it removes the temporary folder of the process that started
-    it, if that was killed and could not do so itself. In any other process nothing happens."""
+    it, and ends the programs that its children started, if that process was killed and could not do so itself. In any other
+    process nothing happens."""
     started_by = os.environ.pop(STARTED_BY, None)
     if started_by is not None:
-        parent, _, folder = started_by.partition(":")
-        if folder:
-            atexit.register(_remove_folder, os.getpid(), int(parent), folder)
+        parent, origin, folder = started_by.split(":", 2)
+        atexit.register(_clean_up, os.getpid(), int(parent), origin, folder)
 
 
-def _remove_folder(server: int, parent: int, folder: str) -> None:
-    """Remove the folder if the parent is dead. The fork server ends when the parent's files are closed; a moment later the kernel
-    gives its children another parent."""
+def _clean_up(server: int, parent: int, origin: str, folder: str) -> None:
+    """Do so if the parent is dead. The fork server ends when the parent's files are closed; a moment later the kernel gives its
+    children another parent."""
     deadline = time.monotonic() + 10
     while os.getpid() == server and time.monotonic() < deadline:
         if os.getppid() != parent:
-            shutil.rmtree(folder, ignore_errors=True)
+            if folder:
+                shutil.rmtree(folder, ignore_errors=True)
+            _end_children(time.monotonic() + CHILDREN_END)
+            programs.end_all_programs(origin)
             return
         time.sleep(0.005)
+
+
+def _end_children(deadline: float) -> None:
+    """In the fork server: wait for the end of the children, which die with the parent (`die_with_parent`) unless the user's
+    program has started them."""
+    with suppress(ChildProcessError):  # there is none any more
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(0.005)
 
 
 def start_child(main: Callable[..., None], arguments: tuple[Any, ...], name: str, daemon: bool = True) -> BaseProcess:
@@ -101,7 +116,7 @@ def start_child(main: Callable[..., None], arguments: tuple[Any, ...], name: str
     with _lock:  # threads that start children share the environment and the main module
         start_fork_server()
         process = multiprocessing.get_context("forkserver").Process(
-            target=_with_environment, args=(dict(os.environ), main, arguments), name=name, daemon=daemon
+            target=_with_environment, args=(dict(os.environ), programs.origin(), main, arguments), name=name, daemon=daemon
         )
         global _asked
         _asked = time.monotonic()
@@ -144,9 +159,10 @@ def _allow_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, max(need, 2 * soft)), hard))
 
 
-def _with_environment(environment: dict[str, str], main: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _with_environment(environment: dict[str, str], origin: str, main: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     os.environ.clear()
     os.environ.update(environment)  # the fork server's is that of its start
+    programs.mark_programs(origin)
     for number in SIGNALS:  # the signals that ask for the end of a run are the parent's to answer
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

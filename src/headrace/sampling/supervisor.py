@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.config import machine
 from headrace.runs.processes import end_stuck_fork_server
+from headrace.runs.programs import end_programs
 from headrace.sampling.child import Child
 from headrace.sampling.placements.base import LearnerLost, Message, RunFailed
 from headrace.sampling.watchdog import Watchdog
@@ -39,7 +40,9 @@ SHUTDOWN_TIMEOUT = 20.0
 POLL, SOON = 0.5, 0.01
 """Seconds between two looks for dead and hung processes; the same where something is about to happen."""
 SWEEP_INTERVAL = 1.0
-"""Seconds between two looks for hints that were lost with a process."""
+"""Seconds between two looks for hints that were lost with a process, and for programs that outlive one."""
+PROGRAMS_TIMEOUT = 5.0
+"""Seconds after a process's end in which programs that it started are looked for; one may just be starting."""
 FORK_SERVER_TIMEOUT = 120.0
 """Seconds that the fork server may take for one process. The first takes longest, since the fork server imports PyTorch."""
 START_AGAIN = 1.0
@@ -71,6 +74,8 @@ class Supervisor:
         self._looked = self._awake_since = perf_counter()
         self._untaken: list[set[int]] = [set() for _ in self.memory.policies]
         self._last_sweep = 0.0
+        self._removed: dict[int, float] = {}
+        """Processes that have ended, by pid, and when; programs of theirs may be alive."""
         self._watchdog: Watchdog | None = None
 
     # -- starting ---------------------------------------------------------------------------------------------------------
@@ -179,6 +184,8 @@ class Supervisor:
 
     def _remove(self, child: Child) -> None:
         self.children.remove(child)
+        if child.process.pid is not None:
+            self._removed[child.process.pid] = monotonic()
         child.close()
 
     def _count_failure(self, what: str, details: str) -> None:
@@ -259,6 +266,7 @@ class Supervisor:
         if monotonic() - self._last_sweep < SWEEP_INTERVAL or self.memory.control.stopped:
             return
         self._last_sweep = monotonic()
+        self._end_programs()
         self.memory.requests.queue_waiting()
         for p, policy in enumerate(self.memory.policies):
             store = policy.trajectories
@@ -269,6 +277,11 @@ class Supervisor:
             for ticket in tickets & self._untaken[p]:
                 store.offer_again(ticket)
             self._untaken[p] = tickets
+
+    def _end_programs(self) -> None:
+        """End the programs that processes started which have ended."""
+        end_programs(self._removed)
+        self._removed = {pid: since for pid, since in self._removed.items() if monotonic() < since + PROGRAMS_TIMEOUT}
 
     # -- ending -----------------------------------------------------------------------------------------------------------
 
@@ -316,6 +329,7 @@ class Supervisor:
             warnings.warn(f"killed, and still there, in the kernel: processes {pids}", stacklevel=2)
         for child in list(self.children):
             self._remove(child)
+        self._end_programs()
 
 
 def _end_stuck_fork_server() -> str | None:
