@@ -206,7 +206,9 @@ def test_outcomes_of_infos_go_before_rewards() -> None:
     [
         ({"agents": [], "obs": {"b": 1}, "truncated": {"a": True, "b": True}}, "a was truncated without its last observation"),
         ({"agents": BOTH, "obs": {"a": 1, "b": 1}, "rewards": {"b": float("nan")}}, "the reward of b is nan"),
-        ({"agents": BOTH, "obs": {"a": float("inf"), "b": 1}}, "observation 'obs' of a is not finite"),
+        ({"agents": BOTH, "obs": {"a": float("inf"), "b": 1}}, r"observation 'obs' of a is inf at index \[0\]"),
+        ({"agents": BOTH, "obs": {"a": 1, "b": -1e30}}, r"observation 'obs' of b is -1e.30 at index .0., too large to learn"),
+        ({"agents": BOTH, "obs": {"a": 1, "b": 1}, "rewards": {"a": -1e30}}, r"the reward of a is -1e.30, too large to learn"),
     ],
 )
 def test_faults_name_the_agent_and_the_match(tick: Step, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import gymnasium
@@ -91,12 +92,14 @@ def test_rows_are_those_of_a_group_that_resets_in_the_same_step(place: str | Non
     group.close()
 
 
-def test_numbers_that_are_not_finite_are_stopped_and_errors_name_the_environment() -> None:
+def test_numbers_that_nothing_can_learn_from_are_stopped_and_errors_name_the_environment() -> None:
     def group_of(envs: Any) -> TensorGroup:
         return TensorGroup(envs, EnvConfig(), "test/bad", device="cpu", tensors=False)
 
+    where = r"test/bad, 5 environments \(seed 7\), step 1 of each: "
     for reward, message in (
-        (lambda a: torch.where(a == 11, torch.nan, 1.0), r"test/bad, 5 environments \(seed 7\), step 1 .*of environment 2 is"),
+        (lambda a: torch.where(a == 11, torch.nan, 1.0), where + "the reward of environment 2 is nan$"),
+        (lambda a: torch.where(a == 11, -1e30, 1.0), where + r"the reward of environment 2 is -1e\+30, too large to learn from"),
         (lambda a: a.no_such_method(), r"step failed: AttributeError"),
     ):
         envs = Counter(N)
@@ -106,6 +109,30 @@ def test_numbers_that_are_not_finite_are_stopped_and_errors_name_the_environment
         reset_group(group, 7, after)
         with pytest.raises(EnvironmentFault, match=message):
             step_group(group, np.array([[0], [0], [1], [0], [1]], np.int32), now, after)
+
+    class Broken(Counter):
+        """`observe` gives `value` in environment 3 from step `at` on."""
+
+        def __init__(self, value: float, at: int) -> None:
+            super().__init__(N)
+            self.value, self.at, self.calls = value, at, 0
+
+        def observe(self) -> dict[str, torch.Tensor]:
+            obs = super().observe()
+            self.calls += 1
+            if self.calls > self.at:
+                obs["at"] = obs["at"].clone()
+                obs["at"][3, 1] = self.value
+            return obs
+
+    for value, text in ((torch.inf, "is inf at index [1]"), (1e30, "is 1e+30 at index [1], too large to learn from")):
+        with pytest.raises(EnvironmentFault, match=re.escape(f"step 0 of each: observation 'at' of environment 3 {text}")):
+            reset_group(group_of(Broken(value, 0)), 7, rows_for(group.spec, N)[1])
+        bad = group_of(Broken(value, 1))
+        now, after = rows_for(group.spec, N)
+        reset_group(bad, 7, after)
+        with pytest.raises(EnvironmentFault, match=re.escape(f"step 1 of each: observation 'at' of environment 3 {text}")):
+            step_group(bad, np.zeros((N, 1), np.int32), now, after)
 
     class WrongShape(Counter):
         def observe(self) -> dict[str, torch.Tensor]:

@@ -69,7 +69,7 @@ class Completion:
             self._changed.clear()  # before `recv` is called, so that no call of `wake` after it is lost
 
 
-def _absurd(values: np.ndarray) -> tuple[int, ...] | None:
+def absurd(values: np.ndarray) -> tuple[int, ...] | None:
     """The place of the first number that is not finite or larger than `LARGEST`; None if there is none."""
     flat = values.reshape(-1)
     if flat.dtype == np.float16:  # its squares overflow at once
@@ -81,7 +81,8 @@ def _absurd(values: np.ndarray) -> tuple[int, ...] | None:
     return tuple(places[0].tolist()) if len(places) else None
 
 
-def _too_large(value: float) -> str:
+def too_large(value: float) -> str:
+    """The end of a sentence that says what a refused number is: the reason, if it is finite."""
     return ", too large to learn from" if np.isfinite(value) else ""
 
 
@@ -153,8 +154,8 @@ class OneAgentGroup:
     def _finish(self, now: StepRow, after: ObsRow, counted: np.ndarray, life_lost: np.ndarray | None) -> None:
         """Check observations and rewards and write the rest of `now`; `counted` is False where the step only reset."""
         ended = now.terminated | now.truncated
-        if (place := _absurd(self._raw)) is not None:
-            raise self.fault(place[0], f"the reward is {self._raw[place]:g}{_too_large(self._raw[place])}")
+        if (place := absurd(self._raw)) is not None:
+            raise self.fault(place[0], f"the reward is {self._raw[place]:g}{too_large(self._raw[place])}")
         self._check(after.obs, after.valid)
         self._steps += 1
         if self._bounded and self._steps % BOUNDS_PERIOD == 0:
@@ -192,10 +193,10 @@ class OneAgentGroup:
     def _check(self, rows: dict[str, np.ndarray], valid: np.ndarray) -> None:
         """Raise `EnvironmentFault` for NaN, infinite and absurdly large observations and for action masks that allow nothing."""
         for name in self._floats:
-            if (place := _absurd(rows[name])) is not None:
+            if (place := absurd(rows[name])) is not None:
                 index, *where = place
                 value = rows[name][place]
-                raise self.fault(index, f"observation {name!r} is {value:g} at index {where}{_too_large(value)}")
+                raise self.fault(index, f"observation {name!r} is {value:g} at index {where}{too_large(value)}")
         if MASK_KEY in rows:
             self._check_masks(rows[MASK_KEY], valid)
 

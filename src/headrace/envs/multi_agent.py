@@ -31,7 +31,7 @@ import numpy as np
 
 from headrace.config import EnvConfig
 from headrace.envs.contract import MASK_KEY, ArraySpec, Categorical, EnvironmentFault, EnvSpec, LaneRow, ObsRow, StepRow
-from headrace.envs.group import RewardTransform, close_all, reward_transform
+from headrace.envs.group import LARGEST, RewardTransform, absurd, close_all, reward_transform, too_large
 from headrace.envs.spaces import UnsupportedSpace, decoder, leaves, specs_of
 
 INACTIVE = "is_active"
@@ -217,8 +217,8 @@ class MultiAgentGroup:
                 reward = rewards.get(name)
                 if reward:
                     reward = float(reward)
-                    if not np.isfinite(reward):
-                        raise self.fault(m, f"the reward of {name} is {reward}")
+                    if not abs(reward) <= LARGEST:  # NaN is not, either
+                        raise self.fault(m, f"the reward of {name} is {reward:g}{too_large(reward)}")
                     match.pending[a] += reward
                     match.returns[a] += reward
                     match.outcomes[a] += reward
@@ -295,8 +295,9 @@ class MultiAgentGroup:
             for leaf in self._leaves:
                 leaf.put_one(after.obs[leaf.name], 0, observation)
         for key in self._floats:
-            if not np.isfinite(after.obs[key]).all():
-                raise self.fault(m, f"observation {key!r} of {name} is not finite")
+            if (place := absurd(after.obs[key])) is not None:
+                value = after.obs[key][place]
+                raise self.fault(m, f"observation {key!r} of {name} is {value:g} at index {list(place[1:])}{too_large(value)}")
         if MASK_KEY in after.obs:
             mask = after.obs[MASK_KEY][0]
             if self._info_mask:

@@ -23,10 +23,12 @@ from torch import Tensor
 
 from headrace.config import EnvConfig
 from headrace.envs.contract import MASK_KEY, EnvironmentFault, EnvSpec, LaneRow, ObsRow
+from headrace.envs.group import LARGEST, too_large
 from headrace.envs.spaces import Leaf, UnsupportedSpace, leaves, specs_of
 
 CHECK_PERIOD = 64
-"""On a GPU, steps between two looks for numbers that are not finite, since each waits for the device. On the CPU every step."""
+"""On a GPU, steps between two looks for NaN, infinite and absurdly large numbers, since each waits for the device. On the CPU
+every step is looked at."""
 
 Observation = Tensor | dict[str, Any]
 """[N, ...], or a dictionary of such for Dict spaces."""
@@ -101,8 +103,8 @@ class TensorGroup:
         self._lengths = torch.zeros(N, dtype=torch.int32, device=device)
         self._seed = self._steps = 0
         self._nan = torch.full((N,), torch.nan, device=device)
-        self._not_finite = torch.zeros((), dtype=torch.bool, device=device)
-        """Something since the last check was not finite, or large enough for its sum not to be."""
+        self._absurd = torch.zeros((), dtype=torch.bool, device=device)
+        """A number since the last look was not finite, or larger than `LARGEST`."""
         self._check_period = CHECK_PERIOD if torch.device(device).type != "cpu" else 1
 
     def reset(self, seed: int, out: Sequence[ObsRow]) -> None:
@@ -118,7 +120,7 @@ class TensorGroup:
         self._put(row.obs, self.envs.reset(self._seed))
         row.first.fill_(True)
         row.valid.fill_(True)
-        self._look([row.obs[name] for name in self._floats], always=True)
+        self._look({f"observation {name!r}": row.obs[name] for name in self._floats}, always=True)
 
     def send(self, rows: Sequence[LaneRow]) -> None:
         """See `EnvGroup.send`; on return the step is finished, or given to the device."""
@@ -144,7 +146,10 @@ class TensorGroup:
         self._returns.masked_fill_(ended, 0.0)
         self._lengths.masked_fill_(ended, 0)
         self._steps += 1
-        self._look([reward, *(after.obs[name] for name in self._floats)])
+        numbers = {f"observation {name!r}": after.obs[name] for name in self._floats}
+        # Where no episode ended, what is there may be anything.
+        last = {f"last observation {name!r}": _only(now.final_obs[name], ended) for name in self._floats}
+        self._look({"the reward": reward, **numbers, **last})
 
     def recv(self) -> bool:
         """See `EnvGroup.recv`."""
@@ -199,16 +204,31 @@ class TensorGroup:
                 )
             row.copy_(value.view_as(row))
 
-    def _look(self, values: list[Tensor], always: bool = False) -> None:
-        """Raise `EnvironmentFault` where numbers are not finite. A sum is not finite if one of its terms is not."""
-        total = torch.stack([x.sum(dtype=torch.float32) for x in values]).sum()
-        self._not_finite |= ~total.isfinite()
-        if (always or self._steps % self._check_period == 0) and bool(self._not_finite):
-            self._not_finite.fill_(False)
-            bad = sorted({int(i) for x in values for i in (~x.isfinite()).nonzero()[:, 0]})
-            if bad or self._check_period > 1:
-                which = f"of environment {bad[0]}" if bad else f"in one of the last {self._check_period} steps"
-                raise EnvironmentFault(f"{self._where()}: an observation or the reward {which} is not finite")
+    def _look(self, numbers: dict[str, Tensor], always: bool = False) -> None:
+        """Raise `EnvironmentFault` where one of these numbers [N, ...] is not finite, or too large to learn from."""
+        if not numbers:
+            return
+        largest = torch.stack([x.float().abs().amax() for x in numbers.values()]).amax()  # NaN if there is one
+        self._absurd |= ~(largest <= LARGEST)
+        if (always or self._steps % self._check_period == 0) and bool(self._absurd):
+            self._absurd.fill_(False)
+            raise EnvironmentFault(f"{self._where()}: {self._description(numbers)}")
+
+    def _description(self, numbers: dict[str, Tensor]) -> str:
+        """Says which number it is, if that was in the last step."""
+        for name, x in numbers.items():
+            if len(places := (~(x.abs() <= LARGEST)).nonzero()):
+                index, *inner = places[0].tolist()
+                value = float(x[tuple(places[0])])
+                at = f" at index {inner}" if inner else ""
+                return f"{name} of environment {index} is {value:g}{at}{too_large(value)}"
+        last = f"one of the last {self._check_period} steps"
+        return f"in {last} an observation or a reward was not finite, or larger than {LARGEST:g} and so too large to learn from"
+
+
+def _only(x: Tensor, where: Tensor) -> Tensor:
+    """`x` [N, ...] with zeros where `where` [N] is false."""
+    return x.masked_fill(~where.view(-1, *[1] * (x.dim() - 1)), 0)
 
 
 def _as_tensors(row: Any) -> Any:
