@@ -80,7 +80,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        explained = explain(error)
+        given = [part for argument in arguments for part in argument.split("=", 1)]
+        explained = explain(error, [*given, Path(Config().run_folder).parent])
         if explained is None:
             raise
         text, code = explained

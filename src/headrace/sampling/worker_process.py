@@ -67,7 +67,7 @@ def run_child(main: Callable[[Start], None], start: Start) -> None:
         start.report.send(Message("failed", f"{fault.frames}{fault}"))
         sys.exit(1)
     except Exception as error:
-        explained = explain(error)
+        explained = explain(error, [start.placement.config.run_folder])
         start.report.send(Message("failed", explained[0] if explained else traceback.format_exc()))
         sys.exit(1)
 
