@@ -8,7 +8,7 @@ import pytest
 from headrace.config import Config, ConfigError
 from headrace.runs.metrics import MetricsWriter
 from headrace.runs.plots import band, curve, learning_curve
-from headrace.runs.video import VideoWriter
+from headrace.runs.video import VideoFailed, VideoWriter
 
 
 @pytest.fixture
@@ -89,6 +89,22 @@ def test_a_video_that_fails_leaves_no_file(tmp_path):
             video.add(np.zeros((16, 18, 3), np.uint8))
 
     with pytest.raises(ValueError, match=r"must be uint8 \(16, 16, 3\), not uint8 \(16, 18, 3\)"):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("frames", [1, 500])
+def test_a_program_that_cannot_write_the_video_is_heard(tmp_path, frames):
+    """However little it was sent: nothing else would tell that there is no file."""
+    pytest.importorskip("imageio_ffmpeg")
+    (tmp_path / ".tmp-v.mp4").symlink_to("nowhere/at-all")
+
+    def fail():
+        with VideoWriter(tmp_path / "v.mp4") as video:
+            for _ in range(frames):
+                video.add(np.zeros((16, 16, 3), np.uint8))
+
+    with pytest.raises(VideoFailed, match=r"v\.mp4 cannot be written: ffmpeg ended with exit code \d+: .*No such file"):
         fail()
     assert list(tmp_path.iterdir()) == []
 
