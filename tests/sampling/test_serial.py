@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,25 @@ def test_same_seed_same_bits_other_seed_other_bits(tmp_path: Path) -> None:
     assert_same(one["optimizer"], two["optimizer"])
     weights = "value_head.linear.weight"
     assert not torch.equal(one["model"][weights], other["model"][weights])
+
+
+@pytest.mark.parametrize(
+    ("settings", "largest"),
+    [
+        ({"sampling.num_workers": 1, "sampling.num_groups": 1, "learning.batch_size": 8 * 4}, 0),
+        ({"sampling.num_workers": 2, "sampling.num_groups": 1, "learning.batch_size": 8 * 4 * 2}, 0),
+        ({"sampling.num_workers": 1, "sampling.num_groups": 2, "learning.batch_size": 8 * 2}, 1),
+        ({"sampling.num_workers": 2, "sampling.num_groups": 2, "learning.batch_size": 8 * 2 * 3}, 1),
+    ],
+)
+def test_lag_is_as_the_page_about_it_says(tmp_path: Path, settings: dict[str, Any], largest: int) -> None:
+    """docs/policy-lag.md: none where each batch takes all trajectories that were begun, some where groups take turns."""
+    run(tmp_path, 2000, **settings, **{"run.log_interval": 0.0, "learning.num_minibatches": 1})
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lags = [row["lag/max"] for row in rows if "lag/max" in row]
+    assert len(lags) > 5
+    assert max(lags) == largest
+    assert min(row["lag/min"] for row in rows if "lag/min" in row) == 0
 
 
 @pytest.mark.parametrize("core", ["none", "gru"])

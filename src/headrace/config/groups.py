@@ -131,8 +131,8 @@ class SamplingConfig:
     rollout: Length = 32
     """Number of steps (T) of a trajectory."""
     num_slots: Annotated[int, Range(1, 2**15)] | None = None  # a ticket has 15 bits for the slot
-    """Number of trajectory slots in shared memory. A rollout worker waits when none is free, so the number of slots limits both
-    memory and policy lag. None: one per group, plus one or two batches."""
+    """Number of trajectory slots in shared memory. A rollout worker waits when none is free, so the number of slots limits
+    memory, and the policy lag as long as the workers are equally fast. None: one per group, plus one or two batches."""
     min_request_groups: Length | None = None
     """A policy worker waits until this many groups have requested actions, but no longer than `batch_timeout`. None: a third of
     all groups, divided by the number of policy workers and rounded up."""
