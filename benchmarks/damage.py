@@ -1,6 +1,6 @@
 """Damage to every file of a run folder, in many ways, and what `headrace train` (resume), `eval` and `watch` make of it.
 
-    python benchmarks/damage.py [--every N]
+    python benchmarks/damage.py [--every N] [--jobs N]
 
 A small run is trained with checkpoints, a milestone, a best checkpoint and the contents of a replay; then, for every file, every
 way of damage and every command, a copy of its folder is damaged and the command is run. Allowed: it goes on as if nothing were,
@@ -11,7 +11,6 @@ that starts from nothing. Prints the counts and writes results/damage.json.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import shutil
@@ -19,6 +18,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ TRAIN_PROCESSES = [*TRAIN, "--sampling.placement", "served", "--sampling.num-wor
 TRAIN_REPLAY = ["train", *REPLAY, "--learning.total-steps", "600"]
 EVAL, EVAL_BEST = ["eval", "run", "--episodes", "2"], ["eval", "run", "--episodes", "2", "--checkpoint", "best"]
 TRAIN_NEW = ["train", *APPO, "--run.folder", "new", "--learning.total-steps", "600"]
+TUNED = "config/headrace/tuned/gym-CartPole-v1-appo-{cores}-cores-cpu.json"
+"""Where `headrace tune` leaves what it found."""
 Ways = dict[str, damages.Damage]
 DEADLINE = 60.0
 
@@ -104,7 +106,7 @@ def cases(folder: Path) -> Iterator[Case]:
         yield from each(f"{name} of all", newest / name, damages.FILES, TRAIN, EVAL, every=True)
     yield from each("replay.json", newest_replay / "replay.json", damages.FILES | damages.JSON, TRAIN_REPLAY)
     yield from each("history-0.safetensors", newest_replay / "history-0.safetensors", damages.FILES, TRAIN_REPLAY)
-    tuned = folder / "config" / "headrace" / "tuned" / "gym-CartPole-v1-appo-CORES-cores-cpu.json"
+    tuned = folder / TUNED.format(cores=len(os.sched_getaffinity(0)))
     yield from each("tune's result", tuned, damages.FILES | damages.JSON, TRAIN_NEW)
 
 
@@ -155,11 +157,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=1, help="only every nth case")
     parser.add_argument("--match", default="", help="only cases whose name contains this text")
+    parser.add_argument("--jobs", type=int, default=1, help="so many cases at a time")
     parser.add_argument("--verbose", action="store_true", help="show what every command printed")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "damage.json")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        counts, failures = suite(Path(temporary), args.every, args.match, args.verbose)
+        counts, failures = suite(Path(temporary), args.every, args.match, args.verbose, args.jobs)
     print(f"\n{table(counts)}\n")
     for failure in failures:
         print(failure)
@@ -170,30 +173,43 @@ def main() -> None:
     sys.exit(bool(failures))
 
 
-def suite(temporary: Path, every: int = 1, match: str = "", verbose: bool = False) -> tuple[Counter[tuple[str, str]], list[str]]:
-    """Run the cases; how many of each file came to what, and the names of those that failed."""
-    original, copy = temporary / "original", temporary / "copy"
-    (original / "config" / "headrace" / "tuned").mkdir(parents=True)
+def suite(
+    temporary: Path, every: int = 1, match: str = "", verbose: bool = False, jobs: int = 1
+) -> tuple[Counter[tuple[str, str]], list[str]]:
+    """Run the cases; how many of each file came to what, and the names of those that failed. `jobs`: so many at a time."""
+    original = temporary / "original"
+    tuned = original / TUNED.format(cores=len(os.sched_getaffinity(0)))
+    tuned.parent.mkdir(parents=True)
+    with Commands(XDG_CONFIG_HOME=str(original / "config"), OMP_NUM_THREADS="1") as commands:
+        build(commands, original)
+    tuned.write_text(json.dumps({"settings": {"learning.num_threads": 1, "sampling.num_workers": 2}, "trials": []}))
+    with ThreadPoolExecutor(jobs) as pool:
+        parts = [
+            pool.submit(_some, original, temporary / f"copy-{job}", every, match, verbose, (job, jobs)) for job in range(jobs)
+        ]
+        counted = [part.result() for part in parts]
+    return sum((counts for counts, _ in counted), Counter()), [name for _, failures in counted for name in failures]
+
+
+def _some(
+    original: Path, copy: Path, every: int, match: str, verbose: bool, share: tuple[int, int]
+) -> tuple[Counter[tuple[str, str]], list[str]]:
+    """Run a share of the cases, {number, of how many}, on copies at `copy`."""
     counts: Counter[tuple[str, str]] = Counter()
     failures: list[str] = []
+    damages.restore(copy, original)
+    chosen = [case for case in cases(copy) if match in case.name][::every][share[0] :: share[1]]
     with Commands(XDG_CONFIG_HOME=str(copy / "config"), OMP_NUM_THREADS="1") as commands:
-        build(commands, original)
-        cores = len(os.sched_getaffinity(0))
-        tuned = original / "config" / "headrace" / "tuned" / f"gym-CartPole-v1-appo-{cores}-cores-cpu.json"
-        tuned.write_text(json.dumps({"settings": {"learning.num_threads": 1, "sampling.num_workers": 2}, "trials": []}))
-        damages.restore(copy, original)
-        chosen = [case for case in cases(copy) if match in case.name][::every]
         for number, case in enumerate(chosen):
-            if "CORES" in case.where.name:
-                case = dataclasses.replace(case, where=case.where.with_name(tuned.name))
             prepared(case, original, copy)
             ended = commands.run(case.command, copy, DEADLINE)
             outcome = damages.verdict(ended, resumes=case.command[0] == "train" and case.command != TRAIN_NEW)
             counts[case.file, outcome] += 1
-            if verbose:
-                print(f"--- {case.name}: {outcome}, {ended.seconds:.1f} s\n{ended.output}")
-            if not expected(case, outcome):
+            forbidden = not expected(case, outcome)
+            if forbidden:
                 failures.append(f"{case.name}: {outcome}")
+            if verbose or forbidden:
+                print(f"--- {case.name}: {outcome}, {ended.seconds:.1f} s\n{ended.output}", flush=True)
             print(f"\r{number + 1} of {len(chosen)}, {len(failures)} forbidden  ", end="", file=sys.stderr)
     return counts, failures
 
@@ -207,7 +223,7 @@ def table(counts: Counter[tuple[str, str]]) -> str:
     """Markdown."""
     outcomes = sorted({outcome for _, outcome in counts}, key=lambda name: (name not in ALLOWED, name))
     lines = [f"| file | cases | {' | '.join(outcomes)} |", "|---" * (len(outcomes) + 2) + "|"]
-    files = list(dict.fromkeys(file for file, _ in counts))
+    files = sorted({file for file, _ in counts})
     for file in [*files, "all"]:
         cells = [sum(n for (f, o), n in counts.items() if file in (f, "all") and o == outcome) for outcome in outcomes]
         lines.append(f"| {file} | {sum(cells)} | {' | '.join(map(str, cells))} |")
