@@ -146,6 +146,7 @@ def _session(leader):
         (["train", "--env", "gym/CartPol-v1"], "nearest: gym/CartPole-v1"),
         (["train", *SMALL, "--batch-size", "1000"], "Nearest: 768 or 1024"),
         (["train", *SMALL, "--run.folder", ""], "run.folder is empty"),
+        (["train", *SMALL, "--run.folder", "a/" * 2000], "run.folder is 2000 folders deep"),
         (["train", *SMALL, "--num-threads", "2147483648"], "learning.num_threads is 2147483648; it must be at most 4096"),
         (["train", *SMALL, "--import", "nowhere.py"], "nowhere.py: there is no such file"),
         (["train", *SMALL, "--run.folder", "/proc/nope"], "the run folder /proc/nope cannot be used: No such file"),

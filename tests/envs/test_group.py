@@ -257,6 +257,7 @@ def test_lost_lives_end_episodes_but_not_games() -> None:
         ("list as info", "step failed: .*the info is a list, but must be a dictionary"),
         ("four results", r"step failed: .*old Gym.*\(observation, reward, terminated, truncated, info\)"),
         ("raises", "step failed: ZeroDivisionError: from inside the environment"),
+        ("exits", "step failed: SystemExit: 3"),
     ],
 )
 def test_faults_name_environment_seed_and_step(way: str, message: str) -> None:

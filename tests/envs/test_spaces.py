@@ -175,6 +175,9 @@ def test_nested_names() -> None:
 def test_unsupported_spaces_are_named() -> None:
     with pytest.raises(flat.UnsupportedSpace, match=r"'words' is a Text space.*ObservationWrapper"):
         flat.observation_spec(spaces.Dict({"words": spaces.Text(5)}))
+    for nothing in (None, spaces.Box, (spaces.Box(0, 1, (2,)),)):
+        with pytest.raises(flat.UnsupportedSpace, match="none of Gymnasium's spaces"):
+            flat.observation_spec(nothing)
     with pytest.raises(flat.UnsupportedSpace, match="ActionWrapper"):
         flat.action_spec(spaces.Tuple([spaces.Text(5)]))
 

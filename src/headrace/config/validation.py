@@ -12,6 +12,9 @@ from headrace.config.settings import Config
 MOST_SLOTS = 2**15
 """A ticket has 15 bits for the slot."""
 
+DEEPEST = 256
+"""Folders one within the other, of which the run folder is the last; Python makes missing ones by recursion."""
+
 
 def validate(config: Config) -> None:
     """Raise `ConfigError` for a configuration that cannot work, with the numbers that show why. What the
@@ -20,6 +23,8 @@ def validate(config: Config) -> None:
     s, r = config.sampling, config.learning
     if config.run.folder == "":
         raise ConfigError("run.folder is empty: give the name of a folder, or leave the setting out")
+    if (depth := len(config.run_folder.parts)) > DEEPEST:
+        raise ConfigError(f"run.folder is {depth} folders deep; it may be at most {DEEPEST}")
     check_device(r.device)
     if s.envs_per_worker % s.num_groups:
         raise ConfigError(

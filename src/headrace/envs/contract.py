@@ -247,6 +247,10 @@ _INTERNAL = {str(Path(__file__).with_name(f"{name}.py")) for name in _MODULES}
 """Files of this package between the engine and an environment's own code."""
 
 
+FAULTS = (Exception, SystemExit)
+"""What a call of an environment may raise that is its own fault. `sys.exit` in one would end the run without a word."""
+
+
 class EnvironmentFault(UserError, RuntimeError):
     """An environment misbehaved; the message names the environment, its index, seed and step.
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from headrace.envs.action_log import ActionLog
 from headrace.envs.contract import (
+    FAULTS,
     MASK_KEY,
     Categorical,
     EnvGroup,
@@ -259,7 +260,7 @@ class LocalGroup(OneAgentGroup):
                 observation = first_of(env.reset(seed=seed + i), dict)
                 for leaf in self._leaves:
                     leaf.put_one(out.obs[leaf.name], i, observation)
-            except Exception as error:
+            except FAULTS as error:
                 raise self.fault(i, f"reset failed: {type(error).__name__}: {error}") from error
         self._copy_obs(out.obs)
 
@@ -294,7 +295,7 @@ class LocalGroup(OneAgentGroup):
                         now.episode_objective[i] = info[OBJECTIVE]
                 for put_one, row in puts:
                     put_one(row, i, observation)
-        except Exception as error:
+        except FAULTS as error:
             raise self.fault(i, f"{'reset' if starting[i] else 'step'} failed: {type(error).__name__}: {error}") from error
         after.first[:] = self._ended
         np.logical_not(terminated | truncated, out=after.valid)

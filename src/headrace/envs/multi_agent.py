@@ -30,7 +30,7 @@ import gymnasium
 import numpy as np
 
 from headrace.config import EnvConfig
-from headrace.envs.contract import MASK_KEY, ArraySpec, Categorical, EnvironmentFault, EnvSpec, LaneRow, ObsRow, StepRow
+from headrace.envs.contract import FAULTS, MASK_KEY, ArraySpec, Categorical, EnvironmentFault, EnvSpec, LaneRow, ObsRow, StepRow
 from headrace.envs.group import LARGEST, RewardTransform, absurd, close_all, reward_transform, too_large
 from headrace.envs.spaces import UnsupportedSpace, decoder, leaves, specs_of
 
@@ -199,7 +199,7 @@ class MultiAgentGroup:
             self._arrive(m, match, observations, infos, rows, acting)
         except EnvironmentFault:
             raise
-        except Exception as error:
+        except FAULTS as error:
             raise self.fault(m, f"reset failed: {type(error).__name__}: {error}") from error
         match.acting = acting
 
@@ -245,7 +245,7 @@ class MultiAgentGroup:
                 self._arrive(m, match, observations, infos, rows, acting)
         except EnvironmentFault:
             raise
-        except Exception as error:
+        except FAULTS as error:
             raise self.fault(m, f"step failed: {type(error).__name__}: {error}") from error
         match.acting = acting
 

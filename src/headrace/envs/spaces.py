@@ -129,6 +129,8 @@ def observation_spec(space: spaces.Space[Any]) -> dict[str, ArraySpec]:
 
 
 def _leaves(space: spaces.Space[Any], path: tuple[str | int, ...]) -> Iterator[Leaf]:
+    if not isinstance(space, spaces.Space):
+        raise UnsupportedSpace(f"the observation is described by {space!r:.60}, which is none of Gymnasium's spaces")
     if isinstance(space, spaces.Dict):
         for key, child in space.spaces.items():
             yield from _leaves(child, (*path, key))

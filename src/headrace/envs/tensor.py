@@ -22,7 +22,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from headrace.config import EnvConfig
-from headrace.envs.contract import MASK_KEY, EnvironmentFault, EnvSpec, LaneRow, ObsRow
+from headrace.envs.contract import FAULTS, MASK_KEY, EnvironmentFault, EnvSpec, LaneRow, ObsRow
 from headrace.envs.group import LARGEST, too_large
 from headrace.envs.spaces import Leaf, UnsupportedSpace, leaves, specs_of
 
@@ -187,7 +187,7 @@ class TensorGroup:
             function(row)
         except EnvironmentFault:
             raise
-        except Exception as error:
+        except FAULTS as error:
             raise EnvironmentFault(f"{self._where()}: {doing} failed: {type(error).__name__}: {error}") from error
 
     def _where(self) -> str:

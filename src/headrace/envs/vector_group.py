@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from headrace.config import EnvConfig
-from headrace.envs.contract import EnvironmentFault, EnvSpec, ObsRow, StepRow
+from headrace.envs.contract import FAULTS, EnvironmentFault, EnvSpec, ObsRow, StepRow
 from headrace.envs.group import LIFE_LOST, STEP, OneAgentGroup, RewardTransform, first_of, parts_of, reward_transform
 from headrace.envs.spaces import PLAIN_KEY, batch_decoder, leaves, specs_of
 
@@ -39,7 +39,7 @@ class VectorGroup(OneAgentGroup):
         try:
             observations = first_of(self.envs.reset(seed=seed), dict | list)
             self._put(out.obs, observations)
-        except Exception as error:
+        except FAULTS as error:
             raise self._group_fault("reset", error) from error
 
     def _step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
@@ -52,7 +52,7 @@ class VectorGroup(OneAgentGroup):
             if not next_step:
                 observations = self._write_final(now, observations, infos)
             self._put(after.obs, observations)
-        except Exception as error:
+        except FAULTS as error:
             raise self._group_fault("step", error) from error
         life_lost, ended = infos.get(LIFE_LOST), now.terminated | now.truncated
         after.first[:] = self._ended if next_step else ended
