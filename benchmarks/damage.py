@@ -158,11 +158,12 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="only every nth case")
     parser.add_argument("--match", default="", help="only cases whose name contains this text")
     parser.add_argument("--jobs", type=int, default=1, help="so many cases at a time")
+    parser.add_argument("--progress", type=Path, help="a file from which a script that was interrupted goes on")
     parser.add_argument("--verbose", action="store_true", help="show what every command printed")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "damage.json")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        counts, failures = suite(Path(temporary), args.every, args.match, args.verbose, args.jobs)
+        counts, failures = suite(Path(temporary), args.every, args.match, args.verbose, args.jobs, args.progress)
     print(f"\n{table(counts)}\n")
     for failure in failures:
         print(failure)
@@ -174,44 +175,49 @@ def main() -> None:
 
 
 def suite(
-    temporary: Path, every: int = 1, match: str = "", verbose: bool = False, jobs: int = 1
+    temporary: Path, every: int = 1, match: str = "", verbose: bool = False, jobs: int = 1, progress: Path | None = None
 ) -> tuple[Counter[tuple[str, str]], list[str]]:
-    """Run the cases; how many of each file came to what, and the names of those that failed. `jobs`: so many at a time."""
+    """Run the cases; how many of each file came to what, and the names of those that failed. `jobs`: so many at a time.
+    `progress`: a file that gets a line for each case, and whose cases are not run again."""
     original = temporary / "original"
     tuned = original / TUNED.format(cores=len(os.sched_getaffinity(0)))
     tuned.parent.mkdir(parents=True)
     with Commands(XDG_CONFIG_HOME=str(original / "config"), OMP_NUM_THREADS="1") as commands:
         build(commands, original)
     tuned.write_text(json.dumps({"settings": {"learning.num_threads": 1, "sampling.num_workers": 2}, "trials": []}))
+    progress = progress or temporary / "progress.jsonl"
+    progress.touch()
+    done = {json.loads(line)["case"] for line in progress.read_text().splitlines()}
     with ThreadPoolExecutor(jobs) as pool:
-        parts = [
-            pool.submit(_some, original, temporary / f"copy-{job}", every, match, verbose, (job, jobs)) for job in range(jobs)
-        ]
-        counted = [part.result() for part in parts]
-    return sum((counts for counts, _ in counted), Counter()), [name for _, failures in counted for name in failures]
+        for part in [
+            pool.submit(_some, original, temporary / f"copy-{job}", every, match, verbose, (job, jobs), progress, done)
+            for job in range(jobs)
+        ]:
+            part.result()
+    rows = [json.loads(line) for line in progress.read_text().splitlines()]
+    counts = Counter((row["file"], row["outcome"]) for row in rows)
+    return counts, [f"{row['name']}: {row['outcome']}" for row in rows if row["forbidden"]]
 
 
 def _some(
-    original: Path, copy: Path, every: int, match: str, verbose: bool, share: tuple[int, int]
-) -> tuple[Counter[tuple[str, str]], list[str]]:
-    """Run a share of the cases, {number, of how many}, on copies at `copy`."""
-    counts: Counter[tuple[str, str]] = Counter()
-    failures: list[str] = []
+    original: Path, copy: Path, every: int, match: str, verbose: bool, share: tuple[int, int], progress: Path, done: set[int]
+) -> None:
+    """Run a share of the cases, {number, of how many}, on copies at `copy`, but for those that are `done`."""
     damages.restore(copy, original)
-    chosen = [case for case in cases(copy) if match in case.name][::every][share[0] :: share[1]]
+    chosen = [(i, case) for i, case in enumerate(cases(copy)) if match in case.name][::every]
+    chosen = [(i, case) for i, case in chosen if i not in done][share[0] :: share[1]]
     with Commands(XDG_CONFIG_HOME=str(copy / "config"), OMP_NUM_THREADS="1") as commands:
-        for number, case in enumerate(chosen):
+        for number, (i, case) in enumerate(chosen):
             prepared(case, original, copy)
             ended = commands.run(case.command, copy, DEADLINE)
             outcome = damages.verdict(ended, resumes=case.command[0] == "train" and case.command != TRAIN_NEW)
-            counts[case.file, outcome] += 1
             forbidden = not expected(case, outcome)
-            if forbidden:
-                failures.append(f"{case.name}: {outcome}")
+            with progress.open("a") as file:
+                row = {"case": i, "file": case.file, "name": case.name, "outcome": outcome, "forbidden": forbidden}
+                file.write(json.dumps(row) + "\n")
             if verbose or forbidden:
                 print(f"--- {case.name}: {outcome}, {ended.seconds:.1f} s\n{ended.output}", flush=True)
-            print(f"\r{number + 1} of {len(chosen)}, {len(failures)} forbidden  ", end="", file=sys.stderr)
-    return counts, failures
+            print(f"\r{number + 1} of {len(chosen)}  ", end="", file=sys.stderr)
 
 
 def counts_of(rows: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
