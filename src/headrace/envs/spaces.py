@@ -129,8 +129,6 @@ def observation_spec(space: spaces.Space[Any]) -> dict[str, ArraySpec]:
 
 
 def _leaves(space: spaces.Space[Any], path: tuple[str | int, ...]) -> Iterator[Leaf]:
-    if not isinstance(space, spaces.Space):
-        raise UnsupportedSpace(f"the observation is described by {space!r:.60}, which is none of Gymnasium's spaces")
     if isinstance(space, spaces.Dict):
         for key, child in space.spaces.items():
             yield from _leaves(child, (*path, key))
@@ -142,6 +140,8 @@ def _leaves(space: spaces.Space[Any], path: tuple[str | int, ...]) -> Iterator[L
 
 
 def _leaf(space: spaces.Space[Any], name: str, path: tuple[str | int, ...]) -> Leaf:
+    if not isinstance(space, spaces.Space):
+        raise UnsupportedSpace(f"the observation is described by {space!r:.60}, which is none of Gymnasium's spaces")
     if space.shape is not None and 0 in space.shape:
         raise UnsupportedSpace(
             f"observation {name!r} is {space!r}, which has no numbers. Remove it in a gymnasium.ObservationWrapper"
