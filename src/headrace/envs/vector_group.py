@@ -109,7 +109,7 @@ class VectorGroup(OneAgentGroup):
                 for i in np.flatnonzero(where):
                     leaf.put_value(row[i], value[i])
 
-    def _group_fault(self, doing: str, error: Exception) -> EnvironmentFault:
+    def _group_fault(self, doing: str, error: BaseException) -> EnvironmentFault:
         """The error of the whole group: a vector environment does not say which of its environments failed."""
         return EnvironmentFault(
             f"{self.spec.name}, group of {self.num_envs} environments (seeds {self._seed} to {self._seed + self.num_envs - 1}), "

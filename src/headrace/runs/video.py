@@ -52,7 +52,7 @@ class VideoWriter:
             self._process = self._start(frame.shape[1], frame.shape[0])
         assert self._process.stdin
         try:
-            self._process.stdin.write(np.ascontiguousarray(frame))
+            self._process.stdin.write(np.ascontiguousarray(frame).data)
         except BrokenPipeError:
             raise self._failed(self._process.wait()) from None
 
