@@ -300,18 +300,28 @@ class Host:
             yield address
             self._tc("del", 0)
         else:
-            command = [sys.executable, __file__, "--relay", address, str(milliseconds / 2000)]
-            relay = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-            try:
-                assert relay.stdout is not None
-                yield f"127.0.0.1:{relay.stdout.readline().strip()}"
-            finally:
-                relay.kill()
-                relay.wait()
+            with relaying(address, milliseconds) as near:
+                yield near
 
     def __exit__(self, *exception: object) -> None:
         for command in (f"ip link del {self._here}", f"ip netns del {self._name}"):
             subprocess.run(command.split(), check=False, capture_output=True)
+
+
+@contextmanager
+def relaying(address: str, milliseconds: float) -> Iterator[str]:
+    """The address of a relay to a server, a process that adds this round trip; the server's own where it is 0."""
+    if not milliseconds:
+        yield address
+        return
+    command = [sys.executable, __file__, "--relay", address, str(milliseconds / 2000)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield f"127.0.0.1:{process.stdout.readline().strip()}"
+    finally:
+        process.kill()
+        process.wait()
 
 
 def relay(address: str, delay: float) -> None:
@@ -327,7 +337,12 @@ def relay(address: str, delay: float) -> None:
         readable, _, _ = select.select([listener, *others], [], [], wait)
         for ready in readable:
             if ready is listener:
-                near, far = listener.accept()[0], socket.create_connection((host, int(port)))
+                near = listener.accept()[0]
+                try:
+                    far = socket.create_connection((host, int(port)))
+                except OSError:  # the server is gone; it may come back
+                    near.close()
+                    continue
                 for end in (near, far):
                     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 others |= {near: far, far: near}

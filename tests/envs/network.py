@@ -5,8 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+
+RELAY = Path(__file__).parents[2] / "benchmarks" / "remote_envs.py"
 
 _numbers = itertools.count()
 
@@ -65,9 +71,19 @@ class Host:
         """The inverse of `cut`."""
         _run("ip", "link", "set", self.device, "up")
 
-    def delay(self, milliseconds: float) -> None:
-        """Hold up what goes there by so much. Skips the test where the kernel has no netem."""
+    @contextmanager
+    def delayed(self, address: str, milliseconds: float) -> Iterator[str]:
+        """The address at which what listens there at `address` is reached with this round trip: the same, or where the kernel
+        delays no packets (tc netem) that of a relay in user space."""
         try:
             _run("tc", "qdisc", "replace", "dev", self.device, "root", "netem", "delay", f"{milliseconds}ms")
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"this kernel delays no packets (tc netem): {getattr(error, 'stderr', error)}")
+        except (OSError, subprocess.CalledProcessError):
+            command = [sys.executable, str(RELAY), "--relay", address, str(milliseconds / 2000)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as relay:
+                assert relay.stdout is not None
+                try:
+                    yield f"127.0.0.1:{relay.stdout.readline().strip()}"
+                finally:
+                    relay.kill()
+        else:
+            yield address

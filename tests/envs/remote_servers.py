@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import numpy as np
 from worlds import CountingEnv, local_group
 
@@ -22,7 +24,7 @@ from headrace.envs.remote import protocol
 from headrace.envs.remote.group import RemoteGroup
 from headrace.envs.remote.server import EnvServer
 from headrace.envs.remote.session import MakeGroup, Offer
-from headrace.envs.remote.transport import Credentials
+from headrace.envs.remote.transport import METHOD, Credentials
 
 NAME = "test/counting"
 
@@ -115,12 +117,19 @@ class Stepper:
 
 
 class ServerProcess:
-    """`headrace serve-envs` as a process of its own."""
+    """`headrace serve-envs` as a process of its own. `protocol`: the version that it speaks, if not this one's."""
 
-    def __init__(self, *flags: str, env: str = "gym/CartPole-v1", port: int | None = None, prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self, *flags: str, env: str = "gym/CartPole-v1", port: int | None = None, prefix: Sequence[str] = (),
+        protocol: int | None = None,
+    ) -> None:  # fmt: skip
+        program = ["-m", "headrace.cli"]
+        if protocol is not None:
+            code = "from headrace.envs.remote import protocol; import sys; protocol.PROTOCOL = int(sys.argv.pop(1))"
+            program = ["-c", f"{code}; from headrace import cli; sys.exit(cli.main())", str(protocol)]
         self.port = port or free_port()
         self.address = f"127.0.0.1:{self.port}"
-        self._command = [*prefix, sys.executable, "-m", "headrace.cli", "serve-envs", "--env", env, *flags]
+        self._command = [*prefix, sys.executable, *program, "serve-envs", "--env", env, *flags]
         if not {"--dial", "--listen"} & set(flags):
             self._command += ["--listen", self.address]
         self.process: subprocess.Popen[str] | None = None
@@ -151,3 +160,66 @@ class ServerProcess:
             self.process.kill()
             self.process.wait()
             self.process = None
+
+
+# -- whoever is no trainer --------------------------------------------------------------------------------------------
+
+
+def _raw(address: str, rng: random.Random) -> None:
+    """Garbage at the port, sometimes after the beginning of HTTP/2."""
+    host, _, port = address.partition(":")
+    try:
+        connection = socket.create_connection((host, int(port)), timeout=1)
+    except OSError:
+        return  # the server is being started again
+    with connection as there:
+        there.settimeout(0.05)
+        try:
+            if rng.random() < 0.7:
+                there.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+                if rng.random() < 0.5:
+                    there.sendall(b"\0\0\0\4\0\0\0\0\0")  # SETTINGS
+            for _ in range(rng.randrange(1, 5)):
+                if rng.random() < 0.5:  # a frame with a header that might be one
+                    size = rng.randrange(64)
+                    there.sendall(size.to_bytes(3, "big") + bytes([rng.randrange(11), rng.randrange(256)]) + b"\0\0\0\1")
+                    there.sendall(rng.randbytes(size))
+                else:
+                    there.sendall(rng.randbytes(rng.randrange(2000)))
+            there.recv(1000)
+        except OSError:
+            pass
+
+
+def _messages(address: str, rng: random.Random, token: str, hello: bytes) -> list[bytes]:
+    """gRPC messages that are none of ours; what came back."""
+    messages = [hello] if rng.random() < 0.5 else []
+    for _ in range(rng.randrange(1, 4)):
+        kind = rng.randrange(4)
+        if kind == 0:
+            messages.append(rng.randbytes(rng.randrange(200)))
+        elif kind == 1:
+            damaged = bytearray(hello)
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+            messages.append(bytes(damaged))
+        elif kind == 2:
+            messages.append(protocol.HEADER.pack(rng.randrange(4), rng.randrange(2**32)) + rng.randbytes(rng.randrange(60)))
+        else:
+            messages.append(b"[" * rng.randrange(100_000))
+    metadata = [("authorization", f"Bearer {token}")]
+    with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        try:
+            return list(channel.stream_stream(METHOD)(iter(messages), metadata=metadata, timeout=5))
+        except grpc.RpcError:
+            return []
+
+
+def fuzz(address: str, seconds: float, answers: list[bytes], token: str, env: str = NAME) -> None:
+    """Garbage for some seconds, from strangers and from somebody with the token. `answers`: what strangers were answered."""
+    rng = random.Random(5)
+    hello = protocol.Hello(env, 2, True, None).to_bytes()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        _raw(address, rng)
+        answers += _messages(address, rng, "not-the-right-token", hello)
+        _messages(address, rng, token, hello)  # one of us, gone mad

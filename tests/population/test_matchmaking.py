@@ -126,7 +126,7 @@ class Group:
 
 
 def seating(table: Standings, choose: Any, worker: int = 0) -> Seating:
-    return Seating(worker, table, Matchmaking(choose, {}, MatchesConfig()), seed=0)
+    return Seating(worker, table, Matchmaking(choose, {}, MatchesConfig()), AGENTS, seed=0)
 
 
 def test_results_count_once_for_both_and_games_against_oneself_for_nobody() -> None:

@@ -87,8 +87,6 @@ def _validate_multi_agent(config: Config) -> None:
             f"learning.algorithm {config.learning.algorithm} learns from a replay, whose histories are of one agent each; "
             "multi-agent environments are learned from trajectories: use appo, ppo, impala, a2c or pqn"
         )
-    if config.envs.remote:
-        raise ConfigError("envs.remote is for environments of one agent; multi-agent environments are stepped by the run itself")
 
 
 def _validate_device(config: Config) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.accelerator.threads import using_threads
+from headrace.config import ConfigError
 from headrace.config.seeds import Use, environment_seed, random_seed
 from headrace.envs.contract import EnvGroup, LaneRow, ObsRow, StepRow
 from headrace.envs.group import Completion
@@ -89,7 +90,8 @@ def evaluate(
     each has other games for the same seed. In a multi-agent environment the policy acts for all agents, and the episodes are
     those of all of them. `imports`: see `load_policy`.
 
-    Raises `ValueError` if `episodes` or `num_envs` is below 1, `ConfigError` for a negative seed, and what `load_policy` raises.
+    Raises `ValueError` if `episodes` or `num_envs` is below 1, `ConfigError` for a negative seed and for a multi-agent
+    environment that only an environment server has, and what `load_policy` raises.
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; it must be at least 1")
@@ -107,6 +109,8 @@ def evaluate(
                 from headrace.evaluation.matches import episodes_of
 
                 played = episodes_of(policy, group, episodes, deterministic, environments)
+            elif policy.spec.agents:
+                raise ConfigError(f"evaluations play their matches here: install the packages of {policy.config.env}")
             else:
                 played = _play(policy, group, episodes, deterministic, environments)
     finally:

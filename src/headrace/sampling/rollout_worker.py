@@ -366,7 +366,7 @@ class RolloutWorker:
         slot."""
         if self._seat is None or not matches:
             return
-        A = len(group.envs.spec.agents)
+        A = len(group.lanes) // group.envs.num_envs  # the specification is not known before a server has answered
         first = (self.index * self.requests.num_groups + group.number) * group.envs.num_envs
         for m in matches:
             lanes = group.lanes[m * A : (m + 1) * A]

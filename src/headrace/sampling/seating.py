@@ -97,8 +97,8 @@ class Matchmaking:
 class Seating:
     """The matches of one worker. `RolloutWorker` calls it before every match."""
 
-    def __init__(self, worker: int, standings: Standings, making: Matchmaking, seed: int) -> None:
-        self._worker, self._standings, self.making = worker, standings, making
+    def __init__(self, worker: int, standings: Standings, making: Matchmaking, agents: tuple[str, ...], seed: int) -> None:
+        self._worker, self._standings, self.making, self._agents = worker, standings, making, agents
         self._population = Population(standings, making.settings)
         self.generator = np.random.default_rng(seed)
         self._matches: dict[int, Match] = {}
@@ -108,7 +108,7 @@ class Seating:
     def __call__(self, number: int, group: Any, m: int, lanes: list[int]) -> Sequence[int]:
         """See `headrace.sampling.rollout_worker.Seat`."""
         before = self._seated.get(number)
-        match = self._matches.setdefault(number, Match(number, 0, group.spec.agents))
+        match = self._matches.setdefault(number, Match(number, 0, self._agents))
         if before is not None:
             self._report(before, group.outcomes(m))
             match.played += 1
@@ -141,6 +141,8 @@ class Seating:
         for i, one in enumerate(members):
             for j in range(i + 1, len(members)):
                 difference = outcomes[i] - outcomes[j]
+                if np.isnan(difference):
+                    continue  # the match was lost with its environment server
                 self._standings.add_result(self._worker, one, members[j], 0.5 + 0.5 * float(np.sign(difference)))
 
     def act(self, member: int, observation: dict[str, np.ndarray], action: np.ndarray) -> None:
@@ -200,4 +202,4 @@ def make_seating(worker: int, memory: Any, config: Any, spec: Any, crew: Crew | 
     if crew is None:
         return None
     standings = memory.standings
-    return Seating(worker, standings, crew.make_matchmaking(config, spec, standings.opponents.start), seed)
+    return Seating(worker, standings, crew.make_matchmaking(config, spec, standings.opponents.start), spec.agents, seed)

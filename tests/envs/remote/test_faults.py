@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from harness import Run
 from network import Host
-from remote_servers import ServerProcess
+from remote_servers import ServerProcess, fuzz
 
 ENV = "gym/CartPole-v1"
 TOKEN = "a-token-for-tests"
@@ -113,6 +114,48 @@ def test_a_stopped_server_is_slow_and_then_back(tmp_path: Path) -> None:
         server.kill()
 
 
+@pytest.mark.parametrize("seconds", [5, pytest.param(120, marks=pytest.mark.slow)])
+def test_everything_at_once_and_training_ends_at_its_goal(seconds: float, tmp_path: Path) -> None:
+    """The only good server gets garbage at its port all the time, and is killed once. Beside it: a server of another version,
+    which is asked first, and one with another token."""
+    token, others = tmp_path / "token", tmp_path / "others"
+    token.write_text(TOKEN)
+    others.write_text("another-token")
+    good = ServerProcess("--num-envs", "16", "--token-file", str(token))
+    old = ServerProcess("--num-envs", "16", "--token-file", str(token), protocol=99)
+    stranger = ServerProcess("--num-envs", "16", "--token-file", str(others))
+    remote = f"{old.address},{good.address},{stranger.address},local"
+    settings = {**APPO, "learning.total_steps": NEVER, "envs.remote": remote, "envs.remote_token_file": str(token)}
+    answers: list[bytes] = []
+    fuzzer = threading.Thread(target=fuzz, args=(good.address, seconds, answers, TOKEN, ENV))
+    try:
+        for server in (good, old, stranger):
+            server.start(tmp_path / f"{server.port}.log")
+        with Run(tmp_path / "run", env=ENV, **settings) as run:
+            goes_on(run)
+            run.wait_for("the refusal", lambda: f"{old.address}: the environment server speaks version 99" in run.output)
+            run.wait_for("the refusal", lambda: f"{stranger.address}: it refuses the token" in run.output)
+            fuzzer.start()
+            good.kill()
+            run.wait_for("the loss", lambda: f"Environment server {good.address}: " in run.output)
+            good.start(tmp_path / "good-again.log")
+            run.wait_for("its return", lambda: f"Environment server {good.address} is back" in run.output)
+            while fuzzer.is_alive():
+                goes_on(run, 1)
+            assert not answers, "without the token nothing is answered"
+            assert "failed" not in run.story
+            goal = run.step() + 500
+            ends(run)
+            run.command += ["--learning.total-steps", str(goal)]
+            run.start()
+            assert run.end() == 0, run.story
+            assert run.step() >= goal
+            run.assert_nothing_left()
+    finally:
+        for server in (good, old, stranger):
+            server.kill()
+
+
 # -- over a network ---------------------------------------------------------------------------------------------------
 
 
@@ -171,12 +214,15 @@ def test_a_network_that_is_cut_for_a_moment_loses_nothing(tmp_path: Path) -> Non
 @pytest.mark.parametrize("milliseconds", [1, 20])
 def test_a_network_with_delay(tmp_path: Path, milliseconds: int) -> None:
     with Host() as host:
-        host.delay(milliseconds)
         server = _there(host, tmp_path)
         try:
-            with Run(tmp_path / "run", env=ENV, **_settings(server, tmp_path)) as run:
+            with (
+                host.delayed(server.address, milliseconds) as server.address,
+                Run(tmp_path / "run", env=ENV, **_settings(server, tmp_path)) as run,
+            ):
                 goes_on(run, 4)
                 server.kill()
+                run.wait_for("the loss", lambda: f"Environment server {server.address}: " in run.output)
                 goes_on(run)
                 ends(run)
         finally:

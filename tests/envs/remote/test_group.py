@@ -25,6 +25,7 @@ from worlds import BadEnv, CountingEnv, local_group
 
 from headrace.config import EnvConfig
 from headrace.envs.contract import EnvGroup, EnvironmentFault, LaneRow
+from headrace.envs.remote import protocol
 from headrace.envs.remote.transport import Credentials
 from headrace.envs.vector_group import vector_group
 
@@ -263,7 +264,7 @@ def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(group, "_hello", type(group._hello)("test/counting", 5, True, None, protocol=99))
         group._opening and group._opening.close()
         text = " ".join(messages_of(group, "version"))
-        assert "version 1 of the protocol, the trainer version 99" in text
+        assert f"version {protocol.PROTOCOL} of the protocol, the trainer version 99" in text
         group.close()
 
 

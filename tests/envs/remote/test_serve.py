@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +12,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import pytest
 from remote_servers import (
     NAME,
@@ -22,6 +20,7 @@ from remote_servers import (
     counting,
     finish,
     free_port,
+    fuzz,
     offer,
     remote_group,
     serving,
@@ -30,12 +29,11 @@ from remote_servers import (
 
 from headrace import cli
 from headrace.config import ConfigError, EnvConfig
-from headrace.envs.remote import connect, protocol
+from headrace.envs.remote import connect
 from headrace.envs.remote.connect import Listener
 from headrace.envs.remote.group import RemoteGroup
-from headrace.envs.remote.protocol import Hello
 from headrace.envs.remote.server import Dialler, EnvServer
-from headrace.envs.remote.transport import METHOD, Credentials, credentials, is_local
+from headrace.envs.remote.transport import Credentials, credentials, is_local
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "serve_my_env.py"
 TOKEN = "a-token-for-tests"
@@ -224,61 +222,6 @@ def test_the_token_is_not_in_the_run_folder(tmp_path: Path) -> None:
 # -- whoever is no trainer --------------------------------------------------------------------------------------------
 
 
-def _raw(address: str, rng: random.Random) -> None:
-    """Garbage at the port, sometimes after the beginning of HTTP/2."""
-    host, _, port = address.partition(":")
-    with socket.create_connection((host, int(port)), timeout=1) as there:
-        there.settimeout(0.05)
-        try:
-            if rng.random() < 0.7:
-                there.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-                if rng.random() < 0.5:
-                    there.sendall(b"\0\0\0\4\0\0\0\0\0")  # SETTINGS
-            for _ in range(rng.randrange(1, 5)):
-                if rng.random() < 0.5:  # a frame with a header that might be one
-                    size = rng.randrange(64)
-                    there.sendall(size.to_bytes(3, "big") + bytes([rng.randrange(11), rng.randrange(256)]) + b"\0\0\0\1")
-                    there.sendall(rng.randbytes(size))
-                else:
-                    there.sendall(rng.randbytes(rng.randrange(2000)))
-            there.recv(1000)
-        except OSError:
-            pass
-
-
-def _messages(address: str, rng: random.Random, token: str, hello: bytes) -> list[bytes]:
-    """gRPC messages that are none of ours; what came back."""
-    messages = [hello] if rng.random() < 0.5 else []
-    for _ in range(rng.randrange(1, 4)):
-        kind = rng.randrange(4)
-        if kind == 0:
-            messages.append(rng.randbytes(rng.randrange(200)))
-        elif kind == 1:
-            damaged = bytearray(hello)
-            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
-            messages.append(bytes(damaged))
-        elif kind == 2:
-            messages.append(protocol.HEADER.pack(rng.randrange(4), rng.randrange(2**32)) + rng.randbytes(rng.randrange(60)))
-        else:
-            messages.append(b"[" * rng.randrange(100_000))
-    metadata = [("authorization", f"Bearer {token}")]
-    with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        try:
-            return list(channel.stream_stream(METHOD)(iter(messages), metadata=metadata, timeout=5))
-        except grpc.RpcError:
-            return []
-
-
-def _fuzz(address: str, seconds: float, answers: list[bytes]) -> None:
-    rng = random.Random(5)
-    hello = Hello(NAME, 2, True, None).to_bytes()
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        _raw(address, rng)
-        answers += _messages(address, rng, "not-the-right-token", hello)
-        _messages(address, rng, TOKEN, hello)  # one of us, gone mad
-
-
 @pytest.fixture
 def fuzzed() -> Iterator[tuple[str, EnvServer]]:
     server = EnvServer(offer(), "127.0.0.1:0", Credentials(TOKEN))
@@ -293,7 +236,7 @@ def test_garbage_harms_nobody_and_lets_nobody_in(
     address, server = fuzzed
     monkeypatch.setenv("HEADRACE_TOKEN", TOKEN)
     answers: list[bytes] = []
-    fuzzer = threading.Thread(target=_fuzz, args=(address, seconds, answers))
+    fuzzer = threading.Thread(target=fuzz, args=(address, seconds, answers, TOKEN))
     group = remote_group(address)
     stepper = Stepper(group, counting(1))
     stepper.reset()
@@ -318,7 +261,7 @@ def test_garbage_at_a_run_that_listens(seconds: float, monkeypatch: pytest.Monke
     stepper = Stepper(group, counting(1))
     stepper.begin_reset()
     answers: list[bytes] = []
-    _fuzz(address, seconds, answers)
+    fuzz(address, seconds, answers, TOKEN)
     assert not answers
     assert not group.recv(), "nobody's garbage is an observation"
     dialler = Dialler(offer(), address, Credentials(TOKEN), lambda text: None)

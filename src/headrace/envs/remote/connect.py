@@ -183,7 +183,8 @@ _known: dict[tuple[str, str], Welcome] = {}
 
 def ask(env: str, options: EnvConfig, patience: float = 60.0) -> Welcome:
     """What the servers of `options.remote` say of the environment `env`. Asked once in a process; waits up to `patience` seconds
-    for the first server that answers. Raises `ConfigError` with every server's reason."""
+    for the first server that answers. A server that refuses is no obstacle where another one does not. Raises `ConfigError` with
+    every server's reason."""
     remote = options.remote or ""
     if (remote, env) in _known:
         return _known[remote, env]
@@ -193,20 +194,21 @@ def ask(env: str, options: EnvConfig, patience: float = 60.0) -> Welcome:
     deadline = monotonic() + patience
     warned = False
     while True:
-        reasons = {}
+        reasons, refused = {}, False
         for entry in entries:
             try:
                 welcome = _ask_one(entry, env, options, deadline)
             except (Unreachable, ProtocolError) as error:
                 reasons[entry] = str(error)
             except Refused as error:
-                raise ConfigError(f"environment server {entry}: {error}") from error
+                reasons[entry], refused = str(error), True
             else:
                 _known[remote, env] = welcome
                 return welcome
         listed = "; ".join(f"{entry}: {why}" for entry, why in reasons.items())
-        if monotonic() >= deadline or any("token" in why or "no environment server" in why for why in reasons.values()):
-            raise ConfigError(f"no environment server of envs.remote answers: {listed}")
+        refused |= any("token" in why or "no environment server" in why for why in reasons.values())
+        if refused or monotonic() >= deadline:
+            raise ConfigError(f"no environment server of envs.remote can be used: {listed}")
         if not warned:
             warned = True
             print(f"waiting for an environment server: {listed}", flush=True)

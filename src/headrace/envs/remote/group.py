@@ -9,7 +9,8 @@ Where a stream is lost, so is the episode of each of its environments. The contr
     row t+1  the last observation that was received, `valid` False
     row t+2  the first observation of a new episode, `first` True, as soon as a server is there again
 
-Same-step environments have the last observation in `final_obs` of row t, and row t+1 waits for the new episode.
+Same-step environments have the last observation in `final_obs` of row t, and row t+1 waits for the new episode. In multi-agent
+environments this happens to every lane that is in an episode, and every match has ended, without an outcome.
 """
 
 from __future__ import annotations
@@ -66,7 +67,6 @@ class RemoteGroup:
         expect_options: False: take whatever settings the server has.
     """
 
-    lanes = 1
     advanced: Sequence[int] | None = None
     ended: Sequence[int] = ()
 
@@ -74,7 +74,6 @@ class RemoteGroup:
         self, address: str, env: str, options: EnvConfig, num_envs: int, *, training: bool = True, expect_options: bool = True
     ) -> None:
         self.address, self.num_envs = address, num_envs
-        self.lane_size = num_envs
         self._timeout = options.remote_timeout
         expected = protocol.shared_options(options) if expect_options else None
         self._hello = Hello(env, num_envs, training, expected)
@@ -100,6 +99,8 @@ class RemoteGroup:
         """Times that the environments were reset by a request."""
         self._last = b""
         """The last reply, which has the observation of the current row."""
+        self._outcomes = np.zeros((0, 0))
+        """float64 [matches, agents]: how the matches in `ended` did; NaN where nobody knows."""
         self._out: list[ObsRow] = []
         self._rows: list[LaneRow] = []
         self._thread = threading.Thread(target=self._connect, name=f"remote {address}", daemon=True)
@@ -110,6 +111,20 @@ class RemoteGroup:
         """The server's specification; waits for the server."""
         self._welcomed.wait()
         return self._welcome.spec
+
+    @property
+    def lanes(self) -> int:
+        """L; waits for the server."""
+        return self.num_envs * len(self.spec.agents) or 1
+
+    @property
+    def lane_size(self) -> int:
+        """C; waits for the server."""
+        return 1 if self.spec.agents else self.num_envs
+
+    def outcomes(self, m: int) -> np.ndarray:
+        """float64 [A]: by what the agents of match `m`, which has ended, are compared; NaN where it was lost."""
+        return self._outcomes[m]
 
     # -- the owner's thread -------------------------------------------------------------------------------------------
 
@@ -196,43 +211,55 @@ class RemoteGroup:
             self._link.close(str(error))  # which ends the link, and that is an event
             return
         self._waits_for, self._last = "", reply
+        self.advanced, self.ended, self._outcomes = self._layout.read_matches(reply)
         if kind == protocol.OBSERVED:
             self._first_observed(reply)
         else:
-            self._layout.read_step(reply, kind, self._rows)
-            for lane in self._rows:
-                lane.step.reward[:] = self._to_learn(lane.step.reward)
+            lanes = self._advanced()
+            self._layout.read_step(reply, kind, self._rows, lanes)
+            for lane in lanes:
+                step = self._rows[lane].step
+                step.reward[:] = self._to_learn(step.reward)
         self._task = ""
 
     def _first_observed(self, reply: bytes) -> None:
         assert self._layout is not None
-        self._layout.read_obs(reply, self._out)
-        for row in self._out:
-            row.first[:] = True
-            row.valid[:] = True
-        if self._task == "step":  # a step that only resets
-            for lane in self._rows:
-                _write_nothing(lane)
+        lanes = self._advanced()
+        self._layout.read_obs(reply, self._out, lanes)
+        for lane in lanes:
+            self._out[lane].first[:] = True
+            self._out[lane].valid[:] = True
+            if self._task == "step":  # a step that only resets
+                _write_nothing(self._rows[lane])
         self._ended = False
+
+    def _advanced(self) -> Sequence[int]:
+        assert self._layout is not None
+        return range(self._layout.lanes) if self.advanced is None else self.advanced
 
     def _cut(self) -> None:
         """The step is lost, and the episodes with it."""
         layout = self._layout
         assert layout is not None
         valid = layout.valid(self._last)
-        for lane, had_transition in zip(self._rows, valid, strict=True):
-            _write_nothing(lane)
-            lane.step.truncated[:] = had_transition
+        if layout.spec.agents:  # the last reply has every lane's last observation, also of those that wait for their turn
+            self.advanced = [lane for lane in range(layout.lanes) if valid[lane][0]]
+            self.ended = range(self.num_envs)
+            self._outcomes = np.full((self.num_envs, len(layout.spec.agents)), np.nan)
+        lanes = self._advanced()
+        for lane in lanes:
+            _write_nothing(self._rows[lane])
+            self._rows[lane].step.truncated[:] = valid[lane]
         if layout.spec.autoreset == "same-step":
-            layout.read_last_obs(self._last, [lane.step.final_obs for lane in self._rows])
+            layout.read_last_obs(self._last, [row.step.final_obs for row in self._rows], lanes)
             self._task = "step ends, episode begins"
             self._out = [lane.after for lane in self._rows]
             self._begin_episode()
             return
-        layout.read_last_obs(self._last, [lane.after.obs for lane in self._rows])
-        for lane in self._rows:
-            lane.after.first[:] = False
-            lane.after.valid[:] = False
+        layout.read_last_obs(self._last, [row.after.obs for row in self._rows], lanes)
+        for lane in lanes:
+            self._rows[lane].after.first[:] = False
+            self._rows[lane].after.valid[:] = False
         self._ended, self._task, self._waits_for = True, "", ""
 
     # -- the group's own thread ---------------------------------------------------------------------------------------
@@ -271,9 +298,10 @@ class RemoteGroup:
     def _check(self, welcome: Welcome, before: Layout | None) -> Layout:
         """The layout of the group's messages. Raises `Refused` where it has changed since the last connection."""
         size = (welcome.lanes, welcome.lane_size)
-        if size != (self.lanes, self.lane_size):
-            expected = f"{self.lanes} of {self.lane_size} are expected"
-            raise Refused(f"the server's group has {size[0]} lanes of {size[1]} agents; {expected}")
+        agents = len(welcome.spec.agents)
+        expected = (self.num_envs * agents, 1) if agents else (1, self.num_envs)
+        if size != expected:
+            raise Refused(f"the server's group has {size[0]} lanes of {size[1]} agents; {expected} are expected")
         if welcome.env != self._hello.env:
             raise Refused(f"the server has {welcome.env}, and {self._hello.env} is asked for")
         layout = Layout(welcome.spec, *size)

@@ -14,7 +14,8 @@ There is one message under way at any time, so a stream needs no flow control be
 
 A message begins with 8 bytes: its kind (uint32) and a sequence number (uint32), which a reply repeats. A request goes on with the
 seed (int64), or with the actions of all lanes. A reply is the arrays of a step one after the other, each aligned to 8 bytes, at
-the offsets that the schema in the welcome says: first what every reply has (observations, `first`, `valid`), then what steps have
+the offsets that the schema in the welcome says: first what every reply has (observations, `first`, `valid`; in multi-agent
+environments which lanes have a new observation, and which matches have ended how), then what steps have
 (rewards, flags, statistics), then what steps have in which a same-step environment ended (true last observations). So every kind
 of reply is a prefix of one layout, and has one possible size.
 """
@@ -26,7 +27,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,7 @@ from headrace.config.io import to_dict
 from headrace.envs.contract import EnvSpec, LaneRow, ObsRow, StepRow
 from headrace.envs.description import spec_from_json, spec_to_json
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of this protocol. Both sides must have the same."""
 RESET, STEP = 1, 2
 """Kinds of requests."""
@@ -148,6 +149,8 @@ class Welcome:
             if wrong := [name for name, kind in kinds.items() if not isinstance(fields[name], kind)]:
                 raise ProtocolError(f"the welcome's {wrong[0]} is {fields[wrong[0]]!r:.80}")
             size = welcome.lanes * welcome.lane_size
+            if not 0 <= welcome.lanes <= len(welcome.schema):
+                raise ProtocolError(f"a group of {welcome.lanes!r:.20} lanes with {len(welcome.schema)} arrays")
             if size and welcome.schema != Layout(spec, welcome.lanes, welcome.lane_size).schema():
                 raise ProtocolError("the server lays out its messages in another way")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -228,7 +231,9 @@ class _Field:
         return np.frombuffer(buffer, self.dtype, self.count, self.offset).reshape(self.shape)
 
 
-_FLAG, _NUMBER, _COUNT = np.dtype(np.uint8), np.dtype("<f4"), np.dtype("<i4")
+_FLAG, _NUMBER, _EXACT, _COUNT = np.dtype(np.uint8), np.dtype("<f4"), np.dtype("<f8"), np.dtype("<i4")
+GROUP = -1
+"""Instead of a lane's number in the schema: of all lanes or matches of the group."""
 _Arrays = dict[str, tuple[np.dtype, tuple[int, ...]]]
 """dtype and shape for one agent, by name."""
 _STEP_FIELDS: _Arrays = {
@@ -249,6 +254,12 @@ class Layout:
         observation: _Arrays = {f"obs/{name}": (a.dtype.newbyteorder("<"), a.shape) for name, a in spec.observation.items()}
         flags: _Arrays = {"first": (_FLAG, ()), "valid": (_FLAG, ())}
         self._obs = [self._lane(lane, flags | observation) for lane in range(lanes)]
+        self._matches: dict[str, _Field] = {}
+        if agents := len(spec.agents):
+            if lanes % agents or lane_size != 1:
+                raise ProtocolError(f"{lanes} lanes of {lane_size} for matches of {agents} agents")
+            ends: _Arrays = {"ended": (_FLAG, ()), "outcome": (_EXACT, (agents,))}
+            self._matches = self._arrays(GROUP, lanes, {"advanced": (_FLAG, ())}) | self._arrays(GROUP, lanes // agents, ends)
         sizes = {OBSERVED: self._end}
         self._step = [self._lane(lane, _STEP_FIELDS) for lane in range(lanes)]
         sizes[STEPPED] = self._end
@@ -267,10 +278,13 @@ class Layout:
         self._actions_dtype = spec.action.dtype.newbyteorder("<")
 
     def _lane(self, lane: int, fields: _Arrays) -> dict[str, _Field]:
+        return self._arrays(lane, self.lane_size, fields)
+
+    def _arrays(self, lane: int, count: int, fields: _Arrays) -> dict[str, _Field]:
         made = {}
         for name, (dtype, shape) in fields.items():
             offset = -(-self._end // ALIGNMENT) * ALIGNMENT
-            made[name] = _Field(name, lane, dtype, (self.lane_size, *shape), offset)
+            made[name] = _Field(name, lane, dtype, (count, *shape), offset)
             self._end = offset + made[name].count * dtype.itemsize
         return made
 
@@ -278,7 +292,7 @@ class Layout:
         """Every array of a reply: name, lane, dtype, shape, offset in bytes."""
         return [
             {"name": f.name, "lane": f.lane, "dtype": f.dtype.str, "shape": list(f.shape), "offset": f.offset}
-            for part in (self._obs, self._step, self._final)
+            for part in (self._obs, [self._matches], self._step, self._final)
             for lane in part
             for f in lane.values()
         ]
@@ -300,6 +314,16 @@ class Layout:
     @staticmethod
     def _named(fields: dict[str, _Field], prefix: str, buffer: Any) -> dict[str, np.ndarray]:
         return {name.removeprefix(prefix): f.view(buffer) for name, f in fields.items() if name.startswith(prefix)}
+
+    def write_matches(self, buffer: Any, group: Any, stepped: bool) -> None:
+        """Say which lanes of a multi-agent group have a new observation, and which matches ended with this step, and how."""
+        if not self._matches:
+            return
+        advanced, ended, outcome = (field.view(buffer) for field in self._matches.values())
+        advanced[:], ended[:] = 0, 0
+        advanced[list(group.advanced)] = 1
+        for m in group.ended if stepped else ():
+            ended[m], outcome[m] = 1, group.outcomes(m)
 
     def read_actions(self, request: bytes, rows: Sequence[LaneRow]) -> None:
         """Copy the actions of a STEP to the rows. Raises `ProtocolError` for another size."""
@@ -324,7 +348,10 @@ class Layout:
 
     def step(self, sequence: int, rows: Sequence[LaneRow]) -> bytes:
         """A STEP with the actions of these rows."""
-        actions = [np.ascontiguousarray(row.actions, self._actions_dtype).tobytes() for row in rows]
+        nothing = bytes(self.actions_size)  # of a lane that has no episode yet
+        actions = [
+            nothing if row.actions is None else np.ascontiguousarray(row.actions, self._actions_dtype).tobytes() for row in rows
+        ]
         return b"".join([HEADER.pack(STEP, sequence), *actions])
 
     def kind(self, reply: bytes, sequence: int) -> int:
@@ -338,27 +365,35 @@ class Layout:
             raise ProtocolError(f"reply {number} of kind {kind} and {len(reply)} bytes, where reply {sequence} was expected")
         return kind
 
-    def read_obs(self, reply: bytes, rows: Sequence[ObsRow]) -> None:
-        """Copy observations and their flags to the rows."""
-        for fields, row in zip(self._obs, rows, strict=True):
+    def read_matches(self, reply: bytes) -> tuple[list[int] | None, list[int], np.ndarray]:
+        """Lanes with a new observation (None: all), matches that ended, and float64 [matches, agents] how."""
+        if not self._matches:
+            return None, [], np.zeros((0, 0))
+        advanced, ended, outcome = (field.view(reply) for field in self._matches.values())
+        return np.flatnonzero(advanced).tolist(), np.flatnonzero(ended).tolist(), outcome
+
+    def read_obs(self, reply: bytes, rows: Sequence[ObsRow], lanes: Iterable[int]) -> None:
+        """Copy the observations of these lanes and their flags to the rows."""
+        for lane in lanes:
+            fields, row = self._obs[lane], rows[lane]
             np.not_equal(fields["first"].view(reply), 0, out=row.first)  # any byte may come; a bool must be 0 or 1
             np.not_equal(fields["valid"].view(reply), 0, out=row.valid)
             self._copy(fields, "obs/", reply, row.obs)
 
-    def read_last_obs(self, reply: bytes, rows: Sequence[dict[str, np.ndarray]]) -> None:
-        """Copy only the observations, by name."""
-        for fields, row in zip(self._obs, rows, strict=True):
-            self._copy(fields, "obs/", reply, row)
+    def read_last_obs(self, reply: bytes, rows: Sequence[dict[str, np.ndarray]], lanes: Iterable[int]) -> None:
+        """Copy only the observations of these lanes, by name."""
+        for lane in lanes:
+            self._copy(self._obs[lane], "obs/", reply, rows[lane])
 
     def valid(self, reply: bytes) -> list[np.ndarray]:
         """`valid` of each lane, bool [C]."""
         return [fields["valid"].view(reply) != 0 for fields in self._obs]
 
-    def read_step(self, reply: bytes, kind: int, rows: Sequence[LaneRow]) -> None:
-        """Copy everything of a STEPPED or STEPPED_FINAL to the rows."""
-        self.read_obs(reply, [row.after for row in rows])
-        for lane, row in enumerate(rows):
-            fields, step = self._step[lane], row.step
+    def read_step(self, reply: bytes, kind: int, rows: Sequence[LaneRow], lanes: Iterable[int]) -> None:
+        """Copy everything of a STEPPED or STEPPED_FINAL to the rows of these lanes."""
+        self.read_obs(reply, [row.after for row in rows], lanes)
+        for lane in lanes:
+            fields, step = self._step[lane], rows[lane].step
             step.reward[:] = fields["reward"].view(reply)
             np.not_equal(fields["terminated"].view(reply), 0, out=step.terminated)
             np.not_equal(fields["truncated"].view(reply), 0, out=step.truncated)

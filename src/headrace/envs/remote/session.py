@@ -150,6 +150,7 @@ class Session:
         if reply == protocol.STEPPED and protocol.STEPPED_FINAL in layout.sizes:
             ended = (row.step.terminated.any() or row.step.truncated.any() for row in self._rows)
             reply = protocol.STEPPED_FINAL if any(ended) else reply
+        layout.write_matches(self._buffer, self._group, reply != protocol.OBSERVED)
         protocol.HEADER.pack_into(self._buffer, 0, reply, sequence)
         return bytes(memoryview(self._buffer)[: layout.sizes[reply]])
 
