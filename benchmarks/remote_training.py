@@ -1,0 +1,191 @@
+"""Training with environments near and far: frames/s and policy lag of IMPALA on MinAtar Breakout.
+
+    pip install minatar
+    python benchmarks/remote_training.py [--rounds 3] [--seconds 10] [--only TEXT] [--json FILE]
+
+Everybody trains the network of `examples/impala.py` with its numbers: batches of 640 steps, groups of 16 environments, frameskip
+1, so that a frame is a step. The example has two actors of 16 environments each. `far` means: at a `headrace serve-envs` on this
+machine, with the round trip that a relay in user space adds (`remote_envs.py --relay`, a process which takes processor time of
+its own; the kernel of the machine that the results are of has no netem). All processes share the cores of one machine: what the
+table says of delay is how much of it is hidden, not what a second machine would bring.
+
+Runs take turns in rounds. A run is started anew for each, left alone for some seconds, and then measured; medians of the rounds.
+Results are written after every round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE / "learning")]
+import summary  # noqa: E402
+from off_policy import import_flags, serve  # noqa: E402
+from remote_envs import relaying  # noqa: E402
+
+ENV, FILE, EXAMPLE = "minatar/breakout", HERE / "learning" / "minatar_env.py", HERE.parent / "examples" / "impala.py"
+ENVS = 16
+"""Of a group."""
+START = 90.0
+"""Seconds that a run may take until it has learned from something."""
+WARM = 3.0
+"""Seconds from then until measuring."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One line of the table."""
+
+    name: str
+    placement: str
+    groups: int = 2
+    delay: float | None = None
+    """Milliseconds of round trip; None: environments of the run's own processes."""
+    settings: tuple[str, ...] = ()
+
+    @property
+    def flags(self) -> list[str]:
+        """Of `headrace train`."""
+        sizes = {"num-workers": 1, "num-groups": self.groups, "envs-per-worker": ENVS * self.groups}
+        flags = ["--learning.algorithm", "impala", "--sampling.placement", self.placement]
+        flags += [part for name, n in sizes.items() for part in (f"--sampling.{name}", str(n))]
+        return [*flags, *self.settings]
+
+
+AS_EXAMPLE = ("--sampling.num-workers", "2", "--sampling.num-groups", "1", "--sampling.envs-per-worker", str(ENVS))
+SEED = ("--sampling.min-request-groups", "4", "--sampling.batch-timeout", "1")
+POLYBEAST = ("--sampling.envs-per-worker", "32", "--sampling.min-request-groups", "1", "--sampling.batch-timeout", "0")
+RUNS = [
+    Run("examples/impala.py", "", 2),
+    Run("inline, near, as the example", "inline", 2, None, AS_EXAMPLE),
+    Run("inline, near", "inline"),
+    Run("served, near", "served"),
+    *(Run("inline, far", "inline", 2, delay) for delay in (0, 20)),
+    *(Run("served, far", "served", groups, 0) for groups in (1, 2, 4, 8, 16)),
+    *(Run("served, far", "served", groups, 1) for groups in (1, 2, 4)),
+    *(Run("served, far", "served", groups, 20) for groups in (2, 4, 8, 16)),
+    Run(
+        "as SEED: all groups in a batch", "served", 4, 0, ("--sampling.min-request-groups", "4", "--sampling.batch-timeout", "1")
+    ),
+    Run("as PolyBeast: a stream for each environment", "served", 32, 0, POLYBEAST),
+]
+
+
+def engine(run: Run, seconds: float) -> dict[str, float]:
+    """Frames/s and lag of `headrace train`."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="remote-training-"))
+        command = [sys.executable, "-m", "headrace.cli", "train", "--env", ENV, *import_flags([FILE]), *run.flags]
+        command += ["--run.folder", folder, "--run.log-interval", "0.5", "--run.no-video", "--run.no-dashboard"]
+        command += ["--learning.total-steps", "1000000000"]
+        if run.delay is not None:
+            server = serve(ENV, 1024, import_flags([FILE]), stack)
+            command += ["--envs.remote", stack.enter_context(relaying(server, run.delay))]
+        log = stack.enter_context((Path(folder) / "output").open("w+"))
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        stack.callback(stop, process)
+        metrics = Path(folder) / "metrics.jsonl"
+        deadline = time.monotonic() + START
+        while not (metrics.exists() and "charts/SPS_interval" in metrics.read_text()):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"{run.name}: it did not begin\n{Path(log.name).read_text()[-2000:]}")
+            time.sleep(0.1)
+        time.sleep(WARM)
+        before = len(metrics.read_text().splitlines())
+        time.sleep(seconds)
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()[before:]]
+        known = [row for row in rows if "lag/mean" in row]
+        return {
+            "frames_per_s": mean(row["charts/SPS_interval"] for row in rows),
+            "lag": mean(row["lag/mean"] for row in known),
+            "largest_lag": max(row["lag/max"] for row in known),
+        }
+
+
+def example(seconds: float) -> dict[str, float]:
+    """Frames/s and lag of the one-file example, from what it prints."""
+    command = [sys.executable, str(EXAMPLE), "--total-steps", "1000000000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        lines = printed(process)
+        next(lines)  # after about 5 s
+        at, step, _ = next(lines)
+        lags = []
+        for then, now, lag in lines:
+            lags.append(lag)
+            if then - at >= seconds - 0.5:
+                return {"frames_per_s": (now - step) / (then - at), "lag": mean(lags), "largest_lag": max(lags)}
+    finally:
+        stop(process)
+    raise SystemExit("the example has ended")
+
+
+def printed(process: subprocess.Popen[str]) -> Iterator[tuple[float, int, float]]:
+    """When a line came, its step and its lag."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := re.match(r"step +([\d,]+) .* lag ([\d.]+)", line):
+            yield time.monotonic(), int(found[1].replace(",", "")), float(found[2])
+
+
+def stop(process: subprocess.Popen[Any]) -> None:
+    """Ctrl-C, and kill -9 if that does not help."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def table(results: dict[Run, list[dict[str, float]]]) -> list[dict[str, Any]]:
+    """Medians of the rounds."""
+    rows = []
+    for run, rounds in results.items():
+        if rounds:
+            row = {"run": run.name, "groups": run.groups, "round_trip_ms": run.delay, "rounds": len(rounds)}
+            row |= {key: round(median(found[key] for found in rounds), 1) for key in rounds[0]}
+            rows.append(row | {"every_round": [round(found["frames_per_s"]) for found in rounds]})
+    return rows
+
+
+def main() -> None:
+    """Measure, print and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--only", default="", help="only runs whose names have this text")
+    parser.add_argument("--json", type=Path, default=HERE / "results" / "remote_training.json")
+    asked = parser.parse_args()
+    results: dict[Run, list[dict[str, float]]] = {run: [] for run in RUNS if asked.only in run.name}
+    for number in range(asked.rounds):
+        for run, found in results.items():
+            found.append(engine(run, asked.seconds) if run.placement else example(asked.seconds))
+            print(
+                f"{time.strftime('%X')} round {number}: {run.name}, {run.groups} groups, {run.delay} ms: {found[-1]}", flush=True
+            )
+        facts = {"machine": summary.machine(), "load_average": os.getloadavg(), "seconds": asked.seconds}
+        summary.write(asked.json, facts | {"rows": table(results)})
+    print("| | groups | round trip | frames/s | lag, mean | largest |\n| --- | --- | --- | --- | --- | --- |")
+    for row in table(results):
+        delay = "-" if row["round_trip_ms"] is None else f"{row['round_trip_ms']} ms"
+        numbers = f"{row['frames_per_s']:,.0f} | {row['lag']} | {row['largest_lag']:.0f}"
+        print(f"| {row['run']} | {row['groups']} | {delay} | {numbers} |")
+
+
+if __name__ == "__main__":
+    main()
