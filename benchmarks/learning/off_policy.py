@@ -62,7 +62,7 @@ def serve(env: str, num_envs: int, imports: list[str], stack: ExitStack) -> str:
 
 def import_flags(files: list[Any]) -> list[str]:
     """The flags of `headrace` that import these files."""
-    return [part for file in files for part in ("--import", str(file))]
+    return ["--import", *map(str, files)] if files else []
 
 
 def run(env: str, placement: str, seed: int, steps: int, imports: list[str], settings: list[str]) -> Rows:

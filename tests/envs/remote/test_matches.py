@@ -180,7 +180,9 @@ def server(folder: Path, step_seconds: float = 0.0) -> ServerProcess:
     return ServerProcess(*flags, env="counting-match")
 
 
-@pytest.mark.parametrize("placement", ["inline", pytest.param("served", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "placement", ["serial", pytest.param("inline", marks=pytest.mark.slow), pytest.param("served", marks=pytest.mark.slow)]
+)
 def test_every_sample_is_learned_from_once_by_the_policy_that_acted(
     tmp_path: Path, placement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +195,7 @@ def test_every_sample_is_learned_from_once_by_the_policy_that_acted(
         assert check_ledger(tmp_path / "ledger", 3) == result.global_step
         for p in range(3):
             assert read_jsonl(tmp_path / "run" / f"policy-{p}" / "metrics.jsonl")[-1].get("sampling/faults", 0) == 0
-        if placement == "inline":
+        if placement == "serial":
             monkeypatch.setattr(registry, "is_known", lambda env_id: False)
             with pytest.raises(ConfigError, match="install the packages of counting-match"):
                 evaluate(tmp_path / "run", 2, imports=[WORLD])
