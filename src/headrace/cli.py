@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import fnmatch
 import itertools
+import json
 import os
 import shlex
 import shutil
@@ -29,8 +30,9 @@ from headrace.cluster import launch
 from headrace.config import Config, ConfigError, describe, machine
 from headrace.config.ranges import MANY
 from headrace.config.reading import shortened
+from headrace.envs.tasks import without
 from headrace.envs.trust import check_given, needed_code
-from headrace.make_config import check_config, make_config
+from headrace.make_config import check_config, make_config, task_flags
 from headrace.runs.explain import explain
 from headrace.runs.output import say, show_without_source, tolerantly
 from headrace.runs.processes import start_fork_server
@@ -145,11 +147,16 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
     given = {f"envs.{name}": value for name in _CONNECTION if (value := getattr(known, name)) not in (None, "None")}
+    of_tasks, named = task_flags(known.env, arguments)
+    if known.placement == "device" or of_tasks:
+        given |= {name: int(value) for name in _SIZES if (value := getattr(known, name) or "").isdecimal()}
     if known.placement == "device":
         tuned = False  # what `headrace tune` found is for processes
-        sizes = {name: int(value) for name in _SIZES if (value := getattr(known, name) or "").isdecimal()}
-        given |= {"sampling.placement": "device", **sizes}
-    config = make_config(known.env, known.algorithm, known.imports, **{"learning.preset": known.preset}, **given)
+        given["sampling.placement"] = "device"
+    config = make_config(known.env, known.algorithm, known.imports, **{"learning.preset": known.preset}, **given, **of_tasks)
+    if of_tasks:
+        own = without(config.envs.task_options, named, of_tasks["envs.task_options"])
+        arguments += ["--envs.task-options", json.dumps(own)]  # the last one counts
     if config.env != known.env:
         arguments += ["--env", config.env]  # the last one counts
     if tuned:
@@ -370,6 +377,8 @@ class Watch:
     """Take the most probable action instead of sampling one."""
     max_steps: int | None = None
     """Stop recording after this many steps. None: no limit."""
+    task: str | None = None
+    """Id of the task to play, where the policy was trained on several. None: the first."""
     policy: int = 0
     """Number of the policy, where the run trained several (`population.size`)."""
     checkpoint: Literal["newest", "best"] = "newest"
@@ -391,9 +400,8 @@ def watch(arguments: list[str]) -> int:
     policy = load_policy(asked.run, which=asked.checkpoint, policy=asked.policy, imports=asked.imports)
     prefix = "" if policy.config.population.size == 1 else f"policy-{asked.policy}-"
     path = asked.video or asked.run / "videos" / f"{prefix}step-{policy.step}.mp4"
-    returns = record(
-        policy, path, episodes=asked.episodes, deterministic=asked.deterministic, max_steps=asked.max_steps, seed=asked.seed
-    )
+    how: Any = {"deterministic": asked.deterministic, "max_steps": asked.max_steps, "seed": asked.seed, "task": asked.task}
+    returns = record(policy, path, episodes=asked.episodes, **how)
     say(f"{path}: step {policy.step:,}, returns {', '.join(f'{value:.2f}' for value in returns)}")
     return 0
 
@@ -434,8 +442,6 @@ def play(arguments: list[str]) -> int:
     if asked.matches < 1:
         raise ConfigError(f"--matches is {asked.matches}; it must be at least 1")
     start_fork_server()
-    import json
-
     from headrace.envs.imports import import_files
     from headrace.evaluation.matches import play as play_matches
     from headrace.evaluation.policy import load_policy

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
 import numpy as np
@@ -66,7 +66,7 @@ class AtariVector(VectorEnv):
         thread_affinity_offset: int = -1,
         max_num_frames_per_episode: int = 108_000,
         repeat_action_probability: float = 0.0,
-        full_action_space: bool = False,
+        full_action_space: bool | Literal["all"] = False,
         continuous: bool = False,
         continuous_action_threshold: float = 0.5,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
@@ -103,7 +103,7 @@ class AtariVector(VectorEnv):
             max_num_frames_per_episode: Frames, resets not counted, after which an episode is truncated.
             repeat_action_probability: Probability, per frame, that the action of the frame before is repeated.
             full_action_space: The legal actions of ALE instead of those the game uses: all 18, or 9 in Skiing and Lost Luggage.
-                Several games with different sets have all 18; an action that is not legal in a game is NOOP there.
+                "all", and several games with different sets, mean all 18; an action that is not legal in a game is NOOP there.
             continuous: Actions are (radius 0..1, angle in radians, fire 0..1) instead of indices.
             continuous_action_threshold: Beyond it, a component counts as a direction or as FIRE.
             autoreset_mode: NEXT_STEP or SAME_STEP.
@@ -165,7 +165,7 @@ class AtariVector(VectorEnv):
         require(img_width is None or 1 <= img_width <= 160, "img_width must be in 1..160")
         choice = native.ActionChoice.LEGAL if full_action_space else native.ActionChoice.MINIMAL
         action_sets = {tuple(fact["legal_actions" if full_action_space else "minimal_actions"]) for fact in facts}
-        if len(action_sets) > 1 or continuous:
+        if len(action_sets) > 1 or continuous or full_action_space == "all":
             choice, action_sets = native.ActionChoice.ALL, {tuple(range(18))}
 
         options = native.StepOptions()

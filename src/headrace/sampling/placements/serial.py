@@ -100,7 +100,8 @@ class SerialSampler:
         """Those whose learners have not finished. The lanes of the others stand still as soon as they have no slots left."""
 
         def make(number: int) -> EnvGroup:
-            return make_group(config.env, config.envs, config.envs_per_group, number=number)
+            task = config.task_of_group(number)
+            return make_group(config.env, config.envs, config.envs_per_group, number=number, task=task)
 
         self.seats = [
             make_seating(w, memory, config, placement.spec, placement.crew, matchmaking_seed(config, w))
@@ -119,9 +120,7 @@ class SerialSampler:
             clock = memory.control.clock("policy", p * config.sampling.num_policy_workers)
             self.actors.append(Actor(model, algorithm.act, memory, p, own.device, actor_seed(config, p), clock, own.cuda_graphs))
         self.frozen = {
-            m: self._frozen_actor(placement, m)
-            for m, policy in enumerate(memory.policies)
-            if policy.acts and not policy.learns
+            m: self._frozen_actor(placement, m) for m, policy in enumerate(memory.policies) if policy.acts and not policy.learns
         }
         self._policy_workers = [
             PolicyWorker(p, memory.requests, actor, config, self.frozen.__getitem__, memory.families)
