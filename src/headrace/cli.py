@@ -154,14 +154,13 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
         tuned = False  # what `headrace tune` found is for processes
         given["sampling.placement"] = "device"
     config = make_config(known.env, known.algorithm, known.imports, **{"learning.preset": known.preset}, **given, **of_tasks)
-    if of_tasks:
-        own = without(config.envs.task_options, named, of_tasks["envs.task_options"])
-        arguments += ["--envs.task-options", json.dumps(own)]  # the last one counts
     if config.env != known.env:
         arguments += ["--env", config.env]  # the last one counts
+    own = without(config.envs.task_options, named, of_tasks.get("envs.task_options", {}))
+    more = ["--envs.task-options", json.dumps(own)] if of_tasks else []
     if tuned:
         config = configs.override(config, **tune_module.load(config))
-    config = _parse(arguments, config)
+    config = _parse([*arguments, *more], config)
     given_env = any(argument.partition("=")[0] == "--env" for argument in arguments)
     saved = config.run_folder / "config.json"
     if os.path.lexists(saved):  # also False without permission to look: `RunFolder` reports that

@@ -9,7 +9,7 @@ import pytest
 from worlds import CountingEnv, local_group, reset_group, rows_for, step_group
 
 from headrace.cli import parse_config
-from headrace.config import ConfigError, EnvConfig, LearningConfig
+from headrace.config import ConfigError, EnvConfig, LearningConfig, to_json
 from headrace.config.tasks import tasks_of
 from headrace.config.validation import validate
 from headrace.envs import registry
@@ -55,7 +55,7 @@ def test_defaults_are_what_all_tasks_agree_on() -> None:
     assert asked.envs.task_options == {"cue/left": {"reward_scale": 2.0}, "cue/right": {"reward_clip": 1.0}}
 
 
-def test_flags_say_the_same_as_the_library() -> None:
+def test_flags_say_the_same_as_the_library(tmp_path: Path) -> None:
     flags = ["--env", ",".join(CUES), "--import", WORLDS]
     assert parse_config(flags, tuned=False).envs.task_options == {"cue/left": {"reward_scale": 2.0}}
     assert parse_config([*flags, "--reward-scale", "3"], tuned=False).envs.task_options == {}
@@ -64,6 +64,9 @@ def test_flags_say_the_same_as_the_library() -> None:
     )
     assert asked.envs.task_options == {"cue/left": {"reward_scale": 2.0}, "cue/right": {"reward_clip": 1.0}}
     assert (asked.envs.task_share, asked.sampling.num_workers) == ("samples", 2)
+    (tmp_path / "config.json").write_text(to_json(asked))
+    resumed = parse_config([*flags, "--run.folder", str(tmp_path)], tuned=False)
+    assert resumed.envs.task_options == asked.envs.task_options, "what no flag names stays as it was"
     assert parse_config(["--env", ",".join(GAMES), "--num-workers", "6"], tuned=False).sampling.envs_per_worker == 32
     with pytest.raises(ConfigError, match=r"--envs.task-options is '\[1'; it must be a JSON object"):
         parse_config([*flags, "--envs.task-options", "[1"], tuned=False)

@@ -116,6 +116,13 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
             assert (tensor == two["model"][name]).all(), name
 
 
+def test_a_replay_counts_by_task_too(tmp_path: Path) -> None:
+    options = {"learning.algorithm": "apex-dqn", "learning.num_minibatches": 1, "learning.num_epochs": 1, "replay.minimum": 128}
+    lines = run(tmp_path, 512, **options, **{"replay.capacity": 1024, "learning.batch_size": 32, "policy.encoder": "auto"})
+    assert all(line["tasks/cue/left/share"] == 0.5 for line in lines if "tasks/cue/left/share" in line)
+    assert "tasks/cue/right/episodic_return" in lines[-1]
+
+
 def test_the_mean_is_over_tasks_however_many_episodes_each_has() -> None:
     log = TrainingLog(["one", "two"])
     ones = Arrivals(

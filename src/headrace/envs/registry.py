@@ -6,6 +6,7 @@
     dm_control/cartpole-swingup        DeepMind Control Suite
     torch/CartPole-v1                  written in PyTorch, stepped on the policy's device
     pettingzoo/connect_four_v3         multi-agent environments of PettingZoo
+    dmlab/rooms_watermaze              levels of DeepMind Lab
 
 A family is a module with the functions of `Family`. It is imported when one of its environments is first asked for, so that the
 packages of other families need not be installed. A user's environment is one function, registered by the user's own file
@@ -27,7 +28,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
@@ -43,9 +44,6 @@ from headrace.envs.spaces import specs_of
 from headrace.envs.vector_group import vector_group
 from headrace.envs.wrappers import preprocess, render_without_screen
 
-if TYPE_CHECKING:
-    pass
-
 SpecSource = Callable[[str, EnvConfig], EnvSpec]
 """Where the specification of an environment comes from: a function of its id and its settings."""
 
@@ -60,12 +58,14 @@ class MissingExtra(ConfigError):
 
 @dataclass(frozen=True)
 class _Module:
-    """The name of a family's module, and the extra that installs the packages it needs."""
+    """The name of a family's module, and the extra that installs the packages it needs, or how else they are installed."""
 
     module: str
     extra: str | None = None
+    installation: str = ""
 
 
+_LAB = "https://github.com/google-deepmind/lab/blob/master/docs/users/build.md"
 FAMILIES: dict[str, _Module] = {
     "gym": _Module("headrace.envs.gym"),
     "atari": _Module("headrace.envs.atari", "atari"),
@@ -73,6 +73,7 @@ FAMILIES: dict[str, _Module] = {
     "dm_control": _Module("headrace.envs.dm_control", "dm-control"),
     "torch": _Module("headrace.envs.torch_envs"),
     "pettingzoo": _Module("headrace.envs.pettingzoo", "pettingzoo"),
+    "dmlab": _Module("headrace.envs.dmlab", installation=f"build deepmind_lab as {_LAB} says"),
 }
 
 
@@ -244,11 +245,10 @@ def _family(name: str) -> Family:
     try:
         return cast(Family, _import(known.module))
     except ImportError as error:
-        if known.extra is None or (error.name or "").startswith("headrace"):
+        how = known.installation or (known.extra and f'pip install "headrace[{known.extra}]"')
+        if not how or (error.name or "").startswith("headrace"):
             raise
-        raise MissingExtra(
-            f'{name} environments need packages that are not installed: pip install "headrace[{known.extra}]"'
-        ) from error
+        raise MissingExtra(f"{name} environments need packages that are not installed: {how}") from error
 
 
 def _import(module: str) -> ModuleType:
