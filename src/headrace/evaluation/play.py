@@ -78,7 +78,7 @@ class EvalResult:
         return {
             "eval/episodic_return": self.mean,
             "eval/episodic_length": sum(self.lengths) / len(self.lengths),
-            **task_metrics({task: result.mean for task, result in self.tasks.items()}, len(self.tasks), "eval/tasks"),
+            **task_metrics({task: result.mean for task, result in self.tasks.items()}, len(self.tasks), "eval/"),
         }
 
     def to_dict(self) -> dict[str, Any]:

@@ -68,16 +68,16 @@ class TaskLog:
             returns.extend(float(value) for value in state.get(task, ()))
 
 
-def task_metrics(means: Mapping[str, float], count: int, prefix: str = "tasks") -> dict[str, float]:
+def task_metrics(means: Mapping[str, float], count: int, prefix: str = "") -> dict[str, float]:
     """Mean returns of tasks, and where they are known their human-normalised scores and, of all `count` tasks, the mean of the
     scores and the mean of the scores of at most 1, by metric name.
 
     The capped mean is the measure of Espeholt et al. 2018 (IMPALA), section 5.3, there in percent.
     """
-    result = {f"{prefix}/{task}/episodic_return": mean for task, mean in means.items()}
+    result = {f"{prefix}tasks/{task}/episodic_return": mean for task, mean in means.items()}
     scores = {task: score for task, mean in means.items() if (score := normalized(task, mean)) is not None}
-    result |= {f"{prefix}/{task}/score": score for task, score in scores.items()}
+    result |= {f"{prefix}tasks/{task}/score": score for task, score in scores.items()}
     if len(scores) == count:
-        result[f"{prefix}/mean_score"] = float(np.mean([*scores.values()]))
-        result[f"{prefix}/capped_mean_score"] = float(np.mean([min(1.0, score) for score in scores.values()]))
+        result[f"{prefix}tasks/mean_score"] = float(np.mean([*scores.values()]))
+        result[f"{prefix}tasks/capped_mean_score"] = float(np.mean([min(1.0, score) for score in scores.values()]))
     return result
