@@ -47,7 +47,7 @@ def right(options: Any, *, render_mode: str | None = None) -> gymnasium.Env:
 
 @headrace.envs.register("cue/slow")
 def slow(options: Any, *, render_mode: str | None = None) -> gymnasium.Env:
-    return Cue(1, pause=0.004)
+    return Cue(1, pause=0.1)
 
 
 @headrace.envs.register("cue/three")

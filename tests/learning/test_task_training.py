@@ -178,11 +178,8 @@ def test_the_interval_of_the_mean_is_that_within_tasks() -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_task_holds_up_no_other_unless_samples_are_shared(tmp_path: Path) -> None:
-    shares = {}
-    for share in ("compute", "samples"):
-        options = {"sampling.placement": "inline", "envs.task_share": share, "run.log_interval": 1.0}
-        lines = run(tmp_path / share, 6_000, "cue/left,cue/slow", **options)
-        shares[share] = np.mean([line["tasks/cue/slow/share"] for line in lines if "tasks/cue/slow/share" in line])
-    assert shares["compute"] < 0.3
-    assert shares["samples"] == 0.5
+def test_a_slow_task_does_not_hold_up_a_fast_one(tmp_path: Path) -> None:
+    """It makes 10 steps per second, the other one hundreds, on a busy machine too."""
+    options = {"sampling.placement": "inline", "sampling.worker_niceness": 0, "run.log_interval": 1.0}
+    lines = run(tmp_path, 1_500, "cue/left,cue/slow", **options)
+    assert np.mean([line["tasks/cue/slow/share"] for line in lines if "tasks/cue/slow/share" in line]) < 0.3
