@@ -20,7 +20,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
@@ -28,6 +28,7 @@ from headrace import config as configs
 from headrace import tune as tune_module
 from headrace.cluster import launch
 from headrace.config import Config, ConfigError, describe, machine
+from headrace.config.groups import Placement
 from headrace.config.ranges import MANY
 from headrace.config.reading import shortened
 from headrace.envs.tasks import without
@@ -120,8 +121,9 @@ def train(arguments: list[str]) -> int:
     return 130 if result.reason == "interrupted" else 0
 
 
-_SIZES = ("sampling.num_workers", "sampling.num_groups", "sampling.envs_per_worker", "sampling.rollout", "learning.batch_size")
-"""What the defaults of the device placement are made of."""
+_SIZES = ("sampling.num_workers", "sampling.num_groups", "sampling.envs_per_worker", "sampling.rollout", "learning.batch_size",
+          "population.size")  # fmt: skip
+"""What the defaults of the device placement are made of, and whether it is the default."""
 _CONNECTION = ("remote", "remote_token_file", "remote_ca", "remote_tls_cert", "remote_tls_key")
 
 
@@ -147,18 +149,16 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
     given = {f"envs.{name}": value for name in _CONNECTION if (value := getattr(known, name)) not in (None, "None")}
+    given |= {name: int(value) for name in _SIZES if (value := getattr(known, name) or "").isdecimal()}
+    if known.placement in get_args(Placement):
+        given["sampling.placement"] = known.placement
     of_tasks, named = task_flags(known.env, arguments)
-    if known.placement == "device" or of_tasks:
-        given |= {name: int(value) for name in _SIZES if (value := getattr(known, name) or "").isdecimal()}
-    if known.placement == "device":
-        tuned = False  # what `headrace tune` found is for processes
-        given["sampling.placement"] = "device"
     config = make_config(known.env, known.algorithm, known.imports, **{"learning.preset": known.preset}, **given, **of_tasks)
     if config.env != known.env:
         arguments += ["--env", config.env]  # the last one counts
     own = without(config.envs.task_options, named, of_tasks.get("envs.task_options", {}))
     more = ["--envs.task-options", json.dumps(own)] if of_tasks else []
-    if tuned:
+    if tuned and config.sampling.placement != "device":  # what `headrace tune` found is for processes
         config = configs.override(config, **tune_module.load(config))
     config = _parse([*arguments, *more], config)
     given_env = any(argument.partition("=")[0] == "--env" for argument in arguments)
