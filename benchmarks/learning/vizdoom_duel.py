@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import time
@@ -20,10 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import headrace
 from headrace.config import EnvConfig
 from headrace.envs.vizdoom import VizdoomEnv
 from headrace.envs.vizdoom.match import Match
+from headrace.evaluation.matches import wilson
 from headrace.runs.plots import curve
 
 HERE = Path(__file__).parent
@@ -69,14 +71,6 @@ def against_each_other(acts: list[Act], begin: Callable[[], None], matches: int,
     return frags
 
 
-def wilson(wins: int, games: int, z: float = 1.96) -> tuple[float, float]:
-    """95 % interval of a rate."""
-    rate, spread = wins / games, z * z / games
-    centre = (rate + spread / 2) / (1 + spread)
-    half = z * math.sqrt(rate * (1 - rate) / games + spread / (4 * games)) / (1 + spread)
-    return round(centre - half, 3), round(centre + half, 3)
-
-
 def plot(folder: Path, scores: dict[str, list[dict[str, float]]], path: Path) -> None:
     """The learning curve, and frags and deaths of each player against the bot."""
     from matplotlib.figure import Figure
@@ -114,6 +108,7 @@ def main() -> None:
     if asked.run is None:
         headrace.train(config)
     policy = headrace.load_policy(folder)
+    torch.set_num_threads(1)  # one observation at a time: threads would only wait for each other, long on a busy machine
     space = policy.make_env().action_space
     space.seed(0)
 
@@ -128,7 +123,7 @@ def main() -> None:
     scores = {name: against_bot(act, policy.reset, asked.games, options) for name, act in players.items()}
     frags = against_each_other([trained, random], policy.reset, asked.matches, options)
     wins, losses = sum(a > b for a, b in frags), sum(a < b for a, b in frags)
-    interval = wilson(wins, len(frags))
+    interval = [round(bound, 3) for bound in wilson(wins, len(frags))]
     asked.out.mkdir(parents=True, exist_ok=True)
     plot(folder, scores, asked.out / "vizdoom-duel.png")
     for name, games in scores.items():
@@ -139,7 +134,7 @@ def main() -> None:
         "env": f"vizdoom/{BOT_GAME}",
         "settings": extra,
         "seed": asked.seed,
-        "minutes": asked.minutes,
+        "minutes": policy.config.run.max_minutes,
         "steps": policy.step,
         "load_before": round(load, 1),
         "against_the_bot": {
