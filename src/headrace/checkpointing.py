@@ -61,8 +61,8 @@ class Checkpointing:
         """Whether the newest checkpoint is the last that there will be of the policy."""
         self._saved_at, self._saved_step, self._saved_updates = perf_counter(), 0, -1
 
-    def load(self) -> list[str]:
-        """Take the newest good checkpoint, if there is one; returns what the user should know.
+    def load(self) -> list[Message]:
+        """Take the newest good checkpoint, if there is one; returns what to report.
 
         Raises `CheckpointError` where there are some but none can be used.
         """
@@ -88,7 +88,7 @@ class Checkpointing:
                 if state["random"] is not None:
                     checkpoint.set_random_state(state["random"])
             messages += self._experience.restore(found.path, state.get("experience"))
-        return messages
+        return [Message("message", text, self._policy) for text in messages]
 
     def _take(self, found: checkpoint.Checkpoint) -> None:
         """Take what the learner needs. Raises `CheckpointError` where it does not fit: what was taken until then is replaced by

@@ -27,7 +27,7 @@ from headrace.envs.contract import EnvironmentFault
 from headrace.envs.registry import describe
 from headrace.evaluation.background import BackgroundEvaluation
 from headrace.evaluation.pictures import draw_curve_and_video
-from headrace.experience.batch import Filling
+from headrace.experience.batch import Batch, Experience, Filling
 from headrace.experience.joint import joint
 from headrace.learning.algorithm import make_agent
 from headrace.learning.ending import REASONS, reason_to_stop
@@ -66,22 +66,18 @@ def train(config: Config) -> TrainResult:
     """
     check_config(config)
     with settings_of_rank(config) as own:
-        return _train(own)
-
-
-def _train(config: Config) -> TrainResult:
-    spec = describe(config.env, config.envs)
-    config = for_agents(config, spec)
-    folder, changes = RunFolder.open(config)
-    # The caller's own random numbers stay what they were.
-    with folder, Reporter(config, spec.frameskip, folder) as reporter, torch.random.fork_rng(devices=[]):
-        for change in changes:
-            reporter.message(change)
-        placement = make_placement(config, spec, make_agent, make_crew(config, spec))
-        with BackgroundEvaluation(config) as evaluation:
-            ends = _run(placement, reporter, evaluation)
-        returns = [ends.get(p, {"mean_return": math.nan})["mean_return"] for p in range(config.population.size)]
-        draw_curve_and_video(config, reporter.message, returns, again=reporter.learned)
+        spec = describe(own.env, own.envs)
+        own = for_agents(own, spec)
+        folder, changes = RunFolder.open(own)
+        # The caller's own random numbers stay what they were.
+        with folder, Reporter(own, spec.frameskip, folder) as reporter, torch.random.fork_rng(devices=[]):
+            for change in changes:
+                reporter.message(change)
+            placement = make_placement(own, spec, make_agent, make_crew(own, spec))
+            with BackgroundEvaluation(own) as evaluation:
+                ends = _run(placement, reporter, evaluation)
+            returns = [ends.get(p, {"mean_return": math.nan})["mean_return"] for p in range(own.population.size)]
+            draw_curve_and_video(own, reporter.message, returns, again=reporter.learned)
     reason = ends[0]["reason"] if 0 in ends else "interrupted"
     return TrainResult(str(folder.path), reason, reporter.global_step, returns[0])
 
@@ -134,8 +130,7 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     member = Member(placement, p, learner, log) if config.pbt.on else None
     past = PastVersions(placement, p, learner)
     checkpoints = Checkpointing(placement, p, learner, log, experience, ranks, past, member)
-    for text in checkpoints.load():
-        yield Message("message", text, p)
+    yield from checkpoints.load()
     learner.join(ranks)
     learner.progress.continue_after(placement.version(p))
     yield Message("start", learner.progress.global_step, p)
@@ -145,25 +140,16 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
         yield from member.begin()
     if config.uses_replay:
         yield Message("message", f"Learning begins when the replay holds {config.replay.minimum:,} steps", p)
-    clock = placement.clock(p)
+    clock, several = placement.clock(p), config.population.size > 1
     started = last_log = perf_counter()
     reason = "total_steps" if learner.progress.global_step >= config.learning.total_steps else None
     if reason is None:
         yield None  # ready
     while reason is None:
         try:
-            several = config.population.size > 1
             batch = None if several and placement.stopped else experience.next(timeout=POLL_INTERVAL)
             clock.spent("wait", now := perf_counter())
-            if isinstance(batch, Filling):
-                learner.note(batch.arrivals)
-                log.add(batch.arrivals, step=learner.progress.global_step)
-            elif batch is not None:
-                update = learner.learn(batch)
-                log.add(batch.arrivals, update, learner.progress.global_step)
-                if batch.keys is not None and update.priorities is not None:
-                    experience.update_priorities(batch.keys, update.priorities.float().cpu().numpy())
-                experience.release()
+            if batch is not None and _learn_from(batch, learner, log, experience):
                 clock.spent("train", now := perf_counter())
                 placement.publish(p, learner.model, learner.progress.version)
                 past.after_update()
@@ -174,13 +160,12 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
             raise
         if member is not None:
             yield from member.step(None if batch is None else batch.arrivals)
-
         reason = "interrupted" if placement.stopped else reason_to_stop(config, learner.progress, log, now - started)
         reason = REASONS[ranks.largest(REASONS.index(reason))]
         if reason or now - last_log >= config.run.log_interval:
             yield Message("curve", log.curve(), p)
-            more = {} if member is None else member.metrics()
-            yield Message("metrics", log.metrics(learner) | experience.metrics() | past.metrics() | more, p)
+            of_population = past.metrics() | (member.metrics() if member is not None else {})
+            yield Message("metrics", log.metrics(learner) | experience.metrics() | of_population, p)
             last_log = now
         if checkpoints.due(now):
             yield from checkpoints.save(must=False)
@@ -192,3 +177,17 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     past.finish()
     del placement.savers[p]
     yield Message("done", {"reason": reason, "global_step": learner.progress.global_step, "mean_return": log.mean_return}, p)
+
+
+def _learn_from(batch: Batch | Filling, learner: Learner, log: TrainingLog, experience: Experience) -> bool:
+    """Make an update with a batch. False where there is nothing to learn from yet: a replay fills."""
+    if isinstance(batch, Filling):
+        learner.note(batch.arrivals)
+        log.add(batch.arrivals, step=learner.progress.global_step)
+        return False
+    update = learner.learn(batch)
+    log.add(batch.arrivals, update, learner.progress.global_step)
+    if batch.keys is not None and update.priorities is not None:
+        experience.update_priorities(batch.keys, update.priorities.float().cpu().numpy())
+    experience.release()
+    return True

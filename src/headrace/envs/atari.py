@@ -160,9 +160,7 @@ class TrainingEpisodes(VectorWrapper):
             cast(Any, self.env).load_state(i, console.tobytes())
 
 
-def make_group(
-    name: str, options: EnvConfig, num_envs: int, *, training: bool = True, threads: int | None = None
-) -> EnvGroup:
+def make_group(name: str, options: EnvConfig, num_envs: int, *, training: bool = True, threads: int | None = None) -> EnvGroup:
     """A group of emulators. With `training` and the `dqn` protocol, lost lives end episodes."""
     vector = TrainingEpisodes(make_vector(name, options, num_envs, threads), life_loss=training and options.protocol == "dqn")
     # colours are the last dimension of the emulators' images and the first of the engine's, so those have to be copied

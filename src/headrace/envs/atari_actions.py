@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 # [left, centre, right][down, centre, up][no fire, fire]
-ACTION_OF_DIRECTION = np.array(
-    [[[9, 17], [4, 12], [7, 15]], [[5, 13], [0, 1], [2, 10]], [[8, 16], [3, 11], [6, 14]]], np.int32
-)
+ACTION_OF_DIRECTION = np.array([[[9, 17], [4, 12], [7, 15]], [[5, 13], [0, 1], [2, 10]], [[8, 16], [3, 11], [6, 14]]], np.int32)
 
 
 def discrete_actions(actions: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:

@@ -193,9 +193,7 @@ class _Table:
             self.rows[lane].actions[0] = action
 
 
-def episodes_of(
-    policy: TrainedPolicy, group: MultiAgentGroup, episodes: int, deterministic: bool, seed: int
-) -> list[Game]:
+def episodes_of(policy: TrainedPolicy, group: MultiAgentGroup, episodes: int, deterministic: bool, seed: int) -> list[Game]:
     """The agents' episodes where the policy acts for all agents, in matches that are shared out evenly over the group's
     environments; at least `episodes` of them, cut to as many. `seed`: of the environments."""
     n, table, played = group.num_envs, _Table(group, (policy, policy), deterministic, seed), []

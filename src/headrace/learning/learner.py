@@ -353,8 +353,7 @@ def _check(steps: Tensor, names: tuple[str, ...], update: int, global_step: int)
 def _as_single_rows(batch: dict[str, Tensor], T: int) -> dict[str, Tensor]:
     """[T, B, ...] to [1, T B, ...]; row T is needed no more."""
     return {
-        name: t.new_empty(T * t.shape[0], 0) if name == "core" else t[:T].flatten(0, 1).unsqueeze(0)
-        for name, t in batch.items()
+        name: t.new_empty(T * t.shape[0], 0) if name == "core" else t[:T].flatten(0, 1).unsqueeze(0) for name, t in batch.items()
     }
 
 

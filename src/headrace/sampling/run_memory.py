@@ -103,9 +103,7 @@ def make_run_memory(
     families = [*range(P), *(member.family for member in frozen)]
     s = config.sampling
     core_widths: list[int] = [0 if agent is None else agent[1].core_width for agent in agents]  # type: ignore[misc]
-    requests = InferenceRequests(
-        s.num_workers, s.num_groups, config.lanes_per_group, config.lane_size, core_widths, families
-    )
+    requests = InferenceRequests(s.num_workers, s.num_groups, config.lanes_per_group, config.lane_size, core_widths, families)
     requests.policy[:] = [lane % P for lane in range(requests.L)]
     policies = []
     asked = config.pbt.on and config.pbt.objective == "true_objective"

@@ -119,9 +119,7 @@ class SerialSampler:
             clock = memory.control.clock("policy", p * config.sampling.num_policy_workers)
             self.actors.append(Actor(model, algorithm.act, memory, p, own.device, actor_seed(config, p), clock, own.cuda_graphs))
         self.frozen = {
-            m: self._frozen_actor(placement, m)
-            for m, policy in enumerate(memory.policies)
-            if policy.acts and not policy.learns
+            m: self._frozen_actor(placement, m) for m, policy in enumerate(memory.policies) if policy.acts and not policy.learns
         }
         self._policy_workers = [
             PolicyWorker(p, memory.requests, actor, config, self.frozen.__getitem__, memory.families)
