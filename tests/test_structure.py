@@ -11,6 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "headrace"
 LEVELS = (
     {"__init__", "cli"},
+    {"flags"},
     {"tune"},
     {"train"},
     {"make_config", "checkpointing"},

@@ -15,7 +15,7 @@ from headrace.config.errors import UserError
 from headrace.config.reading import shortened
 from headrace.learning.learner import Learner, Progress
 from headrace.learning.training_log import EPISODE_WINDOW, TrainingLog
-from headrace.runs import checkpoint
+from headrace.runs import checkpoint, training_state
 from headrace.runs.checkpoint import CheckpointError
 from headrace.sampling.placements.base import Message, Placement
 
@@ -86,7 +86,7 @@ class Checkpointing:
                 if state["sampler"] is not None and (problem := self._placement.set_state(state["sampler"])):
                     messages.append(problem)
                 if state["random"] is not None:
-                    checkpoint.set_random_state(state["random"])
+                    training_state.set_random_state(state["random"])
             messages += self._experience.restore(found.path, state.get("experience"))
         return [Message("message", text, self._policy) for text in messages]
 
@@ -99,8 +99,8 @@ class Checkpointing:
             if not all(type(count) is int and count >= 0 for count in dataclasses.asdict(progress).values()):
                 raise ValueError(f"its counters are {state['progress']}")
             returns = [float(value) for value in state["returns"]]
-            checkpoint.load_weights(learner.model, found)
-            checkpoint.load_optimizer(learner.optimizer, state["optimizer"])
+            training_state.load_weights(learner.model, found)
+            training_state.load_optimizer(learner.optimizer, state["optimizer"])
             learner.generator.set_state(state["generator"])
             learner.algorithm.load_state_dict(learner.model, state["learner"])
             learner.progress = progress
@@ -198,7 +198,7 @@ class Checkpointing:
                 "learner": learner.algorithm.state_dict(learner.model),
                 "returns": list(self._log.returns),
                 "sampler": sampler,
-                "random": checkpoint.random_state() if sampler is not None or together else None,
+                "random": training_state.random_state() if sampler is not None or together else None,
                 "experience": self._experience.get_state(),
                 "member": None if self._member is None else self._member.get_state(),
                 "moment": self._placement.moment if together else None,

@@ -130,8 +130,8 @@ def make_run_memory(
 def _copy_nbytes(algorithm: Any, model: nn.Module) -> int:
     """Bytes that a copy of a policy takes at most: the model, what the algorithm remembers, up to three moments of the optimizer
     for each parameter, and the numbers beside them. Memory that is never written takes none."""
-    from headrace.runs import checkpoint
+    from headrace.runs import state_tree
 
-    state = len(checkpoint.tree_to_bytes({"model": model.state_dict(), "learner": algorithm.state_dict(model)}))
+    state = len(state_tree.to_bytes({"model": model.state_dict(), "learner": algorithm.state_dict(model)}))
     moments = sum(3 * p.numel() * p.element_size() + 4096 for p in model.parameters())
     return state + moments + (1 << 16)

@@ -8,18 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from headrace.shm.phases import PHASES
 from headrace.shm.primitives import Words
 from headrace.shm.segment import Segment
 
 POLL_INTERVAL = 0.2
 """Seconds after which a waiting process looks whether the run has ended, and renews its heartbeat."""
-
-PHASES: dict[str, tuple[str, ...]] = {
-    "rollout": ("step", "wait_actions", "wait_slots", "forward", "other"),
-    "policy": ("wait", "weights", "gather", "forward", "scatter"),
-    "learner": ("wait", "train", "publish", "checkpoint"),
-}
-"""What the time of each role's workers is divided into; `time/<role>/<phase>` among the metrics."""
 
 _HEARTBEAT, _STEPS = -2, -1
 _STOP, _FIRST_LEARNER = 0, 1

@@ -28,7 +28,7 @@ def inline_main(start: Start) -> None:
 
     torch.set_num_threads(1)
     config, memory = start.placement.config, start.placement.memory
-    actors = {m: make_actor(start, m, "cpu") for m, policy in enumerate(memory.policies) if policy.acts}
+    actors = {m: make_actor(start.placement, m, "cpu") for m, policy in enumerate(memory.policies) if policy.acts}
 
     def seed() -> None:
         for p, actor in actors.items():
