@@ -91,7 +91,7 @@ def learning(policy: Policy, spec: EnvSpec, n: int, compiled: bool) -> Callable[
         return (
             losses.policy_loss(log_prob, behaviour, targets.advantages, always, 0.1).loss
             + 0.5 * losses.value_loss(out.value[:T], targets.values, always)
-            + 0.003 * losses.entropy_loss(rows.entropy(), always)
+            - 0.003 * losses.masked_mean(rows.entropy(), always)
         )
 
     function = torch.compile(loss) if compiled else loss
