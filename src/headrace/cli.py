@@ -27,7 +27,7 @@ from headrace.config.reading import shortened
 from headrace.flags import full_name, parse_config
 from headrace.make_config import check_config
 from headrace.runs.explain import explain
-from headrace.runs.output import say, show_without_source, tolerantly
+from headrace.runs.output import show, show_without_source, tolerantly
 from headrace.runs.processes import start_fork_server
 
 USAGE = """usage: headrace COMMAND [OPTIONS]
@@ -62,7 +62,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         "serve-envs": serve_envs,
     }
     if not arguments or arguments[0] in ("-h", "--help"):
-        say(USAGE)
+        show(USAGE)
         return 0 if arguments else 2
     command, rest = arguments[0], arguments[1:]
     if command not in commands:
@@ -98,15 +98,15 @@ def train(arguments: list[str]) -> int:
         return launch.launch(arguments, config)
     first = machine.rank().index == 0  # the other ranks of a run say nothing but their errors
     if first:
-        say(f"{config.env}, {config.learning.algorithm}, run folder {config.run_folder}")
+        show(f"{config.env}, {config.learning.algorithm}, run folder {config.run_folder}")
         if found := tune_module.in_use(config):
-            say(f"Settings found by headrace tune: {tune_module.describe(found)} ({tune_module.path(config)})")
+            show(f"Settings found by headrace tune: {tune_module.describe(found)} ({tune_module.path(config)})")
     start_fork_server()
     from headrace.train import train as run  # seconds, for torch
 
     result = run(config)
     if first:
-        say(
+        show(
             f"{result.reason} at step {result.global_step:,}; mean return of the last 100 episodes {result.mean_return:.2f}\n"
             f"headrace eval {result.folder}\nheadrace watch {result.folder}"
         )
@@ -259,7 +259,7 @@ def evaluate(arguments: list[str]) -> int:
         number=asked.policy,
         imports=asked.imports,
     )
-    say(result.to_json() if asked.json else str(result))
+    show(result.to_json() if asked.json else str(result))
     return 0
 
 
@@ -301,7 +301,7 @@ def watch(arguments: list[str]) -> int:
     returns = record(
         policy, path, episodes=asked.episodes, deterministic=asked.deterministic, max_steps=asked.max_steps, seed=asked.seed
     )
-    say(f"{path}: step {policy.step:,}, returns {', '.join(f'{value:.2f}' for value in returns)}")
+    show(f"{path}: step {policy.step:,}, returns {', '.join(f'{value:.2f}' for value in returns)}")
     return 0
 
 
@@ -356,12 +356,12 @@ def play(arguments: list[str]) -> int:
         one, other, one.config.env, options, asked.matches, num_envs=asked.num_envs, deterministic=asked.deterministic,
         seed=asked.seed,
     )  # fmt: skip
-    say(json.dumps(results.to_dict()) if asked.json else f"{asked.run} against {asked.against}: {results}")
+    show(json.dumps(results.to_dict()) if asked.json else f"{asked.run} against {asked.against}: {results}")
     if asked.video is not None:
         shown: dict[str, Any] = {"deterministic": asked.deterministic, "seed": asked.seed, "video": asked.video}
         play_matches(one, other, one.config.env, options, 1, **shown)
         if not asked.json:
-            say(f"Video: {asked.video}")
+            show(f"Video: {asked.video}")
     return 0
 
 
@@ -386,7 +386,7 @@ def envs(arguments: list[str]) -> int:
     wanted = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
     found = [name for name in registry.list_ids() if fnmatch.fnmatchcase(name.lower(), wanted)]
     if found:
-        say("\n".join(found))
+        show("\n".join(found))
     else:
         print(f"headrace: no id matches {shortened(asked.pattern)!r}", file=sys.stderr)
     for family in registry.FAMILIES:

@@ -139,10 +139,10 @@ class InferenceRequests:
 
     # -- policy workers ---------------------------------------------------------------------------------------------------
 
-    def get_many(self, policy: int, out: np.ndarray, minimum: int, timeout: float, patience: float) -> int:
+    def get_many(self, policy: int, out: np.ndarray, minimum: int, timeout: float, batch_timeout: float) -> int:
         """Lane numbers from queue `policy` into `out` (int32 [n]): waits up to `timeout` seconds for the first and then up to
-        `patience` seconds for `minimum` of them. Returns how many there are. Raises `Closed` at the end of the run."""
-        return self._queues[policy].get_many(out, minimum, timeout, patience)
+        `batch_timeout` seconds for `minimum` of them. Returns how many there are. Raises `Closed` at the end of the run."""
+        return self._queues[policy].get_many(out, minimum, timeout, batch_timeout)
 
     def claim(self, lanes: Sequence[int], policy_worker: int) -> list[int]:
         """Those of `lanes` that wait, now this policy worker's; a number in a queue may be old or doubled."""

@@ -18,7 +18,7 @@ POLL_INTERVAL = 0.2
 _HEARTBEAT, _STEPS = -2, -1
 _STOP, _FIRST_LEARNER = 0, 1
 _LIVES, _ASKED = 0, 1
-PATIENCE = 2.0
+CUT_SHORT_AFTER = 2.0
 """Seconds after which somebody who asked for the end of the run waits no longer for whole batches and updates."""
 
 
@@ -70,9 +70,9 @@ class RunControl:
 
     @property
     def hurried(self) -> bool:
-        """Whether `ask_to_stop` was called more than `PATIENCE` seconds ago: what takes long is to be cut short."""
+        """Whether `ask_to_stop` was called more than `CUT_SHORT_AFTER` seconds ago: what takes long is to be cut short."""
         asked = float(self._supervisor[_ASKED])
-        return asked > 0 and perf_counter() > asked + PATIENCE
+        return asked > 0 and perf_counter() > asked + CUT_SHORT_AFTER
 
     def wait_for_stop(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for the end of the run; whether it is ending."""
