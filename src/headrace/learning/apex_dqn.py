@@ -64,9 +64,7 @@ class ApexDQN(TargetNetwork):
 
     def make_model(self, spec: EnvSpec, config: Config) -> QNetwork:
         """A fresh network."""
-        model = QNetwork(spec, config.policy, config.q)
-        model.trunk.precision = model.head.precision = config.precision
-        return model
+        return QNetwork(spec, config.policy, config.q, config.precision)
 
     def act(
         self,

@@ -24,7 +24,7 @@ from headrace.learning.algorithm import Algorithm, Mode
 from headrace.learning.gae import Targets, gae
 from headrace.learning.rows import following_values, named
 from headrace.learning.vtrace import vtrace
-from headrace.policies.policy import Policy, PolicyOutput, make_policy
+from headrace.policies.policy import Policy, PolicyOutput
 
 
 class PolicyGradient(Algorithm):
@@ -32,7 +32,7 @@ class PolicyGradient(Algorithm):
 
     def make_model(self, spec: EnvSpec, config: Config) -> Policy:
         """A fresh policy."""
-        return make_policy(spec, config.policy, config.precision)
+        return Policy(spec, config.policy, config.precision)
 
     def act(
         self,

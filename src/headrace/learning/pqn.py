@@ -29,8 +29,7 @@ class PQNetwork(QNetwork):
     epsilon: Tensor
 
     def __init__(self, spec: EnvSpec, config: Config):
-        super().__init__(spec, config.policy, config.q)
-        self.trunk.precision = self.head.precision = config.precision
+        super().__init__(spec, config.policy, config.q, config.precision)
         for part in (self.trunk.network, self.head):
             insert_layer_norm(part)
         self.register_buffer("epsilon", torch.tensor(config.q.epsilon_first))
