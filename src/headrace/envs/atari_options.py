@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 
 import headrace._native.atari as native
@@ -115,12 +115,6 @@ class AtariOptions:
             return Box(0, 255, (self.stack_num, RAM), np.uint8)
         colors = (3,) if self.obs_type == "rgb" else ()
         return Box(0, 255, (self.stack_num, self.img_height or height, self.img_width or WIDTH, *colors), np.uint8)
-
-    def action_space(self, count: int) -> Box | Discrete:
-        """The space of one environment with `count` actions."""
-        if not self.continuous:
-            return Discrete(count)
-        return Box(np.array([0, -np.pi, 0], np.float32), np.array([1, np.pi, 1], np.float32), dtype=np.float32)
 
     def identity(self, actions: Sequence[int], shape: Sequence[int]) -> dict[str, Any]:
         """What decides how an environment goes on, as JSON types: a saved state is loaded only where this is equal.

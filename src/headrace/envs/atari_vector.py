@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 import headrace._native.atari as native
-from headrace.envs.atari_actions import discrete_actions
+from headrace.envs.atari_actions import action_space, discrete_actions
 from headrace.envs.atari_arguments import OneUser, batch_space_of, require, seeds_of
 from headrace.envs.atari_options import AtariOptions
 from headrace.envs.atari_roms import games, load_game, rom_path
@@ -163,7 +163,7 @@ class AtariVector(VectorEnv):
         self.autoreset_mode = options.autoreset_mode
         self.continuous, self.continuous_action_threshold = options.continuous, options.continuous_action_threshold
         self.single_observation_space = options.observation_space(facts[0]["height"])
-        self.single_action_space: gymnasium.Space = options.action_space(len(self.action_set))
+        self.single_action_space: gymnasium.Space = action_space(options.continuous, len(self.action_set))
         self.observation_space = batch_space_of(self.single_observation_space, self.batch_size)
         self.action_space = batch_space(self.single_action_space, self.batch_size)
         fps = 60 // options.frameskip

@@ -34,13 +34,13 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 from headrace.config import Config, ConfigError, EnvConfig, override
 from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec
 from headrace.envs.description import describe_in_child
-from headrace.envs.factories import Env, EnvFactory, Family, ParallelFactory, TensorFactory, VectorFactory
+from headrace.envs.factories import EnvFactory, Family, ParallelFactory, TensorFactory, VectorFactory
 from headrace.envs.group import LocalGroup, reward_transform
 from headrace.envs.imports import import_files, imported, is_importing
 from headrace.envs.multi_agent import ParallelEnv, multi_agent_group
 from headrace.envs.spaces import specs_of
 from headrace.envs.vector_group import vector_group
-from headrace.envs.wrappers import preprocess, render_without_screen
+from headrace.envs.wrappers import Env, preprocess, render_without_screen
 
 SpecSource = Callable[[str, EnvConfig], EnvSpec]
 """Where the specification of an environment comes from: a function of its id and its settings."""
