@@ -3,8 +3,7 @@
     train()   opens the run folder, starts the placement and passes on what it reports, until every policy has learned enough
     learn()   the training loop of one policy: batch in, update, weights out, metrics and checkpoints now and then
 
-Where weights are older than the newest: an actor takes the newest weights before each batch of actions; while a trajectory is
-being filled, queues for the learner and is prefetched, the learner moves on. That is the policy lag, measured for every sample.
+Why an actor's weights are older than the newest is in docs/policy-lag.md.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
@@ -87,13 +87,11 @@ def _run(placement: Placement, reporter: Reporter, evaluation: BackgroundEvaluat
     ends: dict[int, dict[str, Any]] = {}
 
     def receive(messages: Iterator[Any]) -> None:
-        for message in messages:
+        for message in chain(messages, evaluation.finished()):
             if message.kind == "done":
                 ends[message.policy] = message.content
             reporter.receive(message, placement.memory.control.snapshot(), placement.restarts)
             evaluation.receive(message)
-        for message in evaluation.finished():
-            reporter.receive(message, placement.memory.control.snapshot(), placement.restarts)
 
     with interrupts(placement.memory.control.ask_to_stop) as interrupt:
         try:
@@ -163,9 +161,7 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
         reason = "interrupted" if placement.stopped else reason_to_stop(config, learner.progress, log, now - started)
         reason = REASONS[ranks.largest(REASONS.index(reason))]
         if reason or now - last_log >= config.run.log_interval:
-            yield Message("curve", log.curve(), p)
-            of_population = past.metrics() | (member.metrics() if member is not None else {})
-            yield Message("metrics", log.metrics(learner) | experience.metrics() | of_population, p)
+            yield from _reports(p, learner, log, experience, past, member)
             last_log = now
         if checkpoints.due(now):
             yield from checkpoints.save(must=False)
@@ -191,3 +187,12 @@ def _learn_from(batch: Batch | Filling, learner: Learner, log: TrainingLog, expe
         experience.update_priorities(batch.keys, update.priorities.float().cpu().numpy())
     experience.release()
     return True
+
+
+def _reports(
+    p: int, learner: Learner, log: TrainingLog, experience: Experience, past: PastVersions, member: Member | None
+) -> Iterator[Message]:
+    """The learning curve and the metrics since the last reports."""
+    yield Message("curve", log.curve(), p)
+    more = {} if member is None else member.metrics()
+    yield Message("metrics", log.metrics(learner) | experience.metrics() | past.metrics() | more, p)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import gymnasium
 from gymnasium.vector import VectorEnv
 
 from headrace.config import EnvConfig
 from headrace.envs.contract import EnvGroup
 from headrace.envs.multi_agent import ParallelEnv
-from headrace.envs.wrappers import Env
 
 if TYPE_CHECKING:
     from headrace.envs.tensor import TensorEnv
+
+Env = gymnasium.Env[Any, Any]
 
 
 class EnvFactory(Protocol):

@@ -23,24 +23,27 @@ import importlib
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from headrace.config import Config, ConfigError, EnvConfig, override
 from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec
 from headrace.envs.description import describe_in_child
-from headrace.envs.factories import EnvFactory, Family, ParallelFactory, TensorFactory, VectorFactory
+from headrace.envs.factories import Env, EnvFactory, Family, ParallelFactory, TensorFactory, VectorFactory
 from headrace.envs.group import LocalGroup, reward_transform
 from headrace.envs.imports import import_files, imported, is_importing
 from headrace.envs.multi_agent import ParallelEnv, multi_agent_group
 from headrace.envs.spaces import specs_of
 from headrace.envs.vector_group import vector_group
-from headrace.envs.wrappers import Env, preprocess, render_without_screen
+from headrace.envs.wrappers import preprocess, render_without_screen
+
+if TYPE_CHECKING:
+    pass
 
 SpecSource = Callable[[str, EnvConfig], EnvSpec]
 """Where the specification of an environment comes from: a function of its id and its settings."""
@@ -74,31 +77,18 @@ FAMILIES: dict[str, _Module] = {
 
 @dataclass(frozen=True)
 class _Registered:
-    """An environment registered by the user."""
+    """An environment registered by the user: one of the four factories."""
 
-    kind: Literal["single", "vector", "tensor", "parallel"]
-    factory: Any
-    """An `EnvFactory`, `VectorFactory`, `TensorFactory` or `ParallelFactory`, by `kind`."""
-    defaults: dict[str, Any]
-    by_import: bool
+    factory: EnvFactory | None = None
+    vector_factory: VectorFactory | None = None
+    tensor_factory: TensorFactory | None = None
+    parallel_factory: ParallelFactory | None = None
+    defaults: dict[str, Any] = field(default_factory=dict)
+    by_import: bool = False
     """Registered by a file of `import_files`, which another process can import too."""
 
 
 _registered: dict[str, _Registered] = {}
-_Factory = TypeVar("_Factory")
-
-
-def _register(
-    env_id: str, kind: Literal["single", "vector", "tensor", "parallel"], defaults: Mapping[str, Any]
-) -> Callable[[_Factory], _Factory]:
-    if (prefix := env_id.partition("/")[0]) in FAMILIES:
-        raise ValueError(f"{env_id!r}: {prefix!r} is a built-in family; choose another prefix")
-
-    def add(factory: _Factory) -> _Factory:
-        _registered[env_id] = _Registered(kind, factory, dict(defaults), is_importing())
-        return factory
-
-    return add
 
 
 def register(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[EnvFactory], EnvFactory]:
@@ -107,7 +97,13 @@ def register(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Calla
     `defaults` are dotted configuration overrides, e.g. ``{"learning.learning_rate": 3e-4}``. Registering an id again replaces the
     environment. Raises `ValueError` for ids of the built-in families.
     """
-    return _register(env_id, "single", defaults or {})
+    _refuse_family(env_id)
+
+    def add(factory: EnvFactory) -> EnvFactory:
+        _registered[env_id] = _Registered(factory, defaults=dict(defaults or {}), by_import=is_importing())
+        return factory
+
+    return add
 
 
 def register_vector(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[VectorFactory], VectorFactory]:
@@ -115,7 +111,13 @@ def register_vector(env_id: str, *, defaults: Mapping[str, Any] | None = None) -
 
     Only the settings for rewards are applied to it. It cannot be watched, since there is no single environment to render.
     """
-    return _register(env_id, "vector", defaults or {})
+    _refuse_family(env_id)
+
+    def add(factory: VectorFactory) -> VectorFactory:
+        _registered[env_id] = _Registered(vector_factory=factory, defaults=dict(defaults or {}), by_import=is_importing())
+        return factory
+
+    return add
 
 
 def register_tensor(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[TensorFactory], TensorFactory]:
@@ -123,7 +125,13 @@ def register_tensor(env_id: str, *, defaults: Mapping[str, Any] | None = None) -
 
     Only the settings for rewards are applied to them. They cannot be watched, since there is no single environment to render.
     """
-    return _register(env_id, "tensor", defaults or {})
+    _refuse_family(env_id)
+
+    def add(factory: TensorFactory) -> TensorFactory:
+        _registered[env_id] = _Registered(tensor_factory=factory, defaults=dict(defaults or {}), by_import=is_importing())
+        return factory
+
+    return add
 
 
 def register_parallel(
@@ -131,13 +139,14 @@ def register_parallel(
 ) -> Callable[[ParallelFactory], ParallelFactory]:
     """Like `register`, for a function that makes a multi-agent environment with PettingZoo's ParallelEnv interface
     (`headrace.envs.multi_agent`). `agents`: how many `possible_agents` it has."""
-    return _register(env_id, "parallel", {"envs.num_agents": agents, **(defaults or {})})
+    _refuse_family(env_id)
 
+    def add(factory: ParallelFactory) -> ParallelFactory:
+        own = {"envs.num_agents": agents, **(defaults or {})}
+        _registered[env_id] = _Registered(parallel_factory=factory, defaults=own, by_import=is_importing())
+        return factory
 
-def _registered_as(env_id: str, kind: Literal["single", "vector", "tensor", "parallel"]) -> Any:
-    """The factory of an environment that the user has registered as this kind; None for any other."""
-    registered = _registered.get(env_id)
-    return registered.factory if registered is not None and registered.kind == kind else None
+    return add
 
 
 def make_parallel(env_id: str, options: EnvConfig, *, render_mode: str | None = None) -> ParallelEnv | None:
@@ -146,14 +155,22 @@ def make_parallel(env_id: str, options: EnvConfig, *, render_mode: str | None = 
     Raises what `make_env` raises.
     """
     check_id(env_id)
+    prefix, _, name = env_id.partition("/")
+    registered = _registered.get(env_id)
     if render_mode is not None:
         render_without_screen()
     with _making(env_id):
-        if env_id in _registered:
-            factory: ParallelFactory | None = _registered_as(env_id, "parallel")
-            return None if factory is None else factory(options, render_mode=render_mode)
-        family, name = _family_of(env_id)
+        if registered is not None:
+            made = registered.parallel_factory
+            return None if made is None else made(options, render_mode=render_mode)
+        family = _family(prefix)
         return family.make_parallel(name, options, render_mode=render_mode) if hasattr(family, "make_parallel") else None
+
+
+def _refuse_family(env_id: str) -> None:
+    prefix = env_id.partition("/")[0]
+    if prefix in FAMILIES:
+        raise ValueError(f"{env_id!r}: {prefix!r} is a built-in family; choose another prefix")
 
 
 def list_ids(family: str | None = None) -> list[str]:
@@ -201,7 +218,7 @@ def _family(name: str) -> Family:
     if known is None:
         raise UnknownEnvironment(f"there is no environment family {name!r}; there are {', '.join(FAMILIES)}")
     try:
-        return cast(Family, importlib.import_module(known.module))
+        return cast(Family, _import(known.module))
     except ImportError as error:
         if known.extra is None or (error.name or "").startswith("headrace"):
             raise
@@ -210,10 +227,8 @@ def _family(name: str) -> Family:
         ) from error
 
 
-def _family_of(env_id: str) -> tuple[Family, str]:
-    """The family of an environment that is not the user's, and its name there."""
-    prefix, _, name = env_id.partition("/")
-    return _family(prefix), name
+def _import(module: str) -> ModuleType:
+    return importlib.import_module(module)
 
 
 def make_env(env_id: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
@@ -234,18 +249,16 @@ def make_env(env_id: str, options: EnvConfig, *, render_mode: str | None = None)
 
 def _make_env(env_id: str, options: EnvConfig, render_mode: str | None) -> Env:
     check_id(env_id)
+    prefix, _, name = env_id.partition("/")
     with _making(env_id):
         if env_id in _registered:
-            factory: EnvFactory | None = _registered_as(env_id, "single")
+            factory = _registered[env_id].factory
             if factory is None:
-                kind = _OTHER_KINDS[_registered[env_id].kind]
+                kinds = {"a vector environment": "vector_factory", "a multi-agent environment": "parallel_factory"}
+                kind = next((k for k, name in kinds.items() if getattr(_registered[env_id], name)), "environments of tensors")
                 raise ConfigError(f"{env_id} is registered as {kind}; there is no single environment to make")
             return preprocess(factory(options, render_mode=render_mode), options)
-        family, name = _family_of(env_id)
-        return family.make(name, options, render_mode=render_mode)
-
-
-_OTHER_KINDS = {"vector": "a vector environment", "parallel": "a multi-agent environment", "tensor": "environments of tensors"}
+        return _family(prefix).make(name, options, render_mode=render_mode)
 
 
 @contextmanager
@@ -286,9 +299,11 @@ def make_group(
     if options.remote and (address := _address(env_id, options.remote, number)):
         return _remote("group").RemoteGroup(address, env_id, options, num_envs, training=training)
     check_id(env_id)
+    prefix, _, name = env_id.partition("/")
+    registered = _registered.get(env_id)
     with _making(env_id):
-        if vector := _registered_as(env_id, "vector"):
-            return vector_group(vector(options, num_envs), options, env_id)
+        if registered is not None and registered.vector_factory is not None:
+            return vector_group(registered.vector_factory(options, num_envs), options, env_id)
         if make := _tensor_factory(env_id):
             from headrace.envs.tensor import TensorGroup  # imports torch
 
@@ -298,10 +313,8 @@ def make_group(
             return multi_agent_group(
                 _with_first(first, lambda: make_parallel(env_id, options)), options, num_envs, env_id, _frameskip(env_id)
             )
-        if env_id not in _registered:
-            family, name = _family_of(env_id)
-            if hasattr(family, "make_group"):
-                return family.make_group(name, options, num_envs, training=training, threads=threads)
+        if registered is None and hasattr(_family(prefix), "make_group"):
+            return _family(prefix).make_group(name, options, num_envs, training=training, threads=threads)
     with ExitStack() as opened:
         envs: list[Env] = []
         for _ in range(num_envs):
@@ -328,8 +341,9 @@ def _with_first(first: ParallelEnv, make: Callable[[], Any]) -> Callable[[], Par
 def _tensor_factory(env_id: str) -> TensorFactory | None:
     """What makes this environment, if it is one of tensors."""
     if env_id in _registered:
-        return _registered_as(env_id, "tensor")  # type: ignore[no-any-return]
-    family, name = _family_of(env_id)
+        return _registered[env_id].tensor_factory
+    prefix, _, name = env_id.partition("/")
+    family = _family(prefix)
     return partial(family.make_tensor, name) if hasattr(family, "make_tensor") else None
 
 
@@ -354,7 +368,7 @@ def is_known(env_id: str) -> bool:
 
 def _remote(module: str) -> ModuleType:
     """A module of `envs/remote`, which needs grpcio. Raises `MissingExtra` without it."""
-    return importlib.import_module(f"headrace.envs.remote.{module}")
+    return _import(f"headrace.envs.remote.{module}")
 
 
 def make_vec(env_id: str, num_envs: int, options: EnvConfig | None = None) -> VectorEnv:
@@ -367,15 +381,17 @@ def make_vec(env_id: str, num_envs: int, options: EnvConfig | None = None) -> Ve
     check_id(env_id)
     if options is None:
         options = default_options(env_id)
+    prefix, _, name = env_id.partition("/")
+    registered = _registered.get(env_id)
     with _making(env_id):
-        if vector := _registered_as(env_id, "vector"):
-            return cast(VectorEnv, vector(options, num_envs))
-        if env_id in _registered and (kind := _registered[env_id].kind) != "single":
-            raise ConfigError(f"{env_id} is registered as {_OTHER_KINDS[kind]}; there is no gymnasium.vector.VectorEnv to make")
-        if env_id not in _registered:
-            family, name = _family_of(env_id)
-            if hasattr(family, "make_vector"):
-                return family.make_vector(name, options, num_envs)
+        if registered is not None and registered.vector_factory is not None:
+            return registered.vector_factory(options, num_envs)
+        if registered is not None and registered.tensor_factory is not None:
+            raise ConfigError(f"{env_id} is registered as environments of tensors, which are no gymnasium.vector.VectorEnv")
+        if registered is not None and registered.parallel_factory is not None:
+            raise ConfigError(f"{env_id} is a multi-agent environment, which is no gymnasium.vector.VectorEnv")
+        if registered is None and hasattr(_family(prefix), "make_vector"):
+            return _family(prefix).make_vector(name, options, num_envs)
         return SyncVectorEnv([partial(make_env, env_id, options)] * num_envs)
 
 
@@ -386,7 +402,7 @@ def default_options(env_id: str) -> EnvConfig:
 
 
 def _frameskip(env_id: str) -> int:
-    return 1 if env_id in _registered else _family_of(env_id)[0].FRAMESKIP
+    return 1 if env_id in _registered else _family(env_id.partition("/")[0]).FRAMESKIP
 
 
 def describe(env_id: str, options: EnvConfig, source: SpecSource | None = None) -> EnvSpec:
@@ -429,8 +445,8 @@ def defaults(env_id: str) -> dict[str, Any]:
     check_id(env_id)
     if env_id in _registered:
         return dict(_registered[env_id].defaults)
-    family, name = _family_of(env_id)
-    return family.defaults(name)
+    prefix, _, name = env_id.partition("/")
+    return _family(prefix).defaults(name)
 
 
 def observes(env_id: str) -> Literal["images", "vectors"]:
@@ -438,5 +454,6 @@ def observes(env_id: str) -> Literal["images", "vectors"]:
     check_id(env_id)
     if env_id in _registered:
         return "images"
-    family, name = _family_of(env_id)
+    prefix, _, name = env_id.partition("/")
+    family = _family(prefix)
     return family.observes(name) if hasattr(family, "observes") else family.OBSERVATIONS

@@ -245,14 +245,12 @@ def apex_dqn_defaults(observations: str, env_defaults: Mapping[str, Any], preset
     """`paper`: the paper's settings; `small`: smaller ones, and the environment's own network."""
     if preset != "small":
         return APEX_DQN | APEX_DQN_PAPER[observations]
-    return APEX_DQN | _own_network(env_defaults) | APEX_DQN_SMALL[observations]
-
-
-def _own_network(env_defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The convolutions and the width of the environment's own network."""
     encoder = env_defaults.get("policy.encoder", PolicyConfig.encoder)
-    hidden = env_defaults.get("policy.hidden", PolicyConfig.hidden)
-    return {"policy.encoder": DUELING_ENCODERS.get(encoder, encoder), "policy.hidden": hidden}
+    own = {
+        "policy.encoder": DUELING_ENCODERS.get(encoder, encoder),
+        "policy.hidden": env_defaults.get("policy.hidden", PolicyConfig.hidden),
+    }
+    return APEX_DQN | own | APEX_DQN_SMALL[observations]
 
 
 def apex_dpg_defaults(observations: str, env_defaults: Mapping[str, Any], preset: str) -> dict[str, Any]:
@@ -328,7 +326,12 @@ def r2d2_defaults(observations: str, env_defaults: Mapping[str, Any], preset: st
     """`paper`: the paper's settings; `small`: smaller ones, and the environment's own convolutions."""
     if preset != "small":
         return R2D2 | R2D2_PAPER[observations]
-    return R2D2 | _own_network(env_defaults) | R2D2_SMALL[observations]
+    encoder = env_defaults.get("policy.encoder", PolicyConfig.encoder)
+    own = {
+        "policy.encoder": DUELING_ENCODERS.get(encoder, encoder),
+        "policy.hidden": env_defaults.get("policy.hidden", PolicyConfig.hidden),
+    }
+    return R2D2 | own | R2D2_SMALL[observations]
 
 
 def check_r2d2(config: Config) -> None:
