@@ -9,10 +9,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from headrace.envs.contract import EnvGroup, EnvironmentFault
+from headrace.sampling.lanes import Group
 from headrace.sampling.placements.base import Placement
 from headrace.sampling.placements.in_process import InProcess
 from headrace.sampling.policy_worker import PolicyWorker
-from headrace.sampling.rollout_worker import Group, RolloutWorker
+from headrace.sampling.rollout_worker import RolloutWorker
 from headrace.sampling.seating import make_seating
 from headrace.sampling.worker_process import actor_seed, environment_seed, make_actor, matchmaking_seed
 from headrace.shm.run_control import POLL_INTERVAL
