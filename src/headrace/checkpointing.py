@@ -14,7 +14,7 @@ import torch
 from headrace.config.errors import UserError
 from headrace.config.reading import shortened
 from headrace.learning.learner import Learner, Progress
-from headrace.learning.training_log import EPISODE_WINDOW, TrainingLog
+from headrace.learning.training_log import TrainingLog
 from headrace.runs import checkpoint, training_state
 from headrace.runs.checkpoint import CheckpointError
 from headrace.sampling.placements.base import Message, Placement
@@ -106,6 +106,8 @@ class Checkpointing:
             learner.progress = progress
             self._log.returns.clear()
             self._log.returns.extend(returns)
+            if self._log.tasks is not None:
+                self._log.tasks.set_state(state["task_returns"])
 
     def _folder_of(self, policy: int) -> Path:
         return self._config.policy_folder(policy) / "checkpoints"
@@ -197,6 +199,7 @@ class Checkpointing:
                 "generator": learner.generator.get_state(),
                 "learner": learner.algorithm.state_dict(learner.model),
                 "returns": list(self._log.returns),
+                "task_returns": None if self._log.tasks is None else self._log.tasks.get_state(),
                 "sampler": sampler,
                 "random": training_state.random_state() if sampler is not None or together else None,
                 "experience": self._experience.get_state(),
@@ -206,7 +209,7 @@ class Checkpointing:
                 "past": self._past.get_state(),
             }
         )
-        score = self._log.mean_return if len(self._log.returns) == EPISODE_WINDOW else None
+        score = self._log.mean_return if self._log.full else None
         milestone = self._passed(run.milestone_steps)
         self._saved_at = perf_counter()
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import fnmatch
+import json
 import os
 import shlex
 import sys
@@ -277,6 +278,8 @@ class Watch:
     """Take the most probable action instead of sampling one."""
     max_steps: int | None = None
     """Stop recording after this many steps. None: no limit."""
+    task: str | None = None
+    """Id of the task to play, where the policy was trained on several. None: the first."""
     policy: int = 0
     """Number of the policy, where the run trained several (`population.size`)."""
     checkpoint: Literal["newest", "best"] = "newest"
@@ -298,9 +301,8 @@ def watch(arguments: list[str]) -> int:
     policy = load_policy(asked.run, which=asked.checkpoint, policy=asked.policy, imports=asked.imports)
     prefix = "" if policy.config.population.size == 1 else f"policy-{asked.policy}-"
     path = asked.video or asked.run / "videos" / f"{prefix}step-{policy.step}.mp4"
-    returns = record(
-        policy, path, episodes=asked.episodes, deterministic=asked.deterministic, max_steps=asked.max_steps, seed=asked.seed
-    )
+    how: Any = {"deterministic": asked.deterministic, "max_steps": asked.max_steps, "seed": asked.seed, "task": asked.task}
+    returns = record(policy, path, episodes=asked.episodes, **how)
     show(f"{path}: step {policy.step:,}, returns {', '.join(f'{value:.2f}' for value in returns)}")
     return 0
 
@@ -341,8 +343,6 @@ def play(arguments: list[str]) -> int:
     if asked.matches < 1:
         raise ConfigError(f"--matches is {asked.matches}; it must be at least 1")
     start_fork_server()
-    import json
-
     from headrace.envs.imports import import_files
     from headrace.evaluation.matches import play as play_matches
     from headrace.evaluation.policy import load_policy

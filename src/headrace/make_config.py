@@ -5,16 +5,20 @@ What an environment starts with its family declares (`headrace.envs`); an algori
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError, policy_configs
 from headrace.config.ranges import check
+from headrace.config.tasks import SEPARATOR, tasks_of
 from headrace.config.validation import validate
 from headrace.envs.contract import EnvSpec
 from headrace.envs.imports import import_files
 from headrace.envs.registry import check_id, defaults, observes, with_absolute_path
+from headrace.envs.tasks import without
 from headrace.learning.algorithm import declaration
 from headrace.population.pbt import check_pbt
 
@@ -22,17 +26,19 @@ LEARNED_WITH = ("policy.", "sampling.", "learning.", "replay.", "q.")
 """Groups of settings whose defaults an environment server may determine, beside those of the environment itself."""
 
 
-def make_config(env: str, algorithm: str | None = None, imports: Iterable[str] = (), **settings: Any) -> Config:
-    """The configuration that `headrace train --env ENV` starts from, with dotted `settings` replaced.
+def make_config(env: str | Sequence[str], algorithm: str | None = None, imports: Iterable[str] = (), **settings: Any) -> Config:
+    """The configuration that `headrace train --env ENV` starts from, with dotted `settings` replaced. Several environments are
+    the tasks of one policy.
 
     `algorithm` None: the environment's own choice. Raises `ConfigError` for unknown environments, algorithms and settings.
 
         make_config("gym/CartPole-v1", **{"learning.total_steps": 100_000})
     """
+    env = env if isinstance(env, str) else SEPARATOR.join(env)
     imports = tuple(str(path) for path in imports)
     import_files(imports)
     base = Config(env=env, imports=imports)
-    if settings.get("envs.remote"):
+    if settings.get("envs.remote") and len(base.tasks) == 1:
         of_env, observed = _defaults_of_server(env, configs.override(base, **_group(settings, "envs.remote")))
     else:
         check_id(env)
@@ -42,19 +48,73 @@ def make_config(env: str, algorithm: str | None = None, imports: Iterable[str] =
     declared = declaration(algorithm)
     of_algorithm = declared.defaults_for(observed, of_env, settings.get("learning.preset", base.learning.preset))
     names = {"learning.algorithm": algorithm, "learning.experience": declared.experience}
+    if len(base.tasks) > 1:
+        asked = settings.pop("envs.task_options", {})
+        of_env["envs.task_options"] = without(of_env["envs.task_options"], set(settings), asked)
     config = configs.override(base, **{**of_env, **of_algorithm, **names, **settings})
+    if len(base.tasks) > 1:
+        config = configs.override(config, **_for_tasks(config, settings))
     return configs.override(config, **_one_part(config, settings)) if config.sampling.placement == "device" else config
+
+
+def task_flags(env: str, arguments: Sequence[str]) -> tuple[dict[str, Any], set[str]]:
+    """Of the flags of `headrace train`, for several tasks: the settings that determine others' defaults, and the dotted names of
+    all settings of `envs` that are given. Empty for one task. Raises `ConfigError` for what is no JSON object."""
+    if len(tasks_of(env)) == 1:
+        return {}, set()
+    values: dict[str, Any] = {}
+    for flag, following in zip(arguments, (*arguments[1:], ""), strict=True):
+        name, equals, value = flag.removeprefix("--").partition("=")
+        if flag.startswith("--envs."):
+            values[name.replace("-", "_")] = value if equals else following
+    options = values.pop("envs.task_options", "{}")
+    try:
+        found = {"envs.task_options": dict(json.loads(options))}
+    except (ValueError, TypeError):
+        raise ConfigError(f"--envs.task-options is {options!r:.100}; it must be a JSON object") from None
+    share = {name: value for name, value in values.items() if name == "envs.task_share"}
+    return found | share, set(values)
+
+
+def _for_tasks(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults of several tasks: as many environments as one task has, or a few more, so that the tasks have equal shares; where
+    that needs it, a batch of another size. The user's own settings stay.
+
+    With equal shares of compute the number of workers is a multiple of the number of tasks, and a group is a part of what it was,
+    so that batches are what they were and hold trajectories of all tasks. With equal shares of samples a group has a multiple of
+    the number of tasks, and batches are made of such groups."""
+    s, r, K = config.sampling, config.learning, len(config.tasks)
+    sizes: dict[str, Any] = {}
+    together = s.placement == "device" or config.uses_replay
+    if together and "envs.task_share" not in given:
+        sizes["envs.task_share"] = "samples"
+    if (sizes.get("envs.task_share") or config.envs.task_share) == "samples":
+        lane = -(-config.envs_per_group // K) * K
+    else:
+        sizes["sampling.num_workers"] = workers = -(-s.num_workers // K) * K
+        least = config.num_envs / (workers * s.num_groups)
+        lane = min(n for n in range(1, config.envs_per_group + 1) if config.envs_per_group % n == 0 and n >= least)
+    if "sampling.envs_per_worker" in given:
+        lane = config.envs_per_group
+    sizes["sampling.envs_per_worker"] = lane * s.num_groups
+    if not config.uses_replay and s.placement != "device":
+        unit = s.rollout * math.lcm(lane, r.num_minibatches)
+        sizes["learning.batch_size"] = max(1, round(r.batch_size / unit)) * unit
+    return {name: value for name, value in sizes.items() if name not in given}
 
 
 def _one_part(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults of the device placement: one part, so that a batch holds T steps of all environments. The batch and T stay what
     the environment and the algorithm declare, and their quotient is the number of environments. Where the user gave the number
     of environments, the batch is their number times T. Where both are given, nothing changes."""
-    T, size = config.sampling.rollout, config.learning.batch_size
+    T, size, K = config.sampling.rollout, config.learning.batch_size, len(config.tasks)
     if config.uses_replay:
         return {}
     if not {"sampling.num_workers", "sampling.envs_per_worker", "sampling.num_groups"} & given.keys():
-        return {"sampling.num_workers": 1, "sampling.num_groups": 1, "sampling.envs_per_worker": max(1, size // T)}
+        unit = math.lcm(K, config.learning.num_minibatches) if K > 1 else 1
+        n = -(-max(1, size // T) // unit) * unit
+        batch = {"learning.batch_size": T * n} if K > 1 and "learning.batch_size" not in given else {}
+        return {"sampling.num_workers": 1, "sampling.num_groups": 1, "sampling.envs_per_worker": n, **batch}
     return {} if "learning.batch_size" in given else {"learning.batch_size": T * config.num_envs}
 
 

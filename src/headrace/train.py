@@ -25,6 +25,7 @@ from headrace.cluster.launch import settings_of_rank
 from headrace.config import Config
 from headrace.envs.contract import EnvironmentFault
 from headrace.envs.registry import describe
+from headrace.envs.tasks import summary
 from headrace.evaluation.background import BackgroundEvaluation
 from headrace.evaluation.pictures import draw_curve_and_video
 from headrace.experience.batch import Batch, Experience, Filling
@@ -71,8 +72,8 @@ def train(config: Config) -> TrainResult:
         folder, changes = RunFolder.open(own)
         # The caller's own random numbers stay what they were.
         with folder, Reporter(own, spec.frameskip, folder) as reporter, torch.random.fork_rng(devices=[]):
-            for change in changes:
-                reporter.message(change)
+            for text in (*changes, *summary(own)):
+                reporter.message(text)
             placement = make_placement(own, spec, make_agent, make_crew(own, spec))
             with BackgroundEvaluation(own) as evaluation:
                 ends = _run(placement, reporter, evaluation)
@@ -122,9 +123,9 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     set_up(config.device)
     learner = Learner(model, algorithm, config)
     learner.cut_short = lambda: placement.hurried
-    log = TrainingLog()
+    log = TrainingLog(placement.spec.tasks)
     ranks = Ranks(config.device)  # others may learn the same policy, each from environments of its own
-    experience = joint(placement.batches(p, algorithm.reported_envs(config.num_envs)), ranks)
+    experience = joint(placement.batches(p, algorithm.reported_envs(config.num_envs)), ranks, len(placement.spec.tasks))
     member = Member(placement, p, learner, log) if config.pbt.on else None
     past = PastVersions(placement, p, learner)
     checkpoints = Checkpointing(placement, p, learner, log, experience, ranks, past, member)

@@ -58,7 +58,7 @@ FINAL = 0.35
 def path(config: Config) -> Path:
     """The file for this environment and algorithm on this machine: ``$XDG_CONFIG_HOME/headrace/tuned/...json``, by default under
     ``~/.config``."""
-    return _folder() / f"{_prefix(config.env, config.learning.algorithm)}-{config.device.partition(':')[0]}.json"
+    return _folder() / f"{_prefix(config.env_name, config.learning.algorithm)}-{config.device.partition(':')[0]}.json"
 
 
 def _folder() -> Path:
@@ -66,14 +66,14 @@ def _folder() -> Path:
 
 
 def _prefix(env: str, algorithm: str) -> str:
-    return f"{env.replace('/', '-')}-{algorithm}-{len(os.sched_getaffinity(0))}-cores"
+    return f"{env}-{algorithm}-{len(os.sched_getaffinity(0))}-cores"
 
 
 def load(config: Config) -> Settings:
     """What was found for this environment, algorithm and machine; empty if nothing was. Raises `ConfigError` for a file that is
     no such result."""
     # Which device there is takes an import of torch, which a mistyped flag should not wait for.
-    if not any(_folder().glob(f"{_prefix(config.env, config.learning.algorithm)}-*.json")):
+    if not any(_folder().glob(f"{_prefix(config.env_name, config.learning.algorithm)}-*.json")):
         return {}
     file = path(config)
     if not os.path.lexists(file):

@@ -49,6 +49,15 @@ def test_the_screen_shows_what_a_run_is_about():
         assert words in screen, words
 
 
+def test_several_tasks_are_shown_each():
+    returns = {"tasks/atari/pong/episodic_return": -20.5, "tasks/atari/boxing/episodic_return": 3.25}
+    screen = re.sub(
+        " +", " ", draw([{**METRICS, **returns, "tasks/capped_mean_score": 0.25}], env="atari/pong,atari/boxing,atari/breakout")
+    )
+    assert "headrace 3 tasks" in screen
+    assert "tasks pong -20.5 boxing 3.25 capped mean score 0.25" in screen, "none of breakout has ended"
+
+
 def test_before_the_first_episode_and_the_first_timings():
     screen = draw([{"global_step": 0}])
     assert "0.0%" in screen

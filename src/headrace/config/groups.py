@@ -61,6 +61,13 @@ class EnvConfig:
     called with them before the first reset, and with others when population-based training mutates them."""
     kwargs: JsonObject = field(default_factory=dict)
     """Further keyword arguments of the environment's constructor, as one JSON object."""
+    task_share: Literal["compute", "samples"] = "compute"
+    """Several tasks (`--env atari/pong,atari/boxing`): what they have equal shares of. `compute`: each task has its own rollout
+    workers, as many as every other, and is stepped as fast as it goes. `samples`: each group of environments has as many of each
+    task, so that all tasks are stepped equally often and the fast ones wait for the slow ones."""
+    task_options: JsonObject = field(default_factory=dict)
+    """Several tasks: settings of this group that single tasks have of their own, as one JSON object by task, such as
+    {"vizdoom/basic": {"reward_scale": 0.01}}. It starts with the tasks' defaults where those differ."""
     remote: str | None = None
     """Addresses of environment servers, separated by commas. Group g of the run (worker x `num_groups` + group) uses entry g
     modulo their number. An entry is `HOST:PORT`, where `headrace serve-envs` listens; `listen:HOST:PORT`, where this run

@@ -12,6 +12,7 @@ Units: a *step* is one decision of one agent; a *frame* is one frame of the simu
 from __future__ import annotations
 
 import os
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,6 +26,10 @@ from headrace.config.matches import MatchesConfig
 from headrace.config.pbt import PbtConfig
 from headrace.config.population import PopulationConfig
 from headrace.config.ranges import Range
+from headrace.config.tasks import SEPARATOR, tasks_of
+
+LONGEST_NAME = 120
+"""Characters of several tasks' ids in a file's name, of which there may be 255."""
 
 
 @dataclass
@@ -33,7 +38,7 @@ class Config:
 
     env: str = "atari/pong"
     """Environment, as family/name: gym/CartPole-v1, atari/pong, vizdoom/basic, dm_control/cartpole-swingup, or an id that an
-    imported file registers."""
+    imported file registers. Several with commas between them are the tasks of one policy: atari/pong,atari/boxing."""
     seed: Annotated[int, Range(0, 2**31 - 1)] = 0
     """Seed of the environments, the initial weights, the sampling of actions and the order of minibatches."""
     imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
@@ -50,6 +55,18 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
 
     # -- derived numbers, used everywhere instead of being computed again ----------------------------------------------
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The environments that the policy is trained on; one, unless `env` names several."""
+        return tasks_of(self.env)
+
+    def task_of_group(self, group: int) -> int | None:
+        """Several tasks with equal shares of compute: the number of the one that this group's environments play, the same in all
+        groups of a worker. None: an equal share of all of them."""
+        if len(self.tasks) == 1 or self.envs.task_share == "samples":
+            return None
+        return group // self.sampling.num_groups % len(self.tasks)
 
     @property
     def envs_per_group(self) -> int:
@@ -122,7 +139,13 @@ class Config:
         """The run's folder."""
         if self.run.folder:
             return Path(self.run.folder)
-        return Path("runs") / f"{self.env.replace('/', '-')}__{self.run.name}__{self.seed}"
+        return Path("runs") / f"{self.env_name}__{self.run.name}__{self.seed}"
+
+    @property
+    def env_name(self) -> str:
+        """The environment as part of a file's name."""
+        name, n = self.env.replace("/", "-").replace(SEPARATOR, "+"), len(self.tasks)
+        return name if n == 1 or len(name) <= LONGEST_NAME else f"{n}-tasks-{zlib.crc32(name.encode()):08x}"
 
     def policy_folder(self, policy: int) -> Path:
         """The folder of one policy's checkpoints and metrics: the run folder itself, where there is only one policy."""

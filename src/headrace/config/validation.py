@@ -36,6 +36,10 @@ def validate(config: Config) -> None:
         _validate_replay(config)
     if config.envs.num_agents:
         _validate_multi_agent(config)
+    if len(config.tasks) > 1:
+        _validate_tasks(config)
+    elif config.envs.task_options:
+        raise ConfigError(f"envs.task_options is for several tasks; {config.env} is one")
     if s.placement == "device":
         _validate_device(config)
     elif not config.uses_replay and r.batch_size % unit:
@@ -91,6 +95,29 @@ def _validate_multi_agent(config: Config) -> None:
         raise ConfigError(
             f"learning.algorithm {config.learning.algorithm} learns from a replay, whose histories are of one agent each; "
             "multi-agent environments are learned from trajectories: use appo, ppo, impala, a2c or pqn"
+        )
+
+
+def _validate_tasks(config: Config) -> None:
+    s, K, named = config.sampling, len(config.tasks), config.envs.task_options
+    if unknown := sorted(named.keys() - set(config.tasks)):
+        raise ConfigError(f"envs.task_options names {', '.join(unknown)}; the tasks are {', '.join(config.tasks)}")
+    if config.envs.remote:
+        raise ConfigError("envs.remote is for one task; several are stepped by the run itself")
+    if config.envs.task_share == "samples":
+        if config.envs_per_group % K:
+            raise ConfigError(
+                f"envs.task_share samples: the environments of a group ({config.envs_per_group}: sampling.envs_per_worker / "
+                f"sampling.num_groups) must be a multiple of the {K} tasks"
+            )
+    elif s.placement == "device" or config.uses_replay:
+        why = "steps all environments together" if s.placement == "device" else "explores by the number of the environment"
+        what = "sampling.placement device" if s.placement == "device" else f"learning.algorithm {config.learning.algorithm}"
+        raise ConfigError(f"{what} {why}, which every task must have an equal share of: set envs.task_share samples")
+    elif s.num_workers % K:
+        raise ConfigError(
+            f"envs.task_share compute: every task has rollout workers of its own, so sampling.num_workers ({s.num_workers}) must "
+            f"be a multiple of the {K} tasks; or set envs.task_share samples"
         )
 
 

@@ -24,6 +24,7 @@ Reported returns are of whole games and unclipped; evaluation has no life-loss e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -85,8 +86,9 @@ def vector_options(options: EnvConfig) -> dict[str, Any]:
     }
 
 
-def make_vector(name: str, options: EnvConfig, num_envs: int, threads: int | None = None) -> VectorEnv:
-    """Emulators behind ale-py's vector interface, on `threads` threads.
+def make_vector(name: str | Sequence[str], options: EnvConfig, num_envs: int, threads: int | None = None) -> VectorEnv:
+    """Emulators behind ale-py's vector interface, on `threads` threads. Of several games, emulator i plays game i modulo their
+    number (the native core only).
 
     None: on the caller's. Raises `ConfigError` without the native core."""
     kwargs = vector_options(options) | {"autoreset_mode": AutoresetMode.NEXT_STEP}
@@ -104,6 +106,7 @@ def make_vector(name: str, options: EnvConfig, num_envs: int, threads: int | Non
             """first of which is FIRE) with --envs.kwargs '{"noop_max": 30}'"""
         )
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    assert isinstance(name, str)
     return AtariVectorEnv(name, num_envs, **{"num_threads": threads or 1} | kwargs)
 
 
@@ -162,10 +165,30 @@ class TrainingEpisodes(VectorWrapper):
 
 def make_group(name: str, options: EnvConfig, num_envs: int, *, training: bool = True, threads: int | None = None) -> EnvGroup:
     """A group of emulators. With `training` and the `dqn` protocol, lost lives end episodes."""
-    vector = TrainingEpisodes(make_vector(name, options, num_envs, threads), life_loss=training and options.protocol == "dqn")
+    return _group(make_vector(name, options, num_envs, threads), options, f"atari/{name}", training)
+
+
+def _group(vector: VectorEnv, options: EnvConfig, env_id: str, training: bool) -> EnvGroup:
     # colours are the last dimension of the emulators' images and the first of the engine's, so those have to be copied
     in_place = options.atari_backend == "native" and options.grayscale is not False
-    return vector_group(vector, options, f"atari/{name}", FRAMESKIP, in_place)
+    episodes = TrainingEpisodes(vector, life_loss=training and options.protocol == "dqn")
+    return vector_group(episodes, options, env_id, FRAMESKIP, in_place)
+
+
+def agreement(names: Sequence[str], options: EnvConfig) -> dict[str, Any]:
+    """Several games have all 18 actions. The native core makes a NOOP of one that is not legal in a game; with ale-py, Skiing and
+    Lost Luggage keep their 9."""
+    return {"full_action_space": "all" if options.atari_backend == "native" else True}
+
+
+def make_mixed_group(
+    names: Sequence[str], options: EnvConfig, num_envs: int, *, training: bool, threads: int | None
+) -> EnvGroup | None:
+    """Several games in one batch of the native core; None with ale-py, whose batches are of one game."""
+    if options.atari_backend != "native":
+        return None
+    games = ",".join(f"atari/{name}" for name in names)
+    return _group(make_vector(names, options, num_envs, threads), options, games, training)
 
 
 class AtariGame(gymnasium.Env):
@@ -182,7 +205,7 @@ class AtariGame(gymnasium.Env):
         self._cv2 = cv2
         self.render_mode = render_mode
         self._o = vector_options(options)
-        if unknown := options.kwargs.keys() - (vector_options(EnvConfig()).keys() - {"full_action_space", "episodic_life"}):
+        if unknown := options.kwargs.keys() - (vector_options(EnvConfig()).keys() - {"episodic_life"}):
             raise ConfigError(f"single Atari games take no further arguments; got {sorted(unknown)}")
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         self.ale = ale_py.ALEInterface()
@@ -190,7 +213,10 @@ class AtariGame(gymnasium.Env):
         self._rom = cast(Path, roms.get_rom_path(name))
         self.ale.setInt("random_seed", 0)
         self.ale.loadROM(self._rom)
-        self._actions = self.ale.getMinimalActionSet()
+        full, legal = self._o["full_action_space"], self.ale.getLegalActionSet()
+        self._actions = legal if full else self.ale.getMinimalActionSet()
+        if full == "all":
+            self._actions = [a if a in legal else ale_py.Action.NOOP for a in ale_py.Action.__members__.values()]
         self._frames = 0
         height, width = self.ale.getScreenDims()
         channels = () if self._o["grayscale"] else (3,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium.spaces import Box
@@ -30,7 +30,7 @@ class AtariOptions:
 
     max_num_frames_per_episode: int
     repeat_action_probability: float
-    full_action_space: bool
+    full_action_space: bool | Literal["all"]
     continuous: bool
     continuous_action_threshold: float
     autoreset_mode: AutoresetMode
@@ -86,7 +86,7 @@ class AtariOptions:
     def action_set(self, facts: Sequence[Mapping[str, Any]]) -> tuple[native.ActionChoice, tuple[int, ...]]:
         """Which actions the native core offers for these games together, and those actions themselves."""
         sets = {tuple(fact["legal_actions" if self.full_action_space else "minimal_actions"]) for fact in facts}
-        if len(sets) > 1 or self.continuous:
+        if len(sets) > 1 or self.continuous or self.full_action_space == "all":
             return native.ActionChoice.ALL, tuple(range(18))
         return native.ActionChoice.LEGAL if self.full_action_space else native.ActionChoice.MINIMAL, sets.pop()
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
 import numpy as np
@@ -61,7 +61,7 @@ class AtariVector(VectorEnv):
         thread_affinity_offset: int = -1,
         max_num_frames_per_episode: int = 108_000,
         repeat_action_probability: float = 0.0,
-        full_action_space: bool = False,
+        full_action_space: bool | Literal["all"] = False,
         continuous: bool = False,
         continuous_action_threshold: float = 0.5,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
@@ -98,7 +98,7 @@ class AtariVector(VectorEnv):
             max_num_frames_per_episode: Frames, resets not counted, after which an episode is truncated.
             repeat_action_probability: Probability, per frame, that the action of the frame before is repeated.
             full_action_space: The legal actions of ALE instead of those the game uses: all 18, or 9 in Skiing and Lost Luggage.
-                Several games with different sets have all 18; an action that is not legal in a game is NOOP there.
+                "all", and several games with different sets, mean all 18; an action that is not legal in a game is NOOP there.
             continuous: Actions are (radius 0..1, angle in radians, fire 0..1) instead of indices.
             continuous_action_threshold: Beyond it, a component counts as a direction or as FIRE.
             autoreset_mode: NEXT_STEP or SAME_STEP.

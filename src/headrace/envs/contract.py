@@ -139,6 +139,8 @@ class EnvSpec:
     """The environment's id, for messages."""
     agents: tuple[str, ...] = ()
     """Names of the agents of one match; empty where every environment has one agent."""
+    tasks: tuple[str, ...] = ()
+    """Ids of the tasks, where environments are of several; else empty."""
 
 
 # -- rows: where a step reads and writes ------------------------------------------------------------------------------
@@ -162,6 +164,8 @@ class StepRow:
     """[C, ...] by name; only for `same-step` environments, written where truncated or terminated."""
     episode_objective: Array | None = None
     """float32: `info["true_objective"]` where `episode_return` is not NaN. None: nobody asks."""
+    task: Array | None = None
+    """int32: the environment's task, by its number in `EnvSpec.tasks`. None where there is one, or nobody asks."""
 
 
 @dataclass
@@ -242,7 +246,7 @@ class EnvGroup(Protocol):
 
 # -- errors -----------------------------------------------------------------------------------------------------------
 
-_MODULES = ("description", "group", "gym", "multi_agent", "pettingzoo", "registry", "spaces", "wrappers")
+_MODULES = ("description", "group", "gym", "multi_agent", "pettingzoo", "registry", "spaces", "tasks", "wrappers")
 _INTERNAL = {str(Path(__file__).with_name(f"{name}.py")) for name in _MODULES}
 """Files of this package between the engine and an environment's own code."""
 

@@ -56,8 +56,8 @@ def spec_from_json(text: str) -> EnvSpec:
         Categorical(**part) if "n" in part else Continuous(tuple(part["low"]), tuple(part["high"]))
         for part in data.pop("action")["parts"]
     )
-    agents = tuple(data.pop("agents", ()))
-    return EnvSpec(observation, ActionSpec(parts), agents=agents, **data)
+    agents, tasks = tuple(data.pop("agents", ())), tuple(data.pop("tasks", ()))
+    return EnvSpec(observation, ActionSpec(parts), agents=agents, tasks=tasks, **data)
 
 
 # -- the parent's side ------------------------------------------------------------------------------------------------

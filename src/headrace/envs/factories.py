@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import gymnasium
@@ -46,8 +47,8 @@ class ParallelFactory(Protocol):
 
 
 class Family(Protocol):
-    """The contents of an environment family's module. `make_group`, `make_parallel`, `make_tensor`, `make_vector` and
-    `observes` are optional."""
+    """The contents of an environment family's module. `agreement`, `make_group`, `make_mixed_group`, `make_parallel`,
+    `make_tensor`, `make_vector` and `observes` are optional."""
 
     FRAMESKIP: int
     """Simulator frames per step, unless `EnvConfig.frameskip` is set."""
@@ -69,6 +70,15 @@ class Family(Protocol):
         `training`: episodes may end before the game does; otherwise episodes are whole games. `threads`: see
         `headrace.envs.registry.make_group`.
         """
+
+    def agreement(self, names: Sequence[str], options: EnvConfig) -> dict[str, Any]:
+        """Entries of `EnvConfig.kwargs` with which these environments have the same spaces, as tasks of one policy."""
+
+    def make_mixed_group(
+        self, names: Sequence[str], options: EnvConfig, num_envs: int, *, training: bool, threads: int | None
+    ) -> EnvGroup | None:
+        """Environments of several names in one batch: environment i has name i modulo their number. None: with these options the
+        family cannot."""
 
     def make_parallel(self, name: str, options: EnvConfig, *, render_mode: str | None = None) -> ParallelEnv | None:
         """One multi-agent environment with all settings but those of rewards applied; None where this name has one agent. Its

@@ -6,6 +6,7 @@
     dm_control/cartpole-swingup        DeepMind Control Suite
     torch/CartPole-v1                  written in PyTorch, stepped on the policy's device
     pettingzoo/connect_four_v3         multi-agent environments of PettingZoo
+    dmlab/rooms_watermaze              levels of DeepMind Lab
 
 A family is a module with the functions of `Family`. It is imported when one of its environments is first asked for, so that the
 packages of other families need not be installed. A user's environment is one function, registered by the user's own file
@@ -27,11 +28,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from headrace.config import Config, ConfigError, EnvConfig, override
+from headrace.config.tasks import SEPARATOR, tasks_of
 from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec
 from headrace.envs.description import describe_in_child
 from headrace.envs.factories import Env, EnvFactory, Family, ParallelFactory, TensorFactory, VectorFactory
@@ -41,9 +43,6 @@ from headrace.envs.multi_agent import ParallelEnv, multi_agent_group
 from headrace.envs.spaces import specs_of
 from headrace.envs.vector_group import vector_group
 from headrace.envs.wrappers import preprocess, render_without_screen
-
-if TYPE_CHECKING:
-    pass
 
 SpecSource = Callable[[str, EnvConfig], EnvSpec]
 """Where the specification of an environment comes from: a function of its id and its settings."""
@@ -59,12 +58,14 @@ class MissingExtra(ConfigError):
 
 @dataclass(frozen=True)
 class _Module:
-    """The name of a family's module, and the extra that installs the packages it needs."""
+    """The name of a family's module, and the extra that installs the packages it needs, or how else they are installed."""
 
     module: str
     extra: str | None = None
+    installation: str = ""
 
 
+_LAB = "https://github.com/google-deepmind/lab/blob/master/docs/users/build.md"
 FAMILIES: dict[str, _Module] = {
     "gym": _Module("headrace.envs.gym"),
     "atari": _Module("headrace.envs.atari", "atari"),
@@ -72,7 +73,12 @@ FAMILIES: dict[str, _Module] = {
     "dm_control": _Module("headrace.envs.dm_control", "dm-control"),
     "torch": _Module("headrace.envs.torch_envs"),
     "pettingzoo": _Module("headrace.envs.pettingzoo", "pettingzoo"),
+    "dmlab": _Module("headrace.envs.dmlab", installation=f"build deepmind_lab as {_LAB} says"),
 }
+
+
+_TASKS = "headrace.envs.tasks"
+"""The module for several tasks, which makes each of them through this one."""
 
 
 @dataclass(frozen=True)
@@ -150,11 +156,13 @@ def register_parallel(
 
 
 def make_parallel(env_id: str, options: EnvConfig, *, render_mode: str | None = None) -> ParallelEnv | None:
-    """One match of a multi-agent environment; None where `env_id` is an environment of one agent.
+    """One match of a multi-agent environment; None where `env_id` is an environment of one agent, or several tasks.
 
     Raises what `make_env` raises.
     """
     check_id(env_id)
+    if SEPARATOR in env_id:
+        return None
     prefix, _, name = env_id.partition("/")
     registered = _registered.get(env_id)
     if render_mode is not None:
@@ -171,6 +179,8 @@ def _refuse_family(env_id: str) -> None:
     prefix = env_id.partition("/")[0]
     if prefix in FAMILIES:
         raise ValueError(f"{env_id!r}: {prefix!r} is a built-in family; choose another prefix")
+    if SEPARATOR in env_id:
+        raise ValueError(f"{env_id!r}: a comma separates tasks; choose an id without one")
 
 
 def list_ids(family: str | None = None) -> list[str]:
@@ -187,17 +197,32 @@ def list_ids(family: str | None = None) -> list[str]:
 
 
 def check_id(env_id: str) -> None:
-    """Raise `UnknownEnvironment` if there is no such id, `MissingExtra` if the packages it needs are not installed."""
-    if env_id in _registered:
-        return
-    prefix, _, name = env_id.partition("/")
-    if prefix in FAMILIES and _family(prefix).knows(name):
-        return
-    raise UnknownEnvironment(f"there is no environment {env_id!r}; {_nearest(env_id)}")
+    """Raise `UnknownEnvironment` if there is no such id, `MissingExtra` if the packages it needs are not installed. Of several
+    tasks each is looked for."""
+    for task in tasks_of(env_id):
+        prefix, _, name = task.partition("/")
+        if task not in _registered and not (prefix in FAMILIES and _family(prefix).knows(name)):
+            raise UnknownEnvironment(f"there is no environment {task!r}; {_nearest(task)}")
+
+
+def family_of(env_id: str) -> Family | None:
+    """The family of an environment; None where the user has registered it. Raises as `check_id`."""
+    return None if env_id in _registered else _family(env_id.partition("/")[0])
+
+
+def _one_task(env_id: str) -> None:
+    """Raise `ConfigError` for several tasks, where one environment is wanted."""
+    check_id(env_id)
+    if SEPARATOR in env_id:
+        raise ConfigError(f"{env_id!r} names several tasks; name one of them")
 
 
 def with_absolute_path(env_id: str) -> str:
     """An id that names a file (vizdoom/my.cfg), with the file's absolute path: a run may be evaluated from another directory."""
+    return SEPARATOR.join(_with_absolute_path(task) for task in tasks_of(env_id))
+
+
+def _with_absolute_path(env_id: str) -> str:
     prefix, _, name = env_id.partition("/")
     is_file = env_id not in _registered and name.endswith(".cfg") and Path(name).is_file()
     return f"{prefix}/{Path(name).resolve()}" if is_file else env_id
@@ -220,11 +245,10 @@ def _family(name: str) -> Family:
     try:
         return cast(Family, _import(known.module))
     except ImportError as error:
-        if known.extra is None or (error.name or "").startswith("headrace"):
+        how = known.installation or (known.extra and f'pip install "headrace[{known.extra}]"')
+        if not how or (error.name or "").startswith("headrace"):
             raise
-        raise MissingExtra(
-            f'{name} environments need packages that are not installed: pip install "headrace[{known.extra}]"'
-        ) from error
+        raise MissingExtra(f"{name} environments need packages that are not installed: {how}") from error
 
 
 def _import(module: str) -> ModuleType:
@@ -248,7 +272,7 @@ def make_env(env_id: str, options: EnvConfig, *, render_mode: str | None = None)
 
 
 def _make_env(env_id: str, options: EnvConfig, render_mode: str | None) -> Env:
-    check_id(env_id)
+    _one_task(env_id)
     prefix, _, name = env_id.partition("/")
     with _making(env_id):
         if env_id in _registered:
@@ -282,6 +306,7 @@ def make_group(
     training: bool = True,
     threads: int | None = None,
     number: int | None = None,
+    task: int | None = None,
     device: str | None = None,
 ) -> EnvGroup:
     """`num_envs` environments stepped together. With `training` False, episodes are whole games.
@@ -291,6 +316,9 @@ def make_group(
     `number`: which of the run's groups it is. With `options.remote`, that decides where its environments are; a group without a
     number, such as that of an evaluation, is remote only if the environment cannot be made here.
 
+    `task`: of several tasks, the one that all of these environments are of. None: all have an equal share, environment i is of
+    task i modulo their number.
+
     `device`: environments of tensors are made there, and the group takes rows of tensors on that device (its attribute `tensors`
     is True). None: they are made on the CPU, and the group takes NumPy arrays, as all others do.
 
@@ -299,6 +327,9 @@ def make_group(
     if options.remote and (address := _address(env_id, options.remote, number)):
         return _remote("group").RemoteGroup(address, env_id, options, num_envs, training=training)
     check_id(env_id)
+    if SEPARATOR in env_id:
+        several = {"training": training, "threads": threads, "task": task, "device": device}
+        return _import(_TASKS).make_group(env_id, options, num_envs, **several)
     prefix, _, name = env_id.partition("/")
     registered = _registered.get(env_id)
     with _making(env_id):
@@ -378,7 +409,7 @@ def make_vec(env_id: str, num_envs: int, options: EnvConfig | None = None) -> Ve
     autoreset mode is in the metadata. Atari games run as the native batch, other environments are stepped one after the other.
     Raises what `make_env` raises.
     """
-    check_id(env_id)
+    _one_task(env_id)
     if options is None:
         options = default_options(env_id)
     prefix, _, name = env_id.partition("/")
@@ -420,8 +451,8 @@ def describe(env_id: str, options: EnvConfig, source: SpecSource | None = None) 
     if source is not None:
         return source(env_id, options)
     check_id(env_id)
-    registered = _registered.get(env_id)
-    only_here = registered is not None and not registered.by_import
+    registered = [_registered[task] for task in tasks_of(env_id) if task in _registered]
+    only_here = not all(environment.by_import for environment in registered)
     if only_here or multiprocessing.current_process().daemon:  # a child of a run, which may have no children of its own
         return describe_here(env_id, options)
     try:
@@ -433,6 +464,8 @@ def describe(env_id: str, options: EnvConfig, source: SpecSource | None = None) 
 def describe_here(env_id: str, options: EnvConfig, imports: Iterable[str | Path] = ()) -> EnvSpec:
     """Make one environment in this process, after importing these files, and close it. Raises what `make_group` raises."""
     import_files(imports)
+    if SEPARATOR in env_id:
+        return _import(_TASKS).describe(tasks_of(env_id), options)
     group = make_group(env_id, options, 1)
     try:
         return group.spec
@@ -443,6 +476,8 @@ def describe_here(env_id: str, options: EnvConfig, imports: Iterable[str | Path]
 def defaults(env_id: str) -> dict[str, Any]:
     """Dotted configuration overrides with which this environment is learned without further settings. Raises as `check_id`."""
     check_id(env_id)
+    if SEPARATOR in env_id:
+        return _import(_TASKS).common_defaults(tasks_of(env_id))
     if env_id in _registered:
         return dict(_registered[env_id].defaults)
     prefix, _, name = env_id.partition("/")
@@ -450,8 +485,10 @@ def defaults(env_id: str) -> dict[str, Any]:
 
 
 def observes(env_id: str) -> Literal["images", "vectors"]:
-    """What an environment observes, by its id; "images" for those registered by the user. Raises what `check_id` raises."""
+    """What an environment observes, by its id, or the first of several tasks; "images" for those registered by the user. Raises
+    what `check_id` raises."""
     check_id(env_id)
+    env_id = tasks_of(env_id)[0]
     if env_id in _registered:
         return "images"
     prefix, _, name = env_id.partition("/")

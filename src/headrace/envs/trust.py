@@ -28,10 +28,9 @@ class ImportsNotGiven(ConfigError):
 
 
 def needed_code(config: Config) -> tuple[str, ...]:
-    """The files, and the package, that a run with this configuration imports."""
-    family, _, name = config.env.partition("/")
-    package = name.partition(":")[0] if family == "gym" and ":" in name else ""
-    return (*config.imports, package) if package else config.imports
+    """The files, and the packages, that a run with this configuration imports."""
+    named = [task.removeprefix("gym/").partition(":") for task in config.tasks if task.startswith("gym/")]
+    return (*config.imports, *dict.fromkeys(package for package, colon, _ in named if colon))
 
 
 def check_given(config: Config, given: Iterable[os.PathLike[str] | str], folder: os.PathLike[str] | str) -> tuple[str, ...]:

@@ -203,9 +203,4 @@ def _evaluate(
     except Exception as error:  # the run goes on without this evaluation, and says why
         report.send(("message", f"evaluation failed: {type(error).__name__}: {error}"[:MOST_TEXT]))
         return
-    metrics = {
-        "global_step": float(result.step),
-        "eval/episodic_return": result.mean,
-        "eval/episodic_length": sum(result.lengths) / len(result.lengths),
-    }
-    report.send(("eval", metrics, policy))
+    report.send(("eval", {"global_step": float(result.step), **result.metrics}, policy))

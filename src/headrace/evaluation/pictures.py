@@ -9,7 +9,7 @@ from headrace.config import Config, ConfigError
 from headrace.envs.contract import EnvironmentFault
 from headrace.evaluation.video import record
 from headrace.runs import lineage
-from headrace.runs.plots import learning_curve
+from headrace.runs.plots import learning_curve, task_curves
 
 VIDEO = "video.mp4"
 """In the run folder."""
@@ -31,10 +31,15 @@ def draw_curve_and_video(config: Config, report: Callable[[str], None], mean_ret
     try:
         if known:
             folders = [config.policy_folder(p) for p in known]
-            learning_curve(folders, config.run_folder / "curve.png", title=config.env, goal=config.run.goal)
+            title = config.env if len(config.tasks) == 1 else f"mean of {len(config.tasks)} tasks"
+            learning_curve(folders, config.run_folder / "curve.png", title=title, goal=config.run.goal)
             if config.pbt.on and (config.run_folder / lineage.FILE).exists():
                 report(f"Population: {lineage.draw(config.run_folder, config.population.size)}")
             report(f"Learning curve: {config.run_folder / 'curve.png'}")
+            if len(config.tasks) > 1:
+                for folder in folders:
+                    task_curves(folder, folder / "tasks.png", config.tasks)
+                    report(f"Learning curves of the tasks: {folder / 'tasks.png'}")
         returns = record(config.run_folder, video, max_steps=VIDEO_STEPS, number=best)
         report(f"Video: {video} (return {', '.join(f'{r:.1f}' for r in returns)})")
     except Exception as error:  # training is over and saved; whatever happens here, only a picture is missing

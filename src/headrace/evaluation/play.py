@@ -8,7 +8,7 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -22,12 +22,35 @@ from headrace.envs.contract import EnvGroup, LaneRow, ObsRow, StepRow
 from headrace.envs.group import Completion
 from headrace.envs.multi_agent import MultiAgentGroup
 from headrace.envs.registry import make_group
+from headrace.envs.scores import normalized
 from headrace.evaluation.policy import TrainedPolicy, Which, load_policy
+from headrace.learning.task_log import task_metrics
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One task's games, where the policy was trained on several."""
+
+    episodes: int
+    mean: float
+    std: float
+    """Standard deviation of the episodes (n - 1); NaN for one episode."""
+    ci95: tuple[float, float]
+    """As `EvalResult.ci95`."""
+    score: float | None
+    """Human-normalised (`headrace.envs.scores`): 0 is a random policy, 1 a human. None where those are not known."""
+
+    def __str__(self) -> str:
+        low, high = self.ci95
+        interval = "" if math.isnan(low) else f" (95 % CI {low:.2f} to {high:.2f}, std {self.std:.2f})"
+        score = "" if self.score is None else f", human-normalised {self.score:.3f}"
+        return f"mean return {self.mean:.2f}{interval} over {self.episodes} episodes{score}"
 
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Returns of whole games: raw rewards, neither clipped nor scaled."""
+    """Returns of whole games: raw rewards, neither clipped nor scaled. Of several tasks, `mean` is the mean over the tasks of
+    their mean returns."""
 
     env: str
     step: int
@@ -40,11 +63,23 @@ class EvalResult:
     std: float
     """Standard deviation of the episodes (n - 1); NaN for one episode."""
     ci95: tuple[float, float]
-    """95 % confidence interval of the mean (BCa bootstrap, 10,000 resamples); NaN for one episode."""
+    """95 % confidence interval of the mean (BCa bootstrap, 10,000 resamples); NaN for one episode. Of several tasks: percentiles
+    of a bootstrap within each task, which says nothing of other tasks."""
     distinct: int
     """Games that differ in an observation, an action or a reward. Where neither the environment nor the policy is random, games
     repeat, and the interval says nothing of other games."""
     seconds: float
+    tasks: dict[str, TaskResult] = dataclasses.field(default_factory=dict)
+    """By id, where there are several."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """By metric name."""
+        return {
+            "eval/episodic_return": self.mean,
+            "eval/episodic_length": sum(self.lengths) / len(self.lengths),
+            **task_metrics({task: result.mean for task, result in self.tasks.items()}, len(self.tasks), "eval/"),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; NaN becomes None."""
@@ -59,10 +94,19 @@ class EvalResult:
         interval = "" if math.isnan(low) else f" (95 % CI {low:.2f} to {high:.2f}, std {self.std:.2f})"
         how = "deterministic" if self.deterministic else "sampled actions"
         games = f"{len(self.returns)} episodes" + (f", {self.distinct} distinct" if self.distinct < len(self.returns) else "")
-        return f"{self.env}: mean return {self.mean:.2f}{interval} over {games}, step {self.step:,}, {how}"
+        if not self.tasks:
+            return f"{self.env}: mean return {self.mean:.2f}{interval} over {games}, step {self.step:,}, {how}"
+        lines = [f"{task}: {result}" for task, result in self.tasks.items()]
+        metrics, interval = self.metrics, "" if math.isnan(low) else f" (95 % CI {low:.2f} to {high:.2f})"
+        mean, capped = metrics.get("eval/tasks/mean_score"), metrics.get("eval/tasks/capped_mean_score")
+        score = "" if mean is None else f", human-normalised {mean:.3f}, capped {capped:.3f}"
+        lines.append(f"mean of {len(self.tasks)} tasks: {self.mean:.2f}{interval}{score} over {games}, step {self.step:,}, {how}")
+        return "\n".join(lines)
 
 
 def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_without_nan(item) for item in value]
     return None if isinstance(value, float) and math.isnan(value) else value
@@ -88,7 +132,7 @@ def evaluate(
     before; no seed gives episodes of training, whatever the run's seed was (`headrace.config.seeds`). An episode without an end
     is waited for: set `envs.max_episode_steps` where the environment has no limit. `num_threads`: torch's, on the CPU. `use`:
     each has other games for the same seed. In a multi-agent environment the policy acts for all agents, and the episodes are
-    those of all of them. `imports`: see `load_policy`.
+    those of all of them. Several tasks have equal shares of the episodes, at least one each. `imports`: see `load_policy`.
 
     Raises `ValueError` if `episodes` or `num_envs` is below 1, `ConfigError` for a negative seed and for a multi-agent
     environment that only an environment server has, and what `load_policy` raises.
@@ -99,7 +143,11 @@ def evaluate(
         raise ValueError(f"num_envs is {num_envs}; it must be at least 1")
     if not isinstance(policy, TrainedPolicy):
         policy = load_policy(policy, which=which, policy=number, imports=imports)
+    tasks = policy.spec.tasks
+    episodes = max(episodes, len(tasks))
     num_envs = min(episodes, num_envs or 16)
+    if tasks:
+        num_envs = -(-num_envs // len(tasks)) * len(tasks)
     started = time.perf_counter()
     environments, actions = environment_seed(use, seed), random_seed(use, seed)
     group = make_group(policy.config.env, policy.config.envs, num_envs, training=False)
@@ -115,20 +163,31 @@ def evaluate(
                 played = _play(policy, group, episodes, deterministic, environments)
     finally:
         group.close()
-    returns = np.array([game.episode_return for game in played])
-    std = float(returns.std(ddof=1)) if episodes > 1 else math.nan
+    return _result(policy, played, deterministic, time.perf_counter() - started)
+
+
+def _result(policy: TrainedPolicy, played: Sequence[Game], deterministic: bool, seconds: float) -> EvalResult:
+    tasks, returns = policy.spec.tasks, np.array([game.episode_return for game in played])
+    std = float(returns.std(ddof=1)) if len(played) > 1 else math.nan
+    of_tasks = [returns[[game.task == k for game in played]] for k in range(len(tasks))]
     return EvalResult(
         env=policy.config.env,
         step=policy.step,
         deterministic=deterministic,
         returns=returns.tolist(),
         lengths=[game.length for game in played],
-        mean=float(returns.mean()),
+        mean=float(np.mean([own.mean() for own in of_tasks or [returns]])),
         std=std,
-        ci95=bootstrap_ci(returns),
+        ci95=stratified_ci(of_tasks) if tasks else bootstrap_ci(returns),
         distinct=len({game.digest for game in played}),
-        seconds=time.perf_counter() - started,
+        seconds=seconds,
+        tasks={task: _task_result(task, own) for task, own in zip(tasks, of_tasks, strict=True)},
     )
+
+
+def _task_result(task: str, returns: np.ndarray) -> TaskResult:
+    mean, std = float(returns.mean()), float(returns.std(ddof=1)) if len(returns) > 1 else math.nan
+    return TaskResult(len(returns), mean, std, bootstrap_ci(returns), normalized(task, mean))
 
 
 class Game(NamedTuple):
@@ -138,6 +197,8 @@ class Game(NamedTuple):
     length: int
     digest: int
     """CRC-32 of its observations, actions and rewards."""
+    task: int = 0
+    """The number of its task, where there are several."""
 
 
 def _play(policy: TrainedPolicy, group: EnvGroup, episodes: int, deterministic: bool, seed: int) -> list[Game]:
@@ -153,10 +214,12 @@ def _play(policy: TrainedPolicy, group: EnvGroup, episodes: int, deterministic: 
     def row() -> ObsRow:
         return ObsRow(arrays(), np.zeros(n, bool), np.zeros(n, bool))
 
+    task = np.zeros(n, np.int32)
     final = arrays() if spec.autoreset == "same-step" else {}
     now = StepRow(
-        np.zeros(n, np.float32), np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, np.float32), np.zeros(n, np.int32), final
-    )
+        np.zeros(n, np.float32), np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, np.float32), np.zeros(n, np.int32), final,
+        task=task,
+    )  # fmt: skip
     current, after = row(), row()
     step = LaneRow(None, now, after)
     completion = Completion(group)
@@ -173,10 +236,23 @@ def _play(policy: TrainedPolicy, group: EnvGroup, episodes: int, deterministic: 
                 digests[i] = zlib.crc32(part.tobytes(), digests[i])
         for i in np.flatnonzero(~np.isnan(now.episode_return)):
             if len(played[i]) < share[i]:
-                played[i].append(Game(float(now.episode_return[i]), int(now.episode_length[i]), digests[i]))
+                played[i].append(Game(float(now.episode_return[i]), int(now.episode_length[i]), digests[i], int(task[i])))
             digests[i] = 0
         current, after = after, current
     return [episode for done in played for episode in done]
+
+
+def stratified_ci(
+    groups: Sequence[np.ndarray], confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> tuple[float, float]:
+    """Bootstrap interval of the mean of the means of `groups` ([n] each), resampled within each group: percentiles, as in Agarwal
+    et al. 2021 (Deep RL at the edge of the statistical precipice), section 4.1; NaN where a group has fewer than two values."""
+    if min(map(len, groups)) < 2:
+        return math.nan, math.nan
+    rng = np.random.default_rng(seed)
+    means = np.mean([rng.choice(values, (resamples, len(values))).mean(1) for values in groups], axis=0)
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
 
 
 def bootstrap_ci(values: np.ndarray, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0) -> tuple[float, float]:

@@ -23,6 +23,7 @@ from headrace.envs.contract import EnvSpec
 from headrace.envs.imports import import_files
 from headrace.envs.registry import describe, make_env
 from headrace.envs.spaces import decoder, leaves
+from headrace.envs.tasks import options_of
 from headrace.envs.trust import check_given
 from headrace.learning.algorithm import Algorithm, Mode, make_algorithm
 from headrace.runs import checkpoint
@@ -105,13 +106,18 @@ class TrainedPolicy:
         """float32 zeros [n, S]."""
         return torch.zeros(n, self.model.core_width, device=self.device)
 
-    def make_env(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
+    def make_env(self, render_mode: str | None = None, task: str | None = None) -> gymnasium.Env[Any, Any]:
         """One environment of the kind the policy was trained in: whole games, raw rewards.
 
-        `render_mode`: "rgb_array" for pictures, for `gym` environments also "human" for a window. Raises `ConfigError` for one
-        that the environment does not have.
+        `render_mode`: "rgb_array" for pictures, for `gym` environments also "human" for a window. `task`: where it was trained
+        on several, the id of one of them; None: the first. Raises `ConfigError` for a mode that the environment does not have,
+        and for a task on which it was not trained.
         """
-        return make_env(self.config.env, self.config.envs, render_mode=render_mode)
+        tasks = self.config.tasks
+        if task is not None and task not in tasks:
+            raise ConfigError(f"the policy was not trained on {task!r}; its tasks are {', '.join(tasks)}")
+        env, options = task or tasks[0], self.config.envs
+        return make_env(env, options if len(tasks) == 1 else options_of(env, tasks, options), render_mode=render_mode)
 
     @cached_property
     def _spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:

@@ -30,10 +30,11 @@ def record(
     which: Which = "newest",
     number: int = 0,
     imports: Iterable[os.PathLike[str] | str] = (),
+    task: str | None = None,
 ) -> list[float]:
     """Record whole games as a video (mp4); returns the raw return of each. `max_steps` ends the recording early. `number`: of the
     policy, where the run trained several. The same seed gives the same games; they are neither of training nor of `evaluate`.
-    `imports`: see `load_policy`.
+    `imports`: see `load_policy`. `task`: see `TrainedPolicy.make_env`.
 
     Raises `ConfigError` where the environment has no pictures or a package for them is missing, `EnvironmentFault` where drawing
     one fails, and what `load_policy` raises.
@@ -45,7 +46,7 @@ def record(
 
         return watch(policy, path, episodes, deterministic, seed)
     first = environment_seed(Use.VIDEO, seed)
-    env = policy.make_env(render_mode="rgb_array")
+    env = policy.make_env(render_mode="rgb_array", task=task)
     returns: list[float] = []
     steps = 0
     try:

@@ -23,6 +23,10 @@ class Arrivals:
     """int32 [k]: their lengths in steps."""
     objectives: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
     """float32 [k]: their objectives beside the return, where the environment is asked for them; else empty."""
+    tasks: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    """int32 [k]: the number of their task, where there are several; else empty."""
+    task_steps: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    """int64 [K or less]: transitions of each task, where there are several; else empty."""
 
     @classmethod
     def of(
@@ -32,6 +36,7 @@ class Arrivals:
         lengths: np.ndarray,
         reported: np.ndarray | bool = True,
         objectives: np.ndarray | None = None,
+        tasks: np.ndarray | None = None,
     ) -> Arrivals:
         """Of trajectories.
 
@@ -40,10 +45,15 @@ class Arrivals:
             returns, lengths: [T, ...], of the episodes that ended there; NaN where none did.
             reported: bool [T, ...], whose episodes to report.
             objectives: [T, ...], as `returns`.
+            tasks: int32 [T, ...], where there are several.
         """
-        ended = ~np.isnan(returns) & reported
-        more = () if objectives is None else (objectives[ended],)
-        return cls(int(valid[: len(returns)].sum()), returns[ended], lengths[ended], *more)
+        ended, rows = ~np.isnan(returns) & reported, valid[: len(returns)]
+        arrivals = cls(int(rows.sum()), returns[ended], lengths[ended])
+        if objectives is not None:
+            arrivals.objectives = objectives[ended]
+        if tasks is not None:
+            arrivals.tasks, arrivals.task_steps = tasks[ended], np.bincount(tasks[rows])
+        return arrivals
 
     @classmethod
     def sum(cls, parts: Sequence[Arrivals]) -> Arrivals:
@@ -51,7 +61,11 @@ class Arrivals:
         returns = np.concatenate([np.empty(0, np.float32), *(part.returns for part in parts)])
         lengths = np.concatenate([np.empty(0, np.int32), *(part.lengths for part in parts)])
         objectives = np.concatenate([np.empty(0, np.float32), *(part.objectives for part in parts)])
-        return cls(sum(part.steps for part in parts), returns, lengths, objectives)
+        tasks = np.concatenate([np.empty(0, np.int32), *(part.tasks for part in parts)])
+        task_steps = np.zeros(max((len(part.task_steps) for part in parts), default=0), np.int64)
+        for part in parts:
+            task_steps[: len(part.task_steps)] += part.task_steps
+        return cls(sum(part.steps for part in parts), returns, lengths, objectives, tasks, task_steps)
 
 
 @dataclass

@@ -12,17 +12,17 @@ from headrace.accelerator.ranks import Ranks
 from headrace.experience.batch import Arrivals, Batch, Experience, Filling
 
 
-def joint(own: Experience, ranks: Ranks) -> Experience:
-    """The experience of one rank among others; of the only rank, its own."""
-    return own if ranks.size == 1 else JointExperience(own, ranks)
+def joint(own: Experience, ranks: Ranks, tasks: int = 0) -> Experience:
+    """The experience of one rank among others; of the only rank, its own. `tasks`: how many there are, 0 for one."""
+    return own if ranks.size == 1 else JointExperience(own, ranks, tasks)
 
 
 class JointExperience:
     """One rank's experience. A batch is given out when every rank has one; what arrived is counted over all ranks, so that
     counters, schedules and ends are the same everywhere."""
 
-    def __init__(self, own: Experience, ranks: Ranks):
-        self._own, self._ranks = own, ranks
+    def __init__(self, own: Experience, ranks: Ranks, tasks: int = 0):
+        self._own, self._ranks, self._tasks = own, ranks, tasks
         self._batch: Batch | None = None
         """Of this rank, while others have none yet."""
 
@@ -39,9 +39,14 @@ class JointExperience:
             if isinstance(got, Batch):
                 self._batch = got
         mine = Arrivals.sum(arrived)
-        ready, steps, episodes = self._ranks.count(self._batch is not None, mine.steps, len(mine.returns))
+        of_tasks = np.pad(mine.task_steps, (0, self._tasks - len(mine.task_steps)))
+        ready, steps, episodes, *task_steps = self._ranks.count(
+            self._batch is not None, mine.steps, len(mine.returns), *of_tasks.tolist()
+        )
         ended = (self._ranks.join(mine.returns), self._ranks.join(mine.lengths)) if episodes else (mine.returns, mine.lengths)
-        arrivals = Arrivals(steps, *ended)
+        arrivals = Arrivals(steps, *ended, task_steps=np.array(task_steps, np.int64))
+        if self._tasks:
+            arrivals.tasks = self._ranks.join(mine.tasks) if episodes else mine.tasks
         if ready < self._ranks.size:
             return Filling(arrivals) if steps or episodes else None
         assert self._batch is not None

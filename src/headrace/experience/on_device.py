@@ -29,11 +29,12 @@ class DeviceExperience(ConsumedOnce):
     def next(self, timeout: float | None = None) -> Batch:
         """The next batch; takes as long as that takes."""
         fields, envs = self._collect()
-        host = {name: fields[name].cpu() for name in COUNTED}
+        host = {name: fields[name].cpu() for name in (*COUNTED, "task") if name in fields}
         index = np.arange(envs.start, envs.stop)
         reported = (index >= self._reported.start) & (index < self._reported.stop)
         valid, returns, lengths = (host[name].numpy() for name in ("valid", "episode_return", "episode_length"))
-        arrivals = Arrivals.of(valid, returns, lengths, reported)
+        tasks = host["task"].numpy() if "task" in host else None
+        arrivals = Arrivals.of(valid, returns, lengths, reported, tasks=tasks)
         data = {name: x.to(self._device, non_blocking=True) for name, x in fields.items()}
         return Batch(data, host["version"].clone(), host["valid"], None, arrivals)
 

@@ -151,7 +151,8 @@ class BatchMemory:
     def batch(self) -> Batch:
         """What was filled in."""
         a = self._arrays
-        arrivals = Arrivals.of(a["valid"], a["episode_return"], a["episode_length"], objectives=a.get("episode_objective"))
+        objectives, tasks = a.get("episode_objective"), a.get("task")
+        arrivals = Arrivals.of(a["valid"], a["episode_return"], a["episode_length"], objectives=objectives, tasks=tasks)
         return Batch(self._data, self._host["version"], self._host["valid"], None, arrivals)
 
     def _columns(self, place: int) -> slice:

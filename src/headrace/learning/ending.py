@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.config import Config
 from headrace.learning.learner import Progress
-from headrace.learning.training_log import EPISODE_WINDOW, TrainingLog
+from headrace.learning.training_log import TrainingLog
 
 REASONS = (None, "total_steps", "goal", "max_minutes", "interrupted")
 """Why training ends; where ranks have different ones, the last of these is what all of them end with."""
@@ -14,7 +14,7 @@ def reason_to_stop(config: Config, progress: Progress, log: TrainingLog, seconds
     """Why this policy's training ends now, `seconds` after it began in this process; None: it goes on."""
     if progress.global_step >= config.learning.total_steps:
         return "total_steps"
-    if config.run.goal is not None and len(log.returns) == EPISODE_WINDOW and log.mean_return >= config.run.goal:
+    if config.run.goal is not None and log.full and log.mean_return >= config.run.goal:
         return "goal"
     if config.run.max_minutes is not None and seconds >= 60 * config.run.max_minutes:
         return "max_minutes"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from headrace.experience.batch import Arrivals
 from headrace.learning.learner import Learner, Update
+from headrace.learning.task_log import TaskLog
 
 EPISODE_WINDOW = 100
 """Episodes in `charts/episodic_return_100`, which `run.goal` is compared with."""
@@ -18,18 +20,28 @@ CURVE_POINTS = 20
 
 
 class TrainingLog:
-    """Statistics of the learner between two reports, and the last episodes."""
+    """Statistics of the learner between two reports, and the last episodes. `tasks`: ids of the tasks, if there are several."""
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: Sequence[str] = ()) -> None:
         self.returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
+        self.tasks = TaskLog(tasks, EPISODE_WINDOW) if tasks else None
+        """Where the policy is trained on several."""
         self._sums: list[dict[str, torch.Tensor]] = []
         self._ended: list[tuple[float, int]] = []
         self._curve: list[tuple[int, float, float, float]] = []
 
     @property
     def mean_return(self) -> float:
-        """Mean return of the last `EPISODE_WINDOW` episodes, NaN before the first."""
+        """Mean return of the last `EPISODE_WINDOW` episodes, NaN before the first. Of several tasks, the mean over them of the
+        mean return of as many episodes of each, so that tasks of short episodes do not count more."""
+        if self.tasks is not None:
+            return self.tasks.mean_return
         return float(np.mean(self.returns)) if self.returns else math.nan
+
+    @property
+    def full(self) -> bool:
+        """Whether as many episodes have ended, of every task, as `mean_return` is of."""
+        return len(self.returns) == EPISODE_WINDOW if self.tasks is None else self.tasks.full
 
     def add(self, arrivals: Arrivals, update: Update | None = None, step: int | None = None) -> None:
         """Experience that came in, and the update that was made with it, if there was one; `step`: the global step after it,
@@ -39,14 +51,24 @@ class TrainingLog:
         for r, n in zip(arrivals.returns.tolist(), arrivals.lengths.tolist(), strict=True):
             self.returns.append(r)
             self._ended.append((r, n))
+        if self.tasks is not None:
+            self.tasks.add(arrivals)
         if step is not None and len(arrivals.returns):
-            returns = sorted(self.returns)
-            low, high = returns[len(returns) // 10], returns[-1 - len(returns) // 10]
-            self._curve.append((step, sum(returns) / len(returns), low, high))
+            self._add_to_curve(step)
+
+    def _add_to_curve(self, step: int) -> None:
+        if self.tasks is not None:
+            if not math.isnan(mean := self.mean_return):
+                self._curve.append((step, mean, min(self.tasks.means), max(self.tasks.means)))
+            return
+        returns = sorted(self.returns)
+        low, high = returns[len(returns) // 10], returns[-1 - len(returns) // 10]
+        self._curve.append((step, sum(returns) / len(returns), low, high))
 
     def curve(self) -> list[tuple[int, float, float, float]]:
         """Points of the learning curve since the last call, at most `CURVE_POINTS`, evenly chosen, with the newest: global step,
-        and of the last `EPISODE_WINDOW` episodes the mean return and the returns that a tenth of them are below and above."""
+        and of the last `EPISODE_WINDOW` episodes the mean return and the returns that a tenth of them are below and above. Of
+        several tasks: `mean_return`, and the smallest and the largest mean return of a task."""
         points, self._curve = self._curve, []
         count = min(len(points), CURVE_POINTS)
         return [points[len(points) * (i + 1) // count - 1] for i in range(count)]
@@ -67,7 +89,9 @@ class TrainingLog:
         if self._ended:
             result["charts/episodic_return"] = float(np.mean([r for r, _ in self._ended]))
             result["charts/episodic_length"] = float(np.mean([n for _, n in self._ended]))
-        if self.returns:
+        if not math.isnan(self.mean_return):
             result["charts/episodic_return_100"] = self.mean_return
+        if self.tasks is not None:
+            result |= self.tasks.metrics()
         self._sums, self._ended = [], []
         return result

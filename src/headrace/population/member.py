@@ -116,8 +116,8 @@ class Member:
         return self._learner.progress.global_step * self._spec.frameskip
 
     def _tell(self) -> None:
-        window = self._log.returns if self._pbt.objective == "return" else self._objectives
-        self._shared.objectives[self._policy] = float(np.mean(window)) if window else math.nan
+        other = float(np.mean(self._objectives)) if self._objectives else math.nan
+        self._shared.objectives[self._policy] = self._log.mean_return if self._pbt.objective == "return" else other
 
     def _generator(self, mutation: bool) -> np.random.Generator:
         """Of each decision its own, so that nothing has to be remembered of it."""

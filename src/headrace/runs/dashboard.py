@@ -133,6 +133,7 @@ class Dashboard:
             f"{number(self._value('charts/FPS'))} frames/s",
             f"left {duration(self._seconds_left)}",
             f"return {number(self._value('charts/episodic_return_100'))}",
+            *(["tasks " + ", ".join(f"{name} {value}" for name, value in self._tasks())] if self._tasks() else []),
             f"lag {number(self._value('lag/mean'))}",
         ]
         if self._value("sampling/faults") > 0:
@@ -175,6 +176,9 @@ class Dashboard:
         if room.facts:
             parts += [columns]
         parts += [Text.assemble(("return  ", "dim"), (sparkline(self._returns, _CURVE), "green"))]
+        if self._tasks():
+            values = [Text.assemble((f"{name} ", "dim"), f"{value}  ") for name, value in self._tasks()]
+            parts += [Text.assemble(("tasks   ", "dim"), *values)]
         if room.times:
             parts += [self._times(room.least_share)]
         advice = found.advice if room.advice else ""
@@ -183,7 +187,7 @@ class Dashboard:
             parts = [part for pair in zip(parts, [Text()] * len(parts), strict=True) for part in pair][:-1]
         c = self.config
         return Panel(
-            Group(*parts), title=f"headrace  {c.env}  {c.learning.algorithm}  seed {c.seed}", title_align="left",
+            Group(*parts), title=f"headrace  {self._env}  {c.learning.algorithm}  seed {c.seed}", title_align="left",
             border_style="blue",
         )  # fmt: skip
 
@@ -210,6 +214,17 @@ class Dashboard:
             ("length", number(self._value("charts/episodic_length"))),
             ("episodes", number(self._value("charts/episodes"))),
         ]
+
+    @property
+    def _env(self) -> str:
+        tasks = self.config.tasks
+        return tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
+
+    def _tasks(self) -> list[tuple[str, str]]:
+        """Of several tasks, the mean return of each and the capped mean score of all; none before an episode has ended."""
+        keys = [(task.rpartition("/")[2], f"tasks/{task}/episodic_return") for task in self.config.tasks]
+        keys += [("capped mean score", "tasks/capped_mean_score")]
+        return [(name, number(self.metrics[key])) for name, key in keys if key in self.metrics]
 
     def _losses(self) -> list[tuple[str, str]]:
         names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac", "grad_norm")

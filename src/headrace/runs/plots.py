@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from headrace.config import ConfigError
 from headrace.runs.metrics import CURVE, CURVE_KEYS, read_jsonl
@@ -26,6 +27,28 @@ def band(run: os.PathLike[str] | str) -> tuple[list[float], ...]:
     return tuple([line[key] for line in lines] for key in ("global_step", *CURVE_KEYS))
 
 
+def task_curves(run: os.PathLike[str] | str, path: os.PathLike[str] | str, tasks: Sequence[str]) -> None:
+    """Draw the mean return of the last episodes of each task over `global_step`, one below the other since their returns are of
+    different size. Raises `ConfigError` if the `plots` extra is not installed."""
+    figure = _figure((7, 1.8 * len(tasks)))
+    panels = figure.subplots(len(tasks), sharex=True, squeeze=False)[:, 0]
+    for panel, task in zip(panels, tasks, strict=True):
+        panel.plot(*curve(run, f"tasks/{task}/episodic_return"))
+        panel.set(ylabel="return")
+        panel.set_title(task, fontsize="small", loc="left")
+        panel.grid(alpha=0.3)
+    panels[-1].set(xlabel="steps")
+    figure.savefig(path, dpi=120)
+
+
+def _figure(size: tuple[float, float]) -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ConfigError('drawing curves needs a package that is not installed: pip install "headrace[plots]"') from error
+    return Figure(figsize=size, layout="constrained")
+
+
 def learning_curve(
     runs: Sequence[os.PathLike[str] | str],
     path: os.PathLike[str] | str,
@@ -39,15 +62,11 @@ def learning_curve(
 
     Raises `ConfigError` if the `plots` extra is not installed or no run has logged `key`.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ConfigError('drawing curves needs a package that is not installed: pip install "headrace[plots]"') from error
+    figure = _figure((7, 4))
     bands = {str(run): band(run) if key == RETURNS else () for run in runs}
     curves = {name: (ours[0], ours[1]) if ours and ours[0] else curve(name, key) for name, ours in bands.items()}
     if not any(steps for steps, _ in curves.values()):
         raise ConfigError(f"nothing to draw: {', '.join(curves)} logged no {key}")
-    figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     for name, (steps, values) in curves.items():
         (line,) = axes.plot(steps, values, label=Path(name).name)

@@ -102,7 +102,8 @@ class DeviceSampler:
     def _lane_row(self, arrays: dict[str, Any], t: int) -> LaneRow:
         names = ("reward", "terminated", "truncated", "episode_return", "episode_length")
         final = {name[10:]: x[t] for name, x in arrays.items() if name.startswith("final_obs/")}
-        step = StepRow(**{name: arrays[name][t] for name in names}, final_obs=final)
+        task = arrays["task"][t] if "task" in arrays else None
+        step = StepRow(**{name: arrays[name][t] for name in names}, final_obs=final, task=task)
         return LaneRow(arrays["action"][t], step, self._obs_row(arrays, t + 1))
 
     @torch.no_grad()

@@ -32,6 +32,8 @@ def trajectory_fields(
     }
     if objective:
         fields["episode_objective"] = Field("T", (), number)  # NaN unless a game ended with this step
+    if spec.tasks:
+        fields["task"] = Field("T", (), count)  # of the environment, by its number in `spec.tasks`
     if spec.autoreset == "same-step":
         fields |= {f"final_obs/{name}": Field("T", a.shape, a.dtype) for name, a in spec.observation.items()}
     return fields | {name: Field("T", a.shape, a.dtype) for name, a in (extra or {}).items()}
@@ -53,4 +55,5 @@ def step_row(store: TrajectoryStore, slot: int, t: int) -> StepRow:
         a["episode_length"][slot, t],
         store.part("final_obs/", slot, t),
         a["episode_objective"][slot, t] if "episode_objective" in a else None,
+        a["task"][slot, t] if "task" in a else None,
     )

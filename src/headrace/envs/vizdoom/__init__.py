@@ -12,6 +12,7 @@ and not by the Doom engine, which gives no image after the end of an episode.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from headrace.config import ConfigError, EnvConfig
 from headrace.envs.vizdoom.env import VizdoomEnv
 from headrace.envs.vizdoom.game import FILES
 from headrace.envs.vizdoom.match import Match
-from headrace.envs.vizdoom.player import BASE, FRAMESKIP, Settings
+from headrace.envs.vizdoom.player import BASE, FRAMESKIP, Player, Settings
 from headrace.envs.vizdoom.shaping import PRESETS
 from headrace.envs.vizdoom.variables import SCALES
 from headrace.envs.wrappers import Env, preprocess
@@ -64,6 +65,17 @@ def make_parallel(name: str, options: EnvConfig, *, render_mode: str | None = No
         return Match(name, options, render_mode)
     except (vizdoom.FileDoesNotExistException, vizdoom.ViZDoomErrorException, AttributeError) as error:
         raise ConfigError(f"vizdoom/{name}: {error}") from error
+
+
+def agreement(names: Sequence[str], options: EnvConfig) -> dict[str, Any]:
+    """Several scenarios have the buttons and the game variables of all of them."""
+    buttons: dict[str, None] = {}
+    variables: dict[str, None] = {}
+    for name in names:
+        game = Player(name, options, Settings.of(name, options)).game
+        buttons |= dict.fromkeys(button.name for button in game.get_available_buttons())
+        variables |= dict.fromkeys(variable.name for variable in game.get_available_game_variables())
+    return {"buttons": list(buttons), "variables": list(variables)}
 
 
 def defaults(name: str) -> dict[str, Any]:

@@ -104,7 +104,8 @@ def rollout_main(start: Start, act: InlineAct | None = None, seeded: Callable[[]
     import_files(config.imports)
 
     def make(number: int) -> EnvGroup:
-        return make_group(config.env, config.envs, config.envs_per_group, number=number)
+        task = config.task_of_group(number)
+        return make_group(config.env, config.envs, config.envs_per_group, number=number, task=task)
 
     seed = matchmaking_seed(config, start.index, start.restarts)
     seat = make_seating(start.index, memory, config, start.placement.spec, start.placement.crew, seed)

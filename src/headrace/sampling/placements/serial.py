@@ -97,7 +97,8 @@ class SerialSampler:
         """Those whose learners have not finished. The lanes of the others stand still as soon as they have no slots left."""
 
         def make(number: int) -> EnvGroup:
-            return make_group(config.env, config.envs, config.envs_per_group, number=number)
+            task = config.task_of_group(number)
+            return make_group(config.env, config.envs, config.envs_per_group, number=number, task=task)
 
         self.seats = [
             make_seating(w, memory, config, placement.spec, placement.crew, matchmaking_seed(config, w))
