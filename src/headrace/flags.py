@@ -14,18 +14,21 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import tyro
 
 from headrace import config as configs
 from headrace import tune
 from headrace.config import Config, ConfigError, describe
+from headrace.config.groups import Placement
 from headrace.envs.tasks import without
 from headrace.envs.trust import check_given, needed_code
 from headrace.make_config import make_config, task_flags
 
-_SIZES = ("sampling.num_workers", "sampling.num_groups", "sampling.envs_per_worker", "sampling.rollout", "learning.batch_size")
-"""What the defaults of the device placement are made of."""
+_SIZES = ("sampling.num_workers", "sampling.num_groups", "sampling.envs_per_worker", "sampling.rollout", "learning.batch_size",
+          "population.size")  # fmt: skip
+"""What the defaults of the device placement are made of, and whether it is the default."""
 _CONNECTION = ("remote", "remote_token_file", "remote_ca", "remote_tls_cert", "remote_tls_key")
 
 
@@ -51,18 +54,16 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
     given = {f"envs.{name}": value for name in _CONNECTION if (value := getattr(known, name)) not in (None, "None")}
+    given |= {name: int(value) for name in _SIZES if (value := getattr(known, name) or "").isdecimal()}
+    if known.placement in get_args(Placement):
+        given["sampling.placement"] = known.placement
     of_tasks, named = task_flags(known.env, arguments)
-    if known.placement == "device" or of_tasks:
-        given |= {name: int(value) for name in _SIZES if (value := getattr(known, name) or "").isdecimal()}
-    if known.placement == "device":
-        tuned = False  # what `headrace tune` found is for processes
-        given["sampling.placement"] = "device"
     config = make_config(known.env, known.algorithm, known.imports, **{"learning.preset": known.preset}, **given, **of_tasks)
     if config.env != known.env:
         arguments += ["--env", config.env]  # the last one counts
     own = without(config.envs.task_options, named, of_tasks.get("envs.task_options", {}))
     more = ["--envs.task-options", json.dumps(own)] if of_tasks else []
-    if tuned:
+    if tuned and config.sampling.placement != "device":  # what `headrace tune` found is for processes
         config = configs.override(config, **tune.load(config))
     config = _parse([*arguments, *more], config)
     given_env = any(argument.partition("=")[0] == "--env" for argument in arguments)

@@ -52,9 +52,16 @@ def make_config(env: str | Sequence[str], algorithm: str | None = None, imports:
         asked = settings.pop("envs.task_options", {})
         of_env["envs.task_options"] = without(of_env["envs.task_options"], set(settings), asked)
     config = configs.override(base, **{**of_env, **of_algorithm, **names, **settings})
+    if config.sampling.placement == "device" and "sampling.placement" not in settings and not _can_be_in_process(config):
+        config = configs.override(config, **{"sampling.placement": base.sampling.placement})
     if len(base.tasks) > 1:
         config = configs.override(config, **_for_tasks(config, settings))
     return configs.override(config, **_one_part(config, settings)) if config.sampling.placement == "device" else config
+
+
+def _can_be_in_process(config: Config) -> bool:
+    """Whether the device placement can do what is asked for, where it is only the environment's choice and not the user's."""
+    return not (config.uses_replay or config.envs.remote or config.population.size > 1)
 
 
 def task_flags(env: str, arguments: Sequence[str]) -> tuple[dict[str, Any], set[str]]:

@@ -297,7 +297,10 @@ def tune(
     if config.uses_replay:
         raise ConfigError("headrace tune compares steps learned from per second; with replay, learning is not tied to steps")
     if (placement := config.sampling.placement) in ("serial", "device"):
-        raise ConfigError(f"headrace tune tries placements with several processes; `{placement}` has nothing to choose")
+        raise ConfigError(
+            f"headrace tune tries placements with several processes; `{placement}` has nothing to choose. For one of those "
+            "give --placement served, here and to headrace train"
+        )
     preload("headrace.train")  # half of a short trial would be imports of torch otherwise
     spec = describe_env(config.env, config.envs)
     default, trials = Search(_endless(config), spec, 60 * minutes, show).run(fixed, batch_sizes)

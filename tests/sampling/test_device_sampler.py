@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from test_serial import assert_resumed_is_straight, run
 
 from headrace import config as configs
+from headrace.cli import parse_config
 from headrace.config import Config, ConfigError
 from headrace.config.validation import validate
 from headrace.envs.registry import describe_here, make_group, register_vector
 from headrace.experience.on_device import DeviceExperience
 from headrace.learning.algorithm import make_agent
 from headrace.make_config import check_config, make_config
+from headrace.runs.bottleneck import find
+from headrace.runs.metrics import read_jsonl
 from headrace.sampling.device_sampler import KEPT, DeviceSampler
 
 T, B = 8, 12
@@ -179,6 +183,19 @@ def test_real_environments_are_brought_back_to_where_they_were(tmp_path: Path, e
     assert "begin anew" not in (tmp_path / "stopped" / "log.txt").read_text()
 
 
+def test_the_parts_take_turns_and_wait_for_their_turn_meanwhile(tmp_path: Path) -> None:
+    """Else all of them would be busy all the time, and none the bottleneck."""
+    settings: dict[str, Any] = {
+        **DEVICE, "learning.batch_size": 64, "learning.num_minibatches": 2, "learning.num_epochs": 20, "run.log_interval": 0.0
+    }  # fmt: skip
+    run(tmp_path, 4000, **settings)
+    rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "time/learner/train" in row][2:]
+    busy = [row["time/rollout/step"] + row["time/policy/forward"] + row["time/learner/train"] for row in rows]
+    assert len(busy) > 10
+    assert 0.5 < np.median(busy) <= 1.05
+    assert find(rows[-1]).part == "learner", rows[-1]
+
+
 def test_where_that_is_not_possible_it_is_said(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         **DEVICE, "learning.batch_size": 64, "learning.num_minibatches": 1, "learning.lr_schedule": "constant",
@@ -202,6 +219,41 @@ def test_the_placement_alone_is_enough(env: str, algorithm: str) -> None:
     assert config.parts == 1
     assert config.num_envs * config.sampling.rollout == config.learning.batch_size
     assert config.learning.batch_size == make_config(env, algorithm).learning.batch_size
+
+
+def test_pong_takes_turns_in_one_process_unless_it_cannot() -> None:
+    """A default of the environment, which gives way to what the user asks for."""
+    pytest.importorskip("ale_py")
+    config = make_config("atari/pong")
+    assert (config.sampling.placement, config.num_envs, config.parts, config.learning.batch_size) == ("device", 32, 1, 1024)
+    check_config(config)
+    asked: list[dict[str, Any]] = [
+        {"learning.algorithm": "apex-dqn"}, {"population.size": 2}, {"sampling.placement": "served"},
+        {"sampling.placement": "serial"},
+    ]  # fmt: skip
+    for settings in asked:
+        config = make_config("atari/pong", **settings)
+        assert config.sampling.placement == settings.get("sampling.placement", "served")
+        assert (config.sampling.num_groups, config.num_envs) == (2, 16 if "learning.algorithm" in settings else 32)
+        check_config(config)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", ("device", 1, 32, 1024)),
+        ("--placement served", ("served", 2, 32, 1024)),
+        ("--population.size 2", ("served", 2, 32, 1024)),
+        ("--num-groups 1 --envs-per-worker 16", ("device", 1, 16, 512)),
+        ("--placement served --envs-per-worker 64", ("served", 2, 64, 1024)),
+    ],
+)
+def test_the_command_line_asks_for_the_same(flags: str, expected: tuple[str, int, int, int]) -> None:
+    pytest.importorskip("ale_py")
+    config = parse_config(["--env", "atari/pong", "--run.folder", os.devnull, *flags.split()], tuned=False)
+    s = config.sampling
+    assert (s.placement, s.num_groups, s.envs_per_worker, config.learning.batch_size) == expected
+    check_config(config)
 
 
 def test_sizes_that_the_user_gave_are_kept() -> None:

@@ -292,13 +292,15 @@ def defaults(name: str) -> dict[str, Any]:
     """Three epochs over small batches: on a CPU, Pong is learned in fewer minutes so than with one epoch over more experience.
 
     Pong, as an introduction, has a smaller network, which is enough for it, a linearly falling learning rate, and a goal at which
-    training ends.
+    training ends. Environments, policy and learner take turns in one process, each with all cores: on few cores that is faster
+    than processes that share them (benchmarks/whole_and_parts.py).
     """
     own: dict[str, Any] = {"policy.encoder": "nature-cnn"}
     if name == "pong":
         own = {
             "policy.encoder": "impala-shallow",
             "policy.hidden": 256,
+            "sampling.placement": "device",
             "learning.total_steps": 6_000_000,
             "learning.lr_schedule": "linear",
             "run.goal": 18.0,

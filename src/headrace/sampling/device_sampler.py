@@ -140,7 +140,7 @@ class DeviceSampler:
         self._t = self.T
 
     def _act(self, t: int) -> None:
-        self.act_clock.restart(perf_counter())
+        self.act_clock.spent("wait", perf_counter())  # for its turn
         batch = {name: x[t] for name, x in self._memory.items() if name.startswith("obs/") or name == "first"}
         if self.device != "cpu":
             batch = {name: x.to(self.device, non_blocking=True) for name, x in batch.items()}
@@ -160,7 +160,7 @@ class DeviceSampler:
         return {**fields, "core": core}
 
     def _step(self, t: int) -> None:
-        self.env_clock.restart(perf_counter())
+        self.env_clock.spent("wait_actions", perf_counter())
         self._group.send([self._views[t]])
         self._wait()
         self.env_clock.count(self.B)

@@ -139,10 +139,6 @@ class PhaseClock:
         row[self._index[phase]] += now - self._last
         row[_HEARTBEAT] = self._last = now
 
-    def restart(self, now: float) -> None:
-        """The time since the last call belongs to another worker of the same process."""
-        self._last = now
-
     def count(self, steps: int) -> None:
         """Add to the steps done."""
         self._row[_STEPS] += steps
