@@ -30,7 +30,7 @@ from headrace.config import PolicyConfig
 from headrace.envs.contract import ActionSpec, ArraySpec, Categorical, EnvSpec
 from headrace.learning import losses
 from headrace.learning.vtrace import vtrace
-from headrace.policies import Policy, make_policy
+from headrace.policies import Policy
 
 T = 32
 UINT8, FLOAT32 = np.dtype(np.uint8), np.dtype(np.float32)
@@ -62,7 +62,7 @@ def observations(spec: EnvSpec, *lead: int) -> dict[str, torch.Tensor]:
 
 def acting(policy: Policy, spec: EnvSpec, n: int, compiled: bool) -> Callable[[], object]:
     """One batch of n observations to actions, log-probabilities and values."""
-    obs, core, first = observations(spec, n), policy.initial_core(n), torch.zeros(n, dtype=torch.bool)
+    obs, core, first = observations(spec, n), torch.zeros(n, policy.core_width), torch.zeros(n, dtype=torch.bool)
     act = torch.compile(policy.act) if compiled else policy.act
 
     def run() -> object:
@@ -77,7 +77,7 @@ def acting(policy: Policy, spec: EnvSpec, n: int, compiled: bool) -> Callable[[]
 def learning(policy: Policy, spec: EnvSpec, n: int, compiled: bool) -> Callable[[], object]:
     """Loss and gradients of one batch of n rows, [T + 1, n / (T + 1)]."""
     B = n // (T + 1)
-    obs, core, first = observations(spec, T + 1, B), policy.initial_core(B), torch.zeros(T + 1, B, dtype=torch.bool)
+    obs, core, first = observations(spec, T + 1, B), torch.zeros(B, policy.core_width), torch.zeros(T + 1, B, dtype=torch.bool)
     with torch.no_grad():
         actions = policy.unroll(obs, core, first).distribution.sample()[:T]
     never, always = torch.zeros(T, B, dtype=torch.bool), torch.ones(T, B, dtype=torch.bool)
@@ -91,7 +91,7 @@ def learning(policy: Policy, spec: EnvSpec, n: int, compiled: bool) -> Callable[
         return (
             losses.policy_loss(log_prob, behaviour, targets.advantages, always, 0.1).loss
             + 0.5 * losses.value_loss(out.value[:T], targets.values, always)
-            + 0.003 * losses.entropy_loss(rows.entropy(), always)
+            - 0.003 * losses.masked_mean(rows.entropy(), always)
         )
 
     function = torch.compile(loss) if compiled else loss
@@ -137,7 +137,7 @@ def child(arguments: argparse.Namespace) -> list[dict[str, object]]:
                     precision, channels_last, compiled = VARIANTS[variant]
                     torch.manual_seed(0)
                     config = PolicyConfig(encoder=network, core=arguments.core)
-                    policy = make_policy(spec, config, precision)  # type: ignore[arg-type]
+                    policy = Policy(spec, config, precision)  # type: ignore[arg-type]
                     if channels_last:
                         policy = policy.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
                     runs[variant] = prepare(policy, spec, n, compiled)

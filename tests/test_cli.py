@@ -14,6 +14,7 @@ import pytest
 
 from headrace import cli
 from headrace.config import ConfigError
+from headrace.flags import parse_config
 from headrace.runs.metrics import KEYS, read_jsonl
 
 SMALL = [
@@ -188,28 +189,28 @@ def test_a_folder_in_use_is_refused(headrace, tmp_path):
 
 
 def test_settings_come_from_defaults_then_environment_then_flags():
-    config = cli.parse_config(["--env", "gym/CartPole-v1"])
+    config = parse_config(["--env", "gym/CartPole-v1"])
     assert config.learning.learning_rate == 1e-3
-    config = cli.parse_config(["--env=gym/CartPole-v1", "--learning.learning_rate", "0.5", "--policy.mlp", "8", "9"])
+    config = parse_config(["--env=gym/CartPole-v1", "--learning.learning_rate", "0.5", "--policy.mlp", "8", "9"])
     assert (config.learning.learning_rate, config.policy.mlp) == (0.5, (8, 9))
-    assert cli.parse_config(["--env", "gym/CartPole-v1", "--algorithm", "impala"]).learning.optimizer == "rmsprop-tf"
+    assert parse_config(["--env", "gym/CartPole-v1", "--algorithm", "impala"]).learning.optimizer == "rmsprop-tf"
 
 
 def test_dashes_underscores_and_short_names():
     for flag in ("--sampling.num-workers", "--sampling.num_workers", "--num-workers", "--num_workers"):
-        assert cli.parse_config(["--env", "gym/CartPole-v1", flag, "7"]).sampling.num_workers == 7
-        assert cli.parse_config(["--env", "gym/CartPole-v1", f"{flag}=7"]).sampling.num_workers == 7
-    assert cli.parse_config(["--env", "gym/CartPole-v1", "--no-video"]).run.video is False
-    kwargs = cli.parse_config(["--env", "gym/CartPole-v1", "--envs.kwargs", '{"a": [1, null]}']).envs.kwargs
+        assert parse_config(["--env", "gym/CartPole-v1", flag, "7"]).sampling.num_workers == 7
+        assert parse_config(["--env", "gym/CartPole-v1", f"{flag}=7"]).sampling.num_workers == 7
+    assert parse_config(["--env", "gym/CartPole-v1", "--no-video"]).run.video is False
+    kwargs = parse_config(["--env", "gym/CartPole-v1", "--envs.kwargs", '{"a": [1, null]}']).envs.kwargs
     assert kwargs == {"a": [1, None]}
 
 
 def test_explicit_flags_beat_the_saved_run_and_the_rest_is_kept(tmp_path):
     from headrace import config as configs
 
-    saved = cli.parse_config(["--env", "gym/CartPole-v1", "--gamma", "0.9", "--entropy-coef", "0.5", "--must-be-new"])
+    saved = parse_config(["--env", "gym/CartPole-v1", "--gamma", "0.9", "--entropy-coef", "0.5", "--must-be-new"])
     configs.save(saved, tmp_path / "config.json")
-    config = cli.parse_config(["--env", "gym/CartPole-v1", "--run.folder", str(tmp_path), "--gamma", "0.8"])
+    config = parse_config(["--env", "gym/CartPole-v1", "--run.folder", str(tmp_path), "--gamma", "0.8"])
     assert (config.learning.gamma, config.learning.entropy_coef, config.run.must_be_new) == (0.8, 0.5, False)
 
 
@@ -224,7 +225,7 @@ USERS_FILE = """
 def test_a_users_file_registers_environments(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.py").write_text(textwrap.dedent(USERS_FILE))
     monkeypatch.chdir(tmp_path)
-    config = cli.parse_config(["--import", "mine.py", "--env", "my/pole"])
+    config = parse_config(["--import", "mine.py", "--env", "my/pole"])
     assert config.learning.gamma == 0.5
     assert config.imports == (str(tmp_path / "mine.py"),), "absolute: the run may be evaluated from elsewhere"
     assert cli.main(["envs", "pole", "--import", "mine.py"]) == 0
@@ -236,8 +237,8 @@ def test_a_file_of_a_scenario_is_remembered_by_its_absolute_path(tmp_path, monke
     (tmp_path / "mine.cfg").touch()
     monkeypatch.chdir(tmp_path)
     for flags in (["--env", "vizdoom/mine.cfg"], ["--env=vizdoom/./mine.cfg"]):
-        assert cli.parse_config(flags).env == f"vizdoom/{tmp_path}/mine.cfg"
-    assert cli.parse_config(["--env", "vizdoom/basic"]).env == "vizdoom/basic"
+        assert parse_config(flags).env == f"vizdoom/{tmp_path}/mine.cfg"
+    assert parse_config(["--env", "vizdoom/basic"]).env == "vizdoom/basic"
 
 
 def test_envs_lists_by_part_of_the_name_or_pattern(capsys):
@@ -251,4 +252,4 @@ def test_envs_lists_by_part_of_the_name_or_pattern(capsys):
 
 def test_fault_of_configuration_is_an_exception_for_programs():
     with pytest.raises(ConfigError):
-        cli.parse_config(["--env", "nothing/there"])
+        parse_config(["--env", "nothing/there"])

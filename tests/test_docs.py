@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace import cli
+from headrace.flags import parse_config
 
 ROOT = Path(__file__).parents[1]
 QUICK_START = (ROOT / "docs" / "quick-start.md").read_text()
@@ -83,7 +84,7 @@ def test_readme_commands_run_in_order(tmp_path, monkeypatch, capsys):
     for arguments in commands:
         few = [*CHEAP, *ONE_UPDATE, "--num-workers", "1", "--envs-per-worker", "4"] if arguments[0] == "train" else []
         if arguments[0] == "train":
-            assert cli.parse_config(arguments[1:]).env == arguments[arguments.index("--env") + 1]
+            assert parse_config(arguments[1:]).env == arguments[arguments.index("--env") + 1]
         assert cli.main([*arguments, *few]) == 0, arguments
         said = capsys.readouterr().out
         if arguments[0] == "eval":

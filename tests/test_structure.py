@@ -11,6 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "headrace"
 LEVELS = (
     {"__init__", "cli"},
+    {"flags"},
     {"tune"},
     {"train"},
     {"make_config", "checkpointing"},
@@ -85,7 +86,23 @@ def test_the_mathematics_imports_nothing_else_of_ours(name: str) -> None:
     assert set(imports(PACKAGE / "learning" / f"{name}.py")) <= allowed
 
 
+def functions(path: Path) -> Iterator[tuple[str, int]]:
+    """Every function and method of a file, with its number of lines without the docstring."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0]
+            docstring = 0 if ast.get_docstring(node) is None else (first.end_lineno or 0) - first.lineno + 1
+            yield f"{path.relative_to(PACKAGE)}: {node.name}", (node.end_lineno or 0) - node.lineno + 1 - docstring
+
+
+def test_functions_are_short() -> None:
+    lines = {name: count for path in FILES for name, count in functions(path)}
+    assert len(lines) > 1000
+    assert not {name: count for name, count in lines.items() if count >= 60}
+
+
 def test_files_are_short() -> None:
     lines = {str(path.relative_to(PACKAGE)): len(path.read_text().splitlines()) for path in FILES}
     assert not {path: n for path, n in lines.items() if n > 500}
+    assert not {path: n for path, n in lines.items() if path.startswith("config/") and n > 400}
     assert lines["train.py"] <= 200

@@ -7,6 +7,7 @@ import pytest
 
 from headrace import cli, tune
 from headrace.config import ConfigError
+from headrace.flags import parse_config
 from headrace.make_config import make_config
 
 ENV = "gym/CartPole-v1"
@@ -51,13 +52,13 @@ def write(home, settings, env=ENV):
 
 def test_train_starts_from_the_result_and_flags_win(home):
     write(home, {"sampling.num_workers": 3, "sampling.placement": "inline"})
-    config = cli.parse_config(["--env", ENV])
+    config = parse_config(["--env", ENV])
     assert (config.sampling.num_workers, config.sampling.placement) == (3, "inline")
     assert tune.in_use(config) == {"sampling.num_workers": 3, "sampling.placement": "inline"}
-    config = cli.parse_config(["--env", ENV, "--num-workers", "2"])
+    config = parse_config(["--env", ENV, "--num-workers", "2"])
     assert (config.sampling.num_workers, config.sampling.placement) == (2, "inline")
     assert tune.in_use(config) == {"sampling.placement": "inline"}
-    assert cli.parse_config(["--env", ENV, "--algorithm", "apex-dqn"]).sampling.placement == "served", "another algorithm"
+    assert parse_config(["--env", ENV, "--algorithm", "apex-dqn"]).sampling.placement == "served", "another algorithm"
     assert make_config(ENV).sampling.placement == "served", "programs say what they want"
 
 

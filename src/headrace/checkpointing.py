@@ -15,7 +15,7 @@ from headrace.config.errors import UserError
 from headrace.config.reading import shortened
 from headrace.learning.learner import Learner, Progress
 from headrace.learning.training_log import TrainingLog
-from headrace.runs import checkpoint
+from headrace.runs import checkpoint, training_state
 from headrace.runs.checkpoint import CheckpointError
 from headrace.sampling.placements.base import Message, Placement
 
@@ -61,8 +61,8 @@ class Checkpointing:
         """Whether the newest checkpoint is the last that there will be of the policy."""
         self._saved_at, self._saved_step, self._saved_updates = perf_counter(), 0, -1
 
-    def load(self) -> list[str]:
-        """Take the newest good checkpoint, if there is one; returns what the user should know.
+    def load(self) -> list[Message]:
+        """Take the newest good checkpoint, if there is one; returns what to report.
 
         Raises `CheckpointError` where there are some but none can be used.
         """
@@ -86,9 +86,9 @@ class Checkpointing:
                 if state["sampler"] is not None and (problem := self._placement.set_state(state["sampler"])):
                     messages.append(problem)
                 if state["random"] is not None:
-                    checkpoint.set_random_state(state["random"])
+                    training_state.set_random_state(state["random"])
             messages += self._experience.restore(found.path, state.get("experience"))
-        return messages
+        return [Message("message", text, self._policy) for text in messages]
 
     def _take(self, found: checkpoint.Checkpoint) -> None:
         """Take what the learner needs. Raises `CheckpointError` where it does not fit: what was taken until then is replaced by
@@ -99,8 +99,8 @@ class Checkpointing:
             if not all(type(count) is int and count >= 0 for count in dataclasses.asdict(progress).values()):
                 raise ValueError(f"its counters are {state['progress']}")
             returns = [float(value) for value in state["returns"]]
-            checkpoint.load_weights(learner.model, found)
-            checkpoint.load_optimizer(learner.optimizer, state["optimizer"])
+            training_state.load_weights(learner.model, found)
+            training_state.load_optimizer(learner.optimizer, state["optimizer"])
             learner.generator.set_state(state["generator"])
             learner.algorithm.load_state_dict(learner.model, state["learner"])
             learner.progress = progress
@@ -201,7 +201,7 @@ class Checkpointing:
                 "returns": list(self._log.returns),
                 "task_returns": None if self._log.tasks is None else self._log.tasks.get_state(),
                 "sampler": sampler,
-                "random": checkpoint.random_state() if sampler is not None or together else None,
+                "random": training_state.random_state() if sampler is not None or together else None,
                 "experience": self._experience.get_state(),
                 "member": None if self._member is None else self._member.get_state(),
                 "moment": self._placement.moment if together else None,

@@ -1,8 +1,5 @@
 """The command line: headrace train | tune | eval | watch | play | envs | serve-envs.
 
-A setting takes its value from the last of these sources that has one: the defaults in `headrace.config`, the environment's
-defaults, the algorithm's preset, the result of `headrace tune` for this machine, config.json in the run folder, the flags.
-
 An error that the user can correct is one message and exit code 2. A run that failed ends with exit code 1.
 """
 
@@ -11,31 +8,27 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import fnmatch
-import itertools
 import json
 import os
 import shlex
-import shutil
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from headrace import config as configs
 from headrace import tune as tune_module
 from headrace.cluster import launch
-from headrace.config import Config, ConfigError, describe, machine
-from headrace.config.groups import Placement
+from headrace.config import Config, ConfigError, machine
 from headrace.config.ranges import MANY
 from headrace.config.reading import shortened
-from headrace.envs.tasks import without
-from headrace.envs.trust import check_given, needed_code
-from headrace.make_config import check_config, make_config, task_flags
+from headrace.flags import full_name, parse_config
+from headrace.make_config import check_config
 from headrace.runs.explain import explain
-from headrace.runs.output import say, show_without_source, tolerantly
+from headrace.runs.output import show, show_without_source, tolerantly
 from headrace.runs.processes import start_fork_server
 
 USAGE = """usage: headrace COMMAND [OPTIONS]
@@ -70,7 +63,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         "serve-envs": serve_envs,
     }
     if not arguments or arguments[0] in ("-h", "--help"):
-        say(USAGE)
+        show(USAGE)
         return 0 if arguments else 2
     command, rest = arguments[0], arguments[1:]
     if command not in commands:
@@ -106,108 +99,20 @@ def train(arguments: list[str]) -> int:
         return launch.launch(arguments, config)
     first = machine.rank().index == 0  # the other ranks of a run say nothing but their errors
     if first:
-        say(f"{config.env}, {config.learning.algorithm}, run folder {config.run_folder}")
+        show(f"{config.env}, {config.learning.algorithm}, run folder {config.run_folder}")
         if found := tune_module.in_use(config):
-            say(f"Settings found by headrace tune: {tune_module.describe(found)} ({tune_module.path(config)})")
+            show(f"Settings found by headrace tune: {tune_module.describe(found)} ({tune_module.path(config)})")
     start_fork_server()
     from headrace.train import train as run  # seconds, for torch
 
     result = run(config)
     if first:
-        say(
+        show(
             f"{result.reason} at step {result.global_step:,}; mean return of the last 100 episodes {result.mean_return:.2f}\n"
             f"headrace eval {result.folder}\nheadrace watch {result.folder}"
             + (f"\nheadrace play {result.folder} --against random" if config.envs.num_agents else "")
         )
     return 130 if result.reason == "interrupted" else 0
-
-
-_SIZES = ("sampling.num_workers", "sampling.num_groups", "sampling.envs_per_worker", "sampling.rollout", "learning.batch_size",
-          "population.size")  # fmt: skip
-"""What the defaults of the device placement are made of, and whether it is the default."""
-_CONNECTION = ("remote", "remote_token_file", "remote_ca", "remote_tls_cert", "remote_tls_key")
-
-
-def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
-    """The configuration for the flags of `headrace train`; with `tuned`, including the result of `headrace tune`.
-
-    Raises `ConfigError`, and `SystemExit` for flags that cannot be parsed and for --help.
-    """
-    arguments, help_of = _without_help([_full_name(argument) for argument in arguments])
-    # These flags determine the defaults of the others, and an imported file may register the environment.
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    first.add_argument("--env", default=Config.env)
-    first.add_argument("--learning.algorithm", dest="algorithm")
-    first.add_argument("--learning.preset", dest="preset", choices=("small", "paper"), default="small")
-    first.add_argument("--import", dest="imports", nargs="*", default=[])
-    first.add_argument("--sampling.placement", dest="placement")
-    for name in _SIZES:
-        first.add_argument(f"--{name.replace('_', '-')}", f"--{name}", dest=name)
-    for name in _CONNECTION:  # an environment server determines them, too
-        first.add_argument(f"--envs.{name}", f"--envs.{name.replace('_', '-')}", dest=name)
-    try:
-        known, _ = first.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise ConfigError(str(error)) from error
-    given = {f"envs.{name}": value for name in _CONNECTION if (value := getattr(known, name)) not in (None, "None")}
-    given |= {name: int(value) for name in _SIZES if (value := getattr(known, name) or "").isdecimal()}
-    if known.placement in get_args(Placement):
-        given["sampling.placement"] = known.placement
-    of_tasks, named = task_flags(known.env, arguments)
-    config = make_config(known.env, known.algorithm, known.imports, **{"learning.preset": known.preset}, **given, **of_tasks)
-    if config.env != known.env:
-        arguments += ["--env", config.env]  # the last one counts
-    own = without(config.envs.task_options, named, of_tasks.get("envs.task_options", {}))
-    more = ["--envs.task-options", json.dumps(own)] if of_tasks else []
-    if tuned and config.sampling.placement != "device":  # what `headrace tune` found is for processes
-        config = configs.override(config, **tune_module.load(config))
-    config = _parse([*arguments, *more], config)
-    given_env = any(argument.partition("=")[0] == "--env" for argument in arguments)
-    saved = config.run_folder / "config.json"
-    if os.path.lexists(saved):  # also False without permission to look: `RunFolder` reports that
-        before = configs.load(saved)
-        before.run.must_be_new = False  # it is about this command, not a property of the run
-        # The flags replace these; what they do not name stays out.
-        check_given(before, [*known.imports, *(needed_code(config) if given_env else ())], saved.parent)
-        config = _parse(arguments, before)
-    if help_of is not None:
-        print(describe.help_text(config, help_of, min(130, shutil.get_terminal_size((100, 24)).columns)))
-        raise SystemExit(0)
-    config.imports = tuple(str(Path(path).resolve()) for path in config.imports)
-    return config
-
-
-def _without_help(arguments: list[str]) -> tuple[list[str], tuple[str, ...] | None]:
-    """The flags without --help, and the groups of settings that help is wanted for. None: no help, or --help-all, which is what
-    tyro calls --help."""
-    at = next((i for i, argument in enumerate(arguments) if argument in ("-h", "--help")), None)
-    if at is None:
-        return ["--help" if argument == "--help-all" else argument for argument in arguments], None
-    groups = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments[at + 1 :]))
-    return arguments[:at] + arguments[at + 1 + len(groups) :], tuple(groups)
-
-
-def _parse(arguments: list[str], default: Config) -> Config:
-    return tyro.cli(Config, prog="headrace train", args=arguments, default=default, description="Train a policy.")
-
-
-def _full_name(argument: str) -> str:
-    """Add the group to a flag without one, if only one group has the setting: --placement is --sampling.placement."""
-    name, equals, value = argument.removeprefix("--").partition("=")
-    if not argument.startswith("--") or "." in name:
-        return argument
-    plain = name.replace("-", "_")
-    for prefix in ("", "no_"):
-        setting = plain.removeprefix(prefix) if plain.startswith(prefix) else ""
-        groups = [group.name for group in dataclasses.fields(Config) if _has_field(group, setting)]
-        if len(groups) == 1 and setting not in {field.name for field in dataclasses.fields(Config)}:
-            return f"--{groups[0]}.{prefix.replace('_', '-')}{setting}{equals}{value}"
-    return argument
-
-
-def _has_field(group: dataclasses.Field, setting: str) -> bool:
-    kind = group.default_factory if group.default_factory is not dataclasses.MISSING else None
-    return dataclasses.is_dataclass(kind) and setting in {field.name for field in dataclasses.fields(kind)}
 
 
 # -- tune -------------------------------------------------------------------------------------------------------------
@@ -233,7 +138,7 @@ def tune(arguments: list[str]) -> int:
     """`headrace tune`."""
     asked, rest = tyro.cli(Tune, prog="headrace tune", args=arguments, return_unknown_args=True)
     config = parse_config(["--env", asked.env, "--run.folder", os.devnull, *rest], tuned=False)
-    given = {_full_name(flag).removeprefix("--").partition("=")[0].replace("-", "_") for flag in rest if flag.startswith("--")}
+    given = {full_name(flag).removeprefix("--").partition("=")[0].replace("-", "_") for flag in rest if flag.startswith("--")}
     tune_module.tune(config, asked.minutes, given, asked.batch_sizes)
     return 0
 
@@ -277,9 +182,6 @@ def serve_envs(arguments: list[str]) -> int:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--env", default="")
     first.add_argument("--import", dest="imports", nargs="*", default=[])
-    first.add_argument("--sampling.placement", dest="placement")
-    for name in _SIZES:
-        first.add_argument(f"--{name.replace('_', '-')}", f"--{name}", dest=name)
     known, _ = first.parse_known_args(arguments)
     from headrace.envs import registry
     from headrace.envs.imports import import_files
@@ -359,7 +261,7 @@ def evaluate(arguments: list[str]) -> int:
         number=asked.policy,
         imports=asked.imports,
     )
-    say(result.to_json() if asked.json else str(result))
+    show(result.to_json() if asked.json else str(result))
     return 0
 
 
@@ -401,7 +303,7 @@ def watch(arguments: list[str]) -> int:
     prefix = "" if policy.config.population.size == 1 else f"policy-{asked.policy}-"
     path = asked.video or asked.run / "videos" / f"{prefix}step-{policy.step}.mp4"
     how: Any = {"deterministic": asked.deterministic, "max_steps": asked.max_steps, "seed": asked.seed, "task": asked.task}
-    say(f"{path}: {record_and_tell(policy, path, asked.episodes, **how)}")
+    show(f"{path}: {record_and_tell(policy, path, asked.episodes, **how)}")
     return 0
 
 
@@ -454,12 +356,12 @@ def play(arguments: list[str]) -> int:
         one, other, one.config.env, options, asked.matches, num_envs=asked.num_envs, deterministic=asked.deterministic,
         seed=asked.seed,
     )  # fmt: skip
-    say(json.dumps(results.to_dict()) if asked.json else f"{asked.run} against {asked.against}: {results}")
+    show(json.dumps(results.to_dict()) if asked.json else f"{asked.run} against {asked.against}: {results}")
     if asked.video is not None:
         shown: dict[str, Any] = {"deterministic": asked.deterministic, "seed": asked.seed, "video": asked.video}
         play_matches(one, other, one.config.env, options, 1, **shown)
         if not asked.json:
-            say(f"Video: {asked.video}")
+            show(f"Video: {asked.video}")
     return 0
 
 
@@ -484,7 +386,7 @@ def envs(arguments: list[str]) -> int:
     wanted = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
     found = [name for name in registry.list_ids() if fnmatch.fnmatchcase(name.lower(), wanted)]
     if found:
-        say("\n".join(found))
+        show("\n".join(found))
     else:
         print(f"headrace: no id matches {shortened(asked.pattern)!r}", file=sys.stderr)
     for family in registry.FAMILIES:

@@ -3,8 +3,7 @@
     train()   opens the run folder, starts the placement and passes on what it reports, until every policy has learned enough
     learn()   the training loop of one policy: batch in, update, weights out, metrics and checkpoints now and then
 
-Where weights are older than the newest: an actor takes the newest weights before each batch of actions; while a trajectory is
-being filled, queues for the learner and is prefetched, the learner moves on. That is the policy lag, measured for every sample.
+Why an actor's weights are older than the newest is in docs/policy-lag.md.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
@@ -28,7 +28,7 @@ from headrace.envs.registry import describe
 from headrace.envs.tasks import summary
 from headrace.evaluation.background import BackgroundEvaluation
 from headrace.evaluation.pictures import draw_curve_and_video
-from headrace.experience.batch import Filling
+from headrace.experience.batch import Batch, Experience, Filling
 from headrace.experience.joint import joint
 from headrace.learning.algorithm import make_agent
 from headrace.learning.ending import REASONS, reason_to_stop
@@ -67,22 +67,18 @@ def train(config: Config) -> TrainResult:
     """
     check_config(config)
     with settings_of_rank(config) as own:
-        return _train(own)
-
-
-def _train(config: Config) -> TrainResult:
-    spec = describe(config.env, config.envs)
-    config = for_agents(config, spec)
-    folder, changes = RunFolder.open(config)
-    # The caller's own random numbers stay what they were.
-    with folder, Reporter(config, spec.frameskip, folder) as reporter, torch.random.fork_rng(devices=[]):
-        for text in (*changes, *summary(config)):
-            reporter.message(text)
-        placement = make_placement(config, spec, make_agent, make_crew(config, spec))
-        with BackgroundEvaluation(config) as evaluation:
-            ends = _run(placement, reporter, evaluation)
-        returns = [ends.get(p, {"mean_return": math.nan})["mean_return"] for p in range(config.population.size)]
-        draw_curve_and_video(config, reporter.message, returns, again=reporter.learned)
+        spec = describe(own.env, own.envs)
+        own = for_agents(own, spec)
+        folder, changes = RunFolder.open(own)
+        # The caller's own random numbers stay what they were.
+        with folder, Reporter(own, spec.frameskip, folder) as reporter, torch.random.fork_rng(devices=[]):
+            for text in (*changes, *summary(own)):
+                reporter.message(text)
+            placement = make_placement(own, spec, make_agent, make_crew(own, spec))
+            with BackgroundEvaluation(own) as evaluation:
+                ends = _run(placement, reporter, evaluation)
+            returns = [ends.get(p, {"mean_return": math.nan})["mean_return"] for p in range(own.population.size)]
+            draw_curve_and_video(own, reporter.message, returns, again=reporter.learned)
     reason = ends[0]["reason"] if 0 in ends else "interrupted"
     return TrainResult(str(folder.path), reason, reporter.global_step, returns[0])
 
@@ -92,13 +88,11 @@ def _run(placement: Placement, reporter: Reporter, evaluation: BackgroundEvaluat
     ends: dict[int, dict[str, Any]] = {}
 
     def receive(messages: Iterator[Any]) -> None:
-        for message in messages:
+        for message in chain(messages, evaluation.finished()):
             if message.kind == "done":
                 ends[message.policy] = message.content
             reporter.receive(message, placement.memory.control.snapshot(), placement.restarts)
             evaluation.receive(message)
-        for message in evaluation.finished():
-            reporter.receive(message, placement.memory.control.snapshot(), placement.restarts)
 
     with interrupts(placement.memory.control.ask_to_stop) as interrupt:
         try:
@@ -135,8 +129,7 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     member = Member(placement, p, learner, log) if config.pbt.on else None
     past = PastVersions(placement, p, learner)
     checkpoints = Checkpointing(placement, p, learner, log, experience, ranks, past, member)
-    for text in checkpoints.load():
-        yield Message("message", text, p)
+    yield from checkpoints.load()
     learner.join(ranks)
     learner.progress.continue_after(placement.version(p))
     yield Message("start", learner.progress.global_step, p)
@@ -146,25 +139,16 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
         yield from member.begin()
     if config.uses_replay:
         yield Message("message", f"Learning begins when the replay holds {config.replay.minimum:,} steps", p)
-    clock = placement.clock(p)
+    clock, several = placement.clock(p), config.population.size > 1
     started = last_log = perf_counter()
     reason = "total_steps" if learner.progress.global_step >= config.learning.total_steps else None
     if reason is None:
         yield None  # ready
     while reason is None:
         try:
-            several = config.population.size > 1
             batch = None if several and placement.stopped else experience.next(timeout=POLL_INTERVAL)
             clock.spent("wait", now := perf_counter())
-            if isinstance(batch, Filling):
-                learner.note(batch.arrivals)
-                log.add(batch.arrivals, step=learner.progress.global_step)
-            elif batch is not None:
-                update = learner.learn(batch)
-                log.add(batch.arrivals, update, learner.progress.global_step)
-                if batch.keys is not None and update.priorities is not None:
-                    experience.update_priorities(batch.keys, update.priorities)
-                experience.release()
+            if batch is not None and _learn_from(batch, learner, log, experience):
                 clock.spent("train", now := perf_counter())
                 placement.publish(p, learner.model, learner.progress.version)
                 past.after_update()
@@ -175,15 +159,10 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
             raise
         if member is not None:
             yield from member.step(None if batch is None else batch.arrivals)
-
         reason = "interrupted" if placement.stopped else reason_to_stop(config, learner.progress, log, now - started)
         reason = REASONS[ranks.largest(REASONS.index(reason))]
         if reason or now - last_log >= config.run.log_interval:
-            yield Message("curve", log.curve(), p)
-            more = {} if member is None else member.metrics()
-            yield Message("metrics", log.metrics(learner) | experience.metrics() | past.metrics() | more, p)
-            if (table := past.table()) is not None:
-                yield Message("standings", table, p)
+            yield from _reports(p, learner, log, experience, past, member)
             last_log = now
         if checkpoints.due(now):
             yield from checkpoints.save(must=False)
@@ -195,3 +174,28 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     past.finish()
     del placement.savers[p]
     yield Message("done", {"reason": reason, "global_step": learner.progress.global_step, "mean_return": log.mean_return}, p)
+
+
+def _learn_from(batch: Batch | Filling, learner: Learner, log: TrainingLog, experience: Experience) -> bool:
+    """Make an update with a batch. False where there is nothing to learn from yet: a replay fills."""
+    if isinstance(batch, Filling):
+        learner.note(batch.arrivals)
+        log.add(batch.arrivals, step=learner.progress.global_step)
+        return False
+    update = learner.learn(batch)
+    log.add(batch.arrivals, update, learner.progress.global_step)
+    if batch.keys is not None and update.priorities is not None:
+        experience.update_priorities(batch.keys, update.priorities)
+    experience.release()
+    return True
+
+
+def _reports(
+    p: int, learner: Learner, log: TrainingLog, experience: Experience, past: PastVersions, member: Member | None
+) -> Iterator[Message]:
+    """The learning curve and the metrics since the last reports."""
+    yield Message("curve", log.curve(), p)
+    more = {} if member is None else member.metrics()
+    yield Message("metrics", log.metrics(learner) | experience.metrics() | past.metrics() | more, p)
+    if (table := past.table()) is not None:
+        yield Message("standings", table, p)

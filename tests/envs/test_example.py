@@ -45,13 +45,13 @@ def test_catching_is_rewarded() -> None:
 def test_the_network_acts() -> None:
     import torch
 
-    from headrace.policies import make_policy
+    from headrace.policies import Policy
 
     import_files([EXAMPLE])
     spec = registry.describe("my/catch", EnvConfig())
-    policy = make_policy(spec, PolicyConfig(encoder="my-net"))
+    policy = Policy(spec, PolicyConfig(encoder="my-net"))
     obs = {"obs": torch.randint(0, 256, (5, 1, 21, 21), dtype=torch.uint8)}
-    output = policy.act(obs, policy.initial_core(5), torch.ones(5, dtype=torch.bool))
+    output = policy.act(obs, torch.zeros(5, policy.core_width), torch.ones(5, dtype=torch.bool))
     assert output.distribution.sample().shape == (5, 1)
 
 

@@ -55,8 +55,8 @@ def test_after_a_resume_the_next_multiple_is_due(config, folder):
 
 
 def test_the_end_does_not_wait_for_ever(config, folder, monkeypatch):
-    monkeypatch.setattr(background, "DRAIN", 0.2)
-    monkeypatch.setattr(background, "WAITING", 1)
+    monkeypatch.setattr(background, "DRAIN_TIMEOUT", 0.2)
+    monkeypatch.setattr(background, "MOST_WAITING", 1)
     evaluations = BackgroundEvaluation(override(config, **{"run.eval_episodes": 10**6, "run.eval_interval_steps": 1}))
     try:
         for _ in range(3):

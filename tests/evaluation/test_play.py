@@ -171,7 +171,7 @@ def test_no_game_of_training_is_evaluated(tmp_path, monkeypatch, seed):
         use()
         uses[name] = list(seen)
     seen.clear()
-    monkeypatch.setattr(video, "_picture", lambda env, name: np.zeros((16, 16, 3), np.uint8))
+    monkeypatch.setattr(video, "picture", lambda env, name: np.zeros((16, 16, 3), np.uint8))
     record(policy, tmp_path / "v.mp4", episodes=3, seed=seed)
     uses["video"] = list(seen)
     # the environment that describes the spaces is seeded, too, and played by nobody

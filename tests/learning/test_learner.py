@@ -15,7 +15,7 @@ from headrace.accelerator.graphs import WARM_UPS, Function, Tensors
 from headrace.config import Config, LearningConfig
 from headrace.envs.contract import EnvSpec
 from headrace.experience.batch import Arrivals, Batch
-from headrace.learning import learner as learner_module
+from headrace.learning import minibatches, optimizers
 from headrace.learning.algorithm import Algorithm, Mode
 from headrace.learning.learner import Learner, Progress
 
@@ -250,7 +250,7 @@ def test_gradients_are_clipped_as_pytorch_does_to_the_last_bit(most: float | Non
         return made
 
     ours, theirs = parameters(), parameters()
-    norm = learner_module._clip_gradients(ours, most)
+    norm = optimizers.clip_gradients(ours, most)
     assert torch.equal(norm, torch.nn.utils.clip_grad_norm_(theirs, most or float("inf")))
     for a, b in zip(ours[:2], theirs[:2], strict=True):
         assert torch.equal(a.grad, b.grad)
@@ -259,15 +259,15 @@ def test_gradients_are_clipped_as_pytorch_does_to_the_last_bit(most: float | Non
 
 @pytest.mark.parametrize("small", [0, 200])
 def test_single_rows_are_divided_the_same_whether_a_field_is_small_or_not(small: int, monkeypatch) -> None:
-    monkeypatch.setattr(learner_module, "SMALL", small)
+    monkeypatch.setattr(minibatches, "SMALL", small)
     samples = {"reward": torch.randn(1, 10), "obs/x": torch.randn(1, 10, 6), "core": torch.zeros(10, 0)}
     images = torch.randint(0, 256, (1, 10, 3, 5, 4), dtype=torch.uint8)
-    samples |= {"obs/image": learner_module._channels_last(images)}
+    samples |= {"obs/image": minibatches._channels_last(images)}
     assert torch.equal(samples["obs/image"], images)
     order = torch.randperm(10)
     parts = [order[i::3] for i in range(3)]
-    for part, found in zip(parts, learner_module._divided(samples, parts), strict=True):
-        expected = learner_module._columns(samples, part)
+    for part, found in zip(parts, minibatches._divided(samples, parts), strict=True):
+        expected = minibatches._columns(samples, part)
         assert found.keys() == expected.keys()
         for name, x in expected.items():
             assert torch.equal(found[name], x)

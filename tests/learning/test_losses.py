@@ -109,7 +109,7 @@ def test_value_clipping_needs_the_old_values(data):
 
 
 def test_exploration_terms(data):
-    assert losses.entropy_loss(data["values"], data["mask"]).item() == pytest.approx(-kept(data, "values").mean())
+    assert losses.masked_mean(data["values"], data["mask"]).item() == pytest.approx(kept(data, "values").mean())
     kl = data["values"].abs() * 30
     expected = np.minimum(kl[data["mask"]].numpy(), 30)
     assert (expected == 30).any()
@@ -138,7 +138,7 @@ def test_without_valid_samples_everything_is_zero():
     x = torch.zeros(SHAPE, requires_grad=True)
     policy = losses.policy_loss(x, nan, nan, mask, 0.1)
     terms = [*policy, losses.value_loss(x, nan, mask, nan, 0.1)]
-    terms += [losses.entropy_loss(nan, mask), losses.symmetric_kl_loss(nan, mask)]
+    terms += [losses.masked_mean(nan, mask), losses.symmetric_kl_loss(nan, mask)]
     terms += [losses.explained_variance(nan, nan, mask), losses.normalize_advantages(nan, mask).abs().max()]
     assert [term.item() for term in terms] == [0.0] * len(terms)
     (policy.loss + terms[5]).backward()

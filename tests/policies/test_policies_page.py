@@ -23,7 +23,7 @@ def run_python(page, containing):
 
 
 def test_acting():
-    names = run_python("policies.md", "make_policy")
+    names = run_python("policies.md", "Policy")
     assert names["actions"].shape == (16, 2)
     assert names["actions"].dtype == torch.int32
     assert names["log_prob"].shape == (16,)

@@ -8,7 +8,7 @@ from headrace.envs.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical,
 from headrace.envs.registry import describe
 from headrace.learning.algorithm import make_agent
 from headrace.make_config import make_config
-from headrace.policies import make_policy
+from headrace.policies import Policy
 from headrace.policies.policy import convert_weights
 from headrace.shm.weight_store import WeightStore
 
@@ -39,7 +39,7 @@ def batch(seed=0):
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("core", ["none", "gru", "lstm"])
 def test_what_the_learner_computes_is_what_the_actor_computed(core, normalize, precision):
-    policy = make_policy(
+    policy = Policy(
         SPEC, PolicyConfig(core=core, normalize_observations=normalize, normalize_returns=normalize, **SMALL), precision
     )
     obs, first = batch()
@@ -62,9 +62,9 @@ def test_what_the_learner_computes_is_what_the_actor_computed(core, normalize, p
 
 @pytest.mark.parametrize("core", ["none", "gru"])
 def test_every_parameter_learns(core):
-    policy = make_policy(SPEC, PolicyConfig(core=core, **SMALL))
+    policy = Policy(SPEC, PolicyConfig(core=core, **SMALL))
     obs, first = batch()
-    out = policy.unroll(obs, policy.initial_core(B), first)
+    out = policy.unroll(obs, torch.zeros(B, policy.core_width), first)
     (out.distribution.log_prob(out.distribution.sample()) + out.value).sum().backward()
     for name, parameter in policy.named_parameters():
         assert parameter.grad is not None, name
@@ -72,9 +72,9 @@ def test_every_parameter_learns(core):
 
 
 def test_the_action_mask_is_applied_and_not_encoded():
-    policy = make_policy(SPEC, PolicyConfig(**SMALL))
+    policy = Policy(SPEC, PolicyConfig(**SMALL))
     obs, first = batch()
-    core = policy.initial_core(B)
+    core = torch.zeros(B, policy.core_width)
     with torch.inference_mode():
         masked, free = (policy.unroll(o, core, first) for o in (obs, {**obs, MASK_KEY: torch.ones_like(obs[MASK_KEY])}))
     assert torch.equal(masked.value, free.value)
@@ -86,38 +86,38 @@ def test_the_action_mask_is_applied_and_not_encoded():
 
 
 def test_the_first_policy_is_close_to_uniform():
-    policy = make_policy(SPEC, PolicyConfig(**SMALL))
+    policy = Policy(SPEC, PolicyConfig(**SMALL))
     obs, first = batch()
-    out = policy.unroll({**obs, MASK_KEY: torch.ones_like(obs[MASK_KEY])}, policy.initial_core(B), first)
+    out = policy.unroll({**obs, MASK_KEY: torch.ones_like(obs[MASK_KEY])}, torch.zeros(B, policy.core_width), first)
     assert out.distribution.symmetric_kl_to_uniform().max() < 1e-3
 
 
 def test_values_stay_when_the_statistics_of_returns_change():
-    policy = make_policy(SPEC, PolicyConfig(normalize_returns=True, **SMALL))
+    policy = Policy(SPEC, PolicyConfig(normalize_returns=True, **SMALL))
     obs, first = batch()
-    before = policy.unroll(obs, policy.initial_core(B), first).value
+    before = policy.unroll(obs, torch.zeros(B, policy.core_width), first).value
     policy.update_returns(torch.tensor([[90.0, 110.0]]), torch.ones(1, 2, dtype=torch.bool))
-    after = policy.unroll(obs, policy.initial_core(B), first).value
+    after = policy.unroll(obs, torch.zeros(B, policy.core_width), first).value
     torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(policy.normalize_value(after), (before - 100) / 10, rtol=1e-3, atol=1e-3)
     policy.update_returns(torch.full((1, 2), 500.0), torch.zeros(1, 2, dtype=torch.bool))
-    assert torch.equal(policy.unroll(obs, policy.initial_core(B), first).value, after)
+    assert torch.equal(policy.unroll(obs, torch.zeros(B, policy.core_width), first).value, after)
 
 
 def test_normalisation_is_part_of_the_saved_model():
     config = PolicyConfig(normalize_observations=True, normalize_returns=True, core="gru", **SMALL)
-    one, two = make_policy(SPEC, config), make_policy(SPEC, config)
+    one, two = Policy(SPEC, config), Policy(SPEC, config)
     obs, first = batch()
     one.update_normalizers(obs, torch.ones(T, B, dtype=torch.bool))
     one.update_returns(torch.randn(T, B), torch.ones(T, B, dtype=torch.bool))
     two.load_state_dict(one.state_dict())
-    a, b = (policy.unroll(obs, policy.initial_core(B), first) for policy in (one, two))
+    a, b = (policy.unroll(obs, torch.zeros(B, policy.core_width), first) for policy in (one, two))
     assert torch.equal(a.value, b.value)
     assert torch.equal(a.distribution.params, b.distribution.params)
 
 
 def test_only_vectors_are_normalised_and_invalid_rows_do_not_count():
-    policy = make_policy(SPEC, PolicyConfig(normalize_observations=True, **SMALL))
+    policy = Policy(SPEC, PolicyConfig(normalize_observations=True, **SMALL))
     obs, _ = batch()
     mask = torch.zeros(T, B, dtype=torch.bool)
     mask[0] = True
@@ -130,15 +130,17 @@ def test_the_same_seed_makes_the_same_policy():
     states = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        states.append(torch.cat([p.flatten() for p in make_policy(SPEC, PolicyConfig(**SMALL)).parameters()]))
+        states.append(torch.cat([p.flatten() for p in Policy(SPEC, PolicyConfig(**SMALL)).parameters()]))
     assert torch.equal(states[0], states[1])
     assert not torch.equal(states[0], states[2])
 
 
 def test_initial_std_is_that_of_the_first_actions():
     spec = EnvSpec({"obs": ArraySpec((2,), FLOAT32)}, ActionSpec((Continuous((-np.inf,), (np.inf,)),)))
-    policy = make_policy(spec, PolicyConfig(initial_std=0.25, **SMALL))
-    out = policy.act({"obs": torch.zeros(20_000, 2)}, policy.initial_core(20_000), torch.zeros(20_000, dtype=torch.bool))
+    policy = Policy(spec, PolicyConfig(initial_std=0.25, **SMALL))
+    out = policy.act(
+        {"obs": torch.zeros(20_000, 2)}, torch.zeros(20_000, policy.core_width), torch.zeros(20_000, dtype=torch.bool)
+    )
     assert out.distribution.sample(torch.Generator().manual_seed(0)).std().item() == pytest.approx(0.25, rel=0.05)
 
 

@@ -16,7 +16,7 @@ import headrace
 from headrace.config import Config
 from headrace.envs.contract import EnvironmentFault
 from headrace.make_config import make_config
-from headrace.runs import checkpoint, lineage
+from headrace.runs import checkpoint, lineage, state_tree
 from headrace.runs.metrics import read_jsonl
 
 THIS = str(Path(__file__).resolve())
@@ -65,7 +65,7 @@ def digests(folder: Path) -> list[str]:
         state = checkpoint.load_newest(folder / f"policy-{p}" / "checkpoints")
         assert state is not None
         parts = {name: state.unpack()[name] for name in ("model", "optimizer", "progress", "learner", "returns", "member")}
-        found.append(hashlib.sha256(checkpoint.tree_to_bytes(parts)).hexdigest())
+        found.append(hashlib.sha256(state_tree.to_bytes(parts)).hexdigest())
     return found
 
 
@@ -191,7 +191,7 @@ def test_the_lineage_is_drawn_and_goes_back_with_a_resumed_run(tmp_path: Path) -
 
 def test_a_tree_survives_as_one_piece() -> None:
     tree = {"a": torch.arange(3), "b": [1, {"c": torch.ones(2, 2)}], "d": "text"}
-    again = checkpoint.tree_from_bytes(checkpoint.tree_to_bytes(tree))
+    again = state_tree.from_bytes(state_tree.to_bytes(tree))
     assert torch.equal(again["a"], tree["a"])  # type: ignore[arg-type]
     assert torch.equal(again["b"][1]["c"], torch.ones(2, 2))
     assert again["d"] == "text"

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.runs import checkpoint
 from headrace.runs.checkpoint import CheckpointError, load, load_best, load_newest, pack, save, unpack
+from headrace.runs.training_state import load_optimizer, random_state, set_random_state
 
 
 def a_tree(seed=0):
@@ -96,15 +96,17 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path, name, make):
 
     straight = build(0)
     learn(*straight, 5)
-    tree = {"net": straight[0].state_dict(), "opt": straight[1].state_dict(), "rng": checkpoint.random_state(straight[2])}
+    net, opt, rng = straight
+    tree = {"net": net.state_dict(), "opt": opt.state_dict(), "rng": [random_state(), rng.bit_generator.state]}
     save(tmp_path, 5, *pack(tree))
     learn(*straight, 5)
 
     net, opt, rng = build(1)
     back = load_newest(tmp_path).unpack()
     net.load_state_dict(back["net"])
-    checkpoint.load_optimizer(opt, back["opt"])
-    checkpoint.set_random_state(back["rng"], rng)
+    load_optimizer(opt, back["opt"])
+    set_random_state(back["rng"][0])
+    rng.bit_generator.state = back["rng"][1]
     for parameter, moments in opt.state.items():
         assert all(m.stride() == parameter.stride() for m in moments.values() if m.shape == parameter.shape and m.dim())
     learn(net, opt, rng, 5)

@@ -24,8 +24,8 @@ from headrace.envs.registry import describe
 from headrace.experience.on_policy import BatchMemory, OnPolicyExperience
 from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner, Progress, _Report
-from headrace.runs import checkpoint
 from headrace.runs.metrics import read_jsonl
+from headrace.runs.training_state import load_optimizer
 from headrace.sampling.actor import Actor
 from headrace.sampling.placements import make_placement
 from headrace.sampling.placements.serial import Serial, SerialSampler
@@ -288,12 +288,12 @@ def test_an_optimizer_is_restored_where_it_is() -> None:
     recorded = torch.optim.Adam([weight], lr=torch.tensor(0.5), fused=True)
     recorded.step()
     plain = torch.optim.Adam([weight], lr=0.1, foreach=True)
-    checkpoint.load_optimizer(plain, recorded.state_dict())
+    load_optimizer(plain, recorded.state_dict())
     assert plain.param_groups[0]["lr"] == 0.5
     assert isinstance(plain.param_groups[0]["lr"], float)
     assert (plain.param_groups[0]["foreach"], plain.param_groups[0]["fused"]) == (True, None)
     back = torch.optim.Adam([weight], lr=torch.tensor(0.1), fused=True)
-    checkpoint.load_optimizer(back, plain.state_dict())
+    load_optimizer(back, plain.state_dict())
     assert torch.equal(back.param_groups[0]["lr"], torch.tensor(0.5))
     assert back.param_groups[0]["fused"] is True
 

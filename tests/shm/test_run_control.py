@@ -10,7 +10,8 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from headrace.shm.run_control import PHASES, POLL_INTERVAL, PhaseClock, RunControl
+from headrace.shm.phases import PHASES
+from headrace.shm.run_control import POLL_INTERVAL, PhaseClock, RunControl
 
 
 def make(num_policies: int = 1) -> RunControl:

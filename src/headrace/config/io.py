@@ -25,6 +25,14 @@ def to_dict(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
+def flattened(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """What `to_dict` gave, by dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {prefix + name: value}
+    return flat
+
+
 def to_json(config: Config) -> str:
     """The text of config.json."""
     return json.dumps({"format": FORMAT, **to_dict(config)}, indent=2) + "\n"

@@ -41,7 +41,7 @@ class PbtConfig:
     """Population-based training: policies that do badly become copies of those that do well, and hyperparameters mutate."""
 
     rule: Literal["off", "paper", "sample-factory"] = "off"
-    """Where the numbers below come from that are not given. `paper`: Petrenko et al. 2020. `sample-factory`: the code that was
+    """The source of the settings of this group that are None. `paper`: Petrenko et al. 2020. `sample-factory`: the code that was
     published later (version 2). `off`: no population-based training."""
     period: Count = 5_000_000
     """Simulator frames of a policy between two decisions about it."""
@@ -67,7 +67,8 @@ class PbtConfig:
     """A policy is only replaced by one whose objective is higher by more than this. None: 0 (`paper`; with the objective
     `win_rate` 0.35) or 1e-6 (`sample-factory`)."""
     relative_gap: NonNegative | None = None
-    """The same, as a part of the other's objective. None: 0 (`paper`) or 0.1 (`sample-factory`)."""
+    """A policy is only replaced by one whose objective is higher by more than this part of that objective. None: 0 (`paper`) or
+    0.1 (`sample-factory`)."""
     below_best: Fraction | None = None
     """Self-play: instead of the worst, those are replaced whose objective is below this part of the best one's (0.5 in the
     paper), and always by the best. None: off."""

@@ -17,8 +17,8 @@ DEEPEST = 256
 
 
 def validate(config: Config) -> None:
-    """Raise `ConfigError` for a configuration that cannot work, with the numbers that show why. What the
-    algorithm refuses is not known here: `headrace.make_config.check_config` asks both."""
+    """Raise `ConfigError` for a configuration that cannot work, with the numbers that show why. What the algorithm refuses is not
+    known here: `headrace.make_config.check_config` asks both."""
     check(config)
     s, r = config.sampling, config.learning
     if config.run.folder == "":
@@ -68,6 +68,11 @@ def validate(config: Config) -> None:
     ranks = max(config.learning.num_devices, machine.rank().size)
     if P > 1 and ranks > 1:
         raise ConfigError(f"several devices learn one policy together; population.size is {P} and there are {ranks} ranks")
+    _validate_slots(config)
+
+
+def _validate_slots(config: Config) -> None:
+    s, r = config.sampling, config.learning
     lanes, filled = config.most_lanes, "agents' trajectories" if config.envs.num_agents else "groups"
     least = lanes + config.slots_per_batch
     if config.num_slots < least:

@@ -1,13 +1,19 @@
-"""Continuous Atari actions as the Arcade Learning Environment understands them."""
+"""Atari actions, continuous ones as the Arcade Learning Environment understands them."""
 
 from __future__ import annotations
 
 import numpy as np
+from gymnasium.spaces import Box, Discrete
 
 # [left, centre, right][down, centre, up][no fire, fire]
-ACTION_OF_DIRECTION = np.array(
-    [[[9, 17], [4, 12], [7, 15]], [[5, 13], [0, 1], [2, 10]], [[8, 16], [3, 11], [6, 14]]], np.int32
-)
+ACTION_OF_DIRECTION = np.array([[[9, 17], [4, 12], [7, 15]], [[5, 13], [0, 1], [2, 10]], [[8, 16], [3, 11], [6, 14]]], np.int32)
+
+
+def action_space(continuous: bool, count: int) -> Box | Discrete:
+    """The action space: `count` actions, or (radius 0..1, angle in radians, fire 0..1)."""
+    if not continuous:
+        return Discrete(count)
+    return Box(np.array([0, -np.pi, 0], np.float32), np.array([1, np.pi, 1], np.float32), dtype=np.float32)
 
 
 def discrete_actions(actions: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:

@@ -9,11 +9,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box
 from gymnasium.utils import seeding
 
 import headrace._native.atari as native
-from headrace.envs.atari_actions import discrete_actions
+from headrace.envs.atari_actions import action_space, discrete_actions
 from headrace.envs.atari_roms import games, load_game
 
 OBSERVATIONS = ("rgb", "grayscale", "ram")
@@ -73,11 +73,7 @@ class AtariEnv(gymnasium.Env[np.ndarray, Any]):
         )
         self._threshold = continuous_action_threshold
         self._actions = facts["legal_actions" if full_action_space else "minimal_actions"]
-        if continuous:
-            low, high = np.array([0, -np.pi, 0], np.float32), np.array([1, np.pi, 1], np.float32)
-            self.action_space: gymnasium.Space[Any] = Box(low, high, dtype=np.float32)
-        else:
-            self.action_space = Discrete(len(self._actions))
+        self.action_space: gymnasium.Space[Any] = action_space(continuous, len(self._actions))
         self._observe = {"rgb": self._console.rgb, "grayscale": self._console.gray, "ram": self._console.ram}[obs_type]
         self.observation_space = Box(0, 255, self._observe().shape, np.uint8)
         self._seed(None)

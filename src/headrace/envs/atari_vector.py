@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 import headrace._native.atari as native
-from headrace.envs.atari_actions import discrete_actions
+from headrace.envs.atari_actions import action_space, discrete_actions
 from headrace.envs.atari_arguments import OneUser, batch_space_of, require, seeds_of
+from headrace.envs.atari_options import AtariOptions
 from headrace.envs.atari_roms import games, load_game, rom_path
 from headrace.envs.atari_starts import begin_in, play_at_random
 
@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AtariVector", "games", "load_game", "rom_path"]
 
-OBSERVATIONS = {
-    "gray": native.ObservationType.GRAY,
-    "rgb": native.ObservationType.RGB,
-    "ram": native.ObservationType.RAM,
-}
 STATE_MAGIC = b"headrace-atari-3"
 
 
@@ -135,117 +130,59 @@ class AtariVector(VectorEnv):
             FileNotFoundError, ImportError: see `rom_path`; ImportError also if a GPU is asked for without cuda-core.
             RuntimeError: if a GPU is asked for and PyTorch can use none.
         """
+        options = AtariOptions.from_arguments(locals())
         names = [game] if isinstance(game, str) else list(game)
-        obs_type = obs_type or ("gray" if grayscale else "rgb")
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        whole = batch_size in (0, num_envs)
         require(num_envs >= 1, f"num_envs is {num_envs}, must be at least 1")
         require(len(names) >= 1, "no game is named")
         require(0 <= batch_size <= num_envs, f"batch_size is {batch_size}, must be in 0..num_envs ({num_envs})")
         require(num_threads is None or num_threads >= 0, f"num_threads is {num_threads}, must not be negative")
-        require(1 <= frameskip <= 255, f"frameskip is {frameskip}, must be in 1..255")
-        require(1 <= stack_num <= 255, f"stack_num is {stack_num}, must be in 1..255")
-        require(0 <= noop_max < 2**31, f"noop_max is {noop_max}, must not be negative")
-        require(noop_min is None or 0 <= noop_min <= noop_max, f"noop_min is {noop_min}, must be in 0..noop_max ({noop_max})")
         require(thread_affinity_offset >= -1, f"thread_affinity_offset is {thread_affinity_offset}, must be at least -1")
         require(render_mode in (None, "rgb_array"), f"render_mode is {render_mode!r}, must be rgb_array or None")
-        require(max_num_frames_per_episode >= 1, "max_num_frames_per_episode must be at least 1")
-        require(0 <= repeat_action_probability < 1, "repeat_action_probability must be in [0, 1)")
-        require(obs_type in OBSERVATIONS, f"obs_type is {obs_type!r}, must be one of {', '.join(OBSERVATIONS)}")
-        require(sticky_stream in ("ale", "counter"), f"sticky_stream is {sticky_stream!r}, must be ale or counter")
-        require(self.autoreset_mode != AutoresetMode.DISABLED, "autoreset_mode must be NEXT_STEP or SAME_STEP")
-        self._on_device = device != "cpu"
-        whole = batch_size in (0, num_envs)
-        require(not self._on_device or whole, f"on {device} batches are whole: batch_size must be num_envs ({num_envs})")
-
-        loaded = {name: load_game(name, None if rom_dir is None else os.fspath(rom_dir)) for name in names}
-        facts = [games()[name] for name in names]
-        for name, fact in zip(names, facts, strict=True):
-            require(mode is None or mode in fact["modes"], f"{name} has no mode {mode}, only {fact['modes']}")
-            require(0 <= difficulty <= 3, f"difficulty is {difficulty}, must be in 0..3")
-            require(img_height is None or 1 <= img_height <= fact["height"], f"img_height must be in 1..{fact['height']}")
-        require(img_width is None or 1 <= img_width <= 160, "img_width must be in 1..160")
-        choice = native.ActionChoice.LEGAL if full_action_space else native.ActionChoice.MINIMAL
-        action_sets = {tuple(fact["legal_actions" if full_action_space else "minimal_actions"]) for fact in facts}
-        if len(action_sets) > 1 or continuous or full_action_space == "all":
-            choice, action_sets = native.ActionChoice.ALL, {tuple(range(18))}
-
-        options = native.StepOptions()
-        options.mode = -1 if mode is None else mode
-        options.difficulty = difficulty
-        options.repeat_action_probability = repeat_action_probability
-        options.exact_noise = sticky_stream == "ale"
-        options.observation = OBSERVATIONS[obs_type]
-        options.height, options.width = img_height or 0, img_width or 0
-        options.stack, options.frameskip, options.maxpool = stack_num, frameskip, maxpool
-        options.noop_max, options.noop_min = noop_max, -1 if noop_min is None else noop_min
-        options.fire_reset = use_fire_reset
-        options.episodic_life, options.life_loss_info = episodic_life, life_loss_info
-        options.clip_rewards = reward_clipping
-        options.same_step_autoreset = self.autoreset_mode == AutoresetMode.SAME_STEP
-        options.actions = choice
-        options.max_frames = max_num_frames_per_episode
-
-        self.num_envs, self.batch_size = num_envs, batch_size or num_envs
-        self.game_names = [names[i % len(names)] for i in range(num_envs)]
-        self.action_set = next(iter(action_sets))
-        self.continuous, self.continuous_action_threshold = continuous, continuous_action_threshold
+        require(device == "cpu" or whole, f"on {device} batches are whole: batch_size must be num_envs ({num_envs})")
+        self.num_envs, self.batch_size, self.render_mode = num_envs, batch_size or num_envs, render_mode
         self.num_threads = 0 if num_threads is None else min(num_threads or len(os.sched_getaffinity(0)), num_envs)
+        self.game_names = [names[i % len(names)] for i in range(num_envs)]
+        loaded = {name: load_game(name, None if rom_dir is None else os.fspath(rom_dir)) for name in names}
+        choice = self._describe(options, names)
         consoles = [loaded[name] for name in self.game_names]
-        if self._on_device:
-            from headrace.envs.atari_device import DeviceVector, kernels_for
-            from headrace.envs.atari_kernels import KernelOptions
-
-            self._native: Any = DeviceVector(consoles, options, kernels_for(device), kernels or KernelOptions())
-        else:
-            seeds = np.random.SeedSequence().generate_state(num_envs).tolist()
-            threads = self.num_threads, thread_affinity_offset
-            self._native = native.Vector(consoles, options, seeds, self.batch_size, *threads)
-        if obs_type == "ram":
-            shape: tuple[int, ...] = (stack_num, 128)
-        else:
-            shape = (stack_num, img_height or facts[0]["height"], img_width or 160)
-        if obs_type == "rgb":
-            shape += (3,)
-        self.single_observation_space = Box(0, 255, shape, np.uint8)
-        if continuous:
-            low, high = np.array([0, -np.pi, 0], np.float32), np.array([1, np.pi, 1], np.float32)
-            self.single_action_space: gymnasium.Space = Box(low, high, dtype=np.float32)
-        else:
-            self.single_action_space = Discrete(len(self.action_set))
-        self.observation_space = batch_space_of(self.single_observation_space, self.batch_size)
-        self.action_space = batch_space(self.single_action_space, self.batch_size)
-        self.metadata = {"autoreset_mode": self.autoreset_mode, "render_modes": ["rgb_array"], "render_fps": 60 // frameskip}
-        self.render_mode = render_mode
+        self._native = self._consoles(consoles, options.step_options(choice), thread_affinity_offset, device, kernels)
+        self._on_device, self._user, self._was_reset = device != "cpu", OneUser(), False
         self._strengths = np.ones(self.batch_size, np.float32)
-        self._user = OneUser()
-        self._was_reset = False
+        self._received = np.arange(num_envs)
         self._out: np.ndarray | None = None
         """Memory of the caller for the results that are under way, with whole batches; None: the native vector's own."""
         self._outs: list[np.ndarray | None] = [None] * num_envs
         """The same for each environment, with smaller batches. It is referred to here so that it is not freed."""
-        self._received = np.arange(num_envs)
-        self._options = {
-            "obs_type": obs_type,
-            "img_height": shape[1] if obs_type != "ram" else None,
-            "img_width": shape[2] if obs_type != "ram" else None,
-            "stack_num": stack_num,
-            "frameskip": frameskip,
-            "maxpool": maxpool,
-            "mode": mode,
-            "difficulty": difficulty,
-            "repeat_action_probability": repeat_action_probability,
-            "sticky_stream": sticky_stream,
-            "full_action_space": list(self.action_set),
-            "noop_max": noop_max,
-            "noop_min": noop_min,
-            "use_fire_reset": use_fire_reset,
-            "episodic_life": episodic_life,
-            "life_loss_info": life_loss_info,
-            "reward_clipping": reward_clipping,
-            "autoreset_mode": str(self.autoreset_mode.value),
-            "max_num_frames_per_episode": max_num_frames_per_episode,
-        }
-        """The options that decide how an environment goes on; a saved state is loaded only where they are equal."""
+
+    def _describe(self, options: AtariOptions, names: list[str]) -> native.ActionChoice:
+        """Set what Gymnasium says about an environment; returns how the native core is to choose the actions."""
+        facts = [games()[name] for name in names]
+        for name, fact in zip(names, facts, strict=True):
+            options.check_game(name, fact)
+        choice, self.action_set = options.action_set(facts)
+        self.autoreset_mode = options.autoreset_mode
+        self.continuous, self.continuous_action_threshold = options.continuous, options.continuous_action_threshold
+        self.single_observation_space = options.observation_space(facts[0]["height"])
+        self.single_action_space: gymnasium.Space = action_space(options.continuous, len(self.action_set))
+        self.observation_space = batch_space_of(self.single_observation_space, self.batch_size)
+        self.action_space = batch_space(self.single_action_space, self.batch_size)
+        fps = 60 // options.frameskip
+        self.metadata = {"autoreset_mode": self.autoreset_mode, "render_modes": ["rgb_array"], "render_fps": fps}
+        self._options = options.identity(self.action_set, self.single_observation_space.shape or ())
+        return choice
+
+    def _consoles(
+        self, games: list[native.Game], options: native.StepOptions, offset: int, device: str, kernels: KernelOptions | None
+    ) -> Any:
+        """The consoles, emulated by threads or on a GPU."""
+        if device == "cpu":
+            seeds = np.random.SeedSequence().generate_state(self.num_envs).tolist()
+            return native.Vector(games, options, seeds, self.batch_size, self.num_threads, offset)
+        from headrace.envs.atari_device import DeviceVector, kernels_for
+        from headrace.envs.atari_kernels import KernelOptions
+
+        return DeviceVector(games, options, kernels_for(device), kernels or KernelOptions())
 
     @property
     def tensor_device(self) -> Any:

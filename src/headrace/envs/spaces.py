@@ -192,9 +192,7 @@ def has_image_shape(shape: tuple[int, ...]) -> bool:
     return len(shape) in (3, 4) and sorted(shape[-3:])[1] >= SMALLEST_IMAGE
 
 
-def _write_as_pixels(
-    write: Callable[[np.ndarray, np.ndarray], None], high: float
-) -> Callable[[np.ndarray, np.ndarray], None]:
+def _write_as_pixels(write: Callable[[np.ndarray, np.ndarray], None], high: float) -> Callable[[np.ndarray, np.ndarray], None]:
     """`write` of values from 0 to `high`, spread to 0..255 and rounded. Raises `BadObservation` for others."""
 
     def convert_and_write(destination: np.ndarray, value: np.ndarray) -> None:

@@ -267,5 +267,3 @@ def _decoder(space: spaces.Space[Any], device: str, env_id: str) -> Callable[[Te
         low, high = (torch.as_tensor(x, dtype=torch.float32, device=device) for x in (space.low, space.high))
         return lambda rows: rows.view(-1, *low.shape).clamp(low, high)
     raise UnsupportedSpace(f"{env_id}: the action space is {space!r}; environments of tensors take one tensor of actions")
-
-

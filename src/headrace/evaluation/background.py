@@ -24,12 +24,12 @@ from headrace.runs import checkpoint
 from headrace.runs.processes import die_with_parent, forked_children_die_too, start_child
 from headrace.runs.programs import end_programs
 
-WAITING = 16
+MOST_WAITING = 16
 """Checkpoints that may wait for their evaluation."""
-DRAIN = 600.0
+DRAIN_TIMEOUT = 600.0
 """Seconds that the end of a run waits for the evaluations still to be made: an episode may have no end."""
-LAST_WORDS = 2000
-"""Most characters of what a failed evaluation says."""
+MOST_TEXT = 2000
+"""Characters of the message of a failed evaluation that are shown."""
 END_TIMEOUT = 2.0
 """Seconds that an evaluation may take to end after its report, before it is ended: the supervisor's process waits for it."""
 
@@ -74,8 +74,8 @@ class BackgroundEvaluation:
         if found is None:  # it could not be written; the next one is evaluated instead
             return None
         self._due[policy] = (step // self._interval + 1) * self._interval
-        if len(self._waiting) >= WAITING:
-            return f"No evaluation at step {step:,}: {WAITING} wait already. Set a longer run.eval_interval_steps"
+        if len(self._waiting) >= MOST_WAITING:
+            return f"No evaluation at step {step:,}: {MOST_WAITING} wait already. Set a longer run.eval_interval_steps"
         try:
             self._waiting.append((step, policy, _hold(found, self._folder / str(policy))))
         except OSError as error:
@@ -148,16 +148,18 @@ class BackgroundEvaluation:
         self._child = None
 
     def drain(self) -> Iterator[Evaluated]:
-        """What `poll` gives, until every evaluation is made or `DRAIN` seconds are over."""
-        end = monotonic() + DRAIN
+        """What `poll` gives, until every evaluation is made or `DRAIN_TIMEOUT` seconds are over."""
+        end = monotonic() + DRAIN_TIMEOUT
         left = len(self._waiting) + (self._child is not None)
         if left:
-            text = f"Waiting for {left} evaluation{'s' if left > 1 else ''}, at most {DRAIN:.0f} s (Ctrl-C twice: without)"
+            text = (
+                f"Waiting for {left} evaluation{'s' if left > 1 else ''}, at most {DRAIN_TIMEOUT:.0f} s (Ctrl-C twice: without)"
+            )
             yield Evaluated("message", text)
         while self._child is not None:
             result = self.poll(wait=max(0.0, end - monotonic()))
             if result is None:
-                undone = f"{len(self._waiting) + 1} of them not made in {DRAIN:.0f} s"
+                undone = f"{len(self._waiting) + 1} of them not made in {DRAIN_TIMEOUT:.0f} s"
                 yield Evaluated("message", f"{undone}: episodes without an end need a limit, envs.max_episode_steps")
                 return
             yield result
@@ -199,6 +201,6 @@ def _evaluate(
     try:
         result = evaluate(folder, episodes, which=held, number=policy, imports=imports, seed=seed, use=Use.BACKGROUND)
     except Exception as error:  # the run goes on without this evaluation, and says why
-        report.send(("message", f"evaluation failed: {type(error).__name__}: {error}"[:LAST_WORDS]))
+        report.send(("message", f"evaluation failed: {type(error).__name__}: {error}"[:MOST_TEXT]))
         return
     report.send(("eval", {"global_step": float(result.step), **result.metrics}, policy))

@@ -6,7 +6,6 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,14 +16,14 @@ import torch
 from headrace.accelerator.threads import using_threads
 from headrace.config import ConfigError, EnvConfig
 from headrace.config.seeds import Use, environment_seed, random_seed
-from headrace.envs.contract import EnvironmentFault, LaneRow, ObsRow
+from headrace.envs.contract import LaneRow, ObsRow
 from headrace.envs.multi_agent import MultiAgentGroup, multi_agent_group, scratch_step
 from headrace.envs.registry import make_parallel
 from headrace.evaluation.play import Game
 from headrace.evaluation.policy import TrainedPolicy
+from headrace.evaluation.video import picture, video_of
+from headrace.sampling.seating import Script
 
-Script = Callable[[dict[str, np.ndarray], np.random.Generator], Any]
-"""See `headrace.sampling.seating.Script`."""
 Player = TrainedPolicy | Script
 
 
@@ -104,18 +103,18 @@ def play(
                 stack.enter_context(player.seeded(random_seed(Use.EVALUATION, seed, number)))
         table = _Table(group, (one, other), deterministic, environment_seed(Use.EVALUATION, seed))
         share = [matches // n + (m < matches % n) for m in range(n)]
-        frames = stack.enter_context(_frames(group, video)) if video is not None else None
+        frames = stack.enter_context(video_of(group.matches[0].env, video)) if video is not None else None
         played = [0] * n
         table.begin()
         while any(done < wanted for done, wanted in zip(played, share, strict=True)):
             if frames is not None and len(outcomes) < video_matches:
-                frames.add(_picture(group))
+                frames.add(picture(group.matches[0].env, env))
             for m in table.step():
                 if played[m] < share[m]:
                     played[m] += 1
                     outcomes.append((table.difference(m), group.matches[m].steps, table.digests[m]))
                     if frames is not None and len(outcomes) <= video_matches:
-                        frames.add(_picture(group))
+                        frames.add(picture(group.matches[0].env, env))
     wins, losses = sum(d > 0 for d, *_ in outcomes), sum(d < 0 for d, *_ in outcomes)
     ties = matches - wins - losses
     return MatchResults(
@@ -129,13 +128,6 @@ def _make(env: str, options: EnvConfig, video: Any) -> Any:
     if made is None:
         raise ConfigError(f"{env} is an environment of one agent; `headrace eval` plays it")
     return made
-
-
-def _frames(group: MultiAgentGroup, path: Any) -> Any:
-    from headrace.runs.video import VideoWriter
-
-    metadata = getattr(group.matches[0].env, "metadata", {})
-    return VideoWriter(path, fps=float(metadata.get("render_fps") or 30))
 
 
 class _Table:
@@ -206,9 +198,7 @@ class _Table:
             self.rows[lane].actions[0] = action
 
 
-def episodes_of(
-    policy: TrainedPolicy, group: MultiAgentGroup, episodes: int, deterministic: bool, seed: int
-) -> list[Game]:
+def episodes_of(policy: TrainedPolicy, group: MultiAgentGroup, episodes: int, deterministic: bool, seed: int) -> list[Game]:
     """The agents' episodes where the policy acts for all agents, in matches that are shared out evenly over the group's
     environments; at least `episodes` of them, cut to as many. `seed`: of the environments."""
     n, table, played = group.num_envs, _Table(group, (policy, policy), deterministic, seed), []
@@ -239,27 +229,18 @@ def watch(
     found: list[dict[str, float]] = []
     steps = 0
     try:
-        with using_threads(1), policy.seeded(random_seed(Use.VIDEO, seed)), _frames(group, path) as frames:
+        with using_threads(1), policy.seeded(random_seed(Use.VIDEO, seed)), video_of(group.matches[0].env, path) as frames:
             table = _Table(group, (policy, policy), deterministic, environment_seed(Use.VIDEO, seed))
             table.begin()
             while len(found) < matches:
                 cut = max_steps is not None and steps >= max_steps
-                frames.add(_picture(group))
+                frames.add(picture(group.matches[0].env, env))
                 if cut or table.step():
                     found.append(dict(zip(group.spec.agents, group.outcomes(0).tolist(), strict=True)))
                     if cut:
                         break
-                    frames.add(_picture(group))
+                    frames.add(picture(group.matches[0].env, env))
                 steps += 1
     finally:
         group.close()
     return found
-
-
-def _picture(group: MultiAgentGroup) -> np.ndarray:
-    """uint8 [H, W, 3] of the first match."""
-    env: Any = group.matches[0].env
-    try:
-        return np.ascontiguousarray(env.render())
-    except Exception as error:
-        raise EnvironmentFault(f"{group.spec.name} cannot be drawn: {type(error).__name__}: {error}") from error

@@ -28,6 +28,7 @@ from headrace.envs.trust import check_given
 from headrace.learning.algorithm import Algorithm, Mode, make_algorithm
 from headrace.runs import checkpoint
 from headrace.runs.checkpoint import Checkpoint
+from headrace.runs.training_state import load_weights
 
 Which = Literal["newest", "best"] | Path
 """Which checkpoint of a run: the newest, the best, or the one in this folder."""
@@ -166,7 +167,7 @@ def load_policy(
     model = algorithm.make_model(spec, config)
     # The run folder may have been moved since it was trained.
     folder = configs.override(config, **{"run.folder": str(run)}).policy_folder(policy)
-    found = _checkpoint(folder, which, lambda found: checkpoint.load_weights(model, found))
+    found = _checkpoint(folder, which, lambda found: load_weights(model, found))
     for damage in found.damaged:
         warnings.warn(f"{damage}; using {found.path.name}", stacklevel=2)
     return TrainedPolicy(config, spec, algorithm, model, found.step, seed)

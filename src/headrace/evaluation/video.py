@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -14,6 +14,9 @@ from headrace.config import ConfigError
 from headrace.config.seeds import Use, environment_seed, random_seed
 from headrace.envs.contract import EnvironmentFault
 from headrace.evaluation.policy import TrainedPolicy, Which, load_policy
+
+if TYPE_CHECKING:
+    from headrace.runs.video import VideoWriter
 
 
 def record(
@@ -37,8 +40,6 @@ def record(
     Raises `ConfigError` where the environment has no pictures or a package for them is missing, `EnvironmentFault` where drawing
     one fails, and what `load_policy` raises.
     """
-    from headrace.runs.video import VideoWriter
-
     if not isinstance(policy, TrainedPolicy):
         policy = load_policy(policy, which=which, policy=number, imports=imports)
     if policy.spec.agents:
@@ -51,20 +52,20 @@ def record(
     steps = 0
     try:
         actions = policy.seeded(random_seed(Use.VIDEO, seed))
-        with using_threads(1), actions, VideoWriter(path, fps=float(env.metadata.get("render_fps") or 30)) as video:
+        with using_threads(1), actions, video_of(env, path) as video:
             for episode in range(episodes):
                 observation, _ = env.reset(seed=first + episode)
                 policy.reset()
                 returns.append(0.0)
                 over = False
                 while not over and (max_steps is None or steps < max_steps):
-                    video.add(_picture(env, policy.config.env))
+                    video.add(picture(env, policy.config.env))
                     action = policy.act(observation, deterministic=deterministic)
                     observation, reward, terminated, truncated, _ = env.step(action)
                     returns[-1] += float(reward)
                     over = terminated or truncated
                     steps += 1
-                video.add(_picture(env, policy.config.env))
+                video.add(picture(env, policy.config.env))
     finally:
         env.close()
     return returns
@@ -86,8 +87,15 @@ def record_and_tell(
     return f"step {policy.step:,}, returns {', '.join(f'{value:.2f}' for value in returns)}"
 
 
-def _picture(env: gymnasium.Env[Any, Any], env_id: str) -> np.ndarray:
-    """uint8 [H, W, 3]."""
+def video_of(env: Any, path: os.PathLike[str] | str) -> VideoWriter:
+    """A video at the environment's own pictures per second."""
+    from headrace.runs.video import VideoWriter
+
+    return VideoWriter(path, fps=float(getattr(env, "metadata", {}).get("render_fps") or 30))
+
+
+def picture(env: Any, env_id: str) -> np.ndarray:
+    """The environment's newest picture, uint8 [H, W, 3]. Raises as `record`."""
     try:
         return np.asarray(env.render())
     except gymnasium.error.DependencyNotInstalled as error:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from headrace.config import Config, LearningConfig
-from headrace.envs.contract import ArraySpec, EnvSpec
+from headrace.envs.contract import EnvSpec
 from headrace.learning.algorithm import Mode
-from headrace.learning.apex_dqn import TargetNetwork, named
+from headrace.learning.apex_dqn import TargetNetwork, observations
 from headrace.policies.actor_critic import ActorCritic
 
 
@@ -24,10 +23,6 @@ class ApexDPG(TargetNetwork):
     def make_model(self, spec: EnvSpec, config: Config) -> ActorCritic:
         """Fresh networks."""
         return ActorCritic(spec, config.q)
-
-    def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
-        """The values that initial priorities are computed from, and the environment's index."""
-        return {"q": ArraySpec((), np.dtype(np.float32)), "env_index": ArraySpec((), np.dtype(np.int32))}
 
     def act(
         self,
@@ -52,14 +47,14 @@ class ApexDPG(TargetNetwork):
     def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
         """The critic's targets, from the target networks."""
         target = cast(ActorCritic, self.target_of(model))
-        after = target.observation(named(batch, "next/"))
+        after = target.observation(observations(batch, "next/"))
         batch["target"] = batch["reward"] + batch["discount"] * target.q(after, target.policy(after))
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
         """The critic's loss, 0.5 (target - q)^2, weighted; and the actor's ascent along dq/da, which is clipped elementwise to
         [-1, 1]. The paper clips "the actor's gradient" so; that this is dq/da follows Acme's D4PG."""
         net = cast(ActorCritic, model)
-        x = net.observation(named(batch, "obs/"))
+        x = net.observation(observations(batch, "obs/"))
         error = batch["target"] - net.q(x, batch["action"])
         critic = (batch["weights"] * 0.5 * error**2).mean()
         action = net.policy(x)

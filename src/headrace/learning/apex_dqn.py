@@ -16,6 +16,7 @@ from headrace.config import Config, LearningConfig, QConfig
 from headrace.envs.contract import ArraySpec, EnvSpec
 from headrace.learning import q_learning
 from headrace.learning.algorithm import Algorithm, Mode
+from headrace.learning.rows import named
 from headrace.policies.q_network import QNetwork
 
 EVALUATION_EPSILON = 0.00164
@@ -23,11 +24,15 @@ EVALUATION_EPSILON = 0.00164
 
 
 class TargetNetwork(Algorithm):
-    """An algorithm that bootstraps values from a slow copy of its model."""
+    """An algorithm that learns from a replay, and bootstraps values from a slow copy of its model."""
 
     def __init__(self, config: QConfig):
         self._config = config
         self._target: nn.Module | None = None
+
+    def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
+        """The values that initial priorities are computed from, and the environment's index."""
+        return {"q": ArraySpec((), np.dtype(np.float32)), "env_index": ArraySpec((), np.dtype(np.int32))}
 
     def target_of(self, model: nn.Module) -> nn.Module:
         """The target network; a copy of `model` at first."""
@@ -59,13 +64,7 @@ class ApexDQN(TargetNetwork):
 
     def make_model(self, spec: EnvSpec, config: Config) -> QNetwork:
         """A fresh network."""
-        model = QNetwork(spec, config.policy, config.q)
-        model.trunk.precision = model.head.precision = config.precision
-        return model
-
-    def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
-        """The values that initial priorities are computed from, and the environment's index."""
-        return {"q": ArraySpec((), np.dtype(np.float32)), "env_index": ArraySpec((), np.dtype(np.int32))}
+        return QNetwork(spec, config.policy, config.q, config.precision)
 
     def act(
         self,
@@ -108,8 +107,8 @@ class ApexDQN(TargetNetwork):
         double Q-learning; distributional ones are projected onto the atoms."""
         online, target = cast(QNetwork, model), cast(QNetwork, self.target_of(model))
         if online.trunk.normalized:
-            online.trunk.update_normalizers(named(batch, "obs/"))
-        after = named(batch, "next/")
+            online.trunk.update_normalizers(observations(batch, "obs/"))
+        after = observations(batch, "next/")
         bootstrap = target(after)
         chooser = online(after) if self._config.double else bootstrap
         if bootstrap.logits is None:
@@ -123,7 +122,7 @@ class ApexDQN(TargetNetwork):
     def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
         """0.5 (target - q)^2, weighted; cross-entropy where distributional. Priorities are |target - q|; where distributional see
         `_distributional_priority`."""
-        out, target, weights = cast(QNetwork, model)(named(batch, "obs/")), batch["target"], batch["weights"]
+        out, target, weights = cast(QNetwork, model)(observations(batch, "obs/")), batch["target"], batch["weights"]
         index = batch["action"].long()
         taken = out.q.gather(-1, index).squeeze(-1)
         if out.logits is None:
@@ -152,11 +151,11 @@ class ApexDQN(TargetNetwork):
         return error.abs()
 
 
-def named(batch: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def observations(batch: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The entries of a batch whose names begin with `prefix`, under their names without it.
 
     Images [B, C, H, W] are returned with channels last in memory, the layout in which convolutions compute: they are converted
     here as bytes, once, and not as float32 in each network.
     """
-    entries = {name[len(prefix) :]: x for name, x in batch.items() if name.startswith(prefix)}
-    return {n: x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x for n, x in entries.items()}
+    entries = named(batch, prefix).items()
+    return {n: x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x for n, x in entries}

@@ -25,9 +25,7 @@ class Targets(NamedTuple):
     """Advantages for the policy gradient; 0 in invalid rows."""
 
 
-def require_rows(
-    function: str, rewards: Tensor, values: Tensor, valid: Tensor, **others: Tensor | None
-) -> None:
+def require_rows(function: str, rewards: Tensor, values: Tensor, valid: Tensor, **others: Tensor | None) -> None:
     """Raise `ValueError` unless `rewards` and `others` are [T, B], `values` [T+1, B] and `valid` one of the two."""
     require_rank(function, 2, rewards=rewards)
     T, B = rewards.shape

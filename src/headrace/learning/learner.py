@@ -7,9 +7,9 @@ numbers. The mathematics of an algorithm is its loss (`headrace.learning.algorit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +19,13 @@ from headrace.config import Config
 from headrace.config.errors import UserError
 from headrace.config.seeds import Use, random_seed
 from headrace.learning.algorithm import Algorithm
-from headrace.learning.optimizers import LeanAdam, TensorFlowRMSprop
+from headrace.learning.minibatches import minibatches
+from headrace.learning.optimizers import clip_gradients, make_optimizer
 from headrace.policies.normalizer import RunningMeanStd
 
 if TYPE_CHECKING:
     from headrace.accelerator.ranks import Ranks
     from headrace.experience.batch import Arrivals, Batch
-
-SMALL = 1 << 20
-"""Bytes of a field of a batch up to which copying it whole costs less than the operations on its parts."""
 
 
 class NotFinite(UserError, FloatingPointError):
@@ -94,7 +92,7 @@ class Learner:
         # Convolutions on the CPU and on tensor cores are faster with channels last; other parameters are not concerned.
         self.model = model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._parameters = list(self.model.parameters())
-        self.optimizer = _make_optimizer(self.model, config)
+        self.optimizer = make_optimizer(self.model, config)
         self.progress = Progress()
         # Minibatch order; its state is saved, so that a resumed serial run is the same as one that never stopped.
         self.generator = torch.Generator().manual_seed(random_seed(Use.LEARNING, config.seed))
@@ -194,7 +192,7 @@ class Learner:
             with torch.no_grad():
                 data |= self._prepare(data)
             steps: list[Tensor] = []
-            for part in self._minibatches(data):
+            for part in minibatches(data, self.config.learning, self.device, self.generator):
                 out = self._step(part) if self._reduce_gradients is None else self._reduced_step(part)
                 steps.append(out["statistics"].clone())
                 if self._reduce_gradients is None and self.cut_short():
@@ -233,27 +231,6 @@ class Learner:
                 group["lr"].fill_(self.learning_rate)
             else:
                 group["lr"] = self.learning_rate
-
-    def _minibatches(self, data: Tensors) -> Iterator[Tensors]:
-        """What each optimizer step of an update learns from."""
-        c = self.config.learning
-        if c.num_minibatches == 1:
-            yield from [data] * c.num_epochs
-            return
-        # Targets computed beforehand and no recurrence: nothing ties the rows of a trajectory together any more, and minibatches
-        # of single samples are less correlated than minibatches of trajectories.
-        separable = c.returns == "gae" and "advantage" in data and data["core"].shape[-1] == 0
-        samples = _as_single_rows(data, len(data["reward"])) if separable else data
-        if separable and self.device == "cpu":
-            samples = {name: _channels_last(t) for name, t in samples.items()}
-        for _ in range(c.num_epochs):
-            order = torch.randperm(samples["reward"].shape[1], generator=self.generator).to(self.device, non_blocking=True)
-            parts = [order[i :: c.num_minibatches] for i in range(c.num_minibatches)]
-            if separable:
-                yield from _divided(samples, parts)
-            else:
-                for part in parts:
-                    yield _columns(samples, part)
 
     def _reported(self, steps: Tensor) -> Tensors:
         """Means of the statistics of an update's steps, [n, K]; those of the update before are checked now, when the device has
@@ -308,7 +285,7 @@ class Learner:
 
     def _clip_and_step(self, statistics: list[Tensor]) -> Tensor:
         """Clip the gradients and let the optimizer make its step; the statistics with the gradient's norm behind them."""
-        norm = _clip_gradients(self._parameters, self.config.learning.max_grad_norm)
+        norm = clip_gradients(self._parameters, self.config.learning.max_grad_norm)
         numbers = torch.stack([x.float() for x in (*statistics, norm)])
         if self.device == "cpu" and not math.isfinite(float(norm)):
             _check(numbers.unsqueeze(0), self._names, self.progress.updates, self.progress.global_step)
@@ -348,73 +325,3 @@ def _check(steps: Tensor, names: tuple[str, ...], update: int, global_step: int)
             f"update {update}, step {global_step}: the gradient is not finite ({listed}). A smaller learning rate or "
             "max_grad_norm often helps; look at the rewards first."
         )
-
-
-def _as_single_rows(batch: dict[str, Tensor], T: int) -> dict[str, Tensor]:
-    """[T, B, ...] to [1, T B, ...]; row T is needed no more."""
-    return {
-        name: t.new_empty(T * t.shape[0], 0) if name == "core" else t[:T].flatten(0, 1).unsqueeze(0)
-        for name, t in batch.items()
-    }
-
-
-def _columns(batch: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
-    """Some of a batch's trajectories (whole, so that recurrences and traces stay together)."""
-    return {name: t[index] if name == "core" else t[:, index] for name, t in batch.items()}
-
-
-def _channels_last(t: Tensor) -> Tensor:
-    """Images, uint8 [1, N, C, H, W], in the layout that convolutions want: once for all epochs. Others as they are."""
-    if t.dim() != 5 or t.dtype != torch.uint8 or t.nbytes <= SMALL:
-        return t
-    return t[0].contiguous(memory_format=torch.channels_last).unsqueeze(0)
-
-
-def _divided(samples: Tensors, parts: list[Tensor]) -> Iterator[Tensors]:
-    """`_columns` of every part, for single rows [1, N, ...]. What is small is put into the order of all parts at once."""
-    order = torch.cat(parts)
-    at_once = {
-        name: t.index_select(0 if name == "core" else 1, order).split([len(part) for part in parts], 0 if name == "core" else 1)
-        for name, t in samples.items()
-        if t.nbytes <= SMALL
-    }
-    for i, part in enumerate(parts):
-        rest = {name: _rows(t, part) for name, t in samples.items() if name not in at_once}
-        yield {name: pieces[i] for name, pieces in at_once.items()} | rest
-
-
-def _rows(t: Tensor, index: Tensor) -> Tensor:
-    """Some of the rows of [1, N, ...], in the same layout."""
-    if t.dim() == 5 and t[0].is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous():
-        return t[0].permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2).unsqueeze(0)
-    return t.index_select(1, index)
-
-
-def _clip_gradients(parameters: Iterable[nn.Parameter], most: float | None) -> Tensor:
-    """`nn.utils.clip_grad_norm_` by the same operations, without the grouping by device and type that takes it longer than the
-    arithmetic on a small network: the gradient's norm before clipping, []."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not gradients:
-        return torch.zeros(())
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0)), 2.0)
-    if most is not None:
-        torch._foreach_mul_(gradients, (most / (norm + 1e-6)).clamp(max=1.0))
-    return norm
-
-
-def _make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
-    c = config.learning
-    parameters: Any = model.parameters()
-    graphs = config.cuda_graphs
-    # A recorded step reads the learning rate from the device.
-    lr: Any = torch.tensor(c.learning_rate, device=config.device) if graphs else c.learning_rate
-    if c.optimizer == "adam" and config.device == "cpu" and len({parameter.dtype for parameter in model.parameters()}) == 1:
-        return LeanAdam(parameters, lr=lr, betas=c.adam_betas, eps=c.optimizer_eps, fused=True)
-    if c.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=lr, betas=c.adam_betas, eps=c.optimizer_eps, capturable=graphs, fused=True)
-    if c.optimizer == "rmsprop-tf":
-        return TensorFlowRMSprop(parameters, lr, c.rmsprop_alpha, c.optimizer_eps, c.rmsprop_centered)
-    return torch.optim.RMSprop(
-        parameters, lr=lr, alpha=c.rmsprop_alpha, eps=c.optimizer_eps, centered=c.rmsprop_centered, foreach=True,
-        capturable=graphs,
-    )  # fmt: skip

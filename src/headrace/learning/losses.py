@@ -133,11 +133,6 @@ def value_loss(
     return 0.5 * masked_mean(error, mask, count)
 
 
-def entropy_loss(entropy: Tensor, mask: Tensor | None) -> Tensor:
-    """Minus the mean entropy: []."""
-    return -masked_mean(entropy, mask)
-
-
 def symmetric_kl_loss(symmetric_kl: Tensor, mask: Tensor | None, count: Tensor | None = None) -> Tensor:
     """Mean symmetric KL divergence from the uniform distribution, each clamped at 30: []."""
     return masked_mean(symmetric_kl.clamp_max(MAX_SYMMETRIC_KL), mask, count)

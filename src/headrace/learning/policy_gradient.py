@@ -22,8 +22,9 @@ from headrace.envs.contract import EnvSpec
 from headrace.learning import losses
 from headrace.learning.algorithm import Algorithm, Mode
 from headrace.learning.gae import Targets, gae
+from headrace.learning.rows import following_values, named
 from headrace.learning.vtrace import vtrace
-from headrace.policies.policy import Policy, PolicyOutput, make_policy
+from headrace.policies.policy import Policy, PolicyOutput
 
 
 class PolicyGradient(Algorithm):
@@ -31,7 +32,7 @@ class PolicyGradient(Algorithm):
 
     def make_model(self, spec: EnvSpec, config: Config) -> Policy:
         """A fresh policy."""
-        return make_policy(spec, config.policy, config.precision)
+        return Policy(spec, config.policy, config.precision)
 
     def act(
         self,
@@ -56,7 +57,7 @@ class PolicyGradient(Algorithm):
         which costs a forward pass of its own.
         """
         policy, T, several = cast(Policy, model), len(batch["reward"]), config.num_epochs * config.num_minibatches > 1
-        policy.update_normalizers({n: x[:T] for n, x in _observations(batch).items()}, batch["mask"])
+        policy.update_normalizers({n: x[:T] for n, x in named(batch, "obs/").items()}, batch["mask"])
         if config.returns == "gae" and (several or policy.returns is not None):
             targets = self._gae(policy, batch, config, _values(policy, batch))
             if several:
@@ -64,7 +65,7 @@ class PolicyGradient(Algorithm):
             policy.update_returns(targets.values, batch["mask"])
         elif policy.returns is not None:
             with torch.no_grad():
-                out = policy.unroll({n: x[:T] for n, x in _observations(batch).items()}, batch["core"], batch["first"][:T])
+                out = policy.unroll({n: x[:T] for n, x in named(batch, "obs/").items()}, batch["core"], batch["first"][:T])
                 log_prob = out.distribution.log_prob(batch["action"])
                 targets = self._vtrace(policy, batch, config, log_prob, _with_row_T(policy, batch, out))
             policy.update_returns(targets.values, batch["mask"])
@@ -72,7 +73,7 @@ class PolicyGradient(Algorithm):
     def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
         """Policy, value and exploration loss of a minibatch [T, B]."""
         policy, c, mask, T = cast(Policy, model), config, batch["mask"], len(batch["reward"])
-        obs, first = {n: x[:T] for n, x in _observations(batch).items()}, batch["first"]
+        obs, first = {n: x[:T] for n, x in named(batch, "obs/").items()}, batch["first"]
         out = policy.unroll(obs, batch["core"], first[:T])
         distribution, values = out.distribution, out.value
         log_prob = distribution.log_prob(batch["action"])
@@ -132,7 +133,7 @@ class PolicyGradient(Algorithm):
     def _gae(self, policy: Policy, batch: dict[str, Tensor], c: LearningConfig, values: Tensor) -> Targets:
         return gae(
             batch["reward"], values, batch["terminated"], batch["truncated"], batch["mask"], c.gamma, c.gae_lambda,
-            _next_values(policy, batch, values),
+            following_values(policy, _value, batch, values),
         )  # fmt: skip
 
     def _vtrace(self, policy: Policy, batch: dict[str, Tensor], c: LearningConfig, log_prob: Tensor, values: Tensor) -> Targets:
@@ -141,19 +142,19 @@ class PolicyGradient(Algorithm):
         return vtrace(
             log_prob - batch["log_prob"], batch["reward"], values, batch["terminated"], batch["truncated"], batch["mask"],
             c.gamma, c.gae_lambda, c.vtrace_rho, c.vtrace_c, pg_rho=None if c.ppo_clip is not None else c.vtrace_rho,
-            next_values=_next_values(policy, batch, values),
+            next_values=following_values(policy, _value, batch, values),
         )  # fmt: skip
 
 
-def _observations(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name[4:]: x for name, x in batch.items() if name.startswith("obs/")}
+def _value(out: PolicyOutput) -> Tensor:
+    return out.value
 
 
 @torch.no_grad()
 def _with_row_T(policy: Policy, batch: dict[str, Tensor], out: PolicyOutput) -> Tensor:
     """[T+1, B], without a gradient: values under the present weights. `out`: of rows 0 to T-1."""
     T = len(batch["reward"])
-    last = policy.act({n: x[T] for n, x in _observations(batch).items()}, out.core, batch["first"][T]).value
+    last = policy.act({n: x[T] for n, x in named(batch, "obs/").items()}, out.core, batch["first"][T]).value
     return torch.cat([out.value.detach(), last.unsqueeze(0)])
 
 
@@ -164,33 +165,8 @@ def _values(policy: Policy, batch: dict[str, Tensor]) -> Tensor:
     The stored values are those of the weights that acted, as old as the log-probabilities stored with them. A recurrent policy is
     unrolled over all rows, because the core state of row T depends on them.
     """
-    obs, first = _observations(batch), batch["first"]
+    obs, first = named(batch, "obs/"), batch["first"]
     if batch["core"].shape[-1]:
         return policy.unroll(obs, batch["core"], first).value
     last = policy.unroll({n: x[-1:] for n, x in obs.items()}, batch["core"], first[-1:]).value
     return torch.cat([batch["value"], last])
-
-
-@torch.no_grad()
-def _next_values(policy: Policy, batch: dict[str, Tensor], values: Tensor | None = None) -> Tensor | None:
-    """[T, B]: V of the observation that followed row t. None: it is the next row's (`next-step` environments).
-
-    Environments that reset in the same step have the true last observations of their episodes in `final_obs`. A recurrent policy
-    is stepped once more from the core state after row t, for which the trajectory is unrolled row by row.
-    """
-    final = {name[10:]: x for name, x in batch.items() if name.startswith("final_obs/")}
-    if not final:
-        return None
-    ended = batch["terminated"] | batch["truncated"]
-    T, core = len(ended), batch["core"]
-    obs = _observations(batch)
-    result = torch.zeros_like(batch["reward"])
-    for t in range(T):
-        out = policy.act({n: x[t] for n, x in obs.items()}, core, batch["first"][t])
-        after = policy.act({n: x[t] for n, x in final.items()}, out.core, torch.zeros_like(batch["first"][t]))
-        core = out.core
-        following = values[t + 1] if values is not None else policy.act(
-            {n: x[t + 1] for n, x in obs.items()}, core, batch["first"][t + 1]
-        ).value  # fmt: skip
-        result[t] = torch.where(ended[t], after.value, following)
-    return result

@@ -18,6 +18,7 @@ from headrace.learning import losses, q_learning
 from headrace.learning.algorithm import Algorithm, Mode
 from headrace.learning.apex_dqn import EVALUATION_EPSILON
 from headrace.learning.lambda_returns import lambda_returns
+from headrace.learning.rows import following_values, named
 from headrace.policies.activations import ACTIVATIONS
 from headrace.policies.q_network import QNetwork, QOutput
 
@@ -28,8 +29,7 @@ class PQNetwork(QNetwork):
     epsilon: Tensor
 
     def __init__(self, spec: EnvSpec, config: Config):
-        super().__init__(spec, config.policy, config.q)
-        self.trunk.precision = self.head.precision = config.precision
+        super().__init__(spec, config.policy, config.q, config.precision)
         for part in (self.trunk.network, self.head):
             insert_layer_norm(part)
         self.register_buffer("epsilon", torch.tensor(config.q.epsilon_first))
@@ -96,7 +96,7 @@ class PQN(Algorithm):
 
     def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
         """The targets. V of rows 0 to T-1 is what acting computed, as old as the actions; that of row T is computed here."""
-        network, T, obs = cast(PQNetwork, model), len(batch["reward"]), _named(batch, "obs/")
+        network, T, obs = cast(PQNetwork, model), len(batch["reward"]), named(batch, "obs/")
         network.trunk.update_normalizers({n: x[:T] for n, x in obs.items()}, batch["mask"])
         if batch["core"].shape[-1]:
             values = _best(network.unroll(obs, batch["core"], batch["first"]))
@@ -105,7 +105,7 @@ class PQN(Algorithm):
             values = torch.cat([batch["value"], _best(last)])
         target = lambda_returns(
             batch["reward"], values, batch["terminated"], batch["truncated"], batch["mask"], config.gamma, config.gae_lambda,
-            self._next_values(network, batch, values),
+            following_values(network, _best, batch, values),
         )  # fmt: skip
         batch["target"] = target
         # Known targets and no core: a trajectory's rows are independent samples now, which the learner knows by this name.
@@ -114,7 +114,7 @@ class PQN(Algorithm):
     def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
         """(target - Q(s, a))^2 / 2, the mean over valid rows."""
         network, T, mask = cast(PQNetwork, model), len(batch["reward"]), batch["mask"]
-        out = network.unroll({n: x[:T] for n, x in _named(batch, "obs/").items()}, batch["core"], batch["first"][:T])
+        out = network.unroll({n: x[:T] for n, x in named(batch, "obs/").items()}, batch["core"], batch["first"][:T])
         taken = out.q.gather(-1, batch["action"].long()).squeeze(-1)
         error = batch["target"] - taken
         loss = losses.masked_mean(0.5 * error.square(), mask)
@@ -127,29 +127,7 @@ class PQN(Algorithm):
             "losses/epsilon": network.epsilon,
         }
 
-    @staticmethod
-    def _next_values(network: PQNetwork, batch: dict[str, Tensor], values: Tensor) -> Tensor | None:
-        """[T, B]: V of what followed row t. None: it is the next row's (`next-step` environments)."""
-        final = _named(batch, "final_obs/")
-        if not final:
-            return None
-        obs, core, first = _named(batch, "obs/"), batch["core"], batch["first"]
-        ended = batch["terminated"] | batch["truncated"]
-        if not core.shape[-1]:
-            after = _best(network.unroll(final, core, torch.zeros_like(ended)))
-        else:
-            rows = []
-            for t in range(len(ended)):  # from the core state after row t
-                core = network.act({n: x[t] for n, x in obs.items()}, core, first[t]).core
-                rows.append(_best(network.act({n: x[t] for n, x in final.items()}, core, torch.zeros_like(first[t]))))
-            after = torch.stack(rows)
-        return torch.where(ended, after, values[1:])
-
 
 def _best(out: QOutput) -> Tensor:
     q = out.q if out.allowed is None else out.q.masked_fill(~out.allowed, -torch.inf)
     return q.max(-1).values
-
-
-def _named(batch: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name[len(prefix) :]: x for name, x in batch.items() if name.startswith(prefix)}

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from headrace.config import Config, LearningConfig
 from headrace.learning import q_learning
-from headrace.learning.apex_dqn import ApexDQN, named
+from headrace.learning.apex_dqn import ApexDQN, observations
 from headrace.policies.q_network import QNetwork
 
 
@@ -24,7 +24,7 @@ class R2D2(ApexDQN):
     def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
         """Update the observations' normalisers, warm up both networks' core states, and compute the target network's values."""
         burn, width = self._config.burn_in, cast(QNetwork, model).core_width
-        obs, first, core = named(batch, "obs/"), batch["first"].bool(), batch["core"][:, :width]
+        obs, first, core = observations(batch, "obs/"), batch["first"].bool(), batch["core"][:, :width]
         cast(QNetwork, model).trunk.update_normalizers(obs)
         target = cast(QNetwork, self.target_of(model))
         batch["target_q"] = target.unroll(obs, core, first).q[burn:]
@@ -35,7 +35,7 @@ class R2D2(ApexDQN):
     def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
         """Weighted mean over the sequences' transitions of 0.5 (target - q)^2; priorities mix largest and mean error."""
         burn, n = self._config.burn_in, self._n_step
-        rows = {name: x[burn:] for name, x in named(batch, "obs/").items()}
+        rows = {name: x[burn:] for name, x in observations(batch, "obs/").items()}
         out = cast(QNetwork, model).unroll(rows, batch["warm"], batch["first"][burn:].bool())
         length = len(out.q) - n
         chooser = out.q.detach() if self._config.double else batch["target_q"]

@@ -1,4 +1,4 @@
-"""What acts: encoders, recurrent cores, heads and action distributions, put together by `make_policy`.
+"""What acts: encoders, recurrent cores, heads and action distributions, put together by `Policy`.
 
 Names are looked up when they are first used: a user's file that registers an environment and a network is imported by rollout
 workers too, and those never load torch.
@@ -13,11 +13,11 @@ from headrace.policies.registry import register_network
 
 if TYPE_CHECKING:
     from headrace.policies.distributions import ActionDistribution
-    from headrace.policies.policy import Policy, PolicyOutput, make_policy
+    from headrace.policies.policy import Policy, PolicyOutput
 
-__all__ = ["ActionDistribution", "Policy", "PolicyOutput", "make_policy", "register_network"]
+__all__ = ["ActionDistribution", "Policy", "PolicyOutput", "register_network"]
 
-_HOMES = {"ActionDistribution": "distributions", "Policy": "policy", "PolicyOutput": "policy", "make_policy": "policy"}
+_HOMES = {"ActionDistribution": "distributions", "Policy": "policy", "PolicyOutput": "policy"}
 
 
 def __getattr__(name: str) -> Any:

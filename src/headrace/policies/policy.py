@@ -41,8 +41,9 @@ class PolicyOutput:
 class Trunk(nn.Module):
     """Observations to features: the part of the network that policies and Q-functions have in common."""
 
-    def __init__(self, spec: EnvSpec, config: PolicyConfig):
+    def __init__(self, spec: EnvSpec, config: PolicyConfig, precision: Precision = "float32"):
         super().__init__()
+        self.precision = precision
         observation = {name: array for name, array in spec.observation.items() if name != MASK_KEY}
         vectors = tuple(name for name, array in observation.items() if not array.is_image)
         self.normalized = vectors if config.normalize_observations else ()
@@ -50,7 +51,6 @@ class Trunk(nn.Module):
         self.network = make_network(observation, config)
         self.core = make_core(config.core, out_features(self.network), config.core_size)
         self.out_features = self.core.out_features
-        self.precision: Precision = "float32"
 
     @property
     def core_width(self) -> int:
@@ -95,6 +95,9 @@ class Policy(nn.Module):
     Args:
         spec: observations and actions.
         config: the network.
+        precision: with "bf16" network and core run under autocast; heads, distributions, values and core states stay float32.
+
+    Its weights come from torch's default generator.
 
     Attributes:
         trunk: network and core.
@@ -103,10 +106,10 @@ class Policy(nn.Module):
     Raises `ConfigError` for an unknown network or images too small for it.
     """
 
-    def __init__(self, spec: EnvSpec, config: PolicyConfig):
+    def __init__(self, spec: EnvSpec, config: PolicyConfig, precision: Precision = "float32"):
         super().__init__()
         self.spec = spec
-        self.trunk = Trunk(spec, config)
+        self.trunk = Trunk(spec, config, precision)
         self.action_head = ActionHead(self.trunk.out_features, spec.action, config.initial_std)
         self.value_head = ValueHead(self.trunk.out_features)
         self.returns = RunningMeanStd(clip=None) if config.normalize_returns else None
@@ -115,10 +118,6 @@ class Policy(nn.Module):
     def core_width(self) -> int:
         """S: width of the core state; 0 without a core."""
         return self.trunk.core_width
-
-    def initial_core(self, n: int) -> Tensor:
-        """float32 zeros [n, S]."""
-        return torch.zeros(n, self.core_width, device=self.value_head.linear.weight.device)
 
     def act(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> PolicyOutput:
         """One step. Call it under `torch.inference_mode()`.
@@ -186,13 +185,3 @@ def convert_weights(model: nn.Module) -> None:
             for layer in cast(Any, part).layers_under_autocast():
                 for parameter in layer.parameters(recurse=False):
                     parameter.data = parameter.data.to(torch.bfloat16)
-
-
-def make_policy(spec: EnvSpec, config: PolicyConfig, precision: Precision = "float32") -> Policy:
-    """A fresh policy; its weights come from torch's default generator.
-
-    `precision="bf16"` runs network and core under autocast; heads, distributions, values and core states stay float32.
-    """
-    policy = Policy(spec, config)
-    policy.trunk.precision = precision
-    return policy

@@ -68,11 +68,11 @@ class DuelingHead(nn.Module):
     With `atoms` above 1 all of them are logits over the support.
     """
 
-    def __init__(self, in_features: int, hidden: int, actions: int, config: QConfig, activation: str):
+    def __init__(self, in_features: int, hidden: int, actions: int, config: QConfig, activation: str, precision: Precision):
         super().__init__()
         linear = NoisyLinear if config.noisy else nn.Linear
         self.actions, self.atoms, self.dueling = actions, config.atoms, config.dueling
-        self.precision: Precision = "float32"
+        self.precision = precision
 
         def stream(out: int) -> nn.Sequential:
             layers = nn.Sequential(linear(in_features, hidden), ACTIVATIONS[activation](), linear(hidden, out))
@@ -111,14 +111,14 @@ class QNetwork(nn.Module):
 
     support: Tensor
 
-    def __init__(self, spec: EnvSpec, config: PolicyConfig, q: QConfig):
+    def __init__(self, spec: EnvSpec, config: PolicyConfig, q: QConfig, precision: Precision = "float32"):
         super().__init__()
         parts = spec.action.parts
         if len(parts) != 1 or not isinstance(parts[0], Categorical):
             raise ConfigError(f"{spec.name}: Q-learning needs one discrete action; this action space is {parts}")
         self.spec, self.actions = spec, parts[0].n
-        self.trunk = Trunk(spec, config)
-        self.head = DuelingHead(self.trunk.out_features, config.hidden, self.actions, q, config.activation)
+        self.trunk = Trunk(spec, config, precision)
+        self.head = DuelingHead(self.trunk.out_features, config.hidden, self.actions, q, config.activation, precision)
         self.register_buffer("support", torch.linspace(*q.support, q.atoms) if q.atoms > 1 else torch.zeros(1), persistent=False)
 
     @contextmanager

@@ -20,7 +20,8 @@ from headrace.learning.learner import Learner
 from headrace.learning.training_log import EPISODE_WINDOW, TrainingLog
 from headrace.population import pbt
 from headrace.population.results import RecentGames
-from headrace.runs import checkpoint
+from headrace.runs import state_tree
+from headrace.runs.training_state import load_optimizer
 from headrace.sampling.placements.base import Message, Placement
 
 
@@ -102,7 +103,7 @@ class Member:
         if self._pending is not None:
             copy = self._placement.fetch_copy(self._pending["donor"], self._copied_after)
             if copy is not None:
-                yield Message("population", self._adopt(checkpoint.tree_from_bytes(copy)), self._policy)
+                yield Message("population", self._adopt(state_tree.from_bytes(copy)), self._policy)
         elif self._frames >= self._next:
             yield from self._decide()
 
@@ -151,7 +152,7 @@ class Member:
             self._ask(decision.donor)
             copy = self._placement.fetch_copy(decision.donor, self._copied_after)
             if copy is not None:  # at once, where learners take turns
-                yield Message("population", self._adopt(checkpoint.tree_from_bytes(copy)), self._policy)
+                yield Message("population", self._adopt(state_tree.from_bytes(copy)), self._policy)
             return
         if decision.mutate:
             self._mutate()
@@ -195,7 +196,7 @@ class Member:
         """This policy as others take it over."""
         learner = self._learner
         learner.settle()  # nothing is copied that is not finite
-        return checkpoint.tree_to_bytes(
+        return state_tree.to_bytes(
             {
                 "model": learner.model.state_dict(),
                 "optimizer": learner.optimizer.state_dict(),
@@ -210,7 +211,7 @@ class Member:
         assert self._pending is not None
         pending, self._pending, learner = self._pending, None, self._learner
         learner.model.load_state_dict(copy["model"])
-        checkpoint.load_optimizer(learner.optimizer, copy["optimizer"])
+        load_optimizer(learner.optimizer, copy["optimizer"])
         learner.algorithm.load_state_dict(learner.model, copy["learner"])
         self._values = dict(copy["values"])
         if self._games is not None:  # the games of the weights from before say nothing of it

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.runs.phases import waiting_share
+from headrace.shm.phases import waiting_share
 
 Part = Literal["environments", "policy", "learner", "processor", "handover", "unknown"]
 

@@ -29,7 +29,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors.torch
 import torch
 
@@ -37,7 +36,7 @@ from headrace.config.errors import UserError
 from headrace.config.reading import Unreadable, parse_json, read_bytes, shortened
 from headrace.runs.explain import reason
 from headrace.runs.files import free_space
-from headrace.runs.state_tree import check_like, pack, unpack
+from headrace.runs.state_tree import on_cpu, pack, unpack
 
 __all__ = ["Checkpoint", "CheckpointError", "find", "load", "load_best", "load_newest", "pack", "save", "unpack"]
 
@@ -108,9 +107,7 @@ def save(
     if keep < 1:
         raise ValueError(f"keep is {keep}; at least the newest checkpoint must be kept")
     folder = Path(folder)
-    # Copies: safetensors refuses tensors that share memory (tied weights) or are not contiguous (channels-last).
-    plain = {name: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for name, t in tensors.items()}
-    files = {_TENSORS: safetensors.torch.save(plain), _STATE: json.dumps(state).encode()}
+    files = {_TENSORS: safetensors.torch.save(on_cpu(tensors)), _STATE: json.dumps(state).encode()}
     manifest = {
         "format": FORMAT,
         "step": step,
@@ -358,22 +355,7 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-# -- states of optimizers and generators -----------------------------------------------------------------------------
-
-
-def load_weights(model: torch.nn.Module, found: Checkpoint) -> None:
-    """`model.load_state_dict` with the "model" of a checkpoint's tree.
-
-    Raises `CheckpointError` where that is the state of another network or not finite; the model is then as it was.
-    """
-    state = found.unpack()
-    try:
-        check_like(state["model"], model.state_dict(), "the model")
-        if not all(torch.isfinite(tensor).all() for tensor in state["model"].values()):
-            raise ValueError("its weights are not finite")
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{found.path} does not fit this network: {shortened(str(error))}") from error
-    model.load_state_dict(state["model"])
+# -- for another process -----------------------------------------------------------------------------------------------
 
 
 def to_bytes(found: Checkpoint) -> bytes:
@@ -387,83 +369,3 @@ def from_bytes(data: bytes) -> Checkpoint:
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     about = json.loads(header["__metadata__"]["checkpoint"])
     return Checkpoint(Path(about["path"]), about["step"], about["score"], safetensors.torch.load(data), about["state"])
-
-
-def tree_to_bytes(tree: Any) -> bytes:
-    """A tree (see `pack`) as one piece, for memory and not for disk: it is not verified when it is read."""
-    tensors, state = pack(tree)
-    plain = {name: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for name, t in tensors.items()}
-    head = json.dumps(state).encode()
-    return len(head).to_bytes(8, "little") + head + safetensors.torch.save(plain)
-
-
-def tree_from_bytes(data: bytes) -> Any:
-    """The inverse of `tree_to_bytes`."""
-    end = 8 + int.from_bytes(data[:8], "little")
-    return unpack(safetensors.torch.load(data[end:]), json.loads(data[8:end]))
-
-
-_KERNELS = ("foreach", "fused", "capturable")
-"""Settings of an optimizer that only choose its kernels."""
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """`optimizer.load_state_dict(state)`, with every moment in the memory format and on the device of its parameter.
-
-    Checkpoints hold contiguous tensors. Without this, the moments of a channels-last parameter would give the same numbers by a
-    slower kernel. The choice of kernel (`foreach`, `fused`, `capturable`) is the optimizer's own, because the device may differ
-    from that of the run that saved; so is whether the learning rate is a tensor.
-
-    Raises `ValueError` for the state of another optimizer or of other parameters.
-    """
-    groups = []
-    for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True):
-        for name, value in own.items():
-            if name not in ("params", "lr", *_KERNELS) and name in saved:
-                check_like(saved[name], value, f"the optimizer's {name}")
-        here: dict[str, Any] = {name: own[name] for name in _KERNELS if name in own}
-        if isinstance(own["lr"], torch.Tensor):
-            here["lr"] = torch.as_tensor(saved["lr"]).to(own["lr"])
-        elif isinstance(saved["lr"], torch.Tensor):
-            here["lr"] = saved["lr"].item()
-        groups.append({**saved, **here})
-    optimizer.load_state_dict({**state, "param_groups": groups})
-    _check_moments(optimizer)
-    for parameter, moments in optimizer.state.items():
-        for name, value in moments.items():
-            if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
-                moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-
-
-def _check_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Each moment has the shape of its parameter, or is one number; every parameter has the same ones, or none yet."""
-    if len({frozenset(moments) for moments in optimizer.state.values() if moments}) > 1:
-        raise ValueError("the optimizer's state differs from parameter to parameter")
-    for parameter, moments in optimizer.state.items():
-        for name, value in moments.items():
-            fits = isinstance(value, torch.Tensor) and value.shape in (parameter.shape, ()) and value.is_floating_point()
-            if not fits or not torch.isfinite(value).all():
-                raise ValueError(f"the optimizer's {name} of a parameter of shape {list(parameter.shape)} does not fit it")
-
-
-def random_state(*generators: np.random.Generator) -> dict[str, Any]:
-    """The states of torch's generators (CPU, and CUDA devices) and of the NumPy `generators`, for `pack`."""
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": [generator.bit_generator.state for generator in generators],
-    }
-
-
-def set_random_state(state: dict[str, Any], *generators: np.random.Generator) -> None:
-    """Restore what `random_state` gave, with the generators in the same order.
-
-    CUDA states are set for as many devices as there are now. Raises `ValueError` for another number of `generators`.
-    """
-    if len(state["numpy"]) != len(generators):
-        raise ValueError(f"{len(state['numpy'])} generators were saved, {len(generators)} are to be restored")
-    torch.set_rng_state(state["torch"])
-    for device, saved in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
-        torch.cuda.set_rng_state(saved, device)
-    for generator, saved in zip(generators, state["numpy"], strict=True):
-        generator.bit_generator.state = saved

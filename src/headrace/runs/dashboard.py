@@ -22,7 +22,7 @@ from headrace.config import Config
 from headrace.runs import bottleneck
 from headrace.runs.background_output import BackgroundOutput, never_waiting
 from headrace.runs.output import discard, tolerantly
-from headrace.runs.phases import PARTS, PHASES
+from headrace.shm.phases import PARTS, PHASES
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE = 60

@@ -252,7 +252,7 @@ def compare(before: Config, now: Config, folder: Path) -> list[str]:
 
     Raises `ConfigError` if one of them cannot change when the run is resumed.
     """
-    old, new = _flat(config_module.to_dict(before)), _flat(config_module.to_dict(now))
+    old, new = (config_module.flattened(config_module.to_dict(config)) for config in (before, now))
     changes, refused = [], []
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) == new.get(name):
@@ -271,17 +271,6 @@ def compare(before: Config, now: Config, folder: Path) -> list[str]:
             + "\nUse the old values, or start a new run with another run.folder or run.name"
         )
     return changes
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, dict) and value:
-            flat.update(_flat(value, f"{prefix}{name}."))
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 def system_facts() -> dict[str, Any]:

@@ -18,13 +18,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from headrace.config import Config, ConfigError, to_dict
+from headrace.config import Config, ConfigError, flattened, to_dict
 from headrace.config.pbt import KINDS
 from headrace.config.ranges import MANY
 from headrace.config.reading import open_regular
 from headrace.runs.events import EventFile
 from headrace.runs.files import AppendFile, write_whole
-from headrace.runs.phases import PARTS, PHASES
+from headrace.shm.phases import PARTS, PHASES
 
 KEYS: dict[str, str] = {
     "global_step": "Steps of experience that were learned from, over all environments and over all resumes of the run.",
@@ -194,14 +194,8 @@ def rewind(path: Path, step: int) -> None:
 
 def hyperparameters_table(config: Config) -> str:
     """The settings as a Markdown table."""
-
-    def rows(tree: dict[str, Any], prefix: str) -> list[str]:
-        out = []
-        for name, value in tree.items():
-            out += rows(value, f"{prefix}{name}.") if isinstance(value, dict) and value else [f"|{prefix}{name}|{value}|"]
-        return out
-
-    return "\n".join(["|setting|value|", "|-|-|", *rows(to_dict(config), "")])
+    rows = [f"|{name}|{value}|" for name, value in flattened(to_dict(config)).items()]
+    return "\n".join(["|setting|value|", "|-|-|", *rows])
 
 
 def _start_wandb(folder: Path, config: Config) -> Any:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 
-def say(text: str) -> None:
+def show(text: str) -> None:
     """Print a text. Nothing happens where nobody can read it any more."""
     tolerantly(lambda: print(text, flush=True), sys.stdout)
 

@@ -17,7 +17,7 @@ from headrace.runs.dashboard import Dashboard
 from headrace.runs.folder import FolderUnusable, RunFolder, explained
 from headrace.runs.lineage import Lineage, sentence
 from headrace.runs.metrics import MetricsWriter
-from headrace.shm.run_control import PHASES
+from headrace.shm.phases import PHASES
 
 
 class Report(Protocol):

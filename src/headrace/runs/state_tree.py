@@ -6,11 +6,13 @@ not all plain strings (an optimizer's state is keyed by integers) {"$dict": [[ke
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
 
 
@@ -79,6 +81,24 @@ def _unpack(tensors: dict[str, torch.Tensor], state: Any) -> Any:
         case list():
             return [_unpack(tensors, item) for item in state]
     return state
+
+
+def on_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies for safetensors, which refuses tensors that share memory (tied weights) or are not contiguous (channels-last)."""
+    return {name: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for name, t in tensors.items()}
+
+
+def to_bytes(tree: Any) -> bytes:
+    """A tree (see `pack`) as one piece, for memory and not for disk: it is not verified when it is read."""
+    tensors, state = pack(tree)
+    head = json.dumps(state).encode()
+    return len(head).to_bytes(8, "little") + head + safetensors.torch.save(on_cpu(tensors))
+
+
+def from_bytes(data: bytes) -> Any:
+    """The inverse of `to_bytes`."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    return unpack(safetensors.torch.load(data[end:]), json.loads(data[8:end]))
 
 
 def check_like(value: Any, like: Any, name: str) -> None:

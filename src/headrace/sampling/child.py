@@ -46,9 +46,9 @@ class Child:
         self.reason = ""
         """Why the supervisor ends it; "" where it ends by itself."""
         self.asked: float | None = None
-        """When it was asked for its stacks (perf_counter)..."""
+        """When it was asked for its stacks (perf_counter)."""
         self.killed: float | None = None
-        """...and when it was killed."""
+        """When it was killed (perf_counter)."""
         self.ended: float | None = None
         """When its end was noticed, since which what it held is being recovered."""
         self._without_code: float | None = None

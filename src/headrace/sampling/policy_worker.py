@@ -32,7 +32,7 @@ class PolicyWorker:
         self._families, self._make = families, make
         self._frozen: dict[int, Actor] = {}
         """Actors of past versions and of opponents, made when they are first needed."""
-        self._patience = config.sampling.batch_timeout
+        self._batch_timeout = config.sampling.batch_timeout
         self._lanes = np.zeros(min(config.sampling.max_request_groups or requests.L, requests.L), np.int32)
         self._minimum = min(config.min_request_groups, len(self._lanes))
         s = config.sampling
@@ -45,7 +45,7 @@ class PolicyWorker:
     def serve(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for requests and answer them. False at the end of the run."""
         try:
-            n = self.requests.get_many(self.actor.policy, self._lanes, self._minimum, timeout, self._patience)
+            n = self.requests.get_many(self.actor.policy, self._lanes, self._minimum, timeout, self._batch_timeout)
         except Closed:
             return False
         self.actor.clock.spent("wait", perf_counter())

@@ -13,7 +13,6 @@ the last observation of the episode before, in the same slot.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Literal
 
@@ -22,75 +21,20 @@ import numpy as np
 from headrace.envs.contract import EnvGroup, EnvironmentFault, LaneRow, ObsRow
 from headrace.envs.group import LocalGroup
 from headrace.envs.multi_agent import MultiAgentGroup, scratch_step
+from headrace.sampling.lanes import Group, Lane
 from headrace.sampling.run_memory import RunMemory
 from headrace.sampling.seating import Seating
 from headrace.sampling.trajectory_fields import obs_row, step_row
 from headrace.shm.run_control import POLL_INTERVAL
 from headrace.shm.trajectory_store import TrajectoryStore
 
-Act = Callable[[int, list[int]], None]
+InlineAct = Callable[[int, list[int]], None]
 """Computes the actions of these lanes (numbers) with this policy (number)."""
 Seat = Callable[[int, EnvGroup, int, list[int]], Sequence[int]]
 """The policies of one match: given the match's number in the run, its group and its number there, and the lanes of its agents.
 The group knows how the match before ended."""
 SLOT_POLL = 0.005
 """Seconds between two looks for a free slot while the worker waits for something else, too."""
-
-
-@dataclass
-class Lane:
-    """Agents that act together, and the row of the slot whose action they wait for."""
-
-    number: int
-    policy: int
-    slot: int = -1
-    """-1: it needs one."""
-    finished: int = 0
-    """Slots so far."""
-    t: int = 0
-    """-1: the next observation will be row 0 (multi-agent environments)."""
-    last: ObsRow | None = None
-    """A copy of row T of the slot before, to become row 0 of the next; None: the environments' first observation does."""
-    rows: list[LaneRow] = field(default_factory=list)
-    """Views of the slot's rows 0 to T-1."""
-    agent: bool = False
-    """It is one agent of a multi-agent environment."""
-    before: LaneRow | None = None
-    """What a row before row 0 would be: nobody's consequences, and row 0 after them."""
-
-    @property
-    def row(self) -> LaneRow:
-        """The row to write the next step to."""
-        assert self.before is not None
-        return self.rows[self.t] if self.t >= 0 else self.before
-
-
-@dataclass
-class Group:
-    """Environments stepped together, and the lanes of their agents."""
-
-    number: int
-    envs: EnvGroup
-    lanes: list[Lane]
-    agents: bool
-    """Every lane is one agent, and not all of them act in every step."""
-    busy: Literal["", "slots", "seats", "reset", "step"] = ""
-    """slots: it waits for free slots, to ask for actions; seats: the same, to begin a step. reset, step: what the environments
-    are doing, so that `recv` has to be asked. "" while the group waits for actions."""
-    reward_weights: dict[str, float] | None = None
-    """Those that population-based training has given its environments last."""
-    reward_updates: int = 0
-    """How often its policy's had been changed then."""
-    seed: int | None = None
-    """With which the environments are reset as soon as there are slots."""
-
-    def __post_init__(self) -> None:
-        self.acting = self.lanes
-        """Lanes with a new observation: they are asked for, or have been answered."""
-        self.acting_numbers = [lane.number for lane in self.lanes]
-        self.new_matches: Sequence[int] = ()
-        """Matches that the next step begins."""
-        self.rows: list[LaneRow] = [None] * len(self.lanes)  # type: ignore[list-item]  # reused by every step
 
 
 class RolloutWorker:
@@ -106,7 +50,7 @@ class RolloutWorker:
         index: int,
         memory: RunMemory,
         make_group: Callable[[int], EnvGroup],
-        act: Act | None = None,
+        act: InlineAct | None = None,
         seat: Seat | None = None,
     ):
         self.index, self.memory, self.requests, self._act, self._seat = index, memory, memory.requests, act, seat
@@ -222,7 +166,7 @@ class RolloutWorker:
                     finished = True
             if finished:
                 if group.agents:
-                    self._set_acting(group, [lane for lane in group.acting if lane.slot >= 0 or lane.last is not None])
+                    group.set_acting([lane for lane in group.acting if lane.slot >= 0 or lane.last is not None])
                 self._go_on(group)
                 return
         self._request(group)
@@ -342,11 +286,8 @@ class RolloutWorker:
     def _advance(self, group: Group) -> None:
         """The lanes with a new observation are those that act; the others keep their rows."""
         assert group.envs.advanced is not None
-        self._set_acting(group, [group.lanes[i] for i in group.envs.advanced])
+        group.set_acting([group.lanes[i] for i in group.envs.advanced])
         group.new_matches = group.envs.ended
-
-    def _set_acting(self, group: Group, lanes: list[Lane]) -> None:
-        group.acting, group.acting_numbers = lanes, [lane.number for lane in lanes]
 
     def _ask_scripts(self, lanes: list[Lane]) -> list[Lane]:
         """Let scripted opponents act; returns the other lanes."""
@@ -425,7 +366,7 @@ class RolloutWorker:
             lane.t = state["row"]
             self.requests.cursor[lane.number, 1] = max(lane.t, 0)
         if group.agents:
-            self._set_acting(group, [group.lanes[i] for i in acting])
+            group.set_acting([group.lanes[i] for i in acting])
             group.new_matches = new_matches
 
     # ---------------------------------------------------------------------------------------------------------------------

@@ -103,9 +103,7 @@ def make_run_memory(
     families = [*range(P), *(member.family for member in frozen)]
     s = config.sampling
     core_widths: list[int] = [0 if agent is None else agent[1].core_width for agent in agents]  # type: ignore[misc]
-    requests = InferenceRequests(
-        s.num_workers, s.num_groups, config.lanes_per_group, config.lane_size, core_widths, families
-    )
+    requests = InferenceRequests(s.num_workers, s.num_groups, config.lanes_per_group, config.lane_size, core_widths, families)
     requests.policy[:] = [lane % P for lane in range(requests.L)]
     policies = []
     asked = config.pbt.on and config.pbt.objective == "true_objective"
@@ -132,8 +130,8 @@ def make_run_memory(
 def _copy_nbytes(algorithm: Any, model: nn.Module) -> int:
     """Bytes that a copy of a policy takes at most: the model, what the algorithm remembers, up to three moments of the optimizer
     for each parameter, and the numbers beside them. Memory that is never written takes none."""
-    from headrace.runs import checkpoint
+    from headrace.runs import state_tree
 
-    state = len(checkpoint.tree_to_bytes({"model": model.state_dict(), "learner": algorithm.state_dict(model)}))
+    state = len(state_tree.to_bytes({"model": model.state_dict(), "learner": algorithm.state_dict(model)}))
     moments = sum(3 * p.numel() * p.element_size() + 4096 for p in model.parameters())
     return state + moments + (1 << 16)

@@ -22,8 +22,9 @@ from headrace.config.seeds import Use
 from headrace.envs.contract import EnvironmentFault, OutOfBounds
 from headrace.runs.explain import explain
 from headrace.runs.processes import die_with_parent
-from headrace.sampling.placements.base import Message
+from headrace.sampling.placements.base import Message, Placement
 from headrace.sampling.reports import ReportWriter
+from headrace.shm.run_control import PhaseClock
 from headrace.shm.segment import Segment
 
 if TYPE_CHECKING:
@@ -107,16 +108,15 @@ def matchmaking_seed(config: Config, worker: int, restarts: int = 0) -> int:
     return seeds.random_seed(Use.MATCHES, config.seed, worker, restarts, machine.rank().index)
 
 
-def make_actor(start: Start, policy: int, device: str, clock: Any = None) -> Actor:
-    """An actor with its own copy of the model; seed its generator when the version of the weights is known."""
+def make_actor(placement: Placement, policy: int, device: str, seed: int = 0, clock: PhaseClock | None = None) -> Actor:
+    """An actor with its own copy of the model. Its generator may be seeded later, when the version of the weights is known."""
     from headrace.accelerator.graphs import set_up
     from headrace.sampling.actor import Actor
 
     set_up(device)
-    placement = start.placement
     algorithm, model = placement.make_member(policy)
     graphs = placement.configs[placement.memory.policies[policy].family].cuda_graphs
-    return Actor(model, algorithm.act, placement.memory, policy, device, 0, clock, graphs)
+    return Actor(model, algorithm.act, placement.memory, policy, device, seed, clock, graphs)
 
 
 def pin(config: Config, index: int) -> None:

@@ -25,8 +25,6 @@ from headrace.shm.segment import Segment, align
 
 IDLE, WAITING, READY, TAKEN = 0, 1, 2, 16
 """Values of a request word; TAKEN + w: policy worker w is computing the action."""
-MAX_GROUPS = 32
-"""Groups of one worker: one bit each in its wake-up word."""
 
 
 class InferenceRequests:
@@ -35,7 +33,8 @@ class InferenceRequests:
     Lane number = (worker x groups + group) x lanes + lane.
 
     Args:
-        num_workers, num_groups, num_lanes: rollout workers, groups of each, lanes of each group.
+        num_workers, num_groups, num_lanes: rollout workers, groups of each (at most 32: one bit each in the worker's wake-up
+            word), lanes of each group.
         C: agents of one lane.
         core_widths: S of every policy, the width of its recurrent state.
         queue_of: the queue of every policy, if some share one: past versions of a policy have that policy's. None: each its own.
@@ -140,10 +139,10 @@ class InferenceRequests:
 
     # -- policy workers ---------------------------------------------------------------------------------------------------
 
-    def get_many(self, policy: int, out: np.ndarray, minimum: int, timeout: float, patience: float) -> int:
+    def get_many(self, policy: int, out: np.ndarray, minimum: int, timeout: float, batch_timeout: float) -> int:
         """Lane numbers from queue `policy` into `out` (int32 [n]): waits up to `timeout` seconds for the first and then up to
-        `patience` seconds for `minimum` of them. Returns how many there are. Raises `Closed` at the end of the run."""
-        return self._queues[policy].get_many(out, minimum, timeout, patience)
+        `batch_timeout` seconds for `minimum` of them. Returns how many there are. Raises `Closed` at the end of the run."""
+        return self._queues[policy].get_many(out, minimum, timeout, batch_timeout)
 
     def claim(self, lanes: Sequence[int], policy_worker: int) -> list[int]:
         """Those of `lanes` that wait, now this policy worker's; a number in a queue may be old or doubled."""

@@ -8,23 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from headrace.shm.phases import PHASES
 from headrace.shm.primitives import Words
 from headrace.shm.segment import Segment
 
 POLL_INTERVAL = 0.2
 """Seconds after which a waiting process looks whether the run has ended, and renews its heartbeat."""
 
-PHASES: dict[str, tuple[str, ...]] = {
-    "rollout": ("step", "wait_actions", "wait_slots", "forward", "other"),
-    "policy": ("wait", "weights", "gather", "forward", "scatter"),
-    "learner": ("wait", "train", "publish", "checkpoint"),
-}
-"""What the time of each role's workers is divided into; `time/<role>/<phase>` among the metrics."""
-
 _HEARTBEAT, _STEPS = -2, -1
 _STOP, _FIRST_LEARNER = 0, 1
 _LIVES, _ASKED = 0, 1
-PATIENCE = 2.0
+CUT_SHORT_AFTER = 2.0
 """Seconds after which somebody who asked for the end of the run waits no longer for whole batches and updates."""
 
 
@@ -76,9 +70,9 @@ class RunControl:
 
     @property
     def hurried(self) -> bool:
-        """Whether `ask_to_stop` was called more than `PATIENCE` seconds ago: what takes long is to be cut short."""
+        """Whether `ask_to_stop` was called more than `CUT_SHORT_AFTER` seconds ago: what takes long is to be cut short."""
         asked = float(self._supervisor[_ASKED])
-        return asked > 0 and perf_counter() > asked + PATIENCE
+        return asked > 0 and perf_counter() > asked + CUT_SHORT_AFTER
 
     def wait_for_stop(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for the end of the run; whether it is ending."""

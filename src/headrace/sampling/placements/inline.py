@@ -11,7 +11,7 @@ from headrace.sampling.worker_process import Role, Start, actor_seed, make_actor
 
 if TYPE_CHECKING:
     from headrace.sampling.actor import Actor
-    from headrace.sampling.rollout_worker import Act
+    from headrace.sampling.rollout_worker import InlineAct
 
 
 class Inline(ProcessPlacement):
@@ -28,7 +28,7 @@ def inline_main(start: Start) -> None:
 
     torch.set_num_threads(1)
     config, memory = start.placement.config, start.placement.memory
-    actors = {m: make_actor(start, m, "cpu") for m, policy in enumerate(memory.policies) if policy.acts}
+    actors = {m: make_actor(start.placement, m, "cpu") for m, policy in enumerate(memory.policies) if policy.acts}
 
     def seed() -> None:
         for p, actor in actors.items():
@@ -39,7 +39,7 @@ def inline_main(start: Start) -> None:
     rollout_main(start, refreshing(actors, config.sampling.weights_period * config.sampling.num_groups, frozen), seed)
 
 
-def refreshing(actors: Mapping[int, Actor] | Sequence[Actor], period: int, frozen: Collection[int] = ()) -> Act:
+def refreshing(actors: Mapping[int, Actor] | Sequence[Actor], period: int, frozen: Collection[int] = ()) -> InlineAct:
     """Act, taking newer weights every `period` calls: inline actors lag behind by that much, measured as everywhere.
     Those that are `frozen` look every time: a past version's place is used again for a newer one."""
     import numpy as np

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.envs.contract import EnvGroup
 from headrace.sampling.placements.base import Learn, Message, Placement
-from headrace.sampling.rollout_worker import Act, RolloutWorker
+from headrace.sampling.rollout_worker import InlineAct, RolloutWorker
 from headrace.sampling.seating import make_seating
 from headrace.sampling.supervisor import Supervisor
 from headrace.sampling.worker_process import Role, Start, environment_seed, matchmaking_seed, pin
@@ -89,7 +89,7 @@ def learner_main(start: Start) -> None:
             start.report.send(message)
 
 
-def rollout_main(start: Start, act: Act | None = None, seeded: Callable[[], None] = lambda: None) -> None:
+def rollout_main(start: Start, act: InlineAct | None = None, seeded: Callable[[], None] = lambda: None) -> None:
     """What a rollout worker's process runs. `act`: its own policy; `seeded` is called when the learners are ready."""
     import os
 

@@ -9,18 +9,17 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from headrace.envs.contract import EnvGroup, EnvironmentFault
+from headrace.sampling.lanes import Group
 from headrace.sampling.placements.base import Placement
 from headrace.sampling.placements.in_process import InProcess
 from headrace.sampling.policy_worker import PolicyWorker
-from headrace.sampling.rollout_worker import Group, RolloutWorker
+from headrace.sampling.rollout_worker import RolloutWorker
 from headrace.sampling.seating import make_seating
-from headrace.sampling.worker_process import actor_seed, environment_seed, matchmaking_seed
+from headrace.sampling.worker_process import actor_seed, environment_seed, make_actor, matchmaking_seed
 from headrace.shm.run_control import POLL_INTERVAL
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from headrace.sampling.actor import Actor
 
 ELSEWHERE = 0.001
 """Seconds between two looks at environments of which none has finished its step."""
@@ -88,9 +87,7 @@ class SerialSampler:
     """All rollout workers and one policy worker per policy in this process."""
 
     def __init__(self, placement: Placement):
-        from headrace.accelerator.graphs import set_up
         from headrace.envs.registry import make_group
-        from headrace.sampling.actor import Actor
 
         config, memory = placement.config, placement.memory
         self._config, self._memory = config, memory
@@ -113,28 +110,19 @@ class SerialSampler:
                 group.envs.remember()
         self._members = [config.matches.matchmaker, len(memory.policies), *config.matches.opponents]
         """Who takes part in matches: where that has changed, nobody's number means the same."""
-        self.actors = []
-        for p, own in enumerate(placement.configs):
-            set_up(own.device)
-            algorithm, model = placement.make_member(p)
-            clock = memory.control.clock("policy", p * config.sampling.num_policy_workers)
-            self.actors.append(Actor(model, algorithm.act, memory, p, own.device, actor_seed(config, p), clock, own.cuda_graphs))
+        clocks = [memory.control.clock("policy", p * config.sampling.num_policy_workers) for p in range(memory.learners)]
+        devices = [own.device for own in placement.configs]
+        self.actors = [make_actor(placement, p, devices[p], actor_seed(config, p), clock) for p, clock in enumerate(clocks)]
         self.frozen = {
-            m: self._frozen_actor(placement, m) for m, policy in enumerate(memory.policies) if policy.acts and not policy.learns
+            m: make_actor(placement, m, devices[policy.family], actor_seed(config, 1000 * m), clocks[0])
+            for m, policy in enumerate(memory.policies)
+            if policy.acts and not policy.learns
         }
         self._policy_workers = [
             PolicyWorker(p, memory.requests, actor, config, self.frozen.__getitem__, memory.families)
             for p, actor in enumerate(self.actors)
         ]
         self._ready: deque[tuple[RolloutWorker, Group]] = deque()
-
-    def _frozen_actor(self, placement: Placement, member: int) -> Actor:
-        from headrace.sampling.actor import Actor
-
-        algorithm, model = placement.make_member(member)
-        own, clock = placement.configs[placement.memory.policies[member].family], self.actors[0].clock
-        seed = actor_seed(placement.config, 1000 * member)
-        return Actor(model, algorithm.act, placement.memory, member, own.device, seed, clock, own.cuda_graphs)
 
     def collect(self, policy: int, slots: int) -> None:
         """Step the environments until `slots` finished slots of this policy wait for its learner; with several policies, at most

@@ -27,13 +27,12 @@ def policy_main(start: Start) -> None:
     config, memory = start.placement.config, start.placement.memory
     torch.set_num_threads(1)
     policy = start.index // config.sampling.num_policy_workers
-    actor = make_actor(start, policy, start.placement.configs[policy].device, memory.control.clock("policy", start.index))
+    device = start.placement.configs[policy].device
+    actor = make_actor(start.placement, policy, device, clock=memory.control.clock("policy", start.index))
 
     def make(member: int) -> Actor:
-        made = make_actor(start, member, start.placement.configs[policy].device, actor.clock)
         number, version = start.index + 1000 * member, start.placement.version(policy)
-        made.generator.manual_seed(actor_seed(config, number, start.restarts, version))
-        return made
+        return make_actor(start.placement, member, device, actor_seed(config, number, start.restarts, version), actor.clock)
 
     worker = PolicyWorker(start.index, memory.requests, actor, config, make, memory.families)
     memory.control.wait_until_ready()

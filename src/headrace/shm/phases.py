@@ -1,7 +1,4 @@
-"""What the time of each part of a run is spent on: a label and a description for every phase that the parts measure.
-
-The names are those of the phase clocks that all processes share; a test compares both lists.
-"""
+"""What the time of each part of a run is spent on: the phases that `headrace.shm.run_control.PhaseClock` adds up."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ PHASES: dict[str, dict[str, Phase]] = {
         "wait": Phase("waiting for data", "waiting for a batch", waiting=True),
     },
 }
-"""The phases of each part, in the order in which the dashboard shows them."""
+"""The phases of each part, in the order in which clocks hold them and the dashboard shows them."""
 
 
 def waiting_share(metrics: dict[str, float], part: str) -> float:

@@ -1,0 +1,75 @@
+"""Minibatches: the parts of a batch that the optimizer steps of an update learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from headrace.accelerator.graphs import Tensors
+from headrace.config import LearningConfig
+
+SMALL = 1 << 20
+"""Bytes of a field of a batch up to which copying it whole costs less than the operations on its parts."""
+
+
+def minibatches(data: Tensors, c: LearningConfig, device: str, generator: torch.Generator) -> Iterator[Tensors]:
+    """What each optimizer step of an update learns from: `num_epochs` times the `num_minibatches` parts of a batch, in an order
+    that `generator` draws."""
+    if c.num_minibatches == 1:
+        yield from [data] * c.num_epochs
+        return
+    # Targets computed beforehand and no recurrence: nothing ties the rows of a trajectory together any more, and minibatches
+    # of single samples are less correlated than minibatches of trajectories.
+    separable = c.returns == "gae" and "advantage" in data and data["core"].shape[-1] == 0
+    samples = _as_single_rows(data, len(data["reward"])) if separable else data
+    if separable and device == "cpu":
+        samples = {name: _channels_last(t) for name, t in samples.items()}
+    for _ in range(c.num_epochs):
+        order = torch.randperm(samples["reward"].shape[1], generator=generator).to(device, non_blocking=True)
+        parts = [order[i :: c.num_minibatches] for i in range(c.num_minibatches)]
+        if separable:
+            yield from _divided(samples, parts)
+        else:
+            for part in parts:
+                yield _columns(samples, part)
+
+
+def _as_single_rows(batch: Tensors, T: int) -> Tensors:
+    """[T, B, ...] to [1, T B, ...]; row T is needed no more."""
+    return {
+        name: t.new_empty(T * t.shape[0], 0) if name == "core" else t[:T].flatten(0, 1).unsqueeze(0) for name, t in batch.items()
+    }
+
+
+def _columns(batch: Tensors, index: Tensor) -> Tensors:
+    """Some of a batch's trajectories (whole, so that recurrences and traces stay together)."""
+    return {name: t[index] if name == "core" else t[:, index] for name, t in batch.items()}
+
+
+def _channels_last(t: Tensor) -> Tensor:
+    """Images, uint8 [1, N, C, H, W], in the layout that convolutions want: once for all epochs. Others as they are."""
+    if t.dim() != 5 or t.dtype != torch.uint8 or t.nbytes <= SMALL:
+        return t
+    return t[0].contiguous(memory_format=torch.channels_last).unsqueeze(0)
+
+
+def _divided(samples: Tensors, parts: list[Tensor]) -> Iterator[Tensors]:
+    """`_columns` of every part, for single rows [1, N, ...]. What is small is put into the order of all parts at once."""
+    order = torch.cat(parts)
+    at_once = {
+        name: t.index_select(0 if name == "core" else 1, order).split([len(part) for part in parts], 0 if name == "core" else 1)
+        for name, t in samples.items()
+        if t.nbytes <= SMALL
+    }
+    for i, part in enumerate(parts):
+        rest = {name: _rows(t, part) for name, t in samples.items() if name not in at_once}
+        yield {name: pieces[i] for name, pieces in at_once.items()} | rest
+
+
+def _rows(t: Tensor, index: Tensor) -> Tensor:
+    """Some of the rows of [1, N, ...], in the same layout."""
+    if t.dim() == 5 and t[0].is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous():
+        return t[0].permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2).unsqueeze(0)
+    return t.index_select(1, index)

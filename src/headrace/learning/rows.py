@@ -1,0 +1,43 @@
+"""What algorithms read from a batch of trajectories or transitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def named(batch: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The entries of a batch whose names begin with `prefix`, under their names without it."""
+    return {name[len(prefix) :]: x for name, x in batch.items() if name.startswith(prefix)}
+
+
+@torch.no_grad()
+def following_values(net: Any, value_of: Callable[[Any], Tensor], batch: dict[str, Tensor], values: Tensor) -> Tensor | None:
+    """[T, B]: V of the observation that followed row t. None: it is the next row's (`next-step` environments).
+
+    Environments that reset in the same step have the true last observations of their episodes in `final_obs`. A recurrent network
+    is stepped once more from the core state after row t, for which the trajectory is unrolled row by row.
+
+    Args:
+        net: a network with `act` (one row) and `unroll` (all rows).
+        value_of: V, of what `net` gives.
+        batch: trajectories.
+        values: [T+1, B]: V of every row.
+    """
+    final = named(batch, "final_obs/")
+    if not final:
+        return None
+    obs, core, first = named(batch, "obs/"), batch["core"], batch["first"]
+    ended = batch["terminated"] | batch["truncated"]
+    if not core.shape[-1]:
+        after = value_of(net.unroll(final, core, torch.zeros_like(ended)))
+    else:
+        rows = []
+        for t in range(len(ended)):
+            core = net.act({n: x[t] for n, x in obs.items()}, core, first[t]).core
+            rows.append(value_of(net.act({n: x[t] for n, x in final.items()}, core, torch.zeros_like(first[t]))))
+        after = torch.stack(rows)
+    return torch.where(ended, after, values[1:])
