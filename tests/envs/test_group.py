@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +28,7 @@ from worlds import (
 
 from headrace.config import EnvConfig
 from headrace.envs.contract import MASK_KEY, EnvGroup, EnvironmentFault, LaneRow, OutOfBounds
-from headrace.envs.group import BOUNDS_PERIOD, LIFE_LOST, Completion
+from headrace.envs.group import BOUNDS_PERIOD, LIFE_LOST, Completion, reward_transform
 from headrace.envs.vector_group import vector_group
 from headrace.sampling.worker_process import warnings_reported
 
@@ -215,6 +216,15 @@ def test_rewards_are_scaled_then_clipped_and_returns_are_raw() -> None:
         rewards.append(float(now.reward[0]))
     assert rewards == [1.5, 2.0, 2.0, 2.0, 2.0, 2.0]
     assert now.episode_return[0] == sum(8 * step + 3 for step in range(6))
+
+
+@pytest.mark.parametrize("clip", [None, 2.0])
+def test_rewards_are_squashed_and_negative_ones_count_less(clip: float | None) -> None:
+    raw = np.array([-1000.0, -5.0, -0.5, 0.0, 0.5, 5.0, 1000.0])
+    got = reward_transform(EnvConfig(reward_scale=2.0, reward_soft_clip=5.0, reward_clip=clip))(raw)
+    expected = [5 * math.tanh(2 * r / 5) * (0.3 if r < 0 else 1.0) for r in raw]
+    np.testing.assert_allclose(got, expected if clip is None else [max(-clip, min(clip, r)) for r in expected], rtol=1e-12)
+    assert (got[0], got[-1]) == (-1.5, clip or 5.0)
 
 
 def test_lost_lives_end_episodes_but_not_games() -> None:

@@ -357,7 +357,7 @@ def make_group(
                 raise EnvironmentFault(f"{env_id}: environment {index} has other spaces than environment 0")
         spec = EnvSpec(observation, action, options.frameskip or _frameskip(env_id), name=env_id)
         opened.pop_all()
-    group = LocalGroup(envs, spec, reward_transform(options.reward_scale, options.reward_clip))
+    group = LocalGroup(envs, spec, reward_transform(options))
     if options.reward_weights:
         group.set_reward_weights(options.reward_weights)
     return group
