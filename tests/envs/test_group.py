@@ -368,6 +368,7 @@ def test_same_step_environments_must_give_their_last_observations() -> None:
     group = vector_group(envs, EnvConfig(), "my/vector")
     now, after = rows_for(group.spec, 2)
     reset_group(group, 7, after)
+
     def play() -> None:
         for _ in range(50):
             step_group(group, np.zeros((2, 1), np.int32), now, after)
