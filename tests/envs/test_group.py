@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +28,7 @@ from worlds import (
 
 from headrace.config import EnvConfig
 from headrace.envs.contract import MASK_KEY, EnvGroup, EnvironmentFault, LaneRow, OutOfBounds
-from headrace.envs.group import BOUNDS_PERIOD, LIFE_LOST, Completion, flag
+from headrace.envs.group import BOUNDS_PERIOD, LIFE_LOST, Completion, flag, reward_transform
 from headrace.envs.vector_group import vector_group
 from headrace.sampling.worker_process import warnings_reported
 
@@ -217,6 +218,15 @@ def test_rewards_are_scaled_then_clipped_and_returns_are_raw() -> None:
     assert now.episode_return[0] == sum(8 * step + 3 for step in range(6))
 
 
+@pytest.mark.parametrize("clip", [None, 2.0])
+def test_rewards_are_squashed_and_negative_ones_count_less(clip: float | None) -> None:
+    raw = np.array([-1000.0, -5.0, -0.5, 0.0, 0.5, 5.0, 1000.0])
+    got = reward_transform(EnvConfig(reward_scale=2.0, reward_soft_clip=5.0, reward_clip=clip))(raw)
+    expected = [5 * math.tanh(2 * r / 5) * (0.3 if r < 0 else 1.0) for r in raw]
+    np.testing.assert_allclose(got, expected if clip is None else [max(-clip, min(clip, r)) for r in expected], rtol=1e-12)
+    assert (got[0], got[-1]) == (-1.5, clip or 5.0)
+
+
 def test_lost_lives_end_episodes_but_not_games() -> None:
     class Lives(CountingEnv):
         """A life is lost at the end of every episode; the game is over with the third."""
@@ -371,6 +381,7 @@ def test_same_step_environments_must_give_their_last_observations() -> None:
     group = vector_group(envs, EnvConfig(), "my/vector")
     now, after = rows_for(group.spec, 2)
     reset_group(group, 7, after)
+
     def play() -> None:
         for _ in range(50):
             step_group(group, np.zeros((2, 1), np.int32), now, after)

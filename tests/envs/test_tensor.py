@@ -92,6 +92,41 @@ def test_rows_are_those_of_a_group_that_resets_in_the_same_step(place: str | Non
     group.close()
 
 
+def as_tensors(row: Any) -> Any:
+    for name, x in vars(row).items():
+        if x is not None:
+            setattr(row, name, {k: torch.from_numpy(y) for k, y in x.items()} if isinstance(x, dict) else torch.from_numpy(x))
+    return row
+
+
+def test_tasks_of_tensors_stand_side_by_side() -> None:
+    """Two tasks, one of which squashes rewards; the environments' tensors are written in place."""
+
+    def made(options: EnvConfig, num_envs: int, device: str) -> Counter:
+        counter = Counter(num_envs, device)
+        counter.reward_of = lambda actions: actions.float() - 11
+        return counter
+
+    for name in ("test/one", "test/two"):
+        registry.register_tensor(name)(made)
+    options = EnvConfig(task_options={"test/two": {"reward_soft_clip": 5.0}})
+    group = registry.make_group("test/one,test/two", options, 6, device="cpu")
+    assert (group.tensors, group.spec.tasks) == (True, ("test/one", "test/two"))
+    now, after = rows_for(group.spec, 6)
+    now.task = np.zeros(6, np.int32)
+    now, after = as_tensors(now), as_tensors(after)
+    reset_group(group, 0, after)
+    for t in range(12):
+        actions = (torch.arange(6, dtype=torch.int32)[:, None] // 2 + t) % 3
+        step_group(group, actions, now, after)
+        raw = actions[:, 0].numpy() - 1.0
+        squashed = 5 * np.tanh(raw / 5) * np.where(raw < 0, 0.3, 1.0)
+        np.testing.assert_allclose(now.reward, np.where(np.arange(6) % 2, squashed, raw), rtol=1e-6)
+        assert now.task.tolist() == [0, 1] * 3
+        np.testing.assert_array_equal(after.obs["env"][:, 0], [0, 0, 1, 1, 2, 2])
+        np.testing.assert_array_equal(now.truncated[::2], now.truncated[1::2])
+
+
 def test_numbers_that_nothing_can_learn_from_are_stopped_and_errors_name_the_environment() -> None:
     def group_of(envs: Any) -> TensorGroup:
         return TensorGroup(envs, EnvConfig(), "test/bad", device="cpu", tensors=False)

@@ -120,7 +120,7 @@ def local_group(envs: list[gymnasium.Env], options: EnvConfig | None = None, nam
     """A group of these environments."""
     options = options or EnvConfig()
     observation, action = specs_of(envs[0].observation_space, envs[0].action_space, name)
-    return LocalGroup(envs, EnvSpec(observation, action, name=name), reward_transform(options.reward_scale, options.reward_clip))
+    return LocalGroup(envs, EnvSpec(observation, action, name=name), reward_transform(options))
 
 
 def reset_group(group: EnvGroup, seed: int, after: ObsRow) -> None:

@@ -8,7 +8,7 @@ import pytest
 from headrace.config import Config, ConfigError
 from headrace.runs import standings
 from headrace.runs.metrics import MetricsWriter
-from headrace.runs.plots import band, curve, learning_curve
+from headrace.runs.plots import band, curve, learning_curve, task_curves
 from headrace.runs.video import VideoFailed, VideoWriter
 
 
@@ -54,6 +54,20 @@ def test_the_curve_of_returns_has_a_band_and_more_points_than_the_metrics(run, t
     rows, middle = np.nonzero(shade[:, column])[0], np.nonzero(line[:, column])[0].mean()
     below, above = rows.max() - middle, middle - rows.min()
     assert 1.7 < below / above < 2.3, "4 below the mean, 2 above it"
+
+
+def test_every_task_has_a_panel_of_its_own(run, tmp_path):
+    image = pytest.importorskip("matplotlib.image")
+    with MetricsWriter(run, Config()) as writer:
+        for step in range(100, 600, 100):
+            writer.write({"global_step": step, "tasks/a/one/episodic_return": step / 50, "tasks/a/two/episodic_return": -step})
+    task_curves(run, tmp_path / "tasks.png", ("a/one", "a/two", "a/three"))
+    picture = image.imread(tmp_path / "tasks.png")[..., :3]
+    assert picture.shape == (648, 840, 3)
+    blue = np.abs(picture - [0.122, 0.467, 0.706]).max(-1) < 0.02
+    rises = [np.corrcoef(*np.nonzero(blue[rows]))[0, 1] < 0 for rows in (slice(0, 216), slice(216, 432))]
+    assert rises == [True, False]
+    assert not blue[432:].any(), "none of its episodes has ended"
 
 
 def test_a_resumed_run_removes_the_points_that_it_repeats(run):

@@ -62,6 +62,9 @@ class EnvConfig:
     reward_clip: Positive | None = None
     """Rewards are clipped to [-x, x] after scaling, where x is this value. None: no clipping. Reported returns are never
     clipped."""
+    reward_soft_clip: Positive | None = None
+    """Rewards are squashed to x tanh(r / x) after scaling, where x is this value, and negative ones are multiplied by 0.3 then:
+    the optimistic asymmetric clipping of DMLab-30. None: they are not. Reported returns never are."""
     reward_weights: JsonObject = field(default_factory=dict)
     """Weights of the parts of a shaped reward by name, as one JSON object. The environment's method `set_reward_weights` is
     called with them before the first reset, and with others when population-based training mutates them."""

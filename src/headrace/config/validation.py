@@ -32,14 +32,7 @@ def validate(config: Config) -> None:
             "the groups of a worker are of equal size"
         )
     unit = s.rollout * config.lane_size
-    if config.uses_replay:
-        _validate_replay(config)
-    if config.envs.num_agents:
-        _validate_multi_agent(config)
-    if len(config.tasks) > 1:
-        _validate_tasks(config)
-    elif config.envs.task_options:
-        raise ConfigError(f"envs.task_options is for several tasks; {config.env} is one")
+    _validate_kind(config)
     if s.placement == "device":
         _validate_device(config)
     elif not config.uses_replay and r.batch_size % unit:
@@ -86,6 +79,18 @@ def _validate_slots(config: Config) -> None:
             f"sampling.num_workers ({s.num_workers}) or sampling.num_groups ({s.num_groups}), or a smaller learning.batch_size "
             f"({r.batch_size})"
         )
+
+
+def _validate_kind(config: Config) -> None:
+    """What is impossible with a replay, with several agents, with several tasks."""
+    if config.uses_replay:
+        _validate_replay(config)
+    if config.envs.num_agents:
+        _validate_multi_agent(config)
+    if len(config.tasks) > 1:
+        _validate_tasks(config)
+    elif config.envs.task_options:
+        raise ConfigError(f"envs.task_options is for several tasks; {config.env} is one")
 
 
 def _validate_multi_agent(config: Config) -> None:

@@ -245,9 +245,10 @@ def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> En
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """The network, trajectories, learning rate and policy lag of Petrenko et al. 2020 (Sample Factory) for DMLab-30, in smaller
-    batches; nobody has tried them here."""
+    """The clipping of rewards, network, trajectories, learning rate and policy lag of Petrenko et al. 2020 (Sample Factory) for
+    DMLab-30, in smaller batches; nobody has tried them here."""
     return {
+        "envs.reward_soft_clip": 5.0,
         "policy.encoder": "impala-resnet",
         "policy.core": "lstm",
         "policy.core_size": 256,

@@ -18,6 +18,7 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 
+from headrace.config import EnvConfig
 from headrace.envs.action_log import ActionLog
 from headrace.envs.contract import (
     FAULTS,
@@ -51,11 +52,25 @@ LIFE_LOST = "life_lost"
 """Info key: this step ended a training episode but not the game."""
 
 
-def reward_transform(scale: float, clip: float | None) -> RewardTransform:
-    """A function from raw rewards to those that are learned from: scaled, then clipped to [-clip, clip]."""
+NEGATIVE = 0.3
+"""What negative rewards are multiplied by where rewards are squashed."""
+
+
+def reward_transform(options: EnvConfig) -> RewardTransform:
+    """A function from raw rewards to those that are learned from: scaled, squashed to x tanh(r / x) with negative ones times 0.3
+    (`reward_soft_clip` x; 5 in the code of Espeholt et al. 2018, IMPALA, for DMLab-30), then clipped to [-clip, clip]."""
+    scale, clip, soft = options.reward_scale, options.reward_clip, options.reward_soft_clip
+    if soft is not None:
+        clipped = np.inf if clip is None else clip
+        return lambda raw: np.clip(squashed(raw * scale, soft), -clipped, clipped)
     if clip is None:
         return lambda raw: raw * scale
     return lambda raw: np.clip(raw * scale, -clip, clip)
+
+
+def squashed(rewards: np.ndarray, soft: float) -> np.ndarray:
+    """See `EnvConfig.reward_soft_clip`."""
+    return soft * np.tanh(rewards / soft) * np.where(rewards < 0, NEGATIVE, 1.0)
 
 
 class Completion:

@@ -414,7 +414,7 @@ def multi_agent_group(
     except BaseException:
         close_all(envs)
         raise
-    transform = reward_transform(options.reward_scale, options.reward_clip)
+    transform = reward_transform(options)
     group = MultiAgentGroup(envs, spec, transform, options.max_episode_steps, options.info_action_mask)
     if options.reward_weights:
         for m in range(num_envs):

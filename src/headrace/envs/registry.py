@@ -210,8 +210,8 @@ def family_of(env_id: str) -> Family | None:
     return None if env_id in _registered else _family(env_id.partition("/")[0])
 
 
-def _one_task(env_id: str) -> None:
-    """Raise `ConfigError` for several tasks, where one environment is wanted."""
+def check_one(env_id: str) -> None:
+    """As `check_id`, where one environment is wanted: raises `ConfigError` for several tasks."""
     check_id(env_id)
     if SEPARATOR in env_id:
         raise ConfigError(f"{env_id!r} names several tasks; name one of them")
@@ -272,7 +272,7 @@ def make_env(env_id: str, options: EnvConfig, *, render_mode: str | None = None)
 
 
 def _make_env(env_id: str, options: EnvConfig, render_mode: str | None) -> Env:
-    _one_task(env_id)
+    check_one(env_id)
     prefix, _, name = env_id.partition("/")
     with _making(env_id):
         if env_id in _registered:
@@ -318,7 +318,6 @@ def make_group(
 
     `task`: of several tasks, the one that all of these environments are of. None: all have an equal share, environment i is of
     task i modulo their number.
-
     `device`: environments of tensors are made there, on a GPU also the native Atari consoles, and the group takes rows of tensors
     on that device (its attribute `tensors` is True). None: they are made on the CPU, and the group takes NumPy arrays, as all
     others do.
@@ -329,8 +328,7 @@ def make_group(
         return _remote("group").RemoteGroup(address, env_id, options, num_envs, training=training)
     check_id(env_id)
     if SEPARATOR in env_id:
-        several = {"training": training, "threads": threads, "task": task, "device": device}
-        return _import(_TASKS).make_group(env_id, options, num_envs, **several)
+        return _import(_TASKS).make_group(env_id, options, num_envs, training=training, threads=threads, task=task, device=device)
     prefix, _, name = env_id.partition("/")
     registered = _registered.get(env_id)
     with _making(env_id):
@@ -358,7 +356,7 @@ def make_group(
                 raise EnvironmentFault(f"{env_id}: environment {index} has other spaces than environment 0")
         spec = EnvSpec(observation, action, options.frameskip or _frameskip(env_id), name=env_id)
         opened.pop_all()
-    group = LocalGroup(envs, spec, reward_transform(options.reward_scale, options.reward_clip))
+    group = LocalGroup(envs, spec, reward_transform(options))
     if options.reward_weights:
         group.set_reward_weights(options.reward_weights)
     return group
@@ -410,7 +408,7 @@ def make_vec(env_id: str, num_envs: int, options: EnvConfig | None = None) -> Ve
     autoreset mode is in the metadata. Atari games run as the native batch, other environments are stepped one after the other.
     Raises what `make_env` raises.
     """
-    _one_task(env_id)
+    check_one(env_id)
     if options is None:
         options = default_options(env_id)
     prefix, _, name = env_id.partition("/")

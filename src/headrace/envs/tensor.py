@@ -23,7 +23,7 @@ from torch import Tensor
 
 from headrace.config import EnvConfig
 from headrace.envs.contract import FAULTS, MASK_KEY, EnvironmentFault, EnvSpec, LaneRow, ObsRow
-from headrace.envs.group import LARGEST, too_large
+from headrace.envs.group import LARGEST, NEGATIVE, too_large
 from headrace.envs.spaces import Leaf, UnsupportedSpace, leaves, specs_of
 
 CHECK_PERIOD = 64
@@ -98,7 +98,7 @@ class TensorGroup:
         self._leaves = [_checked(leaf, env_id) for leaf in leaves(envs.single_observation_space)]
         self._floats = [name for name, array in observation.items() if array.dtype.kind == "f"]
         self._decode = _decoder(envs.single_action_space, device, env_id)
-        self._scale, self._clip = options.reward_scale, options.reward_clip
+        self._scale, self._clip, self._soft_clip = options.reward_scale, options.reward_clip, options.reward_soft_clip
         self._returns = torch.zeros(N, dtype=torch.float64, device=device)
         self._lengths = torch.zeros(N, dtype=torch.int32, device=device)
         self._seed = self._steps = 0
@@ -140,6 +140,8 @@ class TensorGroup:
         self._returns += reward
         self._lengths += 1
         learned = reward * self._scale
+        if (soft := self._soft_clip) is not None:
+            learned = soft * torch.tanh(learned / soft) * torch.where(learned < 0, NEGATIVE, 1.0)
         now.reward.copy_(learned if self._clip is None else learned.clamp(-self._clip, self._clip))
         now.episode_return.copy_(torch.where(ended, self._returns, self._nan))
         now.episode_length.copy_(self._lengths * ended)

@@ -153,7 +153,7 @@ def vector_group(
     next_step = autoreset_mode(envs) is AutoresetMode.NEXT_STEP
     autoreset: Literal["next-step", "same-step"] = "next-step" if next_step else "same-step"
     spec = EnvSpec(observation, action, options.frameskip or frameskip, autoreset, env_id)
-    return VectorGroup(envs, spec, reward_transform(options.reward_scale, options.reward_clip), in_place)
+    return VectorGroup(envs, spec, reward_transform(options), in_place)
 
 
 def autoreset_mode(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:

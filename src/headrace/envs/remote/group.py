@@ -78,7 +78,7 @@ class RemoteGroup:
         expected = protocol.shared_options(options) if expect_options else None
         self._hello = Hello(env, num_envs, training, expected)
         self._connector = connector(address, options)
-        self._to_learn = reward_transform(options.reward_scale, options.reward_clip)
+        self._to_learn = reward_transform(options)
         self._wake: Callable[[], None] = lambda: None
         self._events: deque[tuple[Literal["up", "message", "down", "notice"], Link | None, Any]] = deque()
         self._closed = threading.Event()

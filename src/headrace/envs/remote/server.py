@@ -32,9 +32,10 @@ def make_offer(env: str, num_envs: int, options: EnvConfig | None = None) -> Off
 
     Raises what `registry.make_group` raises.
     """
-    registry.check_id(env)
+    registry.check_one(env)
     options = options if options is not None else registry.default_options(env)
-    options = replace(options, reward_scale=1.0, reward_clip=None)  # rewards are sent raw; the trainer scales and clips them
+    # rewards are sent raw; the trainer scales and clips them
+    options = replace(options, reward_scale=1.0, reward_clip=None, reward_soft_clip=None)
     spec = registry.describe_here(env, options)
     return Offer(
         env=env,
