@@ -118,7 +118,7 @@ def engine(run: Run, seconds: float) -> dict[str, float]:
 def example(seconds: float) -> dict[str, float]:
     """Frames/s and lag of the one-file example, from what it prints."""
     command = [sys.executable, str(EXAMPLE), "--total-steps", "1000000000"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         lines = printed(process)
         next(lines)  # after about 5 s
