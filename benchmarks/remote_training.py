@@ -78,7 +78,7 @@ RUNS = [
     *(Run("inline, far", "inline", 2, delay) for delay in (0, 20)),
     # the same number of groups with and without delay one after the other, so that other work on the machine disturbs both
     *(Run("served, far", "served", groups, delay) for groups, delay in ((1, 0), (1, 1), (2, 0), (2, 1), (2, 20))),
-    *(Run("served, far", "served", groups, delay) for groups in (8, 16) for delay in (0, 20)),
+    *(Run("served, far", "served", groups, delay) for groups in (8, 16, 32) for delay in (0, 20)),
     Run("as SEED: all groups in a batch", "served", 4, 0, SEED),
     Run("as PolyBeast: a stream for each environment", "served", 32, 0, POLYBEAST),
 ]
