@@ -2,14 +2,18 @@
 
     python benchmarks/populations.py --env atari/breakout --rounds 3
 
-The same environments and the same number of steps in all, divided among the policies; the sizes take turns, so that whatever else
-the machine does concerns all of them. Steps per second are those of all policies between the moment when the last of them has
-begun to report and the moment when the first has finished. Prints a table, writes results/populations.json.
+The same environments and the same number of steps in all, divided among the policies; the sizes take turns, in an order that is
+turned by one each round, so that whatever else the machine does concerns all of them. Steps per second are those of all policies
+between the moment when the last of them has begun to report and the moment when the first has finished. The ratio to one policy
+is the geometric mean of the rounds' ratios, with its 95 % interval (Student's t of their logarithms). Prints a table, writes
+results/populations.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import statistics
 import subprocess
 import sys
@@ -69,6 +73,20 @@ def _watch(pid: int, memory: list[float]) -> None:
         time.sleep(1)
 
 
+T95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t of a two-sided 95 % interval for 1, 2, ... degrees of freedom."""
+
+
+def ratio(rates: list[float], base: list[float]) -> tuple[float, list[float] | None]:
+    """Geometric mean of the rounds' ratios and its 95 % interval; None after a single round."""
+    logs = [math.log(rate / one) for rate, one in zip(rates, base, strict=True)]
+    mean, n = statistics.mean(logs), len(logs)
+    if n == 1:
+        return math.exp(mean), None
+    half = (T95[n - 2] if n - 2 < len(T95) else 1.96) * statistics.stdev(logs) / math.sqrt(n)
+    return math.exp(mean), [math.exp(mean - half), math.exp(mean + half)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="atari/breakout")
@@ -84,23 +102,28 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "populations.json")
     args = parser.parse_args()
     found: dict[int, list[dict[str, float]]] = {size: [] for size in args.sizes}
-    for _ in range(args.rounds):
-        for size in args.sizes:
+    loads = []
+    for number in range(args.rounds):
+        turn = number % len(args.sizes)
+        for size in args.sizes[turn:] + args.sizes[:turn]:
+            loads.append(round(os.getloadavg()[0], 1))
             found[size].append(measure(args, size))
             print(f"{size} policies: {found[size][-1]['sps']:,.0f} steps/s", file=sys.stderr, flush=True)
     print(
         f"{args.env}, {args.placement}, {args.envs} environments, {args.workers} x {args.groups} groups, {args.steps:,} steps\n"
     )
-    print("| policies | steps/s (median) | of one policy | memory at most |\n|---|---|---|---|")
+    print("| policies | steps/s (median) | of one policy (95 % interval) | memory at most |\n|---|---|---|---|")
     rows: list[dict[str, Any]] = []
+    base = [run["sps"] for run in found[args.sizes[0]]]
     for size, runs in found.items():
         sps = statistics.median(run["sps"] for run in runs)
-        ratio = sps / (rows[0]["sps"] if rows else sps)
+        mean, interval = ratio([run["sps"] for run in runs], base)
         mib = max(run["mib"] for run in runs)
-        rows.append({"policies": size, "sps": sps, "ratio": ratio, "mib": mib, "runs": runs})
-        print(f"| {size} | {sps:,.0f} | {ratio:.2f} | {rows[-1]['mib']:,.0f} MiB |")
+        rows.append({"policies": size, "sps": sps, "ratio": mean, "ratio_ci95": interval, "mib": mib, "runs": runs})
+        shown = "" if interval is None else f" ({interval[0]:.2f} to {interval[1]:.2f})"
+        print(f"| {size} | {sps:,.0f} | {mean:.2f}{shown} | {mib:,.0f} MiB |")
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items() if name != "out"}
-    summary.write(args.out, {"machine": summary.machine(), "settings": settings, "rows": rows})
+    summary.write(args.out, {"machine": summary.machine(), "settings": settings, "load_before_each": loads, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -118,7 +118,10 @@ def run(jobs: list[tuple[Callable[..., None], tuple[Any, ...]]], seconds: float)
     for process in processes:
         process.kill()
         process.join()
-    return sum(counter.value for counter in counters) / seconds
+    frames = sum(counter.value for counter in counters)
+    if not frames:
+        raise SystemExit("no frame was played; the error is above")
+    return frames / seconds
 
 
 def contenders(scenario: str, players: int, seconds: float) -> dict[str, Callable[[], float]]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -134,6 +135,67 @@ def test_emulator_throughput(tmp_path: Path) -> None:
     (row,) = json.loads(out.read_text())["rows"]
     assert row["game"] == "pong"
     assert min(row[name] for name in ("headrace", "ale", "headrace-raw", "ale-raw", "ratio_ale", "ratio_raw")) > 0
+
+
+def test_four_in_a_line_and_the_player_who_looks_one_move_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "learning"))
+    games, generator = importlib.import_module("games"), np.random.default_rng(0)
+
+    def slow(pieces: np.ndarray) -> bool:
+        lines = [
+            [(r + k * dr, c + k * dc) for k in range(4)]
+            for r in range(6) for c in range(7) for dr, dc in ((0, 1), (1, 0), (1, 1), (1, -1))
+        ]  # fmt: skip
+        inside = [line for line in lines if all(0 <= r < 6 and 0 <= c < 7 for r, c in line)]
+        assert len(inside) == 69
+        return any(all(pieces[at] for at in line) for line in inside)
+
+    boards = [generator.random((6, 7)) < generator.random() for _ in range(300)]
+    assert [games.has_four(board) for board in boards] == [slow(board) for board in boards]
+
+    act = games.one_move(None)
+    board, mask = np.zeros((6, 7, 2), np.int8), np.ones(7, np.uint8)
+    board[5, 1:4, 1] = board[5, 0, 0] = 1  # the other has three in a row, and one end is free
+    assert act({"observation": board, "action_mask": mask}, generator) == 4
+    board[3:6, 6, 0] = 1  # but here one wins at once
+    assert act({"observation": board, "action_mask": mask}, generator) == 6
+
+
+def test_the_fast_connect_four_is_pettingzoos(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pettingzoo")
+    from headrace.config import EnvConfig
+    from headrace.envs import pettingzoo
+
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "learning"))
+    fast, slow = importlib.import_module("games").ConnectFour(), pettingzoo.make_parallel("connect_four_v3", EnvConfig())
+    generator, outcomes = np.random.default_rng(0), set()
+    for agent in fast.possible_agents:
+        assert fast.observation_space(agent) == slow.observation_space(agent)
+        assert fast.action_space(agent) == slow.action_space(agent)
+    for _ in range(150):
+        (seen, _), (expected, _) = fast.reset(), slow.reset()
+        while slow.agents:
+            (agent,) = expected
+            assert list(seen) == [agent]
+            for key, array in expected[agent].items():
+                assert np.array_equal(seen[agent][key], array)
+            action = {agent: generator.choice(np.flatnonzero(expected[agent]["action_mask"]))}
+            seen, rewards, terminations, truncations, _ = fast.step(action)
+            expected, *others, _ = slow.step(action)
+            assert [rewards, terminations, truncations] == others
+            assert fast.agents == slow.agents
+        outcomes.add(tuple(rewards.values()))
+    assert len(outcomes) == 2  # both have won
+    slow.close()
+
+
+def test_the_ratio_of_two_rates_has_an_interval(load: Load) -> None:
+    ratio = load("populations").ratio
+    assert ratio([90.0], [100.0]) == (pytest.approx(0.9), None)
+    mean, (low, high) = ratio([90.0, 50.0, 220.0], [100.0, 50.0, 200.0])
+    assert mean == pytest.approx(0.99 ** (1 / 3))
+    spread = 4.303 * np.std(np.log([0.9, 1.0, 1.1]), ddof=1) / np.sqrt(3)
+    assert (low, high) == (pytest.approx(mean * np.exp(-spread)), pytest.approx(mean * np.exp(spread)))
 
 
 def test_readme_prints_what_the_result_files_hold(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@
 
 CartPole with a learning rate that is far too small, given to every policy of a population: once fixed, once with
 population-based training, which may change it. Both train the same number of policies for the same number of steps. Serial
-placement, so the same seed gives the same numbers. Prints a table, writes results/pbt-cartpole.json and .png.
+placement, so the same seed gives the same numbers. Prints a table, writes results/pbt-cartpole.json and .png, and
+results/pbt-cartpole-lineage.png: who became a copy of whom with the first seed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 
 import headrace
 from headrace.make_config import make_config
+from headrace.runs import lineage
 from headrace.runs.metrics import read_jsonl
 
 HERE = Path(__file__).parent
@@ -47,7 +49,6 @@ def train(folder: Path, seed: int, args: argparse.Namespace, more: dict[str, Any
     found = []
     for p in range(args.size):
         rows = [row for row in read_jsonl(folder / f"policy-{p}" / "metrics.jsonl") if RETURN in row]
-        rows = summary.thin(rows)
         curve = [[int(row["global_step"]), round(row[RETURN], 1)] for row in rows]
         found.append({"curve": curve, "rates": [row.get(RATE, args.rate) for row in rows], "last": rows[-1][RETURN]})
     return found
@@ -71,6 +72,10 @@ def main() -> None:
         for name, more in (("fixed", {}), ("pbt", {**PBT, "pbt.period": args.period})):
             with tempfile.TemporaryDirectory() as temporary:
                 policies = train(Path(temporary) / "run", seed, args, more)
+                if name == "pbt" and seed == 0:
+                    picture = args.out.with_name(f"{args.out.stem}-lineage.png")
+                    picture.parent.mkdir(parents=True, exist_ok=True)
+                    lineage.draw(Path(temporary) / "run", args.size, picture)
             results[name].append(policies)
             returns = ", ".join(f"{policy['last']:.0f}" for policy in policies)
             rates = ", ".join(f"{policy['rates'][-1]:.1e}" for policy in policies)
@@ -80,8 +85,18 @@ def main() -> None:
         "\nbest policy: " + ", ".join(f"{name} {np.mean(x):.0f} (from {min(x):.0f} to {max(x):.0f})" for name, x in best.items())
     )
     settings = {"env": "gym/CartPole-v1", "rate": args.rate, "steps": args.steps, "period": args.period, "size": args.size}
-    summary.write(args.out, {"machine": summary.machine(), "settings": settings, "best": best, "runs": results})
+    summary.write(args.out, {"machine": summary.machine(), "settings": settings, "best": best, "runs": short(results)})
     draw(results, args.out.with_suffix(".png"))
+
+
+def short(results: dict[str, list[list[dict[str, Any]]]]) -> dict[str, list[list[dict[str, Any]]]]:
+    """With a dozen points of each curve."""
+
+    def one(policy: dict[str, Any]) -> dict[str, Any]:
+        rates = [float(f"{rate:.3g}") for rate in summary.thin(policy["rates"], 12)]
+        return {"curve": summary.thin(policy["curve"], 12), "rates": rates, "last": policy["last"]}
+
+    return {name: [[one(policy) for policy in policies] for policies in runs] for name, runs in results.items()}
 
 
 def draw(results: dict[str, list[list[dict[str, Any]]]], path: Path) -> None:

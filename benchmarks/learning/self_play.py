@@ -2,7 +2,8 @@
 
     python benchmarks/learning/self_play.py connect-four rps meeting
 
-Each prints what it measured, draws a plot and keeps a summary in results/. Everything is trained on the CPU, with one seed.
+Each prints what it measured, draws a plot and keeps a summary in results/. Everything is trained on the CPU; rps with several
+seeds, the others with one.
 
 connect-four   self-play; matches against a random player and against one that wins or blocks in one move; the rating over time
 rps            rock, paper, scissors where rock against scissors counts twice: exploitability of the policy over training, by
@@ -68,28 +69,59 @@ def keep(name: str, found: dict[str, Any]) -> None:
     print(json.dumps(found, indent=1), flush=True)
 
 
-def connect_four(folder: Path, minutes: float) -> None:
+CONNECT_FOUR: dict[str, Any] = {
+    "matches.matchmaker": "self-play", "matches.save_steps": 50_000, "matches.team_change": 50_000, "matches.window": 5,
+    "matches.swap_steps": 1_000, "matches.play_against_latest_model_ratio": 0.8, "sampling.placement": "inline",
+    "learning.lr_schedule": "linear", "sampling.envs_per_worker": 64, "learning.batch_size": 4096, "policy.mlp": [256, 256],
+}  # fmt: skip
+
+
+def connect_four(folder: Path, asked: argparse.Namespace) -> None:
     """See the module."""
-    took = run("pettingzoo/connect_four_v3", folder, **{
-        "matches.matchmaker": "self-play", "matches.save_steps": 20_000, "matches.team_change": 50_000, "matches.window": 10,
-        "matches.swap_steps": 1_000, "matches.play_against_latest_model_ratio": 0.6, "sampling.placement": "inline",
-        "learning.total_steps": 10**9, "run.max_minutes": minutes, "policy.mlp": [256, 256],
-        "sampling.envs_per_worker": 64, "sampling.rollout": 16, "learning.batch_size": 4096, "learning.gamma": 0.98,
+    env = "pettingzoo/connect_four_v3"
+    took = run(env, folder, **CONNECT_FOUR, **{
+        "learning.total_steps": asked.steps, "run.milestone_steps": asked.steps // 10, "run.max_minutes": asked.minutes,
     })  # fmt: skip
     policy = load_policy(folder, device="cpu")
-    options, spec = policy.config.envs, policy.spec
     lines = [line for line in read_jsonl(folder / "metrics.jsonl") if "matches/elo" in line]
+    rivals = {rival: make_script(rival, policy.spec) for rival in ("random", "one-move")}
     results = {}
-    for rival in ("random", "one-move"):
+    for rival, script in rivals.items():
         for how in (False, True):
-            found = play(policy, make_script(rival, spec), policy.config.env, options, 500, deterministic=how)
+            found = play(policy, script, env, policy.config.envs, 500, deterministic=how)
             results[f"{rival}, {'most probable' if how else 'sampled'} moves"] = str(found)
-    draw(RESULTS / "self-play-connect-four.png", {"Elo": ([x["global_step"] for x in lines], [x["matches/elo"] for x in lines])},
-         "Elo rating", "connect four by self-play")  # fmt: skip
+    scripts = play(rivals["one-move"], rivals["random"], env, policy.config.envs, 500)
+    points = sorted((folder / "checkpoints").iterdir(), key=lambda path: path.name)
+    curve: dict[str, tuple[list[float], list[float]]] = {rival: ([], []) for rival in rivals}
+    for checkpoint in points:
+        past = load_policy(folder, which=checkpoint, device="cpu")
+        for rival, script in rivals.items():
+            curve[rival][0].append(past.step)
+            curve[rival][1].append(play(past, script, env, past.config.envs, 100).win_rate)
+    elo = [x["global_step"] for x in lines], [x["matches/elo"] for x in lines]
+    draw_connect_four(RESULTS / "self-play-connect-four.png", elo, curve)
     keep("connect-four", {
-        "minutes": round(took, 1), "steps": policy.step, "results": results,
-        "elo": summary.thin([round(line["matches/elo"], 1) for line in lines], 20), "machine": summary.machine(),
+        "settings": CONNECT_FOUR, "minutes": round(took, 1), "steps": policy.step, "results": results,
+        "one-move against random": str(scripts), "win rate over training, sampled moves": curve,
+        "elo": summary.thin([[x, round(y, 1)] for x, y in zip(*elo, strict=True)], 20), "machine": summary.machine(),
     })  # fmt: skip
+
+
+def draw_connect_four(path: Path, elo: tuple[list[float], list[float]], curves: dict[str, Any]) -> None:
+    """The rating, and the win rates against scripted players, over steps."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.plot(*elo)
+    left.set(xlabel="steps", ylabel="Elo rating", title="connect four by self-play")
+    for rival, (x, y) in curves.items():
+        right.plot(x, y, ".-", label=f"against {rival}")
+    right.set(xlabel="steps", ylabel="win rate, sampled moves, 100 matches", ylim=(0, 1.02), title="against scripted players")
+    right.legend(fontsize="small")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=100)
 
 
 def strategy(policy: Any) -> np.ndarray:
@@ -103,51 +135,101 @@ def strategy(policy: Any) -> np.ndarray:
     return np.exp(log)
 
 
-def rps(folder: Path, minutes: float) -> None:
+WAYS: dict[str, dict[str, Any]] = {
+    "plain self-play": {"matches.matchmaker": "fixed"},
+    "league": {"matches.matchmaker": "league", "matches.save_steps": 2_000, "matches.window": 40,
+               "matches.play_against_latest_model_ratio": 0.2, "matches.hardness": 1.0},
+}  # fmt: skip
+
+
+def strategies(folder: Path) -> tuple[list[float], np.ndarray]:
+    """Steps of a run's checkpoints, and the strategies [n, 3] of their policies."""
+    points = []
+    for checkpoint in (folder / "checkpoints").iterdir():
+        if checkpoint.is_dir():
+            policy = load_policy(folder, which=checkpoint, device="cpu")
+            points.append((float(policy.step), strategy(policy)))
+    points.sort(key=lambda point: point[0])
+    return [step for step, _ in points], np.array([played for _, played in points])
+
+
+def rps(folder: Path, asked: argparse.Namespace) -> None:
     """See the module."""
-    curves, found = {}, {}
-    ways = {
-        "plain self-play": {"matches.matchmaker": "fixed"},
-        "league": {"matches.matchmaker": "league", "matches.save_steps": 2_000, "matches.window": 40,
-                   "matches.play_against_latest_model_ratio": 0.2, "matches.hardness": 1.0},
-    }  # fmt: skip
-    for name, settings in ways.items():
-        at = folder / name.replace(" ", "-")
-        run("games/rps", at, **{
-            "sampling.placement": "serial", "run.milestone_steps": 5_000, "run.checkpoint_interval": 1e6,
-            "learning.total_steps": 300_000, "run.max_minutes": minutes / 2, **settings,
-        })  # fmt: skip
-        points = []
-        for checkpoint in sorted((at / "checkpoints").iterdir()):
-            if (checkpoint / "manifest.json").exists() or checkpoint.is_dir():
-                policy = load_policy(at, which=checkpoint, device="cpu")
-                points.append((policy.step, strategy(policy)))
-        points.sort(key=lambda point: point[0])
-        steps, played = [float(s) for s, _ in points], np.array([p for _, p in points])
-        each = [games.exploitability(p) for p in played]
-        curves[name] = (steps, each)
-        half = len(played) // 2
+    found: dict[str, Any] = {}
+    curves: dict[str, list[tuple[list[float], list[float]]]] = {name: [] for name in WAYS}
+    for name, settings in WAYS.items():
+        newest, mixed, means = [], [], []
+        for seed in range(asked.seeds):
+            at = folder / f"{name.replace(' ', '-')}-{seed}"
+            run("games/rps", at, **{
+                "sampling.placement": "serial", "run.milestone_steps": 5_000, "run.checkpoint_interval": 1e6, "seed": seed,
+                "learning.total_steps": 300_000, **settings,
+            })  # fmt: skip
+            steps, played = strategies(at)
+            each = [games.exploitability(p) for p in played]
+            curves[name].append((steps, each))
+            half = len(played) // 2
+            newest.append(round(float(np.mean(each[half:])), 3))
+            mixed.append(round(games.exploitability(played[half:].mean(0)), 3))
+            means.append(np.round(played[half:].mean(0), 3).tolist())
+            print(f"{name}, seed {seed}: newest {newest[-1]}, mean strategy {mixed[-1]} {means[-1]}", flush=True)
         found[name] = {
-            "mean exploitability of the newest policy, second half": round(float(np.mean(each[half:])), 3),
-            "exploitability of the mean strategy, second half": round(games.exploitability(played[half:].mean(0)), 3),
-            "mean strategy, second half": np.round(played[half:].mean(0), 3).tolist(),
-            "checkpoints": len(played),
+            "settings": settings,
+            "second half: mean exploitability of the newest policy, each seed": newest,
+            "second half: exploitability of the mean strategy, each seed": mixed,
+            "second half: mean strategy, each seed": means,
         }
-    draw(RESULTS / "self-play-rps.png", curves, "exploitability", "weighted rock, paper, scissors (optimum: 0)")
-    keep("rps", {"optimum": games.OPTIMUM.tolist(), "always rock": games.exploitability(np.array([1.0, 0, 0])), **found})
+    draw_seeds(RESULTS / "self-play-rps.png", curves, "exploitability", "weighted rock, paper, scissors (optimum: 0)")
+    keep("rps", {
+        "optimum": games.OPTIMUM.tolist(), "exploitability of always rock": games.exploitability(np.array([1.0, 0, 0])), **found,
+        "machine": summary.machine(),
+    })  # fmt: skip
 
 
-def meeting(folder: Path, minutes: float) -> None:
+def draw_seeds(path: Path, curves: dict[str, list[tuple[list[float], list[float]]]], ylabel: str, title: str) -> None:
+    """Curves over steps: every seed thin, their mean thick."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for number, (name, seeds) in enumerate(curves.items()):
+        for x, y in seeds:
+            axes.plot(x, y, color=f"C{number}", alpha=0.3, linewidth=0.8)
+        n = min(len(x) for x, _ in seeds)
+        axes.plot(seeds[0][0][:n], np.mean([y[:n] for _, y in seeds], axis=0), color=f"C{number}", linewidth=2, label=name)
+    axes.set(xlabel="steps", ylabel=ylabel, title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=100)
+
+
+def meeting(folder: Path, asked: argparse.Namespace) -> None:
     """See the module."""
     took = run(
-        "games/meeting", folder, **{"sampling.placement": "inline", "run.max_minutes": minutes, "learning.total_steps": 10**9}
+        "games/meeting",
+        folder,
+        **{"sampling.placement": "inline", "run.max_minutes": asked.minutes, "learning.total_steps": asked.meeting_steps},
     )
     key = "charts/episodic_return_100"
     lines = [line for line in read_jsonl(folder / "metrics.jsonl") if key in line]
     curve = [x["global_step"] for x in lines], [x[key] for x in lines]
     draw(RESULTS / "self-play-meeting.png", {"share of matches in which they meet": curve}, key, "three agents that must meet")
     result = evaluate(folder, 600, deterministic=False)
-    keep("meeting", {"minutes": round(took, 1), "steps": result.step, "mean return": result.mean, "ci95": result.ci95})
+    keep("meeting", {
+        "minutes": round(took, 1), "steps": result.step, "share of matches in which they meet": result.mean,
+        "ci95": result.ci95, "random team": round(random_team(2000), 3), "machine": summary.machine(),
+    })  # fmt: skip
+
+
+def random_team(matches: int) -> float:
+    """Share of the matches in which agents that move at random meet."""
+    env, generator, met = games.Meeting(), np.random.default_rng(0), 0.0
+    for number in range(matches):
+        env.reset(seed=number)
+        while env.agents:
+            _, rewards, *_ = env.step({agent: int(generator.integers(3)) for agent in env.agents})
+        met += rewards["a"]
+    return met / matches
 
 
 TASKS = {"connect-four": connect_four, "rps": rps, "meeting": meeting}
@@ -157,11 +239,14 @@ def main() -> int:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("tasks", nargs="+", choices=TASKS)
-    parser.add_argument("--minutes", type=float, default=10.0, help="training time of one task")
+    parser.add_argument("--minutes", type=float, default=30.0, help="longest training time of one task")
+    parser.add_argument("--steps", type=int, default=2_000_000, help="of connect-four")
+    parser.add_argument("--meeting-steps", type=int, default=600_000)
+    parser.add_argument("--seeds", type=int, default=5, help="of rps")
     asked = parser.parse_args()
     for task in asked.tasks:
         with tempfile.TemporaryDirectory() as folder:
-            TASKS[task](Path(folder) / "run", asked.minutes)
+            TASKS[task](Path(folder) / "run", asked)
     return 0
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import time
@@ -24,6 +23,7 @@ import headrace
 from headrace.config import EnvConfig
 from headrace.envs.vizdoom import VizdoomEnv
 from headrace.envs.vizdoom.match import Match
+from headrace.evaluation.matches import wilson
 from headrace.runs.plots import curve
 
 HERE = Path(__file__).parent
@@ -67,14 +67,6 @@ def against_each_other(acts: list[Act], begin: Callable[[], None], matches: int,
             frags.append([by_place[places.index(player)] for player in (0, 1)])
     env.close()
     return frags
-
-
-def wilson(wins: int, games: int, z: float = 1.96) -> tuple[float, float]:
-    """95 % interval of a rate."""
-    rate, spread = wins / games, z * z / games
-    centre = (rate + spread / 2) / (1 + spread)
-    half = z * math.sqrt(rate * (1 - rate) / games + spread / (4 * games)) / (1 + spread)
-    return round(centre - half, 3), round(centre + half, 3)
 
 
 def plot(folder: Path, scores: dict[str, list[dict[str, float]]], path: Path) -> None:
@@ -128,7 +120,7 @@ def main() -> None:
     scores = {name: against_bot(act, policy.reset, asked.games, options) for name, act in players.items()}
     frags = against_each_other([trained, random], policy.reset, asked.matches, options)
     wins, losses = sum(a > b for a, b in frags), sum(a < b for a, b in frags)
-    interval = wilson(wins, len(frags))
+    interval = [round(bound, 3) for bound in wilson(wins, len(frags))]
     asked.out.mkdir(parents=True, exist_ok=True)
     plot(folder, scores, asked.out / "vizdoom-duel.png")
     for name, games in scores.items():

@@ -139,6 +139,20 @@ def test_measurements_are_scaled_variables() -> None:
     plain.close()
 
 
+@pytest.mark.parametrize("name", ["cig", "deathmatch_bots", "duel_bots"])
+def test_a_level_of_bots_without_bots(name: str) -> None:
+    env = VizdoomEnv(name, EnvConfig(kwargs={"bots": 0, "episode_timeout": 80}))
+    observation, _ = env.reset(seed=1)
+    assert env.observation_space.contains(observation)
+    for step in range(20):
+        _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        assert not terminated
+        assert truncated == (step == 19)
+    assert env.player.value("PLAYER_COUNT") == 1
+    env.reset()
+    env.close()
+
+
 @pytest.mark.parametrize(("name", "bots"), [("cig", 7), ("deathmatch_bots", 7), ("duel_bots", 1)])
 def test_bots_play_and_the_dead_come_back(name: str, bots: int) -> None:
     env = VizdoomEnv(name, EnvConfig(frameskip=8, kwargs={"episode_timeout": 800}))

@@ -110,6 +110,8 @@ class TurnBased:
         self.game = game
         self.possible_agents = list(game.possible_agents)
         self.agents: list[Any] = []
+        self._selected: Any = None
+        """Whose turn it is."""
         self.metadata = game.metadata
         self.render_mode = getattr(game, "render_mode", None)
 
@@ -130,19 +132,24 @@ class TurnBased:
     def step(self, actions: dict[Any, Any]) -> tuple[Any, Any, Any, Any, Any]:
         """One move; `actions` has that of the agent whose turn it is."""
         game, agents = self.game, self.agents
-        game.step(actions[game.agent_selection])
-        rewards = {agent: game.rewards.get(agent, 0) for agent in agents}
-        terminations = {agent: bool(game.terminations.get(agent)) for agent in agents}
-        truncations = {agent: bool(game.truncations.get(agent)) for agent in agents}
-        infos = dict(game.infos)
-        observations = {agent: game.observe(agent) for agent in agents if terminations[agent] or truncations[agent]}
-        while game.agents and (game.terminations[game.agent_selection] or game.truncations[game.agent_selection]):
+        game.step(actions[self._selected])
+        # Each is read once: every wrapper of a game looks its attributes up in the next one.
+        rewards, terminated, truncated, infos = game.rewards, game.terminations, game.truncations, dict(game.infos)
+        rewards = {agent: rewards.get(agent, 0) for agent in agents}
+        terminations = {agent: bool(terminated.get(agent)) for agent in agents}
+        truncations = {agent: bool(truncated.get(agent)) for agent in agents}
+        ended = [agent for agent in agents if terminations[agent] or truncations[agent]]
+        observations = {agent: game.observe(agent) for agent in ended}
+        while ended and game.agents and (game.terminations[game.agent_selection] or game.truncations[game.agent_selection]):
             game.step(None)
         self.agents = list(game.agents)
         return observations | self._turn(), rewards, terminations, truncations, infos
 
     def _turn(self) -> dict[Any, Any]:
-        return {self.game.agent_selection: self.game.observe(self.game.agent_selection)} if self.game.agents else {}
+        if not self.agents:
+            return {}
+        self._selected = self.game.agent_selection
+        return {self._selected: self.game.observe(self._selected)}
 
     def render(self) -> Any:
         """The game's picture."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.config import EnvConfig
 from headrace.envs.vizdoom.game import start, start_alone
-from headrace.envs.vizdoom.player import FRAMESKIP, Player, Settings
+from headrace.envs.vizdoom.player import BASE, FRAMESKIP, Player, Settings
 
 
 class VizdoomEnv(gymnasium.Env):
@@ -29,6 +29,8 @@ class VizdoomEnv(gymnasium.Env):
         self.action_space, self.observation_space = self.player.action_space, self.player.observation_space
         self.render_mode = render_mode
         self._bots = settings.bots
+        self._hosts = bool(settings.bots) or name in BASE
+        """A network game. Levels of deathmatches have no start for a single player: without bots, too, they are hosted."""
         self._bot_args = f"+viz_bots_path {settings.bots_file}" if settings.bots_file else ""
         self._started = 0
 
@@ -37,7 +39,7 @@ class VizdoomEnv(gymnasium.Env):
         self.game.set_seed(int(self.np_random.integers(2**31)))
         if self.game.is_running():
             self.game.new_episode()
-        elif self._bots:
+        elif self._hosts:
             start_alone(self.game, self._bot_args)
         else:
             start(self.game)
