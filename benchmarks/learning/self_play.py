@@ -26,9 +26,9 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import games  # noqa: E402
 import summary  # noqa: E402
 
+from headrace.envs.imports import import_files  # noqa: E402
 from headrace.evaluation.matches import play  # noqa: E402
 from headrace.evaluation.play import evaluate  # noqa: E402
 from headrace.evaluation.policy import load_policy  # noqa: E402
@@ -39,6 +39,8 @@ from headrace.train import train  # noqa: E402
 
 RESULTS = HERE / "results"
 GAMES = str(HERE / "games.py")
+import_files((GAMES,))  # as the runs do: imported twice, it would register its network twice
+games = next(module for module in sys.modules.values() if getattr(module, "__file__", None) == GAMES)
 
 
 def run(env: str, folder: Path, **settings: Any) -> float:
@@ -137,9 +139,11 @@ def strategy(policy: Any) -> np.ndarray:
 
 WAYS: dict[str, dict[str, Any]] = {
     "plain self-play": {"matches.matchmaker": "fixed"},
-    "league": {"matches.matchmaker": "league", "matches.save_steps": 2_000, "matches.window": 40,
-               "matches.play_against_latest_model_ratio": 0.2, "matches.hardness": 1.0},
+    "league": {"matches.matchmaker": "league", "matches.save_steps": 2_000, "matches.window": 20,
+               "matches.play_against_latest_model_ratio": 0.2, "matches.hardness": 2.0},
 }  # fmt: skip
+RPS: dict[str, Any] = {"learning.batch_size": 256, "learning.entropy_coef": 0.3}
+"""Of both ways. Without entropy a policy that plays one hand only never finds out what another hand would win."""
 
 
 def strategies(folder: Path) -> tuple[list[float], np.ndarray]:
@@ -162,8 +166,8 @@ def rps(folder: Path, asked: argparse.Namespace) -> None:
         for seed in range(asked.seeds):
             at = folder / f"{name.replace(' ', '-')}-{seed}"
             run("games/rps", at, **{
-                "sampling.placement": "serial", "run.milestone_steps": 5_000, "run.checkpoint_interval": 1e6, "seed": seed,
-                "learning.total_steps": 300_000, **settings,
+                "sampling.placement": "serial", "run.milestone_steps": asked.rps_steps // 30, "run.checkpoint_interval": 1e6,
+                "learning.total_steps": asked.rps_steps, "seed": seed, **RPS, **settings,
             })  # fmt: skip
             steps, played = strategies(at)
             each = [games.exploitability(p) for p in played]
@@ -174,7 +178,7 @@ def rps(folder: Path, asked: argparse.Namespace) -> None:
             means.append(np.round(played[half:].mean(0), 3).tolist())
             print(f"{name}, seed {seed}: newest {newest[-1]}, mean strategy {mixed[-1]} {means[-1]}", flush=True)
         found[name] = {
-            "settings": settings,
+            "settings": RPS | settings,
             "second half: mean exploitability of the newest policy, each seed": newest,
             "second half: exploitability of the mean strategy, each seed": mixed,
             "second half: mean strategy, each seed": means,
@@ -242,6 +246,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0, help="longest training time of one task")
     parser.add_argument("--steps", type=int, default=2_000_000, help="of connect-four")
     parser.add_argument("--meeting-steps", type=int, default=600_000)
+    parser.add_argument("--rps-steps", type=int, default=60_000)
     parser.add_argument("--seeds", type=int, default=5, help="of rps")
     asked = parser.parse_args()
     for task in asked.tasks:

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import headrace
 from headrace.config import EnvConfig
 from headrace.envs.vizdoom import VizdoomEnv
@@ -106,6 +108,7 @@ def main() -> None:
     if asked.run is None:
         headrace.train(config)
     policy = headrace.load_policy(folder)
+    torch.set_num_threads(1)  # one observation at a time: threads would only wait for each other, long on a busy machine
     space = policy.make_env().action_space
     space.seed(0)
 
