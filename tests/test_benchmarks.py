@@ -184,8 +184,8 @@ def test_the_fast_connect_four_is_pettingzoos(monkeypatch: pytest.MonkeyPatch) -
             expected, *others, _ = slow.step(action)
             assert [rewards, terminations, truncations] == others
             assert fast.agents == slow.agents
-        outcomes.add(tuple(rewards.values()))
-    assert len(outcomes) == 2  # both have won
+        outcomes.add(rewards["player_0"])
+    assert outcomes >= {1, -1}  # both have won
     slow.close()
 
 
