@@ -134,7 +134,7 @@ def main() -> None:
         "env": f"vizdoom/{BOT_GAME}",
         "settings": extra,
         "seed": asked.seed,
-        "minutes": asked.minutes,
+        "minutes": policy.config.run.max_minutes,
         "steps": policy.step,
         "load_before": round(load, 1),
         "against_the_bot": {
