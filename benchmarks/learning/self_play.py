@@ -142,8 +142,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "league": {"matches.matchmaker": "league", "matches.save_steps": 2_000, "matches.window": 20,
                "matches.play_against_latest_model_ratio": 0.2, "matches.hardness": 2.0},
 }  # fmt: skip
-RPS: dict[str, Any] = {"learning.batch_size": 256, "learning.entropy_coef": 0.3}
-"""Of both ways. Without entropy a policy that plays one hand only never finds out what another hand would win."""
+RPS: dict[str, Any] = {"learning.batch_size": 256}
+"""Of both ways. The entropy coefficient is not 0: a policy that plays one hand only never finds out what another would win."""
 
 
 def strategies(folder: Path) -> tuple[list[float], np.ndarray]:
@@ -168,6 +168,7 @@ def rps(folder: Path, asked: argparse.Namespace) -> None:
             run("games/rps", at, **{
                 "sampling.placement": "serial", "run.milestone_steps": asked.rps_steps // 30, "run.checkpoint_interval": 1e6,
                 "learning.total_steps": asked.rps_steps, "seed": seed, **RPS, **settings,
+                "learning.entropy_coef": asked.rps_entropy,
             })  # fmt: skip
             steps, played = strategies(at)
             each = [games.exploitability(p) for p in played]
@@ -178,7 +179,7 @@ def rps(folder: Path, asked: argparse.Namespace) -> None:
             means.append(np.round(played[half:].mean(0), 3).tolist())
             print(f"{name}, seed {seed}: newest {newest[-1]}, mean strategy {mixed[-1]} {means[-1]}", flush=True)
         found[name] = {
-            "settings": RPS | settings,
+            "settings": RPS | settings | {"learning.entropy_coef": asked.rps_entropy},
             "second half: mean exploitability of the newest policy, each seed": newest,
             "second half: exploitability of the mean strategy, each seed": mixed,
             "second half: mean strategy, each seed": means,
@@ -247,6 +248,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=2_000_000, help="of connect-four")
     parser.add_argument("--meeting-steps", type=int, default=600_000)
     parser.add_argument("--rps-steps", type=int, default=60_000)
+    parser.add_argument("--rps-entropy", type=float, default=0.3, help="entropy coefficient")
     parser.add_argument("--seeds", type=int, default=5, help="of rps")
     asked = parser.parse_args()
     for task in asked.tasks:
