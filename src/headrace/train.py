@@ -182,6 +182,8 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
             yield Message("curve", log.curve(), p)
             more = {} if member is None else member.metrics()
             yield Message("metrics", log.metrics(learner) | experience.metrics() | past.metrics() | more, p)
+            if (table := past.table()) is not None:
+                yield Message("standings", table, p)
             last_log = now
         if checkpoints.due(now):
             yield from checkpoints.save(must=False)

@@ -187,6 +187,22 @@ def test_ratings_against_one_game_after_the_other() -> None:
     assert expected_score(settled, 1200.0) == pytest.approx(0.75, abs=0.01)
 
 
+def test_a_game_against_oneself_moves_no_rating(tmp_path: Path) -> None:
+    table = standings(V=3, opponents=1)
+    past, learner, _ = past_versions(tmp_path, table, opponents=("random",))
+    for outcome in ((1, 0), (0, 1), (1, 0)):
+        seats = seating(table, lambda *_: (0, 0))
+        seats(0, Group((0, 0)), 0, [0, 1])  # type: ignore[arg-type]
+        seats(0, Group(outcome), 0, [0, 1])  # type: ignore[arg-type]
+        learner.learn(10)
+        past.after_update()
+    assert table.rating.tolist() == [1200.0] * table.N
+    assert past.metrics()["matches/games"] == 0
+    table.add_result(0, 0, 4, 1.0)
+    past.after_update()
+    assert table.rating[0] > 1200 > table.rating[4]
+
+
 class Learner:
     def __init__(self) -> None:
         self.model = torch.nn.Linear(1, 1)
@@ -290,6 +306,38 @@ def test_standings_survive_a_restart(tmp_path: Path) -> None:
     assert again.table() == past.table()
     assert other.record()[0, 4].tolist() == [2, 2]
     assert (SCORE, GAMES) == (0, 1)
+
+
+def test_a_learner_that_was_killed_counts_nothing_twice(tmp_path: Path) -> None:
+    """It goes back to its checkpoint; games, ratings and copies since then are those of a run that went on."""
+    table = standings(V=3, opponents=1)
+    settings: dict[str, Any] = {"save_steps": 10, "window": 2, "opponents": ("random",)}
+    past, learner, _ = past_versions(tmp_path, table, **settings)
+
+    def play(step: int) -> None:
+        learner.learn(step)
+        past.after_update()
+        for member in (*table.versions(0), 4):
+            table.add_result(0, 0, member, 1.0)
+        past.after_update()
+
+    play(10)
+    state = past.get_state()
+    play(20)
+    expected = past.table()
+    again, learner, placement = past_versions(tmp_path, table, **settings)
+    for policy, member in ((placement.memory.policies[m], m) for m in table.versions(0)):  # the same memory is still there
+        policy.weights.publish(np.full(policy.weights.nbytes, member, np.uint8), member)
+    learner.progress.global_step = 10
+    again.set_state(state)
+    assert again.table() == expected
+    again.after_update()
+    assert again.table() == expected
+    assert [m[0] for m in again.get_state()["copies"]] == table.versions(0)  # type: ignore[index]
+    # Nor does one that was killed before its first checkpoint.
+    fresh, learner, _ = past_versions(tmp_path, table, **settings)
+    fresh.after_update()
+    assert fresh.table() == expected
 
 
 # -- names ------------------------------------------------------------------------------------------------------------

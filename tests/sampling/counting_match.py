@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,7 @@ def check(batch: dict[str, np.ndarray]) -> None:
 # -- what must have been learned from ---------------------------------------------------------------------------------
 
 
+@cache
 def rows_of(world: int, match: int) -> list[tuple[int, int, int]]:
     """(agent, episode, step) of every action of a match, in order for each agent."""
     env = CountingMatch()
@@ -290,15 +292,18 @@ def read_ledger(folder: Path) -> dict[tuple[int, int, int, int], list[tuple[int,
     return found
 
 
-def check_ledger(folder: Path, P: int) -> int:
-    """Every sample was learned from by the policy that acted and exactly once, and nothing between two samples of a lane is
-    missing. Returns how many there were."""
-    total = 0
+def check_ledger(folder: Path, P: int, may_miss: int = 0) -> int:
+    """Every sample was learned from by the policy that acted and at most once, and nothing between two samples of a lane is
+    missing, but for `may_miss` that were lost with a learner. Returns how many there were."""
+    total = missing = 0
     for (policy, _, world, agent), samples in read_ledger(folder).items():
         assert len(set(samples)) == len(samples), f"policy {policy}, world {world}, agent {agent}: learned from twice"
         matches = range(max(match for match, _, _ in samples) + 1)
         mine = [match for match in matches if policy_of(match, agent, P) == policy]
-        expected = sorted((match, e, s) for match in mine for a, e, s in rows_of(world, match) if a == agent)
-        assert sorted(samples) == expected[: len(samples)], f"policy {policy}, world {world}, agent {agent}: samples are missing"
+        expected = [(match, e, s) for match in mine for a, e, s in rows_of(world, match) if a == agent]
+        numbers = {sample: number for number, sample in enumerate(sorted(expected))}
+        assert set(samples) <= set(numbers), f"policy {policy}, world {world}, agent {agent}: another policy acted"
+        missing += max(numbers[sample] for sample in samples) + 1 - len(samples)
         total += len(samples)
+    assert missing <= may_miss, f"{missing} samples are missing"
     return total

@@ -14,24 +14,40 @@ from headrace.shm.population_memory import PopulationMemory
 
 
 def test_nothing_is_known_at_first() -> None:
-    memory = PopulationMemory([100, 100], ["a", "b"])
+    memory = PopulationMemory([100, 100], {"a": 1.0, "b": 2.0})
     assert np.isnan(memory.objectives).all()
     assert memory.reward_updates.tolist() == [0, 0]
     memory.set_reward_weights(1, [3.0, 4.0])
-    assert memory.reward_weights.tolist() == [[0, 0], [3, 4]]
+    assert memory.reward_weights.tolist() == [[1, 2], [3, 4]]
+    assert memory.weights_of(1) == {"a": 3.0, "b": 4.0}
     assert memory.reward_updates.tolist() == [0, 1]
 
 
 def test_a_copy_is_one_that_was_made_after_it_was_asked_for() -> None:
     memory = PopulationMemory([100, 100])
     memory.write(1, b"old")
+    memory.serve(1, lambda: b"unasked")
     seen = memory.want(1)
     assert memory.read(1, seen) is None
-    assert memory.wanted(1)
-    assert not memory.wanted(1), "asked for once, it is given once"
-    assert not memory.wanted(0)
-    memory.write(1, b"new")
+    memory.serve(0, lambda: b"another's")
+    assert memory.read(1, seen) is None
+    memory.serve(1, lambda: b"new")
     assert memory.read(1, seen) == b"new"
+    memory.serve(1, lambda: b"newer")
+    assert memory.read(1, seen) == b"new", "asked for once, it is given once"
+
+
+def test_a_donor_that_dies_while_it_makes_a_copy_still_owes_one() -> None:
+    memory = PopulationMemory([100])
+    seen = memory.want(0)
+
+    def dies() -> bytes:
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        memory.serve(0, dies)
+    memory.serve(0, lambda: b"of its successor")
+    assert memory.read(0, seen) == b"of its successor"
 
 
 def test_the_last_copy_of_a_policy_stays() -> None:
@@ -46,14 +62,15 @@ def test_a_copy_that_is_too_large_is_refused() -> None:
 
 
 def _donor(memory: PopulationMemory) -> None:
-    while not memory.wanted(1):
-        time.sleep(0.005)
     memory.objectives[1] = 5
-    memory.write(1, os.getpid().to_bytes(8, "little"))
+    deadline = time.monotonic() + 60
+    while not memory.copies[1].updates and time.monotonic() < deadline:
+        memory.serve(1, lambda: os.getpid().to_bytes(8, "little"))
+        time.sleep(0.005)
 
 
 def test_between_processes() -> None:
-    memory: Any = PopulationMemory([100, 100], ["a"])
+    memory: Any = PopulationMemory([100, 100], {"a": 1.0})
     child = multiprocessing.get_context("spawn").Process(target=_donor, args=(memory,), daemon=True)
     child.start()
     seen = memory.want(1)

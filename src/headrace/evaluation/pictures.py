@@ -1,4 +1,4 @@
-"""The learning curve and a video of the agent, made when training ends."""
+"""The learning curve, the standings and a video of the agent, made when training ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from headrace.config import Config, ConfigError
 from headrace.envs.contract import EnvironmentFault
 from headrace.evaluation.video import record
-from headrace.runs import lineage
+from headrace.runs import lineage, standings
 from headrace.runs.plots import learning_curve, task_curves
 
 VIDEO = "video.mp4"
@@ -35,6 +35,9 @@ def draw_curve_and_video(config: Config, report: Callable[[str], None], mean_ret
             learning_curve(folders, config.run_folder / "curve.png", title=title, goal=config.run.goal)
             if config.pbt.on and (config.run_folder / lineage.FILE).exists():
                 report(f"Population: {lineage.draw(config.run_folder, config.population.size)}")
+            if (config.run_folder / standings.FILE).exists():
+                every = [config.policy_folder(p) for p in range(config.population.size)]
+                report(f"Standings: {standings.draw(config.run_folder, every, title=config.env)}")
             report(f"Learning curve: {config.run_folder / 'curve.png'}")
             if len(config.tasks) > 1:
                 for folder in folders:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headrace.accelerator.weights import FlatWeights
+from headrace.accelerator.weights import FlatWeights, weights_nbytes
 from headrace.learning.learner import Learner
-from headrace.runs.files import write_whole
 from headrace.sampling.placements.base import Placement
 from headrace.shm.primitives import Closed
 from headrace.shm.standings import GAMES, SCORE
@@ -44,28 +42,24 @@ class PastVersions:
     place used again; a policy waits with the next copy until there is one.
 
     Ratings: p and opponents that never learn start with `matches.initial_elo`. A copy keeps the rating that p had.
+
+    Everything is in the run's shared memory. A learner that was killed and goes back to its checkpoint leaves copies, results
+    and ratings as they are: the others went on meanwhile, and what they count is not counted again.
     """
 
     def __init__(self, placement: Placement, p: int, learner: Learner) -> None:
         self._placement, self._p, self._learner = placement, p, learner
         self._settings = placement.config.matches
         self._standings = placement.memory.standings
-        self._saved = 0
-        """Global step of the newest copy."""
-        self._held: dict[int, tuple[int, np.ndarray]] = {}
-        """By member: version and weights of the copies."""
-        if self._standings is not None:
-            self._seen = np.zeros((self._standings.N, 2))
-            self._path = placement.config.policy_folder(p) / "standings.json"
 
     def after_update(self) -> None:
         """Call after every update."""
         s, step = self._standings, self._learner.progress.global_step
         if s is None:
             return
-        s.now[self._p] = step
+        s.now[self._p], s.begun[self._p] = step, 1
         self._rate()  # here, and not when metrics are due: what depends on the clock cannot be repeated
-        if not s.V or step - self._saved < self._settings.save_steps:
+        if not s.V or step - s.saved[self._p] < self._settings.save_steps:
             return
         versions = s.versions(self._p)
         for member in versions[: max(0, len(versions) + 1 - self._settings.window)]:
@@ -75,22 +69,21 @@ class PastVersions:
             self._keep(place, step)
 
     def _keep(self, place: int, step: int) -> None:
-        assert self._standings is not None
+        s = self._standings
+        assert s is not None
         weights = FlatWeights(self._learner.model)
-        version = self._learner.progress.version
-        weights.publish(self._placement.memory.policies[place].weights, version)
-        self._held[place] = (version, weights.held())
-        self._standings.admit(place, step, float(self._standings.rating[self._p]))
-        self._seen[place] = 0
-        self._saved = step
+        weights.publish(self._placement.memory.policies[place].weights, self._learner.progress.version)
+        s.rated[self._p, place] = 0
+        s.admit(place, step, float(s.rating[self._p]))
+        s.saved[self._p] = step
 
     def _rate(self) -> None:
         """Let the games since the last call move the rating of p, and of the opponents that never learn."""
         s = self._standings
         assert s is not None
         record = s.record()[self._p]
-        new = record - self._seen
-        self._seen = record
+        new = record - s.rated[self._p]
+        s.rated[self._p] = record
         played = [m for m in range(s.N) if m != self._p and new[m, GAMES] >= 1]
         before = float(s.rating[self._p])
         s.rating[self._p] = rate(before, [(float(s.rating[m]), *new[m].tolist()) for m in played])
@@ -112,7 +105,7 @@ class PastVersions:
             pass
 
     def metrics(self) -> dict[str, float]:
-        """Rating, and results so far. Also writes the standings to the policy's folder."""
+        """Rating, and results so far."""
         s = self._standings
         if s is None:
             return {}
@@ -123,22 +116,24 @@ class PastVersions:
             found["matches/past_versions"] = float(len(s.versions(self._p)))
         if games:
             found["matches/win_rate"] = float(record[:, SCORE].sum()) / games
-        for m in s.opponents:
+        for m in (*range(s.P), *s.opponents):
             if record[m, GAMES]:
-                name = Path(self._settings.opponents[m - s.opponents.start]).name
+                name = Path(self._name(m)).name.replace(" ", "-")
                 found[f"matches/win_rate/{name}"] = float(record[m, SCORE] / record[m, GAMES])
-        write_whole(self._path, json.dumps(self.table(), indent=1))
         return found
 
-    def table(self) -> dict[str, Any]:
-        """The standings: names, ratings, score and games of everybody against everybody."""
+    def table(self) -> dict[str, Any] | None:
+        """The standings of all members, see `headrace.runs.standings`; None in environments of one agent."""
         s = self._standings
-        assert s is not None
-        members = [m for m in range(s.N) if m < s.P or m in s.opponents or s.open[m]]
+        if s is None:
+            return None
+        copies = [m for p in range(s.P) for m in s.versions(p)]
+        members = [*range(s.P), *copies, *s.opponents]
         record = s.record()[np.ix_(members, members)]
         return {
             "members": [self._name(m) for m in members],
             "elo": [round(float(s.rating[m]), 1) for m in members],
+            "step": [None if m < s.P or m in s.opponents else int(s.step[m]) for m in members],
             "score": record[..., SCORE].tolist(),
             "games": record[..., GAMES].astype(int).tolist(),
         }
@@ -159,27 +154,33 @@ class PastVersions:
         s = self._standings
         if s is None:
             return None
-        copies = [
-            [m, version, weights, int(s.step[m]), float(s.rating[m]), int(s.open[m])]
-            for m, (version, weights) in sorted(self._held.items())
-        ]
+        nbytes = weights_nbytes(self._learner.model)
+        copies = []
+        for m in s.past(self._p):
+            if s.step[m] >= 0:
+                weights = np.zeros(nbytes, np.uint8)
+                version = self._placement.memory.policies[m].weights.read(weights)
+                copies.append([m, version, weights, int(s.step[m]), float(s.rating[m]), int(s.open[m])])
         return {
-            "saved": self._saved, "copies": copies, "seen": self._seen.copy(), "record": s.record(),
+            "saved": int(s.saved[self._p]), "copies": copies, "seen": s.rated[self._p].copy(), "record": s.record(),
             "ratings": s.rating.copy(),
         }  # fmt: skip
 
     def set_state(self, state: dict[str, Any] | None) -> None:
-        """Go on from `get_state`. A run that is resumed with other opponents or another window begins its standings anew."""
+        """Go on from `get_state`, when a run begins. A run that is resumed with other opponents or another window begins its
+        standings anew."""
         s = self._standings
         if s is None or state is None or state["record"].shape != (s.N, s.N, 2):
+            return
+        s.now[self._p] = self._learner.progress.global_step
+        if s.begun[self._p]:
             return
         mine = [self._p, *s.past(self._p), *(s.opponents if self._p == 0 else ())]
         for m in mine:
             s.baseline[m], s.baseline[:, m] = -state["record"][m], -state["record"][:, m]
             s.rating[m] = state["ratings"][m]
-        self._saved, self._seen = state["saved"], state["seen"].copy()
-        s.now[self._p] = self._learner.progress.global_step
+        s.saved[self._p], s.rated[self._p] = state["saved"], state["seen"]
         for m, version, weights, step, rating, is_open in state["copies"]:
             self._placement.memory.policies[m].weights.publish(weights, version)
-            self._held[m] = (version, weights.copy())
             s.step[m], s.rating[m], s.open[m] = step, rating, is_open
+        s.begun[self._p] = 1

@@ -136,6 +136,8 @@ class Dashboard:
             *(["tasks " + ", ".join(f"{name} {value}" for name, value in self._tasks())] if self._tasks() else []),
             f"lag {number(self._value('lag/mean'))}",
         ]
+        if "matches/elo" in self.metrics:
+            parts.append(f"Elo {number(self._value('matches/elo'))}")
         if self._value("sampling/faults") > 0:
             parts.append(f"faults {number(self._value('sampling/faults'))}")
         return " | ".join([*parts, self._bottleneck().finding])

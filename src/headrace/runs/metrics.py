@@ -83,6 +83,7 @@ KEYS: dict[str, str] = {
     "matches/elo": "Multi-agent environments: Elo rating of the policy.",
     "matches/games": "Multi-agent environments: games so far of the policy against somebody else, past versions of it included.",
     "matches/win_rate": "Multi-agent environments: share of these games that it won; a draw is half a win.",
+    "matches/win_rate/NAME": "Multi-agent environments: the same against one member, `policy-1` or one of `matches.opponents`.",
     "matches/past_versions": "Multi-agent environments: past versions of the policy that may be matched.",
     "system/cpu": "Fraction of the time of all cores that is in use, by any program.",
     "eval/episodic_return": "Mean return of one evaluation (`run.eval_episodes` whole games).",

@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 
 from headrace.config import Config, policy_configs
+from headrace.runs import standings
 from headrace.runs.dashboard import Dashboard
 from headrace.runs.folder import FolderUnusable, RunFolder, explained
 from headrace.runs.lineage import Lineage, sentence
@@ -79,6 +80,9 @@ class Reporter:
             for text in (self._lineage.append(report.content), sentence(report.content)):
                 if text:
                     self.message(text)
+        elif kind == "standings":
+            if problem := standings.write(self._folder.path, report.content):
+                self.message(problem)
         elif kind == "done":
             self._steps[policy] = report.content["global_step"]
         elif kind == "eval":

@@ -122,7 +122,7 @@ def make_run_memory(
     memory = RunMemory(policies, requests, control)
     if config.pbt.on:
         sizes = [_copy_nbytes(*agent) for agent in agents[:P] if agent is not None]
-        memory.population = PopulationMemory(sizes, list(config.envs.reward_weights))
+        memory.population = PopulationMemory(sizes, config.envs.reward_weights)
     if crew is not None:
         opponents = len(frozen) - P * crew.num_past
         memory.standings = Standings(s.num_workers, P, crew.num_past, opponents, config.matches.initial_elo)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from headrace.shm.segment import Segment
 from headrace.shm.weight_store import WeightStore
 
-_COUNTS = ("reward_updates", "wanted", "finished")
+_COUNTS = ("reward_updates", "wanted", "served", "finished")
 
 
 class PopulationMemory:
@@ -18,18 +18,19 @@ class PopulationMemory:
 
     Args:
         sizes: bytes that a copy of each policy may take; the number of policies is P.
-        reward_names: names of the K weights of a shaped reward.
+        reward_weights: the K weights of a shaped reward by name, with which every policy starts.
     """
 
-    def __init__(self, sizes: Sequence[int], reward_names: Sequence[str] = ()) -> None:
-        self._P, self._K = len(sizes), len(reward_names)
-        self.reward_names = list(reward_names)
+    def __init__(self, sizes: Sequence[int], reward_weights: Mapping[str, float] | None = None) -> None:
+        self.reward_names = list(reward_weights or ())
+        self._P, self._K = len(sizes), len(self.reward_names)
         self.sizes = list(sizes)
         self._segment = Segment(8 * self._P * (1 + self._K + len(_COUNTS)), purpose="the population")
         self.copies = [WeightStore(8 + size) for size in sizes]
         """The newest copy of each policy that was asked for: its length, then its bytes."""
         self._map()
         self.objectives[:] = np.nan
+        self.reward_weights[:] = list((reward_weights or {}).values())
 
     def _map(self) -> None:
         P, K = self._P, self._K
@@ -38,7 +39,7 @@ class PopulationMemory:
         self.reward_weights = self._segment.ndarray(np.float64, (P, K), 8 * P)
         """[P, K]: weights of the shaped reward that each policy learns with; written by its learner, read by rollout workers."""
         counts = self._segment.ndarray(np.int64, (len(_COUNTS), P), 8 * P * (1 + K))
-        self.reward_updates, self._wanted, self._finished = counts
+        self.reward_updates, self._wanted, self._served, self._finished = counts
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if not isinstance(value, np.ndarray)}
@@ -52,22 +53,28 @@ class PopulationMemory:
         self.reward_weights[policy] = weights
         self.reward_updates[policy] += 1
 
+    def weights_of(self, policy: int) -> dict[str, float]:
+        """The weights of a policy's reward by name."""
+        return dict(zip(self.reward_names, self.reward_weights[policy].tolist(), strict=True))
+
     # -- copies ------------------------------------------------------------------------------------------------------------
 
     def want(self, policy: int) -> int:
         """Ask for a copy of a policy; returns the number that `read` wants."""
-        seen = int(self.copies[policy].updates)
-        self._wanted[policy] = 1
+        seen = int(self.copies[policy].updates)  # before asking: whoever asks at the same moment gets the same copy
+        self._wanted[policy] += 1
         return seen
 
-    def wanted(self, policy: int) -> bool:
-        """Whether somebody has asked for a copy of this policy since the last time this was called."""
-        asked = bool(self._wanted[policy])
-        self._wanted[policy] = 0
-        return asked
+    def serve(self, policy: int, make: Callable[[], bytes], last: bool = False) -> None:
+        """Give a copy of a policy, made by `make`, to those who have asked for one since the last. `last`: it learns no more, so
+        that this is what it stays. A request is only done when the copy is there: a learner may die while it makes one."""
+        asked = int(self._wanted[policy])
+        if last or asked != self._served[policy]:
+            self.write(policy, make(), last)
+            self._served[policy] = asked
 
     def write(self, policy: int, content: bytes, last: bool = False) -> None:
-        """Give a copy of a policy to whoever wants it. `last`: it learns no more, so that this is what it stays."""
+        """See `serve`. Raises `ValueError` for more than there is memory for."""
         if len(content) > self.sizes[policy]:
             raise ValueError(f"a copy of policy {policy} takes {len(content)} bytes; there is memory for {self.sizes[policy]}")
         memory = np.zeros(8 + self.sizes[policy], np.uint8)

@@ -43,7 +43,8 @@ class Standings:
         return {
             "counts": (np.float64, (W, N, N, 2)), "baseline": (np.float64, (N, N, 2)), "rating": (np.float64, (N,)),
             "step": (np.int64, (N,)), "now": (np.int64, (N,)), "open": (np.int32, (N,)), "users": (np.int32, (W, N)),
-            "done": (np.int32, (N,)),
+            "done": (np.int32, (N,)), "rated": (np.float64, (self.P, N, 2)), "saved": (np.int64, (self.P,)),
+            "begun": (np.int32, (self.P,)),
         }  # fmt: skip
 
     def _sizes(self) -> list[int]:
@@ -62,6 +63,9 @@ class Standings:
         """int64 [N]: global steps of the policies that learn."""
         self.done = found["done"]
         """int32 [N]: whether the policy has learned enough. It goes on acting, and nobody takes its trajectories any more."""
+        self.rated, self.saved, self.begun = found["rated"], found["saved"], found["begun"]
+        """By policy that learns: what of its `record` has moved its rating; global step of its newest past version; whether this
+        run has begun to keep its standings. A learner that takes the place of one that has died finds them as they are."""
         self.open, self.users = found["open"], found["users"]
         """int32 [N]: whether the member may be matched. int32 [W, N]: agents for whom it acts, by worker."""
 

@@ -39,11 +39,11 @@ class LearnerLost(RunFailed):
 class Message:
     """One report of a learner, or of the placement itself."""
 
-    kind: Literal["message", "start", "curve", "metrics", "saved", "done", "failed", "population"]
+    kind: Literal["message", "start", "curve", "metrics", "saved", "done", "failed", "population", "standings"]
     """message: a text for people. start: the global step at which training goes on. curve: points of the learning curve, see
     `TrainingLog.curve`. metrics: {name: value}. saved: the global step of a new checkpoint. done: {reason, global_step,
     mean_return}. failed: the traceback that ended a process. population: what became of the policy in population-based
-    training (`headrace.runs.lineage`)."""
+    training (`headrace.runs.lineage`). standings: who has won how often against whom (`headrace.runs.standings`)."""
     content: Any
     policy: int = 0
 
@@ -146,10 +146,8 @@ class Placement(ABC):
     def serve_copies(self, p: int, last: bool = False) -> None:
         """Give a copy of policy p, whose learner runs in this process, to those in other processes who asked for it. `last`: it
         learns no more."""
-        population = self.memory.population
-        assert population is not None
-        if population.wanted(p) or last:
-            population.write(p, self._copies[p](), last)
+        assert self.memory.population is not None
+        self.memory.population.serve(p, self._copies[p], last)
 
     def version(self, p: int) -> int:
         """The newest version published of policy p; 0 before the first."""
