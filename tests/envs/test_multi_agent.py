@@ -217,6 +217,53 @@ def test_faults_name_the_agent_and_the_match(tick: Step, message: str) -> None:
         lanes.step(0, 0)
 
 
+class Weighed(Scripted):
+    """Rewards are the weight of the part `x`."""
+
+    given: tuple[dict[str, dict[str, float]], ...] = ()
+
+    def set_reward_weights(self, weights: dict[str, dict[str, float]]) -> None:
+        self.given = (*self.given, weights)
+
+
+def test_every_agent_has_its_own_weights_of_the_reward_and_a_match_that_goes_on_has_them_again() -> None:
+    env, again = Weighed([{"agents": BOTH, "obs": {"a": 1}}] * 3), Weighed([{"agents": BOTH, "obs": {"a": 1}}] * 3)
+    options = EnvConfig(reward_weights={"x": 0.5})
+    lanes = Lanes(multi_agent_group(lambda: env, options, 1, "test"))
+    assert env.given == ({"a": {"x": 0.5}, "b": {"x": 0.5}},)
+    lanes.group.remember()
+    lanes.group.set_reward_weights(0, [{"x": 1.0}, {"x": 2.0}])
+    lanes.group.set_reward_weights(0, [{"x": 1.0}, {"x": 2.0}])  # nothing new
+    assert env.given[1:] == ({"a": {"x": 1.0}, "b": {"x": 2.0}},)
+    state = lanes.group.get_state()
+    assert state is not None
+    other = multi_agent_group(lambda: again, options, 1, "test")
+    other.set_state(state)
+    assert again.given[-1] == {"a": {"x": 1.0}, "b": {"x": 2.0}}
+    assert other.get_state()["matches"][0]["weights"] == [{"x": 1.0}, {"x": 2.0}]
+
+
+def test_an_environment_without_weights_is_a_fault() -> None:
+    with pytest.raises(EnvironmentFault, match="set_reward_weights failed: AttributeError"):
+        group_of([{"agents": BOTH, "obs": {"a": 1}}], reward_weights={"x": 1.0})
+
+
+def test_the_objective_of_an_episode_comes_with_its_end() -> None:
+    group = multi_agent_group(
+        lambda: Scripted([{"agents": BOTH, "obs": {"a": 1, "b": 2}}, {
+            "agents": [], "obs": {"a": 3, "b": 4}, "terminated": {"a": True, "b": True}, "infos": {
+                "a": {"true_objective": 7.0}, "b": {"true_objective": 8.0},
+            },
+        }]),
+        EnvConfig(), 1, "test",
+    )  # fmt: skip
+    lanes = Lanes(group)
+    for lane in (0, 1):
+        lanes.rows[lane][0].step.episode_objective = np.zeros(1, np.float32)
+    lanes.step(0, 0)
+    assert [float(lanes.rows[lane][0].step.episode_objective[0]) for lane in (0, 1)] == [7.0, 8.0]
+
+
 def test_spaces_that_differ_are_refused_with_the_reason() -> None:
     env = Scripted([], lambda agent: spaces.Box(0, 1, (1 if agent == "a" else 2,), np.float32))
     with pytest.raises(ConfigError, match=r"the observation space of b is .*pad the spaces"):

@@ -19,6 +19,9 @@ in which every agent was terminated.
 
 **Outcome.** Agents of a match are compared by the sum of their rewards, or by `info["outcome"]` of their last step, a number,
 where rewards are not what decides (shaped rewards, say).
+
+**Shaped rewards.** An environment whose rewards have parts gets their weights by ``set_reward_weights({agent: {name: weight}})``
+before a match begins: those of `EnvConfig.reward_weights`, or of the policy that acts for the agent in that match.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ import numpy as np
 
 from headrace.config import EnvConfig
 from headrace.envs.contract import FAULTS, MASK_KEY, ArraySpec, Categorical, EnvironmentFault, EnvSpec, LaneRow, ObsRow, StepRow
-from headrace.envs.group import LARGEST, RewardTransform, absurd, close_all, reward_transform, too_large
+from headrace.envs.group import LARGEST, OBJECTIVE, RewardTransform, absurd, close_all, reward_transform, too_large
 from headrace.envs.spaces import UnsupportedSpace, decoder, leaves, specs_of
 
 INACTIVE = "is_active"
@@ -101,6 +104,8 @@ class Match:
         """float64 [A]: by which agents are compared: the sum of all rewards, or what the infos say."""
         self.given: dict[int, float] = {}
         """Outcomes that infos gave."""
+        self.weights: list[dict[str, float]] = []
+        """By agent: of the parts of its rewards; empty where nobody has set them."""
         self.actions: list[tuple[list[int], np.ndarray]] = []
         """With `MultiAgentGroup.remember`: who acted in each step of the match, and how."""
 
@@ -178,6 +183,18 @@ class MultiAgentGroup:
     def outcomes(self, m: int) -> np.ndarray:
         """float64 [A]: by what the agents of match `m`, which has ended, are compared."""
         return self.matches[m].outcomes
+
+    def set_reward_weights(self, m: int, weights: Sequence[dict[str, float]]) -> None:
+        """Weigh the parts of the rewards in match `m` like this from now on, agent by agent. Raises `EnvironmentFault` where the
+        environment cannot."""
+        match = self.matches[m]
+        if weights == match.weights:
+            return
+        match.weights = [dict(own) for own in weights]
+        try:
+            match.env.set_reward_weights(dict(zip(self._names, match.weights, strict=True)))  # type: ignore[attr-defined]
+        except FAULTS as error:
+            raise self.fault(m, f"set_reward_weights failed: {type(error).__name__}: {error}") from error
 
     def recv(self) -> bool:
         """See `EnvGroup.recv`."""
@@ -277,6 +294,8 @@ class MultiAgentGroup:
         now = row.step
         now.terminated[0], now.truncated[0] = terminated, truncated
         now.episode_return[0], now.episode_length[0] = match.returns[a], match.lengths[a]
+        if now.episode_objective is not None:
+            now.episode_objective[0] = infos[name][OBJECTIVE]
         match.playing[a], match.pending[a], match.returns[a] = False, 0.0, 0.0
 
     def _write(
@@ -338,13 +357,15 @@ class MultiAgentGroup:
             "seed": match.seed, "number": match.number, "steps": match.steps, "over": match.over, "playing": list(match.playing),
             "acting": list(match.acting), "pending": list(match.pending), "returns": list(match.returns),
             "lengths": list(match.lengths), "outcomes": match.outcomes.copy(), "given": [[a, x] for a, x in match.given.items()],
-            "env": own, "actions": log,
+            "env": own, "actions": log, "weights": match.weights,
         }  # fmt: skip
 
     def set_state(self, state: dict[str, Any]) -> None:
         """See `EnvGroup.set_state`. Matches are played again from their seeds."""
         for m, (match, saved) in enumerate(zip(self.matches, state["matches"], strict=True)):
             match.seed, match.number = saved["seed"], saved["number"]
+            if saved.get("weights"):
+                self.set_reward_weights(m, saved["weights"])
             if saved["env"] is not None:
                 match.env.set_state(saved["env"])  # type: ignore[attr-defined]
             else:
@@ -394,7 +415,11 @@ def multi_agent_group(
         close_all(envs)
         raise
     transform = reward_transform(options.reward_scale, options.reward_clip)
-    return MultiAgentGroup(envs, spec, transform, options.max_episode_steps, options.info_action_mask)
+    group = MultiAgentGroup(envs, spec, transform, options.max_episode_steps, options.info_action_mask)
+    if options.reward_weights:
+        for m in range(num_envs):
+            group.set_reward_weights(m, [options.reward_weights] * len(spec.agents))
+    return group
 
 
 def parallel_spec(env: ParallelEnv, options: EnvConfig, env_id: str, frameskip: int = 1) -> EnvSpec:

@@ -21,7 +21,7 @@ import numpy as np
 
 from headrace.envs.contract import EnvGroup, EnvironmentFault, LaneRow, ObsRow
 from headrace.envs.group import LocalGroup
-from headrace.envs.multi_agent import scratch_step
+from headrace.envs.multi_agent import MultiAgentGroup, scratch_step
 from headrace.sampling.run_memory import RunMemory
 from headrace.sampling.seating import Seating
 from headrace.sampling.trajectory_fields import obs_row, step_row
@@ -130,7 +130,7 @@ class RolloutWorker:
     def _check_group(self, envs: EnvGroup) -> None:
         """What population-based training asks of environments and whole batches of them cannot do would be missed in silence."""
         population = self.memory.population
-        if population is None or isinstance(envs, LocalGroup):
+        if population is None or isinstance(envs, LocalGroup | MultiAgentGroup):
             return
         asked = ["envs.reward_weights"] if population.reward_names else []
         if "episode_objective" in self.memory.policies[0].trajectories.arrays:
@@ -251,7 +251,7 @@ class RolloutWorker:
         lag."""
         if not self._have_slots(group, group.acting, "slots"):
             return
-        if self.memory.population is not None:
+        if self.memory.population is not None and not group.agents:
             self._look_for_reward_weights(group)
         if group.seed is not None:
             first = [self._slot_views(lane.policy, lane.slot)[0] for lane in group.lanes]
@@ -277,7 +277,7 @@ class RolloutWorker:
         updates = int(population.reward_updates[policy])
         if updates != group.reward_updates:
             group.reward_updates = updates
-            weights = dict(zip(population.reward_names, population.reward_weights[policy].tolist(), strict=True))
+            weights = population.weights_of(policy)
             if weights != group.reward_weights:
                 self.set_reward_weights(group, weights)
 
@@ -375,6 +375,10 @@ class RolloutWorker:
                     self._hand_over(lane)
                     lane.policy = policy
                     self.requests.policy[lane.number] = policy
+            population = self.memory.population
+            if population is not None and population.reward_names:
+                families = [self.memory.policies[lane.policy].family for lane in lanes]
+                group.envs.set_reward_weights(m, [population.weights_of(p) for p in families])  # type: ignore[attr-defined]
 
     def _hand_over(self, lane: Lane) -> None:
         """Part with the slot between two episodes. Its last row written is the last observation of an episode; those after it

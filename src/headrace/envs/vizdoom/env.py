@@ -65,6 +65,10 @@ class VizdoomEnv(gymnasium.Env):
         """Replace the weights of reward shaping, from the next step on."""
         self.player.set_shaping(weights)
 
+    def set_reward_weights(self, weights: Mapping[str, float]) -> None:
+        """Replace single weights of reward shaping (`EnvConfig.reward_weights`), from the next step on."""
+        self.player.set_reward_weights(weights)
+
     def render(self) -> np.ndarray | None:  # type: ignore[override]
         """The screen before resizing, three times as large: uint8 [360, 480, 3]."""
         return self.player.render() if self.render_mode == "rgb_array" else None

@@ -84,6 +84,8 @@ class Match:
         self.starts = 0
         """Times that the engines were started; one more than they were restarted."""
         self._weights = self.settings.shaping
+        self._own_weights: dict[str, dict[str, float]] = {}
+        """By agent: those that it does not share with the others."""
         self._seats = self._new_seats()
         self._barrier = threading.Barrier(len(self._seats))
         self._running = False
@@ -95,6 +97,9 @@ class Match:
         for seat in seats:
             if self._weights is not None:
                 seat.player.set_shaping(self._weights)
+        for agent, seat in zip(self.possible_agents, seats, strict=True):
+            if agent in self._own_weights:
+                seat.player.set_reward_weights(self._own_weights[agent])
         return seats
 
     def observation_space(self, agent: str) -> gymnasium.Space[Any]:
@@ -200,6 +205,13 @@ class Match:
         self._weights = weights if isinstance(weights, str) else dict(weights)
         for player in self.players:
             player.set_shaping(weights)
+
+    def set_reward_weights(self, weights: Mapping[str, Mapping[str, float]]) -> None:
+        """Replace single weights of reward shaping, by agent (`EnvConfig.reward_weights`), from the next step on."""
+        for agent, player in zip(self.possible_agents, self.players, strict=True):
+            if agent in weights:
+                self._own_weights[agent] = dict(weights[agent])
+                player.set_reward_weights(weights[agent])
 
     def render(self) -> np.ndarray | None:
         """The screens of all players side by side: uint8 [360, 480 x players, 3]."""

@@ -170,6 +170,10 @@ class Player:
         else:
             self.shaping.weights = checked
 
+    def set_reward_weights(self, weights: Mapping[str, float]) -> None:
+        """Replace these weights of reward shaping and keep the others. Raises as `set_shaping`."""
+        self.set_shaping({**({} if self.shaping is None else self.shaping.weights), **weights})
+
     def render(self) -> np.ndarray:
         """The screen before resizing, three times as large: uint8 [360, 480, 3]."""
         return np.broadcast_to(self.screen, (*self.screen.shape[:2], 3)).repeat(3, axis=0).repeat(3, axis=1)
