@@ -55,3 +55,13 @@ def possible(value: Any, kind: str, low: float, high: float) -> tuple[tuple[floa
         return (value / high, value / low), (value * low, value * high)
     far = 1 - value
     return (1 - far * high, 1 - far * low), (1 - far / low, 1 - far / high)
+
+
+def win_rate(batches: list[list[float]]) -> float | None:
+    """Of the last 100 games: score of each, those of one list came together and are all taken or none. None before the first."""
+    taken: list[float] = []
+    for batch in reversed(batches):
+        if len(taken) >= 100:
+            break
+        taken += batch
+    return sum(taken) / len(taken) if taken else None

@@ -64,16 +64,17 @@ class PbtConfig:
     """Policy 0 is never mutated (it may be replaced), and all others are mutated once at the start. None: no (`paper`), yes
     (`sample-factory`)."""
     gap: NonNegative | None = None
-    """A policy is only replaced by one whose objective is higher by more than this; in duels 0.35 of the win rate (`paper`).
-    None: 0 (`paper`) or 1e-6 (`sample-factory`)."""
+    """A policy is only replaced by one whose objective is higher by more than this. None: 0 (`paper`; with the objective
+    `win_rate` 0.35) or 1e-6 (`sample-factory`)."""
     relative_gap: NonNegative | None = None
     """The same, as a part of the other's objective. None: 0 (`paper`) or 0.1 (`sample-factory`)."""
     below_best: Fraction | None = None
     """Self-play: instead of the worst, those are replaced whose objective is below this part of the best one's (0.5 in the
     paper), and always by the best. None: off."""
-    objective: Literal["return", "true_objective"] = "return"
+    objective: Literal["return", "true_objective", "win_rate", "elo"] = "return"
     """What policies are compared by: the mean, over the last 100 episodes, of their return, or of what the environment says in
-    `info["true_objective"]` at the end of an episode (kills, 1 for a match won, ...)."""
+    `info["true_objective"]` at the end of an episode (kills, 1 for a match won, ...). In matches: the share of their last 100
+    games that they won (a draw is half a win), or their Elo rating."""
     mutable: JsonObject = field(default_factory=dict)
     """What is mutated, as one JSON object of names and how: {"learning.learning_rate": "scale", "learning.gamma": {"rule":
     "complement", "factor": [1.01, 1.2]}, "reward.ammo": "scale"}. Empty: the rule's own choice."""
@@ -86,7 +87,16 @@ class PbtConfig:
     def number(self, name: str) -> Any:
         """A setting, or what the rule says where it is None."""
         value = getattr(self, name)
-        return DEFAULTS[self.rule][name] if value is None else value
+        if value is not None:
+            return value
+        if name == "gap" and self.rule == "paper" and self.objective == "win_rate":
+            return DUEL_GAP
+        return DEFAULTS[self.rule][name]
+
+    @property
+    def of_matches(self) -> bool:
+        """Whether policies are compared by their matches."""
+        return self.on and self.objective in ("win_rate", "elo")
 
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -99,6 +109,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "relative_gap": 0.1,
     },
 }  # fmt: skip
+DUEL_GAP = 0.35
+"""In duels, the difference of win rates above which the paper replaces a policy (Petrenko et al. 2020, appendix A.3.1)."""
 CHOSEN: Mapping[str, tuple[str, ...]] = {
     "paper": ("learning.learning_rate", "learning.entropy_coef", "learning.adam_betas.0"),
     "sample-factory": (

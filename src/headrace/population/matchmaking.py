@@ -193,6 +193,8 @@ def make_crew(config: Config, spec: EnvSpec) -> Crew | None:
     Raises `ConfigError` for matchmakers and opponents that there are not, and for run folders whose policy does not fit.
     """
     if not spec.agents:
+        if config.pbt.of_matches:
+            raise ConfigError(f"pbt.objective {config.pbt.objective} is that of matches; {spec.name} is of one agent")
         return None
     import_files(config.imports)
     m = config.matches

@@ -19,6 +19,7 @@ from headrace.experience.batch import Arrivals
 from headrace.learning.learner import Learner
 from headrace.learning.training_log import EPISODE_WINDOW, TrainingLog
 from headrace.population import pbt
+from headrace.population.results import RecentGames
 from headrace.runs import checkpoint
 from headrace.sampling.placements.base import Message, Placement
 
@@ -43,6 +44,8 @@ class Member:
         """What was decided, while the copy of the donor is waited for."""
         self._copied_after = 0
         self._objectives: deque[float] = deque(maxlen=EPISODE_WINDOW)
+        self._standings = placement.memory.standings
+        self._games = None if self._standings is None else RecentGames(self._standings, policy)
         self._replaced = self._mutated = 0
         self._fresh = True
 
@@ -74,6 +77,7 @@ class Member:
         return {
             "values": self._values, "first": self._first, "decisions": self._decisions, "next": self._next,
             "pending": self._pending, "objectives": list(self._objectives), "replaced": self._replaced, "mutated": self._mutated,
+            "games": None if self._games is None else self._games.get_state(),
         }  # fmt: skip
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -82,6 +86,8 @@ class Member:
         self._first |= {name: value for name, value in state["first"].items() if name in self._first}
         self._decisions, self._next, self._pending = state["decisions"], state["next"], state["pending"]
         self._objectives.extend(state["objectives"])
+        if self._games is not None and state.get("games") is not None:
+            self._games.set_state(state["games"])
         self._replaced, self._mutated = state["replaced"], state["mutated"]
         self._fresh = False
 
@@ -115,8 +121,19 @@ class Member:
         return self._learner.progress.global_step * self._spec.frameskip
 
     def _tell(self) -> None:
-        other = float(np.mean(self._objectives)) if self._objectives else math.nan
-        self._shared.objectives[self._policy] = self._log.mean_return if self._pbt.objective == "return" else other
+        if self._games is not None:
+            self._games.update()
+        self._shared.objectives[self._policy] = self._objective()
+
+    def _objective(self) -> float:
+        if self._pbt.of_matches:
+            assert self._games is not None
+            assert self._standings is not None
+            rate = self._games.win_rate
+            return rate if self._pbt.objective == "win_rate" or math.isnan(rate) else float(self._standings.rating[self._policy])
+        if self._pbt.objective == "return":
+            return self._log.mean_return
+        return float(np.mean(self._objectives)) if self._objectives else math.nan
 
     def _generator(self, mutation: bool) -> np.random.Generator:
         """Of each decision its own, so that nothing has to be remembered of it."""
@@ -196,6 +213,10 @@ class Member:
         checkpoint.load_optimizer(learner.optimizer, copy["optimizer"])
         learner.algorithm.load_state_dict(learner.model, copy["learner"])
         self._values = dict(copy["values"])
+        if self._games is not None:  # the games of the weights from before say nothing of it
+            assert self._standings is not None
+            self._games.clear()
+            self._standings.rating[self._policy] = self._standings.rating[pending["donor"]]
         self._replaced += 1
         if pending["mutate"]:
             self._mutate()
