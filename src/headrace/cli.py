@@ -117,6 +117,7 @@ def train(arguments: list[str]) -> int:
         say(
             f"{result.reason} at step {result.global_step:,}; mean return of the last 100 episodes {result.mean_return:.2f}\n"
             f"headrace eval {result.folder}\nheadrace watch {result.folder}"
+            + (f"\nheadrace play {result.folder} --against random" if config.envs.num_agents else "")
         )
     return 130 if result.reason == "interrupted" else 0
 
@@ -394,14 +395,13 @@ def watch(arguments: list[str]) -> int:
     _check_numbers(seed=(asked.seed, 0), episodes=(asked.episodes, 1), max_steps=(asked.max_steps, 1))
     start_fork_server()
     from headrace.evaluation.policy import load_policy
-    from headrace.evaluation.video import record
+    from headrace.evaluation.video import record_and_tell
 
     policy = load_policy(asked.run, which=asked.checkpoint, policy=asked.policy, imports=asked.imports)
     prefix = "" if policy.config.population.size == 1 else f"policy-{asked.policy}-"
     path = asked.video or asked.run / "videos" / f"{prefix}step-{policy.step}.mp4"
     how: Any = {"deterministic": asked.deterministic, "max_steps": asked.max_steps, "seed": asked.seed, "task": asked.task}
-    returns = record(policy, path, episodes=asked.episodes, **how)
-    say(f"{path}: step {policy.step:,}, returns {', '.join(f'{value:.2f}' for value in returns)}")
+    say(f"{path}: {record_and_tell(policy, path, asked.episodes, **how)}")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,9 @@ def test_results_are_those_of_the_first_player() -> None:
     assert (won.wins, won.losses, won.ties, won.score) == (10, 0, 0, 1.0)
     assert (lost.wins, lost.losses, lost.ties, lost.score) == (0, 10, 0, 0.0)
     assert "10 wins, 0 losses, 0 ties: win rate 1.000 (95 % CI 0.722 to 1.000)" in str(won)
+    assert won.distinct == 2, "nobody is random: one match for each place of the first player"
+    assert str(won).endswith("2 distinct matches")
+    assert play(load_player("random", spec), low, "higher-wins", EnvConfig(), 40).distinct > 2
 
 
 def test_an_environment_of_one_agent_is_refused() -> None:
@@ -69,5 +73,9 @@ def test_commands_on_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert cli.main(train) == 0
     pytest.importorskip("imageio_ffmpeg")
     video = tmp_path / "match.mp4"
-    assert cli.main(["watch", run, "--video", str(video)]) == 0
+    assert cli.main(["watch", run, "--video", str(video), "--episodes", "2"]) == 0
     assert video.stat().st_size > 100
+    line = capsys.readouterr().out
+    assert re.search(r"outcomes one -?[01]\.00, other -?[01]\.00; one -?[01]\.00, other -?[01]\.00", line)
+    assert cli.main(["watch", run, "--video", str(video), "--episodes", "9", "--max-steps", "1"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("outcomes one 0.00, other 0.00")

@@ -43,6 +43,9 @@ class MatchResults:
     """The same with ties as half a win."""
     lengths: list[int]
     """Steps of each match."""
+    distinct: int
+    """Matches that differ in an observation, an action or the first player's place. Where neither players nor environment are
+    random, matches repeat, and the interval says nothing of other matches."""
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -54,6 +57,7 @@ class MatchResults:
         return (
             f"{self.wins} wins, {self.losses} losses, {self.ties} ties: win rate {self.win_rate:.3f} "
             f"(95 % CI {low:.3f} to {high:.3f}), score {self.score:.3f}"
+            + (f", {self.distinct} distinct matches" if self.distinct < len(self.lengths) else "")
         )
 
 
@@ -90,7 +94,7 @@ def play(
         raise ValueError(f"matches is {matches}; it must be at least 1")
     n = 1 if video is not None else min(matches, num_envs or 16)
     started = time.perf_counter()
-    outcomes: list[tuple[float, int]] = []
+    outcomes: list[tuple[float, int, int]] = []
     with ExitStack() as stack:
         group = multi_agent_group(lambda: _make(env, options, video), options, n, env)
         stack.callback(group.close)
@@ -109,14 +113,14 @@ def play(
             for m in table.step():
                 if played[m] < share[m]:
                     played[m] += 1
-                    outcomes.append((table.difference(m), group.matches[m].steps))
+                    outcomes.append((table.difference(m), group.matches[m].steps, table.digests[m]))
                     if frames is not None and len(outcomes) <= video_matches:
                         frames.add(_picture(group))
-    wins, losses = sum(d > 0 for d, _ in outcomes), sum(d < 0 for d, _ in outcomes)
+    wins, losses = sum(d > 0 for d, *_ in outcomes), sum(d < 0 for d, *_ in outcomes)
     ties = matches - wins - losses
     return MatchResults(
-        wins, losses, ties, wins / matches, wilson(wins, matches), (wins + ties / 2) / matches, [n for _, n in outcomes],
-        time.perf_counter() - started,
+        wins, losses, ties, wins / matches, wilson(wins, matches), (wins + ties / 2) / matches, [n for _, n, _ in outcomes],
+        len({digest for *_, digest in outcomes}), time.perf_counter() - started,
     )  # fmt: skip
 
 
@@ -150,6 +154,8 @@ class _Table:
             for _ in range(group.lanes)
         ]
         self.rows = [LaneRow(np.zeros((1, spec.action.width), spec.action.dtype), scratch_step(), row) for row in self._obs]
+        self.digests = [0] * group.num_envs
+        """CRC-32 of each match so far, or of the one that has just ended: who sat where, observations and actions."""
         self._cores = [p.initial_core(group.lanes) if isinstance(p, TrainedPolicy) else None for p in players]
 
     def begin(self) -> None:
@@ -180,6 +186,13 @@ class _Table:
                 for lane in mine:
                     observation = {name: array[0] for name, array in self._obs[lane].obs.items()}
                     self.rows[lane].actions[0] = player(observation, self.generator)
+        for m, match in enumerate(self.group.matches):
+            if match.over:
+                self.digests[m] = 0
+        for lane in lanes:
+            m = lane // self.A
+            for part in (np.array([lane % self.A, self.seat(m)]), *self._obs[lane].obs.values(), self.rows[lane].actions):
+                self.digests[m] = zlib.crc32(np.ascontiguousarray(part).tobytes(), self.digests[m])
         self.group.send(self.rows)
         return list(self.group.ended)
 
@@ -215,20 +228,29 @@ def episodes_of(
     return played[:episodes]
 
 
-def watch(policy: TrainedPolicy, path: os.PathLike[str] | str, matches: int, deterministic: bool, seed: int) -> list[float]:
-    """Record matches in which the policy acts for all agents; returns the first agent's outcome in each."""
+def watch(
+    policy: TrainedPolicy, path: os.PathLike[str] | str, matches: int, deterministic: bool, seed: int,
+    max_steps: int | None = None,
+) -> list[dict[str, float]]:  # fmt: skip
+    """Record matches in which the policy acts for all agents; returns the agents' outcomes in each by name. `max_steps` ends the
+    recording early: of a match that is cut short the outcomes so far."""
     env, options = policy.config.env, policy.config.envs
     group = multi_agent_group(lambda: _make(env, options, path), options, 1, env)
-    found: list[float] = []
+    found: list[dict[str, float]] = []
+    steps = 0
     try:
-        with using_threads(1), _frames(group, path) as frames:
+        with using_threads(1), policy.seeded(random_seed(Use.VIDEO, seed)), _frames(group, path) as frames:
             table = _Table(group, (policy, policy), deterministic, environment_seed(Use.VIDEO, seed))
             table.begin()
             while len(found) < matches:
+                cut = max_steps is not None and steps >= max_steps
                 frames.add(_picture(group))
-                if table.step():
-                    found.append(float(group.outcomes(0)[0]))
+                if cut or table.step():
+                    found.append(dict(zip(group.spec.agents, group.outcomes(0).tolist(), strict=True)))
+                    if cut:
+                        break
                     frames.add(_picture(group))
+                steps += 1
     finally:
         group.close()
     return found

@@ -29,9 +29,10 @@ def record(
     imports: Iterable[os.PathLike[str] | str] = (),
     task: str | None = None,
 ) -> list[float]:
-    """Record whole games as a video (mp4); returns the raw return of each. `max_steps` ends the recording early. `number`: of the
-    policy, where the run trained several. The same seed gives the same games; they are neither of training nor of `evaluate`.
-    `imports`: see `load_policy`. `task`: see `TrainedPolicy.make_env`.
+    """Record whole games as a video (mp4); returns the raw return of each; of matches the outcome of the first agent.
+    `max_steps` ends the recording early. `number`: of the policy, where the run trained several. The same seed gives the
+    same games; they are neither of training nor of `evaluate`. `imports`: see `load_policy`. `task`: see
+    `TrainedPolicy.make_env`.
 
     Raises `ConfigError` where the environment has no pictures or a package for them is missing, `EnvironmentFault` where drawing
     one fails, and what `load_policy` raises.
@@ -43,7 +44,7 @@ def record(
     if policy.spec.agents:
         from headrace.evaluation.matches import watch
 
-        return watch(policy, path, episodes, deterministic, seed)
+        return [next(iter(one.values())) for one in watch(policy, path, episodes, deterministic, seed, max_steps)]
     first = environment_seed(Use.VIDEO, seed)
     env = policy.make_env(render_mode="rgb_array", task=task)
     returns: list[float] = []
@@ -67,6 +68,22 @@ def record(
     finally:
         env.close()
     return returns
+
+
+def record_and_tell(
+    policy: TrainedPolicy, path: os.PathLike[str] | str, episodes: int, *, deterministic: bool, max_steps: int | None, seed: int,
+    task: str | None,
+) -> str:  # fmt: skip
+    """`record`, and a text that says what is in the video: the returns, or of each match the outcomes of all its agents."""
+    if policy.spec.agents:
+        from headrace.evaluation.matches import watch
+
+        found = watch(policy, path, episodes, deterministic, seed, max_steps)
+        matches = [", ".join(f"{agent} {outcome:.2f}" for agent, outcome in one.items()) for one in found]
+        return f"step {policy.step:,}, outcomes {'; '.join(matches)}"
+    how: Any = {"deterministic": deterministic, "max_steps": max_steps, "seed": seed, "task": task}
+    returns = record(policy, path, episodes=episodes, **how)
+    return f"step {policy.step:,}, returns {', '.join(f'{value:.2f}' for value in returns)}"
 
 
 def _picture(env: gymnasium.Env[Any, Any], env_id: str) -> np.ndarray:
