@@ -238,9 +238,12 @@ def test_every_agent_has_its_own_weights_of_the_reward_and_a_match_that_goes_on_
     state = lanes.group.get_state()
     assert state is not None
     other = multi_agent_group(lambda: again, options, 1, "test")
+    other.remember()
     other.set_state(state)
     assert again.given[-1] == {"a": {"x": 1.0}, "b": {"x": 2.0}}
-    assert other.get_state()["matches"][0]["weights"] == [{"x": 1.0}, {"x": 2.0}]
+    then = other.get_state()
+    assert then is not None
+    assert then["matches"][0]["weights"] == [{"x": 1.0}, {"x": 2.0}]
 
 
 def test_an_environment_without_weights_is_a_fault() -> None:

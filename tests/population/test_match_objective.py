@@ -74,15 +74,15 @@ def test_matches_are_needed() -> None:
 
 
 def duels(folder: Path, **settings: Any) -> Config:
-    """Four policies that draw each other; who learns sooner to take the highest number wins."""
+    """Two policies that play each other, of which one learns: to take the highest number."""
     import_files([WORLD])
     fixed = {
         "run.folder": str(folder), "run.dashboard": False, "run.video": False, "run.log_interval": 1.0, "learning.device": "cpu",
-        "sampling.placement": "serial", "sampling.envs_per_worker": 8, "sampling.num_groups": 2, "policy.mlp": [8],
-        "learning.batch_size": 64, "learning.total_steps": 3000, "learning.algorithm": "ppo", "learning.learning_rate": 0.03,
-        "learning.num_minibatches": 2, "learning.num_epochs": 4, "population.size": 4, "matches.matchmaker": "uniform",
-        "population.overrides": {str(p): {"learning.learning_rate": 1e-6} for p in (1, 2)}, "pbt.rule": "paper",
-        "pbt.period": 400, "pbt.mutation_rate": 0.5,
+        "sampling.placement": "serial", "sampling.envs_per_worker": 16, "sampling.num_groups": 2, "policy.mlp": [8],
+        "learning.batch_size": 64, "learning.total_steps": 1200, "learning.algorithm": "ppo", "learning.learning_rate": 0.03,
+        "learning.num_minibatches": 2, "learning.num_epochs": 4, "population.size": 2, "matches.matchmaker": "uniform",
+        "population.overrides": {"1": {"learning.learning_rate": 1e-6}}, "pbt.rule": "paper",
+        "pbt.period": 150, "pbt.mutation_rate": 0.5,
     }  # fmt: skip
     return make_config("higher-wins", imports=[WORLD], **{**fixed, "pbt.objective": "win_rate", **settings})
 
@@ -90,7 +90,7 @@ def duels(folder: Path, **settings: Any) -> Config:
 def states(folder: Path) -> list[bytes]:
     """Of all that the newest checkpoint of each policy says about its learning and its matches."""
     found = []
-    for p in range(4):
+    for p in (0, 1):
         one = checkpoint.load_newest(folder / f"policy-{p}" / "checkpoints")
         assert one is not None
         state = one.unpack()
@@ -99,22 +99,27 @@ def states(folder: Path) -> list[bytes]:
     return found
 
 
-def test_duels_are_decided_by_win_rate_with_the_papers_threshold_and_go_on_bit_for_bit(tmp_path: Path) -> None:
-    headrace.train(duels(tmp_path / "whole"))
-    lines = lineage.read(tmp_path / "whole")
-    assert len(lines) >= 4 * 5
+def test_duels_are_decided_by_win_rate_with_the_papers_threshold(tmp_path: Path) -> None:
+    headrace.train(duels(tmp_path))
+    lines = lineage.read(tmp_path)
+    assert len(lines) >= 2 * 5
     assert any(line["donor"] is not None for line in lines), "nobody was replaced: the test shows nothing"
     spared = 0
     for line in lines:
         objectives = line["objectives"]
         assert all(0 <= rate <= 1 for rate in objectives)
         allowed, _ = oracle.paper(objectives, gap=0.35)[line["policy"]]
-        assert line["donor"] is None or line["donor"] in allowed
+        assert ({line["donor"]} if line["donor"] is not None else set()) == allowed
         spared += not allowed and bool(oracle.paper(objectives)[line["policy"]][0])
     assert spared, "the threshold never mattered: the test shows nothing"
-    headrace.train(duels(tmp_path / "parts", **{"learning.total_steps": 900}))
-    headrace.train(duels(tmp_path / "parts", **{"learning.total_steps": 2000}))
-    headrace.train(duels(tmp_path / "parts"))
+
+
+@pytest.mark.slow
+def test_a_population_of_duels_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    headrace.train(duels(tmp_path / "whole"))
+    assert any(line["donor"] is not None for line in lineage.read(tmp_path / "whole")), "the test shows nothing"
+    for steps in (350, 800, 1200):
+        headrace.train(duels(tmp_path / "parts", **{"learning.total_steps": steps}))
     assert "Episodes begin anew" not in (tmp_path / "parts" / "log.txt").read_text()
     assert states(tmp_path / "parts") == states(tmp_path / "whole")
 
@@ -159,8 +164,8 @@ def test_each_agent_is_paid_by_the_weights_of_the_policy_that_acts_for_it(tmp_pa
     config = make_config("paid", imports=[str(Path(__file__).resolve())], **{
         "run.folder": str(tmp_path), "run.dashboard": False, "run.video": False, "run.log_interval": 0.0, "policy.mlp": [8],
         "learning.device": "cpu", "sampling.placement": placement, "sampling.num_workers": 1, "sampling.envs_per_worker": 4,
-        "sampling.rollout": 4, "learning.batch_size": 32, "learning.total_steps": 1500, "learning.algorithm": "ppo",
-        "population.size": 2, "pbt.rule": "paper", "pbt.period": 300, "pbt.mutation_rate": 1.0,
+        "sampling.rollout": 4, "learning.batch_size": 32, "learning.total_steps": 700, "learning.algorithm": "ppo",
+        "population.size": 2, "pbt.rule": "paper", "pbt.period": 150, "pbt.mutation_rate": 1.0,
         "pbt.objective": "true_objective", "envs.reward_weights": {"part": 1.0},
         "pbt.mutable": {"reward.part": {"rule": "scale", "factor": [2, 2]}}, "pbt.replace_fraction": 0.0,
         "pbt.mutate_fraction": 1.0,
@@ -180,7 +185,7 @@ def test_each_agent_is_paid_by_the_weights_of_the_policy_that_acts_for_it(tmp_pa
 
 
 def test_ratings_are_an_objective_and_a_copy_has_its_donors(tmp_path: Path) -> None:
-    headrace.train(duels(tmp_path, **{"pbt.objective": "elo", "pbt.gap": 20.0, "learning.total_steps": 2000}))
+    headrace.train(duels(tmp_path, **{"pbt.objective": "elo", "pbt.gap": 20.0, "learning.total_steps": 800}))
     lines = lineage.read(tmp_path)
     assert all(500 < rating < 2500 for line in lines for rating in line["objectives"])
     taken = [line for line in lines if line["donor"] is not None]
