@@ -19,7 +19,7 @@ from headrace.envs.imports import import_files
 from headrace.envs.registry import register_parallel
 from headrace.make_config import make_config
 from headrace.population.results import RecentGames
-from headrace.runs import checkpoint, lineage
+from headrace.runs import lineage
 from headrace.runs.metrics import read_jsonl
 from headrace.shm.standings import Standings
 
@@ -87,18 +87,6 @@ def duels(folder: Path, **settings: Any) -> Config:
     return make_config("higher-wins", imports=[WORLD], **{**fixed, "pbt.objective": "win_rate", **settings})
 
 
-def states(folder: Path) -> list[bytes]:
-    """Of all that the newest checkpoint of each policy says about its learning and its matches."""
-    found = []
-    for p in (0, 1):
-        one = checkpoint.load_newest(folder / f"policy-{p}" / "checkpoints")
-        assert one is not None
-        state = one.unpack()
-        parts = {name: state[name] for name in ("model", "optimizer", "progress", "learner", "returns", "member", "past")}
-        found.append(checkpoint.tree_to_bytes(parts))
-    return found
-
-
 def test_duels_are_decided_by_win_rate_with_the_papers_threshold(tmp_path: Path) -> None:
     headrace.train(duels(tmp_path))
     lines = lineage.read(tmp_path)
@@ -112,16 +100,6 @@ def test_duels_are_decided_by_win_rate_with_the_papers_threshold(tmp_path: Path)
         assert ({line["donor"]} if line["donor"] is not None else set()) == allowed
         spared += not allowed and bool(oracle.paper(objectives)[line["policy"]][0])
     assert spared, "the threshold never mattered: the test shows nothing"
-
-
-@pytest.mark.slow
-def test_a_population_of_duels_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    headrace.train(duels(tmp_path / "whole"))
-    assert any(line["donor"] is not None for line in lineage.read(tmp_path / "whole")), "the test shows nothing"
-    for steps in (350, 800, 1200):
-        headrace.train(duels(tmp_path / "parts", **{"learning.total_steps": steps}))
-    assert "Episodes begin anew" not in (tmp_path / "parts" / "log.txt").read_text()
-    assert states(tmp_path / "parts") == states(tmp_path / "whole")
 
 
 class Paid:
