@@ -87,6 +87,7 @@ def duels(folder: Path, **settings: Any) -> Config:
     return make_config("higher-wins", imports=[WORLD], **{**fixed, "pbt.objective": "win_rate", **settings})
 
 
+@pytest.mark.slow
 def test_duels_are_decided_by_win_rate_with_the_papers_threshold(tmp_path: Path) -> None:
     headrace.train(duels(tmp_path))
     lines = lineage.read(tmp_path)
@@ -137,7 +138,7 @@ class Paid:
 register_parallel("paid", agents=2)(lambda options, render_mode=None: Paid())
 
 
-@pytest.mark.parametrize("placement", ["serial", "served"])
+@pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=pytest.mark.slow)])
 def test_each_agent_is_paid_by_the_weights_of_the_policy_that_acts_for_it(tmp_path: Path, placement: str) -> None:
     config = make_config("paid", imports=[str(Path(__file__).resolve())], **{
         "run.folder": str(tmp_path), "run.dashboard": False, "run.video": False, "run.log_interval": 0.0, "policy.mlp": [8],
@@ -162,6 +163,7 @@ def test_each_agent_is_paid_by_the_weights_of_the_policy_that_acts_for_it(tmp_pa
         assert all(min(weights) * 2 <= value <= max(weights) * 2 for value in returns)
 
 
+@pytest.mark.slow
 def test_ratings_are_an_objective_and_a_copy_has_its_donors(tmp_path: Path) -> None:
     headrace.train(duels(tmp_path, **{"pbt.objective": "elo", "pbt.gap": 20.0, "learning.total_steps": 800}))
     lines = lineage.read(tmp_path)
