@@ -27,7 +27,7 @@ from worlds import (
 
 from headrace.config import EnvConfig
 from headrace.envs.contract import MASK_KEY, EnvGroup, EnvironmentFault, LaneRow, OutOfBounds
-from headrace.envs.group import BOUNDS_PERIOD, LIFE_LOST, Completion
+from headrace.envs.group import BOUNDS_PERIOD, LIFE_LOST, Completion, flag
 from headrace.envs.vector_group import vector_group
 from headrace.sampling.worker_process import warnings_reported
 
@@ -258,6 +258,7 @@ def test_lost_lives_end_episodes_but_not_games() -> None:
         ("four results", r"step failed: .*old Gym.*\(observation, reward, terminated, truncated, info\)"),
         ("raises", "step failed: ZeroDivisionError: from inside the environment"),
         ("exits", "step failed: SystemExit: 3"),
+        ("info too early", "step failed: .*terminated and truncated must be True or False, and one is {'seen': 1}"),
     ],
 )
 def test_faults_name_environment_seed_and_step(way: str, message: str) -> None:
@@ -271,6 +272,18 @@ def test_faults_name_environment_seed_and_step(way: str, message: str) -> None:
         step_group(group, actions, now, after)
     if way == "raises":
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("value", [1, 1.0, np.bool_(True), np.array(True), np.array([True]), np.int64(1)])
+def test_flags_of_several_types(value: Any) -> None:
+    assert flag(value) is True
+    assert flag(value * 0) is False
+
+
+@pytest.mark.parametrize("value", ["no", None, {}, {"a": 1}, 7, np.nan, [True, False], np.array([])])
+def test_what_is_no_flag(value: Any) -> None:
+    with pytest.raises(TypeError, match="must be True or False"):
+        flag(value)
 
 
 def test_faults_of_reset_and_of_vector_environments() -> None:

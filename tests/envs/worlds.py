@@ -92,6 +92,8 @@ class BadEnv(CountingEnv):
                     return observation, reward, False, {}  # type: ignore[return-value]
                 case "raises":
                     raise ZeroDivisionError("from inside the environment")
+                case "info too early":
+                    return observation, reward, False, {"seen": 1}, {}  # type: ignore[return-value]
                 case "exits":
                     raise SystemExit(3)
         return observation, reward, False, False, {}

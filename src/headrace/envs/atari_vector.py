@@ -414,7 +414,8 @@ class AtariVector(VectorEnv):
         if mask is None:
             return np.arange(self.num_envs)
         if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
-            raise TypeError(f"reset_mask must be a boolean array, not {type(mask).__name__}")
+            kind = f"one of {mask.dtype}" if isinstance(mask, np.ndarray) else type(mask).__name__
+            raise TypeError(f"reset_mask must be a boolean array, not {kind}")
         if mask.shape != (self.num_envs,) or self.batch_size != self.num_envs:
             raise ValueError(f"reset_mask has shape {mask.shape}; it needs ({self.num_envs},) and whole batches")
         if not self._was_reset and not mask.all():

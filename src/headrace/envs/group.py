@@ -280,7 +280,9 @@ class LocalGroup(OneAgentGroup):
                     observation = first_of(env.reset(), dict)
                     raw[i], terminated[i], truncated[i] = 0.0, False, False
                 else:
-                    observation, reward, terminated[i], truncated[i], info = parts_of(env.step(action), STEP)
+                    observation, reward, over, cut, info = parts_of(env.step(action), STEP)
+                    plain = type(over) is bool and type(cut) is bool
+                    terminated[i], truncated[i] = (over, cut) if plain else (flag(over), flag(cut))
                     try:
                         raw[i] = reward
                     except (TypeError, ValueError):
@@ -355,6 +357,14 @@ def parts_of(result: Any, count: int) -> Any:
         return result
     what = f"{len(result)} results" if isinstance(result, tuple) else f"a {type(result).__name__}"
     raise TypeError(f"it returned {what} (the interface of old Gym?); Gymnasium's returns ({_NAMES[count]})")
+
+
+def flag(value: Any) -> bool:
+    """A `terminated` or `truncated` of any type that stands for True or False. An info in its place, say, does not."""
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biuf" or array.item() not in (0, 1):
+        raise TypeError(f"terminated and truncated must be True or False, and one is {value!r:.60}")
+    return bool(array.item())
 
 
 def first_of(result: Any, infos: Any) -> Any:
