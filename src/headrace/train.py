@@ -163,7 +163,7 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
                 update = learner.learn(batch)
                 log.add(batch.arrivals, update, learner.progress.global_step)
                 if batch.keys is not None and update.priorities is not None:
-                    experience.update_priorities(batch.keys, update.priorities.float().cpu().numpy())
+                    experience.update_priorities(batch.keys, update.priorities)
                 experience.release()
                 clock.spent("train", now := perf_counter())
                 placement.publish(p, learner.model, learner.progress.version)

@@ -319,8 +319,9 @@ def make_group(
     `task`: of several tasks, the one that all of these environments are of. None: all have an equal share, environment i is of
     task i modulo their number.
 
-    `device`: environments of tensors are made there, and the group takes rows of tensors on that device (its attribute `tensors`
-    is True). None: they are made on the CPU, and the group takes NumPy arrays, as all others do.
+    `device`: environments of tensors are made there, on a GPU also the native Atari consoles, and the group takes rows of tensors
+    on that device (its attribute `tensors` is True). None: they are made on the CPU, and the group takes NumPy arrays, as all
+    others do.
 
     Raises what `make_env` raises, and `UnsupportedSpace`.
     """
@@ -345,7 +346,7 @@ def make_group(
                 _with_first(first, lambda: make_parallel(env_id, options)), options, num_envs, env_id, _frameskip(env_id)
             )
         if registered is None and hasattr(_family(prefix), "make_group"):
-            return _family(prefix).make_group(name, options, num_envs, training=training, threads=threads)
+            return _family(prefix).make_group(name, options, num_envs, training=training, threads=threads, device=device)
     with ExitStack() as opened:
         envs: list[Env] = []
         for _ in range(num_envs):
