@@ -97,8 +97,8 @@ def plot(rows: dict[str, dict[str, float]], title: str, path: Path) -> None:
         axis.plot(row["frames_per_second"], row["updates_per_second"], "o" if name.startswith("device") else "s")
         axis.annotate(name, (row["frames_per_second"], row["updates_per_second"]), (5, 5), textcoords="offset points", fontsize=8)
     axis.set(xlabel="training frames/s", ylabel="updates/s", yscale="log", title=title)
-    axis.set_xlim(left=0)
-    axis.margins(x=0.25, y=0.15)
+    axis.margins(y=0.15)
+    axis.set_xlim(0, 1.25 * max(row["frames_per_second"] for row in rows.values()))
     figure.tight_layout()
     figure.savefig(path, dpi=100)
 

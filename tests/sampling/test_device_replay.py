@@ -189,6 +189,16 @@ def test_without_its_contents_the_replay_is_filled_again(tmp_path: Path) -> None
     assert rows[-1]["replay/size"] < 700
 
 
+@pytest.mark.parametrize("algorithm", ["dqn", "rainbow"])
+def test_other_placements_learn_with_the_replay_of_ape_x(tmp_path: Path, algorithm: str) -> None:
+    settings = {"sampling.placement": "serial", "replay.minimum": 200, "sampling.envs_per_worker": 4, "learning.batch_size": 16}
+    folder = {"run.folder": str(tmp_path), "learning.total_steps": 600}
+    train(make_config("gym/CartPole-v1", algorithm, **QUIET, **settings, **folder))
+    row = read_jsonl(tmp_path / "metrics.jsonl")[-1]
+    assert row["charts/updates"] > 20
+    assert math.isfinite(row["losses/td_error"])
+
+
 @pytest.mark.parametrize("damage", ["cut", "gone"])
 def test_a_damaged_replay_is_filled_again(tmp_path: Path, damage: str) -> None:
     settings = {"replay.minimum": 200, "sampling.envs_per_worker": 4, "learning.batch_size": 32, "run.folder": str(tmp_path),
