@@ -62,8 +62,8 @@ def make_config(env: str | Sequence[str], algorithm: str | None = None, imports:
 def _can_be_in_process(config: Config) -> bool:
     """Whether the device placement can do what is asked for, where it is only the environment's choice and not the user's."""
     r = config.replay
-    replays = not config.uses_replay or (config.policy.core == "none" and r.evict_alpha is None and r.copies == 1)
-    return replays and not config.envs.remote and config.population.size == 1
+    newest = config.policy.core == "none" and r.evict_alpha is None and r.copies == 1 and config.sampling.weights_period == 1
+    return (newest or not config.uses_replay) and not config.envs.remote and config.population.size == 1
 
 
 def task_flags(env: str, arguments: Sequence[str]) -> tuple[dict[str, Any], set[str]]:
