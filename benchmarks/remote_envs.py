@@ -347,11 +347,14 @@ def relay(address: str, delay: float) -> None:
                     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 others |= {near: far, far: near}
                 continue
-            data = ready.recv(1 << 20)
+            try:
+                data = ready.recv(1 << 20)
+            except OSError:  # it was reset
+                data = b""
             number += 1
             heapq.heappush(due, (time.monotonic() + delay, number, others[ready], data))
             if not data:
-                del others[ready]
+                others.pop(ready, None)
         while due and due[0][0] <= time.monotonic():
             _, _, to, data = heapq.heappop(due)
             try:

@@ -1,7 +1,7 @@
 """Training with environments near and far: frames/s and policy lag of IMPALA on MinAtar Breakout.
 
     pip install minatar
-    python benchmarks/remote_training.py [--rounds 3] [--seconds 10] [--only TEXT] [--json FILE]
+    python benchmarks/remote_training.py [--rounds 3] [--seconds 10] [--lines 0:8] [--json FILE] [--add]
 
 Everybody trains the network of `examples/impala.py` with its numbers: batches of 640 steps, groups of 16 environments, frameskip
 1, so that a frame is a step. The example has two actors of 16 environments each. `far` means: at a `headrace serve-envs` on this
@@ -10,7 +10,7 @@ its own; the kernel of the machine that the results are of has no netem). All pr
 table says of delay is how much of it is hidden, not what a second machine would bring.
 
 Runs take turns in rounds. A run is started anew for each, left alone for some seconds, and then measured; medians of the rounds.
-Results are written after every round.
+Results are written after every run; with --add the rounds that are in the file already count, too.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Run:
 
 AS_EXAMPLE = ("--sampling.num-workers", "2", "--sampling.num-groups", "1", "--sampling.envs-per-worker", str(ENVS))
 SEED = ("--sampling.min-request-groups", "4", "--sampling.batch-timeout", "1")
+SEED = ("--sampling.min-request-groups", "4", "--sampling.batch-timeout", "1")
 POLYBEAST = ("--sampling.envs-per-worker", "32", "--sampling.min-request-groups", "1", "--sampling.batch-timeout", "0")
 RUNS = [
     Run("examples/impala.py", "", 2),
@@ -75,12 +76,10 @@ RUNS = [
     Run("inline, near", "inline"),
     Run("served, near", "served"),
     *(Run("inline, far", "inline", 2, delay) for delay in (0, 20)),
-    *(Run("served, far", "served", groups, 0) for groups in (1, 2, 4, 8, 16)),
-    *(Run("served, far", "served", groups, 1) for groups in (1, 2, 4)),
-    *(Run("served, far", "served", groups, 20) for groups in (2, 4, 8, 16)),
-    Run(
-        "as SEED: all groups in a batch", "served", 4, 0, ("--sampling.min-request-groups", "4", "--sampling.batch-timeout", "1")
-    ),
+    # the same number of groups with and without delay one after the other, so that other work on the machine disturbs both
+    *(Run("served, far", "served", groups, delay) for groups, delay in ((1, 0), (1, 1), (2, 0), (2, 1), (2, 20))),
+    *(Run("served, far", "served", groups, delay) for groups in (8, 16, 32) for delay in (0, 20)),
+    Run("as SEED: all groups in a batch", "served", 4, 0, SEED),
     Run("as PolyBeast: a stream for each environment", "served", 32, 0, POLYBEAST),
 ]
 
@@ -119,7 +118,7 @@ def engine(run: Run, seconds: float) -> dict[str, float]:
 def example(seconds: float) -> dict[str, float]:
     """Frames/s and lag of the one-file example, from what it prints."""
     command = [sys.executable, str(EXAMPLE), "--total-steps", "1000000000"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         lines = printed(process)
         next(lines)  # after about 5 s
@@ -159,8 +158,14 @@ def table(results: dict[Run, list[dict[str, float]]]) -> list[dict[str, Any]]:
         if rounds:
             row = {"run": run.name, "groups": run.groups, "round_trip_ms": run.delay, "rounds": len(rounds)}
             row |= {key: round(median(found[key] for found in rounds), 1) for key in rounds[0]}
-            rows.append(row | {"every_round": [round(found["frames_per_s"]) for found in rounds]})
+            rows.append(row | {"every_round": rounds})
     return rows
+
+
+def earlier(path: Path) -> dict[tuple[Any, ...], list[dict[str, float]]]:
+    """The rounds of a result file by run, groups and round trip; nothing where there is no file."""
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    return {(row["run"], row["groups"], row["round_trip_ms"]): row["every_round"] for row in rows}
 
 
 def main() -> None:
@@ -168,18 +173,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
-    parser.add_argument("--only", default="", help="only runs whose names have this text")
+    parser.add_argument("--lines", default=":", help="only these lines of the table, as FIRST:END")
+    parser.add_argument("--add", action="store_true", help="add to the rounds that are in the file")
     parser.add_argument("--json", type=Path, default=HERE / "results" / "remote_training.json")
     asked = parser.parse_args()
-    results: dict[Run, list[dict[str, float]]] = {run: [] for run in RUNS if asked.only in run.name}
+    before = earlier(asked.json) if asked.add else {}
+    results = {run: before.get((run.name, run.groups, run.delay), []) for run in RUNS}
+    first, end = (int(text) if text else None for text in asked.lines.split(":"))
     for number in range(asked.rounds):
-        for run, found in results.items():
-            found.append(engine(run, asked.seconds) if run.placement else example(asked.seconds))
-            print(
-                f"{time.strftime('%X')} round {number}: {run.name}, {run.groups} groups, {run.delay} ms: {found[-1]}", flush=True
-            )
-        facts = {"machine": summary.machine(), "load_average": os.getloadavg(), "seconds": asked.seconds}
-        summary.write(asked.json, facts | {"rows": table(results)})
+        for run in RUNS[first:end]:
+            found = engine(run, asked.seconds) if run.placement else example(asked.seconds)
+            results[run].append({name: round(value, 2) for name, value in found.items()} | {"load": round(os.getloadavg()[0], 1)})
+            print(time.strftime("%X"), number, run.name, run.groups, run.delay, results[run][-1], flush=True)
+            facts = {"machine": summary.machine(), "seconds": asked.seconds}
+            summary.write(asked.json, facts | {"rows": table(results)})
     print("| | groups | round trip | frames/s | lag, mean | largest |\n| --- | --- | --- | --- | --- | --- |")
     for row in table(results):
         delay = "-" if row["round_trip_ms"] is None else f"{row['round_trip_ms']} ms"

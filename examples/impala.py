@@ -21,6 +21,7 @@ another network edit `Net`: nothing else knows what they are.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import queue
 import time
 from collections import deque
@@ -324,7 +325,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in vars(Settings()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=float if value is None else type(value), default=value)
-    train(Settings(**vars(parser.parse_args())))
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C
+        train(Settings(**vars(parser.parse_args())))
 
 
 if __name__ == "__main__":

@@ -155,12 +155,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3])
     parser.add_argument("--placements", nargs="*", choices=PLACEMENTS, default=list(PLACEMENTS))
     parser.add_argument("--out", type=Path, default=HERE / "results" / "off_policy.json")
+    parser.add_argument("--keep", type=Path, help="folder for the runs' metrics; a run whose metrics are there is not made again")
     parser.add_argument("--import", dest="imports", action="append", default=[], help="file that registers the environment")
     args, settings = parser.parse_known_args()
     curves: dict[str, list[Rows]] = {placement: [] for placement in args.placements}
     for seed in args.seeds:
         for placement in args.placements:
-            curves[placement].append(run(args.env, placement, seed, args.steps, args.imports, settings))
+            kept = args.keep and args.keep / f"{args.env.replace('/', '-')}-{placement}-{seed}.json"
+            if not (kept and kept.exists()):
+                made = run(args.env, placement, seed, args.steps, args.imports, settings)
+                if kept:
+                    summary.write(kept, made)
+            curves[placement].append(json.loads(kept.read_text()) if kept else made)
             print(f"{time.strftime('%X')} seed {seed}, {placement}: {row(curves[placement][-1:])}", flush=True)
     table = {placement: row(runs) for placement, runs in curves.items()}
     heads = [*COLUMNS.values(), "lag of " + ", ".join(f"{p} %" for p in PERCENTILES), "steps/s", "final return"]
