@@ -195,7 +195,6 @@ def _reports(
 ) -> Iterator[Message]:
     """The learning curve and the metrics since the last reports."""
     yield Message("curve", log.curve(), p)
-    more = {} if member is None else member.metrics()
-    yield Message("metrics", log.metrics(learner) | experience.metrics() | past.metrics() | more, p)
+    yield Message("metrics", log.metrics(learner) | experience.metrics() | past.metrics() | (member.metrics() if member else {}), p)
     if (table := past.table()) is not None:
         yield Message("standings", table, p)

@@ -189,11 +189,6 @@ class AtariVector(VectorEnv):
         """The torch device of the results. Raises `AttributeError` for consoles of the CPU, whose results are arrays."""
         return self._open().device
 
-    @property
-    def tensor_device(self) -> Any:
-        """The torch device of the results. Raises `AttributeError` for consoles of the CPU, whose results are arrays."""
-        return self._open().device
-
     def reset(
         self,
         *,

@@ -24,11 +24,11 @@ import importlib
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
@@ -81,20 +81,37 @@ _TASKS = "headrace.envs.tasks"
 """The module for several tasks, which makes each of them through this one."""
 
 
+Kind = Literal["single", "vector", "tensor", "parallel"]
+_OTHER_KINDS = {"vector": "a vector environment", "parallel": "a multi-agent environment", "tensor": "environments of tensors"}
+
+
 @dataclass(frozen=True)
 class _Registered:
-    """An environment registered by the user: one of the four factories."""
+    """An environment registered by the user."""
 
-    factory: EnvFactory | None = None
-    vector_factory: VectorFactory | None = None
-    tensor_factory: TensorFactory | None = None
-    parallel_factory: ParallelFactory | None = None
-    defaults: dict[str, Any] = field(default_factory=dict)
-    by_import: bool = False
+    kind: Kind
+    factory: Any
+    """An `EnvFactory`, `VectorFactory`, `TensorFactory` or `ParallelFactory`, by `kind`."""
+    defaults: dict[str, Any]
+    by_import: bool
     """Registered by a file of `import_files`, which another process can import too."""
 
 
 _registered: dict[str, _Registered] = {}
+_Factory = TypeVar("_Factory")
+
+
+def _register(env_id: str, kind: Kind, defaults: Mapping[str, Any]) -> Callable[[_Factory], _Factory]:
+    if (prefix := env_id.partition("/")[0]) in FAMILIES:
+        raise ValueError(f"{env_id!r}: {prefix!r} is a built-in family; choose another prefix")
+    if SEPARATOR in env_id:
+        raise ValueError(f"{env_id!r}: a comma separates tasks; choose an id without one")
+
+    def add(factory: _Factory) -> _Factory:
+        _registered[env_id] = _Registered(kind, factory, dict(defaults), is_importing())
+        return factory
+
+    return add
 
 
 def register(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[EnvFactory], EnvFactory]:
@@ -103,13 +120,7 @@ def register(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Calla
     `defaults` are dotted configuration overrides, e.g. ``{"learning.learning_rate": 3e-4}``. Registering an id again replaces the
     environment. Raises `ValueError` for ids of the built-in families.
     """
-    _refuse_family(env_id)
-
-    def add(factory: EnvFactory) -> EnvFactory:
-        _registered[env_id] = _Registered(factory, defaults=dict(defaults or {}), by_import=is_importing())
-        return factory
-
-    return add
+    return _register(env_id, "single", defaults or {})
 
 
 def register_vector(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[VectorFactory], VectorFactory]:
@@ -117,13 +128,7 @@ def register_vector(env_id: str, *, defaults: Mapping[str, Any] | None = None) -
 
     Only the settings for rewards are applied to it. It cannot be watched, since there is no single environment to render.
     """
-    _refuse_family(env_id)
-
-    def add(factory: VectorFactory) -> VectorFactory:
-        _registered[env_id] = _Registered(vector_factory=factory, defaults=dict(defaults or {}), by_import=is_importing())
-        return factory
-
-    return add
+    return _register(env_id, "vector", defaults or {})
 
 
 def register_tensor(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[TensorFactory], TensorFactory]:
@@ -131,13 +136,7 @@ def register_tensor(env_id: str, *, defaults: Mapping[str, Any] | None = None) -
 
     Only the settings for rewards are applied to them. They cannot be watched, since there is no single environment to render.
     """
-    _refuse_family(env_id)
-
-    def add(factory: TensorFactory) -> TensorFactory:
-        _registered[env_id] = _Registered(tensor_factory=factory, defaults=dict(defaults or {}), by_import=is_importing())
-        return factory
-
-    return add
+    return _register(env_id, "tensor", defaults or {})
 
 
 def register_parallel(
@@ -145,14 +144,13 @@ def register_parallel(
 ) -> Callable[[ParallelFactory], ParallelFactory]:
     """Like `register`, for a function that makes a multi-agent environment with PettingZoo's ParallelEnv interface
     (`headrace.envs.multi_agent`). `agents`: how many `possible_agents` it has."""
-    _refuse_family(env_id)
+    return _register(env_id, "parallel", {"envs.num_agents": agents, **(defaults or {})})
 
-    def add(factory: ParallelFactory) -> ParallelFactory:
-        own = {"envs.num_agents": agents, **(defaults or {})}
-        _registered[env_id] = _Registered(parallel_factory=factory, defaults=own, by_import=is_importing())
-        return factory
 
-    return add
+def _registered_as(env_id: str, kind: Kind) -> Any:
+    """The factory of an environment that the user has registered as this kind; None for any other."""
+    registered = _registered.get(env_id)
+    return registered.factory if registered is not None and registered.kind == kind else None
 
 
 def make_parallel(env_id: str, options: EnvConfig, *, render_mode: str | None = None) -> ParallelEnv | None:
@@ -163,24 +161,14 @@ def make_parallel(env_id: str, options: EnvConfig, *, render_mode: str | None = 
     check_id(env_id)
     if SEPARATOR in env_id:
         return None
-    prefix, _, name = env_id.partition("/")
-    registered = _registered.get(env_id)
     if render_mode is not None:
         render_without_screen()
     with _making(env_id):
-        if registered is not None:
-            made = registered.parallel_factory
-            return None if made is None else made(options, render_mode=render_mode)
-        family = _family(prefix)
+        if env_id in _registered:
+            factory: ParallelFactory | None = _registered_as(env_id, "parallel")
+            return None if factory is None else factory(options, render_mode=render_mode)
+        family, name = _in_family(env_id)
         return family.make_parallel(name, options, render_mode=render_mode) if hasattr(family, "make_parallel") else None
-
-
-def _refuse_family(env_id: str) -> None:
-    prefix = env_id.partition("/")[0]
-    if prefix in FAMILIES:
-        raise ValueError(f"{env_id!r}: {prefix!r} is a built-in family; choose another prefix")
-    if SEPARATOR in env_id:
-        raise ValueError(f"{env_id!r}: a comma separates tasks; choose an id without one")
 
 
 def list_ids(family: str | None = None) -> list[str]:
@@ -251,6 +239,12 @@ def _family(name: str) -> Family:
         raise MissingExtra(f"{name} environments need packages that are not installed: {how}") from error
 
 
+def _in_family(env_id: str) -> tuple[Family, str]:
+    """The family of an environment that is not the user's, and its name there."""
+    prefix, _, name = env_id.partition("/")
+    return _family(prefix), name
+
+
 def _import(module: str) -> ModuleType:
     return importlib.import_module(module)
 
@@ -273,16 +267,15 @@ def make_env(env_id: str, options: EnvConfig, *, render_mode: str | None = None)
 
 def _make_env(env_id: str, options: EnvConfig, render_mode: str | None) -> Env:
     check_one(env_id)
-    prefix, _, name = env_id.partition("/")
     with _making(env_id):
         if env_id in _registered:
-            factory = _registered[env_id].factory
+            factory: EnvFactory | None = _registered_as(env_id, "single")
             if factory is None:
-                kinds = {"a vector environment": "vector_factory", "a multi-agent environment": "parallel_factory"}
-                kind = next((k for k, name in kinds.items() if getattr(_registered[env_id], name)), "environments of tensors")
+                kind = _OTHER_KINDS[_registered[env_id].kind]
                 raise ConfigError(f"{env_id} is registered as {kind}; there is no single environment to make")
             return preprocess(factory(options, render_mode=render_mode), options)
-        return _family(prefix).make(name, options, render_mode=render_mode)
+        family, name = _in_family(env_id)
+        return family.make(name, options, render_mode=render_mode)
 
 
 @contextmanager
@@ -328,12 +321,11 @@ def make_group(
         return _remote("group").RemoteGroup(address, env_id, options, num_envs, training=training)
     check_id(env_id)
     if SEPARATOR in env_id:
-        return _import(_TASKS).make_group(env_id, options, num_envs, training=training, threads=threads, task=task, device=device)
-    prefix, _, name = env_id.partition("/")
-    registered = _registered.get(env_id)
+        several = {"training": training, "threads": threads, "task": task, "device": device}
+        return _import(_TASKS).make_group(env_id, options, num_envs, **several)
     with _making(env_id):
-        if registered is not None and registered.vector_factory is not None:
-            return vector_group(registered.vector_factory(options, num_envs), options, env_id)
+        if vector := _registered_as(env_id, "vector"):
+            return vector_group(vector(options, num_envs), options, env_id)
         if make := _tensor_factory(env_id):
             from headrace.envs.tensor import TensorGroup  # imports torch
 
@@ -343,8 +335,10 @@ def make_group(
             return multi_agent_group(
                 _with_first(first, lambda: make_parallel(env_id, options)), options, num_envs, env_id, _frameskip(env_id)
             )
-        if registered is None and hasattr(_family(prefix), "make_group"):
-            return _family(prefix).make_group(name, options, num_envs, training=training, threads=threads, device=device)
+        if env_id not in _registered:
+            family, name = _in_family(env_id)
+            if hasattr(family, "make_group"):
+                return family.make_group(name, options, num_envs, training=training, threads=threads, device=device)
     with ExitStack() as opened:
         envs: list[Env] = []
         for _ in range(num_envs):
@@ -371,9 +365,8 @@ def _with_first(first: ParallelEnv, make: Callable[[], Any]) -> Callable[[], Par
 def _tensor_factory(env_id: str) -> TensorFactory | None:
     """What makes this environment, if it is one of tensors."""
     if env_id in _registered:
-        return _registered[env_id].tensor_factory
-    prefix, _, name = env_id.partition("/")
-    family = _family(prefix)
+        return _registered_as(env_id, "tensor")  # type: ignore[no-any-return]
+    family, name = _in_family(env_id)
     return partial(family.make_tensor, name) if hasattr(family, "make_tensor") else None
 
 
@@ -411,17 +404,15 @@ def make_vec(env_id: str, num_envs: int, options: EnvConfig | None = None) -> Ve
     check_one(env_id)
     if options is None:
         options = default_options(env_id)
-    prefix, _, name = env_id.partition("/")
-    registered = _registered.get(env_id)
     with _making(env_id):
-        if registered is not None and registered.vector_factory is not None:
-            return registered.vector_factory(options, num_envs)
-        if registered is not None and registered.tensor_factory is not None:
-            raise ConfigError(f"{env_id} is registered as environments of tensors, which are no gymnasium.vector.VectorEnv")
-        if registered is not None and registered.parallel_factory is not None:
-            raise ConfigError(f"{env_id} is a multi-agent environment, which is no gymnasium.vector.VectorEnv")
-        if registered is None and hasattr(_family(prefix), "make_vector"):
-            return _family(prefix).make_vector(name, options, num_envs)
+        if vector := _registered_as(env_id, "vector"):
+            return cast(VectorEnv, vector(options, num_envs))
+        if env_id in _registered and (kind := _registered[env_id].kind) != "single":
+            raise ConfigError(f"{env_id} is registered as {_OTHER_KINDS[kind]}; there is no gymnasium.vector.VectorEnv to make")
+        if env_id not in _registered:
+            family, name = _in_family(env_id)
+            if hasattr(family, "make_vector"):
+                return family.make_vector(name, options, num_envs)
         return SyncVectorEnv([partial(make_env, env_id, options)] * num_envs)
 
 
@@ -432,7 +423,7 @@ def default_options(env_id: str) -> EnvConfig:
 
 
 def _frameskip(env_id: str) -> int:
-    return 1 if env_id in _registered else _family(env_id.partition("/")[0]).FRAMESKIP
+    return 1 if env_id in _registered else _in_family(env_id)[0].FRAMESKIP
 
 
 def describe(env_id: str, options: EnvConfig, source: SpecSource | None = None) -> EnvSpec:
@@ -479,8 +470,8 @@ def defaults(env_id: str) -> dict[str, Any]:
         return _import(_TASKS).common_defaults(tasks_of(env_id))
     if env_id in _registered:
         return dict(_registered[env_id].defaults)
-    prefix, _, name = env_id.partition("/")
-    return _family(prefix).defaults(name)
+    family, name = _in_family(env_id)
+    return family.defaults(name)
 
 
 def observes(env_id: str) -> Literal["images", "vectors"]:
@@ -490,6 +481,5 @@ def observes(env_id: str) -> Literal["images", "vectors"]:
     env_id = tasks_of(env_id)[0]
     if env_id in _registered:
         return "images"
-    prefix, _, name = env_id.partition("/")
-    family = _family(prefix)
+    family, name = _in_family(env_id)
     return family.observes(name) if hasattr(family, "observes") else family.OBSERVATIONS
