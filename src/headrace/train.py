@@ -133,7 +133,6 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     learner.join(ranks)
     learner.progress.continue_after(placement.version(p))
     yield Message("start", learner.progress.global_step, p)
-
     placement.publish(p, learner.model, learner.progress.version)
     if member is not None:
         yield from member.begin()
@@ -195,6 +194,7 @@ def _reports(
 ) -> Iterator[Message]:
     """The learning curve and the metrics since the last reports."""
     yield Message("curve", log.curve(), p)
-    yield Message("metrics", log.metrics(learner) | experience.metrics() | past.metrics() | (member.metrics() if member else {}), p)
+    more = member.metrics() if member else {}
+    yield Message("metrics", log.metrics(learner) | experience.metrics() | past.metrics() | more, p)
     if (table := past.table()) is not None:
         yield Message("standings", table, p)
