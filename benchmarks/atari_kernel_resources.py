@@ -2,13 +2,17 @@
 
     python benchmarks/atari_kernel_resources.py [--games pong ms_pacman] [--architectures sm_80 sm_90] [--docs]
 
-Compiles the kernels with the interpreter, and with the compiled blocks of each game. `--docs` writes the table into
+Compiles the kernels with the interpreter, and with the compiled blocks of each game: some minutes of one core each and 2 GB of
+memory, most of it in ptxas. What was compiled is kept in results/atari_kernel_resources.json under the hash of its source, so a
+run that was stopped goes on with what is missing. `--docs` writes the table of everything that is there and current into
 docs/atari.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import re
 import shutil
 import subprocess
@@ -18,11 +22,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import summary
+
 import headrace._native.atari as native
 from headrace.envs.atari_kernels import assemble
 from headrace.envs.atari_vector import load_game
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "atari_kernel_resources.json"
 COLUMNS = (
     "kernel",
     "programs",
@@ -70,8 +77,36 @@ def rows_of(programs: str, source: str, architecture: str) -> list[dict[str, Any
         shared = re.search(r"(\d+) bytes smem", rest)
         values = (kernel, programs, architecture, registers, stack, stores, loads, shared[1] if shared else "0")
         rows.append(dict(zip(COLUMNS, (*values, f"{sizes.get(kernel, 0) / 1024:.0f}"), strict=True)))
-    print(f"{programs}, {architecture}: {len(rows)} kernels, {seconds:.0f} s", file=sys.stderr)
+    print(f"{programs}, {architecture}: {len(rows)} kernels, {seconds:.0f} s", file=sys.stderr, flush=True)
     return rows
+
+
+def kept() -> dict[str, Any]:
+    """What was compiled before, by programs and architecture."""
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
+def compile_missing(sources: dict[str, str], architectures: list[str]) -> None:
+    for architecture in architectures:
+        for programs, source in sources.items():
+            digest, name = digest_of(source), f"{programs}, {architecture}"
+            if kept().get(name, {}).get("source") != digest:
+                rows = rows_of(programs, source, architecture)
+                summary.write(RESULTS, kept() | {name: {"source": digest, "rows": rows}})
+
+
+def digest_of(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+def current(sources: dict[str, str]) -> list[dict[str, Any]]:
+    """Rows of these sources as they are now, in their order, for all architectures that there are."""
+    found = sorted(kept().items(), key=lambda item: item[0].rpartition(" ")[2])
+    digests = {programs: digest_of(source) for programs, source in sources.items()}
+    return [
+        row for programs, digest in digests.items() for name, entry in found
+        if name.startswith(f"{programs}, ") and entry["source"] == digest for row in entry["rows"]
+    ]  # fmt: skip
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -90,15 +125,16 @@ def write_into_docs(name: str, text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--games", nargs="*", default=["pong", "ms_pacman"])
-    parser.add_argument("--architectures", nargs="+", default=["sm_75", "sm_80", "sm_90"])
+    parser.add_argument("--architectures", nargs="*", default=["sm_90", "sm_80", "sm_75"])
     parser.add_argument("--docs", action="store_true", help="write the table into docs/atari.md")
     args = parser.parse_args()
-    if shutil.which("nvcc") is None:
+    if args.architectures and shutil.which("nvcc") is None:
         sys.exit("there is no nvcc here")
     sources = {"interpreter": assemble()}
     for game in args.games:
         sources[f"blocks of {game}"] = assemble(native.block_source(load_game(game)))
-    rows = [row for name, source in sources.items() for arch in args.architectures for row in rows_of(name, source, arch)]
+    compile_missing(sources, args.architectures)
+    rows = current(sources)
     print(table(rows))
     if args.docs:
         write_into_docs("kernels", table(rows))

@@ -61,7 +61,9 @@ def make_config(env: str | Sequence[str], algorithm: str | None = None, imports:
 
 def _can_be_in_process(config: Config) -> bool:
     """Whether the device placement can do what is asked for, where it is only the environment's choice and not the user's."""
-    return not (config.uses_replay or config.envs.remote or config.population.size > 1)
+    r = config.replay
+    newest = config.policy.core == "none" and r.evict_alpha is None and r.copies == 1 and config.sampling.weights_period == 1
+    return (newest or not config.uses_replay) and not config.envs.remote and config.population.size == 1
 
 
 def task_flags(env: str, arguments: Sequence[str]) -> tuple[dict[str, Any], set[str]]:
@@ -115,8 +117,8 @@ def _one_part(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
     the environment and the algorithm declare, and their quotient is the number of environments. Where the user gave the number
     of environments, the batch is their number times T. Where both are given, nothing changes."""
     T, size, K = config.sampling.rollout, config.learning.batch_size, len(config.tasks)
-    if config.uses_replay:
-        return {}
+    if config.uses_replay:  # a batch has nothing to do with them; the environments act with the weights of every update
+        return {} if "sampling.weights_period" in given else {"sampling.weights_period": 1}
     if not {"sampling.num_workers", "sampling.envs_per_worker", "sampling.num_groups"} & given.keys():
         unit = math.lcm(K, config.learning.num_minibatches) if K > 1 else 1
         n = -(-max(1, size // T) // unit) * unit

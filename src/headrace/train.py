@@ -185,7 +185,7 @@ def _learn_from(batch: Batch | Filling, learner: Learner, log: TrainingLog, expe
     update = learner.learn(batch)
     log.add(batch.arrivals, update, learner.progress.global_step)
     if batch.keys is not None and update.priorities is not None:
-        experience.update_priorities(batch.keys, update.priorities.float().cpu().numpy())
+        experience.update_priorities(batch.keys, update.priorities)
     experience.release()
     return True
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from headrace import config as configs
 from headrace.config import Config
@@ -195,7 +196,7 @@ def test_new_priorities_are_sampled_by_and_the_excess_is_evicted_now_and_then(ri
     assert batch.keys is not None
     sizes = []
     for _ in range(3):
-        r.experience.update_priorities(batch.keys, np.full(8, 1e9, np.float32))
+        r.experience.update_priorities(batch.keys, torch.full((8,), 1e9))
         sizes.append(r.replay.stats().size)
     assert sizes == [38, 38, 30]  # replay.evict_period is 3
     held = np.empty((C, r.step - 1), np.float32)
@@ -210,7 +211,7 @@ def test_new_priorities_are_sampled_by_and_the_excess_is_evicted_now_and_then(ri
     assert last.keys is not None
     assert set(last.keys.tolist()) <= raised
     with pytest.raises(ValueError, match="finite and not negative"):
-        r.experience.update_priorities(batch.keys, np.full(8, np.nan, np.float32))
+        r.experience.update_priorities(batch.keys, torch.full((8,), torch.nan))
 
 
 def test_a_batch_is_not_overwritten_before_it_is_released(rig: Callable[..., Rig]) -> None:

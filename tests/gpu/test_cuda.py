@@ -17,8 +17,11 @@ from headrace.accelerator.device_observations import DeviceObservations
 from headrace.accelerator.graphs import WARM_UPS, set_up
 from headrace.accelerator.weights import FlatWeights, Publisher
 from headrace.config import Config
+from headrace.envs.atari_group import AtariTensorGroup
 from headrace.envs.registry import describe
 from headrace.experience.on_policy import OnPolicyExperience
+from headrace.experience.replay.buffer import Field
+from headrace.experience.transition_ring import TransitionRing
 from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner
 from headrace.make_config import make_config
@@ -174,3 +177,61 @@ def test_a_whole_run(tmp_path: Path, settings: dict[str, Any], capfd: pytest.Cap
     printed = "".join(capfd.readouterr())
     assert "without a CUDA graph" not in printed
     assert "cross the bus twice" not in printed
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("a2c", {"learning.batch_size": 16 * 16, "sampling.rollout": 16}),
+        ("ppo", {"learning.batch_size": 16 * 16, "sampling.rollout": 16, "envs.random_start": 20}),
+        ("dqn", {"replay.minimum": 500, "replay.capacity": 5_000}),
+        ("rainbow", {"replay.minimum": 500, "replay.capacity": 5_000, "learning.graphs": False}),
+    ],
+)
+def test_the_device_placement_has_its_consoles_on_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, settings: dict[str, Any]
+) -> None:
+    pytest.importorskip("cuda.core")
+    groups = list[Any]()
+    made = AtariTensorGroup.__init__
+
+    def remembered(self: Any, *args: Any, **kwargs: Any) -> None:
+        groups.append(self)
+        made(self, *args, **kwargs)
+
+    monkeypatch.setattr(AtariTensorGroup, "__init__", remembered)
+    config = make_config("atari/breakout", algorithm, **{
+        "sampling.placement": "device", "learning.device": "cuda", "sampling.num_workers": 1, "sampling.num_groups": 1,
+        "sampling.envs_per_worker": 16, "learning.num_epochs": 1, "learning.num_minibatches": 1, "learning.total_steps": 6_000,
+        "run.folder": str(tmp_path), "run.video": False, "run.dashboard": False, **settings,
+    })  # fmt: skip
+    assert train(config).global_step >= 6_000
+    assert [group.envs.tensor_device.type for group in groups] == ["cuda"]
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    assert all(np.isfinite(row["losses/loss"]) for row in rows if "losses/loss" in row)
+
+
+@pytest.mark.parametrize("same_step", [False, True])
+def test_the_ring_on_a_gpu_is_the_ring_on_the_cpu(same_step: bool) -> None:
+    fields = {
+        "obs/obs": torch.arange(9 * 4, dtype=torch.float32).view(9, 4, 1), "first": torch.zeros(9, 4, dtype=torch.bool),
+        "valid": torch.ones(9, 4, dtype=torch.bool), "action": torch.randint(3, (8, 4, 1), dtype=torch.int32),
+        "reward": torch.randn(8, 4), "terminated": torch.rand(8, 4) < 0.1, "truncated": torch.zeros(8, 4, dtype=torch.bool),
+        "version": torch.zeros(8, 4, dtype=torch.int32),
+    }  # fmt: skip
+    if same_step:
+        fields["final_obs/obs"] = torch.randn(8, 4, 1)
+    rings = [TransitionRing(fields, [Field("obs/obs", (1,), "float32", 1)], 32, 3, 0.9, 0.5, d, "test") for d in ("cpu", "cuda")]
+    for round_ in range(6):
+        for ring in rings:
+            ring.add(fields)
+        torch.testing.assert_close(rings[0].table.numbers, rings[1].table.numbers.cpu())
+        keys = rings[0].draw(64, torch.Generator().manual_seed(round_))
+        one, two = (ring.transitions(keys.to(ring.device), 0.4) for ring in rings)
+        for name, x in one.items():
+            torch.testing.assert_close(x, two[name].cpu(), msg=name)
+        keys = keys.unique()
+        for ring in rings:
+            ring.set_priorities(keys.to(ring.device), torch.arange(float(len(keys)), device=ring.device))
+    drawn = rings[1].draw(256, torch.Generator("cuda").manual_seed(0))
+    assert (rings[1].table.numbers[drawn] > 0).all()

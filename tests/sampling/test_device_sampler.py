@@ -279,11 +279,6 @@ def test_what_it_cannot_do_is_refused(settings: dict[str, Any], message: str) ->
         check_config(configs.override(config, **{"learning.num_minibatches": 1, "sampling.num_groups": 2, **settings}))
 
 
-def test_a_replay_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"device learns from trajectories; learning.algorithm apex-dqn learns from a replay"):
-        check_config(make_config("gym/CartPole-v1", "apex-dqn", **{"sampling.placement": "device"}))
-
-
 @pytest.fixture(autouse=True)
 def _one_thread() -> Any:
     before = torch.get_num_threads()

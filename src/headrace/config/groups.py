@@ -38,6 +38,12 @@ class EnvConfig:
     atari_backend: Literal["native", "ale"] = "native"
     """Atari only: the emulator. `native`: this package's own, which steps whole batches. `ale`: one ale-py emulator per
     environment, as a reference; it cannot do the no-ops of the protocol `dqn`."""
+    random_start: Annotated[int, Range(0, 1_000_000)] = 0
+    """Atari only: each training environment plays 0 to this many random steps before the run begins, so many as are drawn for it,
+    so that the environments are not at the same moment of the game."""
+    start_states: str | None = None
+    """Atari only: file of states (`headrace.envs.atari_starts.save_states`) in which training episodes begin, one drawn for each.
+    Reported returns count from there. None: episodes begin as the protocol says."""
     resize: tuple[Pixels, Pixels] | None = None
     """Height and width (pixels) to which images are resized. None: the default of the environment's family (Atari 84x84, VizDoom
     72x128)."""

@@ -15,11 +15,12 @@ class LearningConfig:
     algorithm: str = "appo"
     """Learning algorithm. `appo`: asynchronous PPO with V-trace. `ppo`: PPO with GAE. `impala`: policy gradient with V-trace.
     `a2c`: policy gradient with n-step returns. `pqn`: Q-learning with layer norm and lambda returns. `apex-dqn`, `apex-dpg`:
-    Q-learning and deterministic policy gradient with prioritized replay. `r2d2`: recurrent Q-learning with prioritized replay of
-    sequences. Other names are algorithms that an imported file registers."""
+    Q-learning and deterministic policy gradient with prioritized replay. `r2d2`: recurrent Q-learning with prioritized replay
+    of sequences. `dqn`: Q-learning with a replay, whose parts are settings; `rainbow`: with all of them. Other names are
+    algorithms that an imported file registers."""
     preset: Literal["small", "paper"] = "small"
-    """Source of the defaults of `apex-dqn`, `apex-dpg` and `r2d2`. `small`: sizes for a few cores and about an hour. `paper`: the
-    sizes of Horgan et al. 2018 and Kapturowski et al. 2019, for hundreds of actors and days."""
+    """Source of the defaults of algorithms with a replay. `small`: sizes for a few cores and about an hour. `paper`: the sizes of
+    the papers, for hundreds of actors and days."""
     experience: Literal["trajectories", "replay"] = "trajectories"
     """What the learner learns from, which the algorithm declares. `trajectories`: every trajectory once, in order. `replay`:
     transitions sampled from a replay buffer. A value that differs from the algorithm's is refused."""
@@ -101,7 +102,9 @@ class LearningConfig:
 
 @dataclass
 class ReplaySettings:
-    """Prioritized replay: `apex-dqn` and `apex-dpg`. Defaults: Ape-X DQN (Horgan et al. 2018)."""
+    """Prioritized replay: `apex-dqn`, `apex-dpg`, `r2d2`, `dqn`, `rainbow`. Defaults: Ape-X DQN (Horgan et al. 2018). In `device`
+    placement the replay is in the memory of the device and keeps the newest transitions, uncompressed: `slack`, `evict_period`,
+    `codec`, `prefetch` and `threads` have no effect there."""
 
     capacity: Annotated[int, Range(1, 10**10)] = 2_000_000
     """Number of transitions that the replay keeps. It may hold more until the next eviction."""
@@ -127,7 +130,7 @@ class ReplaySettings:
     """Number of updates between two evictions."""
     samples_per_insert: Positive | None = None
     """Ratio of sampled to inserted transitions. The learner and the rollout workers wait for each other to keep it. None: nobody
-    waits, and `serial` placement makes one update per trajectory."""
+    waits, and `serial` and `device` placement make one update per trajectory."""
     codec: Literal["none", "lz4", "zstd"] = "none"
     """Compression of images in the replay."""
     prefetch: Annotated[int, Range(1, 4096)] = 16
@@ -135,8 +138,9 @@ class ReplaySettings:
     threads: Annotated[int, Range(1, 4096)] = 1
     """Number of threads that copy and decompress one batch."""
     checkpoint_contents: bool = False
-    """Save all transitions with the newest checkpoint, uncompressed (about 7 KB per Atari transition), so that a resumed run need
-    not fill the replay again. In `serial` placement the resumed run is then exact, bit for bit. Off: only counters are saved."""
+    """Save all transitions with the newest checkpoint, uncompressed (about 7 KB per Atari transition), so that a resumed run
+    need not fill the replay again. In `serial` and `device` placement the resumed run is then exact, bit for bit. Off: only
+    counters are saved."""
 
 
 @dataclass
@@ -152,11 +156,11 @@ class QConfig:
     """Number of different exploration rates, each for one block of environments (figure 7 of the Ape-X paper: 6). None: one rate
     per environment."""
     epsilon_first: Fraction = 1.0
-    """PQN: share of random actions at the start of training, equal in all environments."""
+    """PQN, DQN: share of random actions at the start of training, equal in all environments."""
     epsilon_last: Fraction = 0.01
-    """PQN: share of random actions after `epsilon_decay`."""
+    """PQN, DQN: share of random actions after `epsilon_decay`."""
     epsilon_decay: Annotated[float, Range(0, 1, above=True)] = 0.1
-    """PQN: part of `learning.total_steps` over which the share of random actions falls linearly."""
+    """PQN, DQN: part of `learning.total_steps` over which the share of random actions falls linearly."""
     target_period: Count = 2500
     """Number of updates between two copies of the weights to the target network."""
     double: bool = True

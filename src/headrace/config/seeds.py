@@ -33,6 +33,8 @@ class Use(IntEnum):
     """The seed of a policy of a population, for its weights."""
     MATCHES = 7
     """Who plays whom."""
+    REPLAY = 8
+    """What is drawn from a replay in the memory of a device."""
 
 
 def environment_seed(use: Use, seed: int, *key: int) -> int:

@@ -193,5 +193,5 @@ class Config:
 
     @property
     def parts(self) -> int:
-        """G: the parts into which the `device` placement divides the environments; see `update_period`."""
-        return max(1, self.sampling.rollout * self.num_envs // self.learning.batch_size)
+        """G: the parts into which the `device` placement divides the environments; see `update_period`. With replay, one."""
+        return 1 if self.uses_replay else max(1, self.sampling.rollout * self.num_envs // self.learning.batch_size)

@@ -126,11 +126,6 @@ def _validate_device(config: Config) -> None:
         raise ConfigError("sampling.placement device steps its environments in the training process; envs.remote cannot be used")
     T, n, size = config.sampling.rollout, config.num_envs, config.learning.batch_size
     all_steps = T * n
-    if config.uses_replay:
-        raise ConfigError(
-            f"sampling.placement device learns from trajectories; learning.algorithm {config.learning.algorithm} learns from a "
-            "replay"
-        )
     if config.population.size > 1:
         raise ConfigError(f"sampling.placement device trains one policy; population.size is {config.population.size}")
     if config.sampling.weights_period > 1:
@@ -138,6 +133,9 @@ def _validate_device(config: Config) -> None:
             "sampling.placement device acts with the weights of every update; sampling.weights_period is "
             f"{config.sampling.weights_period} and must be 1"
         )
+    if config.uses_replay:
+        _validate_device_replay(config)
+        return
     parts = all_steps // size
     if parts * size != all_steps or T % parts or n % parts:
         possible = [g for g in range(2, min(T, n) + 1) if T % g == 0 and n % g == 0]
@@ -145,6 +143,18 @@ def _validate_device(config: Config) -> None:
         raise ConfigError(
             f"sampling.placement device: learning.batch_size ({size}) must be sampling.rollout x environments "
             f"({T} x {n} = {all_steps}) divided by a number that divides both; the largest is {all_steps}{others}"
+        )
+
+
+def _validate_device_replay(config: Config) -> None:
+    """The replay in the memory of the device keeps the newest transitions, each once and as it is."""
+    r = config.replay
+    if config.policy.core != "none":
+        raise ConfigError("sampling.placement device replays single transitions, no sequences: policy.core must be none")
+    if r.evict_alpha is not None or r.copies > 1:
+        raise ConfigError(
+            "sampling.placement device keeps the newest transitions, each once: replay.evict_alpha must be None (it is "
+            f"{r.evict_alpha}) and replay.copies 1 (it is {r.copies})"
         )
 
 

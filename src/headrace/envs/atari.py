@@ -24,6 +24,8 @@ Reported returns are of whole games and unclipped; evaluation has no life-loss e
 
 from __future__ import annotations
 
+import importlib.util
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -36,6 +38,7 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from headrace.config import ConfigError, EnvConfig
+from headrace.envs.atari_starts import TrainingStarts
 from headrace.envs.contract import EnvGroup
 from headrace.envs.group import LIFE_LOST
 from headrace.envs.vector_group import vector_group
@@ -117,21 +120,28 @@ class TrainingEpisodes(VectorWrapper):
     NOOP is made.
     """
 
-    def __init__(self, env: VectorEnv, life_loss: bool) -> None:
+    def __init__(self, env: VectorEnv, life_loss: bool, starts: TrainingStarts | None = None) -> None:
+        """`starts`: where episodes begin, of native consoles; None: as the protocol says."""
         super().__init__(env)
-        self._life_loss = life_loss
+        self._life_loss, self._starts = life_loss, starts
+        self._over = np.zeros(env.num_envs, bool)
         self._lives = np.zeros(env.num_envs, np.int32)
         self._lost = np.zeros(env.num_envs, bool)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if self._starts is not None:
+            options = self._starts.reset_options(seed, self.num_envs)
         observations, infos = self.env.reset(seed=seed, options=options)
-        self._lives, self._lost = infos["lives"].copy(), np.zeros(self.num_envs, bool)
+        self._lives, self._lost, self._over = infos["lives"].copy(), *np.zeros((2, self.num_envs), bool)
         return observations, infos
 
     def step(self, actions: np.ndarray, out: np.ndarray | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Like `VectorEnv.step`; the native vector writes its observations to `out`."""
         if self._lost.any():
             actions = np.where(self._lost, 0, actions)  # NOOP is the first action of every game
+        if self._starts is not None and self._starts.in_states and self._over.any():
+            self._starts.begin(cast(Any, self.env), np.flatnonzero(self._over))
+            actions = np.where(self._over, 0, actions)
         if out is None:
             stepped = self.env.step(actions)
         else:
@@ -139,6 +149,7 @@ class TrainingEpisodes(VectorWrapper):
             native.send(actions, out)
             stepped = native.recv()
         observations, rewards, terminated, truncated, infos = stepped
+        self._over = terminated | truncated
         if not self._life_loss:
             return stepped
         lives = infos["lives"]
@@ -153,26 +164,47 @@ class TrainingEpisodes(VectorWrapper):
         if not hasattr(native, "save_state"):
             return None
         consoles = [np.frombuffer(native.save_state(i), np.uint8) for i in range(self.num_envs)]
-        return {"lives": self._lives.copy(), "lost": self._lost.copy(), "consoles": consoles}
+        state = {"lives": self._lives.copy(), "lost": self._lost.copy(), "consoles": consoles}
+        return state if self._starts is None else state | {"over": self._over.copy(), "starts": self._starts.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on from what `get_state` gave. Raises `ValueError` for states of another game or other options."""
         self.env.reset()  # a vector environment is stepped only after a reset
         self._lives, self._lost = state["lives"].copy(), state["lost"].copy()
+        if self._starts is not None:
+            self._over = state["over"].copy()
+            self._starts.set_state(state["starts"])
         for i, console in enumerate(state["consoles"]):
             cast(Any, self.env).load_state(i, console.tobytes())
 
 
-def make_group(name: str, options: EnvConfig, num_envs: int, *, training: bool = True, threads: int | None = None) -> EnvGroup:
-    """A group of emulators. With `training` and the `dqn` protocol, lost lives end episodes."""
-    return _group(make_vector(name, options, num_envs, threads), options, f"atari/{name}", training)
+def make_group(
+    name: str | Sequence[str],
+    options: EnvConfig,
+    num_envs: int,
+    *,
+    training: bool = True,
+    threads: int | None = None,
+    device: str | None = None,
+) -> EnvGroup:
+    """A group of emulators. With `training` and the `dqn` protocol, lost lives end episodes. On a GPU, consoles in its memory.
+    Several names: environment i plays game i modulo their number."""
+    life_loss = training and options.protocol == "dqn"
+    env_id = f"atari/{name}" if isinstance(name, str) else ",".join(f"atari/{each}" for each in name)
+    starts = TrainingStarts(options) if training and (options.random_start or options.start_states is not None) else None
+    if starts is not None and options.atari_backend != "native":
+        raise ConfigError("envs.random_start and envs.start_states need native consoles (envs.atari_backend native)")
+    if device not in (None, "cpu") and _on_a_gpu(options):
+        from headrace.envs.atari_group import AtariTensorGroup
+        from headrace.envs.atari_vector import AtariVector
 
-
-def _group(vector: VectorEnv, options: EnvConfig, env_id: str, training: bool) -> EnvGroup:
+        consoles = AtariVector(name, num_envs, **vector_options(options), device=cast(str, device))
+        skip = options.frameskip or FRAMESKIP
+        return AtariTensorGroup(consoles, options, env_id, life_loss=life_loss, starts=starts, frameskip=skip)
+    vector = TrainingEpisodes(make_vector(name, options, num_envs, threads), life_loss, starts)
     # colours are the last dimension of the emulators' images and the first of the engine's, so those have to be copied
     in_place = options.atari_backend == "native" and options.grayscale is not False
-    episodes = TrainingEpisodes(vector, life_loss=training and options.protocol == "dqn")
-    return vector_group(episodes, options, env_id, FRAMESKIP, in_place)
+    return vector_group(vector, options, env_id, FRAMESKIP, in_place)
 
 
 def agreement(names: Sequence[str], options: EnvConfig) -> dict[str, Any]:
@@ -182,13 +214,26 @@ def agreement(names: Sequence[str], options: EnvConfig) -> dict[str, Any]:
 
 
 def make_mixed_group(
-    names: Sequence[str], options: EnvConfig, num_envs: int, *, training: bool, threads: int | None
+    names: Sequence[str], options: EnvConfig, num_envs: int, *, training: bool, threads: int | None, device: str | None
 ) -> EnvGroup | None:
     """Several games in one batch of the native core; None with ale-py, whose batches are of one game."""
     if options.atari_backend != "native":
         return None
-    games = ",".join(f"atari/{name}" for name in names)
-    return _group(make_vector(names, options, num_envs, threads), options, games, training)
+    return make_group(names, options, num_envs, training=training, threads=threads, device=device)
+
+
+def _on_a_gpu(options: EnvConfig) -> bool:
+    """Whether the native consoles can be in the memory of a GPU; a warning says why not."""
+    if options.atari_backend != "native":
+        return False
+    why = ""
+    if options.grayscale is False:
+        why = "colours are not written into trajectories there (envs.grayscale)"
+    elif importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.core") is None:
+        why = "that needs the package cuda-core: pip install 'headrace[cuda]'"
+    if why:
+        warnings.warn(f"Atari consoles are emulated by the CPU and not by the GPU: {why}", stacklevel=2)
+    return not why
 
 
 class AtariGame(gymnasium.Env):

@@ -23,6 +23,7 @@ from headrace.envs.atari_actions import action_space, discrete_actions
 from headrace.envs.atari_arguments import OneUser, batch_space_of, require, seeds_of
 from headrace.envs.atari_options import AtariOptions
 from headrace.envs.atari_roms import games, load_game, rom_path
+from headrace.envs.atari_starts import begin_in, play_at_random
 
 if TYPE_CHECKING:
     from headrace.envs.atari_kernels import KernelOptions
@@ -183,6 +184,11 @@ class AtariVector(VectorEnv):
 
         return DeviceVector(games, options, kernels_for(device), kernels or KernelOptions())
 
+    @property
+    def tensor_device(self) -> Any:
+        """The torch device of the results. Raises `AttributeError` for consoles of the CPU, whose results are arrays."""
+        return self._open().device
+
     def reset(
         self,
         *,
@@ -196,16 +202,29 @@ class AtariVector(VectorEnv):
         Args:
             seed: Environment i gets seed + i, or seed[i], or goes on with its generators (None or a negative entry).
                 Seeded environments start from power-on, so that what follows depends on the seed and the actions alone.
-            options: `reset_mask`, bool `[num_envs]`, names the environments to reset. Needs batch_size == num_envs.
+            options: `reset_mask`, bool `[num_envs]`, names the environments to reset. `random_steps`: every environment plays 0
+                to so many random steps, as many as are drawn for it; infos then have `played_steps` and `played_return`
+                `[num_envs]`. `states`: environment i goes on in `states[i % len(states)]`, which `save_state` gave. All need
+                batch_size == num_envs, and the last two need all environments (`headrace.envs.atari_starts`).
             out, rows: see `send`.
 
         Raises:
             TypeError, ValueError: for a mask, a seed or memory that does not fit.
             RuntimeError: if the first reset is not of all environments.
         """
+        chosen = options or {}
+        elsewhere = {"states", "random_steps"} & chosen.keys()
+        if len(elsewhere) > 1 or (elsewhere and ("reset_mask" in chosen or rows is not None or self.batch_size < self.num_envs)):
+            raise ValueError(f"{' and '.join(sorted(elsewhere))} cannot be with each other, reset_mask, rows or smaller batches")
+        begun = self._begin(seed, chosen.get("reset_mask"), out, rows)
+        if "states" in chosen:
+            return begin_in(self, chosen["states"], out)
+        return play_at_random(self, int(chosen["random_steps"]), seed, out) if "random_steps" in chosen else begun
+
+    def _begin(self, seed: Any, mask: Any, out: Any, rows: Any) -> tuple[np.ndarray, dict[str, Any]]:
         with self._user:
             vector = self._open()
-            envs = self._chosen((options or {}).get("reset_mask"))
+            envs = self._chosen(mask)
             seeds = seeds_of(seed, len(envs))
             out, rows = self._memory(out, rows)
             vector.send_reset(envs.tolist(), seeds.tolist(), out, rows)

@@ -64,18 +64,20 @@ class Family(Protocol):
     def make(self, name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
         """One environment, with all settings applied."""
 
-    def make_group(self, name: str, options: EnvConfig, num_envs: int, *, training: bool, threads: int | None) -> EnvGroup:
+    def make_group(
+        self, name: str, options: EnvConfig, num_envs: int, *, training: bool, threads: int | None, device: str | None
+    ) -> EnvGroup:
         """Environments stepped together, if the family has a faster way than one after the other.
 
-        `training`: episodes may end before the game does; otherwise episodes are whole games. `threads`: see
-        `headrace.envs.registry.make_group`.
+        `training`: episodes may end before the game does; otherwise episodes are whole games. `threads`,
+        `device`: see `headrace.envs.registry.make_group`.
         """
 
     def agreement(self, names: Sequence[str], options: EnvConfig) -> dict[str, Any]:
         """Entries of `EnvConfig.kwargs` with which these environments have the same spaces, as tasks of one policy."""
 
     def make_mixed_group(
-        self, names: Sequence[str], options: EnvConfig, num_envs: int, *, training: bool, threads: int | None
+        self, names: Sequence[str], options: EnvConfig, num_envs: int, *, training: bool, threads: int | None, device: str | None
     ) -> EnvGroup | None:
         """Environments of several names in one batch: environment i has name i modulo their number. None: with these options the
         family cannot."""

@@ -45,6 +45,8 @@ LARGEST = 1e18
 """Observations and rewards with larger numbers are refused: their squares would be infinite in float32, and so would the loss."""
 OBJECTIVE = "true_objective"
 """Info key at the end of a game: what population-based training compares policies by (`pbt.objective`)."""
+PLAYED_STEPS, PLAYED_RETURN = "played_steps", "played_return"
+"""Info keys of a reset of vector environments that begin in the middle of games: what was played and gained of these before."""
 LIFE_LOST = "life_lost"
 """Info key: this step ended a training episode but not the game."""
 

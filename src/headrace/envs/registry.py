@@ -312,8 +312,9 @@ def make_group(
     `task`: of several tasks, the one that all of these environments are of. None: all have an equal share, environment i is of
     task i modulo their number.
 
-    `device`: environments of tensors are made there, and the group takes rows of tensors on that device (its attribute `tensors`
-    is True). None: they are made on the CPU, and the group takes NumPy arrays, as all others do.
+    `device`: environments of tensors are made there, on a GPU also the native Atari consoles, and the group takes rows of tensors
+    on that device (its attribute `tensors` is True). None: they are made on the CPU, and the group takes NumPy arrays, as all
+    others do.
 
     Raises what `make_env` raises, and `UnsupportedSpace`.
     """
@@ -338,7 +339,7 @@ def make_group(
         if env_id not in _registered:
             family, name = _in_family(env_id)
             if hasattr(family, "make_group"):
-                return family.make_group(name, options, num_envs, training=training, threads=threads)
+                return family.make_group(name, options, num_envs, training=training, threads=threads, device=device)
     with ExitStack() as opened:
         envs: list[Env] = []
         for _ in range(num_envs):

@@ -145,7 +145,7 @@ def make_group(
     family: Any = registry.family_of(chosen[0])
     if len(chosen) > 1 and all(each == own[0] for each in own) and _one_family(chosen) and hasattr(family, "make_mixed_group"):
         names = [name.partition("/")[2] for name in chosen]
-        mixed = family.make_mixed_group(names, own[0], num_envs, training=training, threads=threads)
+        mixed = family.make_mixed_group(names, own[0], num_envs, training=training, threads=threads, device=device)
         if mixed is not None:
             return TaskGroup(tasks, [mixed])
     with ExitStack() as opened:

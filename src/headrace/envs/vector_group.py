@@ -10,7 +10,17 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from headrace.config import EnvConfig
 from headrace.envs.contract import FAULTS, EnvironmentFault, EnvSpec, ObsRow, StepRow
-from headrace.envs.group import LIFE_LOST, STEP, OneAgentGroup, RewardTransform, first_of, parts_of, reward_transform
+from headrace.envs.group import (
+    LIFE_LOST,
+    PLAYED_RETURN,
+    PLAYED_STEPS,
+    STEP,
+    OneAgentGroup,
+    RewardTransform,
+    first_of,
+    parts_of,
+    reward_transform,
+)
 from headrace.envs.spaces import PLAIN_KEY, batch_decoder, leaves, specs_of
 
 
@@ -37,8 +47,11 @@ class VectorGroup(OneAgentGroup):
     def _reset(self, seed: int, out: ObsRow) -> None:
         self._in_game[:] = True
         try:
-            observations = first_of(self.envs.reset(seed=seed), dict | list)
+            begun = self.envs.reset(seed=seed)
+            observations = first_of(begun, dict | list)
             self._put(out.obs, observations)
+            if PLAYED_STEPS in (infos := self._by_key(begun[1])):  # in the middle of games
+                self._lengths[:], self._returns[:] = infos[PLAYED_STEPS], infos[PLAYED_RETURN]
         except FAULTS as error:
             raise self._group_fault("reset", error) from error
 

@@ -77,11 +77,11 @@ class Batch:
     [T, B, ...] by its number of rows, `core` [B, S]. Replay: see the algorithm, such as `headrace.learning.apex_dqn.ApexDQN`. The
     dictionary is the learner's; the tensors are overwritten after `Experience.release`."""
     version: Tensor
-    """int32, of the shape of the actions, in host memory: version of the weights that chose each action."""
+    """int32, of the shape of the actions: version of the weights that chose each action. Trajectories: in host memory."""
     valid: Tensor | None
     """bool [T+1, B], in host memory: rows that are transitions. None: every row is one (replay)."""
-    keys: np.ndarray | None
-    """uint64 [B]: what `Experience.update_priorities` wants. None: there are no priorities (trajectories)."""
+    keys: Any
+    """What `Experience.update_priorities` wants, as the replay has it. None: there are no priorities (trajectories)."""
     arrivals: Arrivals
 
 
@@ -100,8 +100,8 @@ class Experience(Protocol):
         at the end of the run. Raises what failed while batches were made."""
         ...
 
-    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """New priorities, float32 [B], of what the batch with these keys held. Replay only."""
+    def update_priorities(self, keys: Any, priorities: Tensor) -> None:
+        """New priorities, float [B] on any device, of what the batch with these keys held. Replay only."""
         ...
 
     def release(self) -> None:
@@ -130,7 +130,7 @@ class ConsumedOnce:
     """What an `Experience` of trajectories that are consumed once leaves out: it has no priorities, no metrics and nothing to
     save."""
 
-    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+    def update_priorities(self, keys: Any, priorities: Tensor) -> None:
         """Raises `NotImplementedError`."""
         raise NotImplementedError("trajectories have no priorities")
 

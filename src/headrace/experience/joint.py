@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from headrace.accelerator.ranks import Ranks
 from headrace.experience.batch import Arrivals, Batch, Experience, Filling
@@ -53,7 +54,7 @@ class JointExperience:
         batch, self._batch = self._batch, None
         return replace(batch, arrivals=arrivals)
 
-    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+    def update_priorities(self, keys: Any, priorities: Tensor) -> None:
         """See `Experience.update_priorities`; of this rank's own batch."""
         self._own.update_priorities(keys, priorities)
 

@@ -13,6 +13,24 @@ COUNTED = ("valid", "version", "episode_return", "episode_length")
 """Fields that the host counts."""
 
 
+def counted(fields: dict[str, Tensor], envs: range, reported: range) -> tuple[dict[str, Tensor], Arrivals]:
+    """The fields `COUNTED` in host memory, and what arrived with them.
+
+    Args:
+        fields: of the trajectories of B environments, [T+1, B] or [T, B] each. Empty: nothing arrived.
+        envs: their indices.
+        reported: the environments whose episodes are reported.
+    """
+    if not fields:
+        return {}, Arrivals.sum([])
+    host = {name: fields[name].cpu() for name in (*COUNTED, "task") if name in fields}
+    index = np.arange(envs.start, envs.stop)
+    of_reported = (index >= reported.start) & (index < reported.stop)
+    valid, returns, lengths = (host[name].numpy() for name in ("valid", "episode_return", "episode_length"))
+    tasks = host["task"].numpy() if "task" in host else None
+    return host, Arrivals.of(valid, returns, lengths, of_reported, tasks=tasks)
+
+
 class DeviceExperience(ConsumedOnce):
     """Batches of what `collect` gives.
 
@@ -29,12 +47,7 @@ class DeviceExperience(ConsumedOnce):
     def next(self, timeout: float | None = None) -> Batch:
         """The next batch; takes as long as that takes."""
         fields, envs = self._collect()
-        host = {name: fields[name].cpu() for name in (*COUNTED, "task") if name in fields}
-        index = np.arange(envs.start, envs.stop)
-        reported = (index >= self._reported.start) & (index < self._reported.stop)
-        valid, returns, lengths = (host[name].numpy() for name in ("valid", "episode_return", "episode_length"))
-        tasks = host["task"].numpy() if "task" in host else None
-        arrivals = Arrivals.of(valid, returns, lengths, reported, tasks=tasks)
+        host, arrivals = counted(fields, envs, self._reported)
         data = {name: x.to(self._device, non_blocking=True) for name, x in fields.items()}
         return Batch(data, host["version"].clone(), host["valid"], None, arrivals)
 

@@ -1,6 +1,6 @@
 """Ape-X DQN: double Q-learning with dueling networks on n-step transitions from prioritized replay (Horgan et al. 2018).
 
-With atoms it is distributional, with noisy layers and one environment per epsilon of 0 it is Rainbow (Hessel et al. 2018).
+With atoms it is distributional. `headrace.learning.dqn` explores in another way.
 """
 
 from __future__ import annotations
@@ -85,12 +85,13 @@ class ApexDQN(TargetNetwork):
         if mode == "deterministic":
             action = best.int()
         else:
-            action = q_learning.epsilon_greedy(out.q, out.allowed, self._epsilon(envs, mode), generator).int().unsqueeze(-1)
+            epsilon = self._epsilon(model, envs, mode)
+            action = q_learning.epsilon_greedy(out.q, out.allowed, epsilon, generator).int().unsqueeze(-1)
         taken = out.q.gather(-1, action.long()).squeeze(-1)
         value = out.q.gather(-1, best).squeeze(-1)
         return {"action": action, "q": taken, "value": value, "env_index": envs.int()}, out.core
 
-    def _epsilon(self, envs: Tensor, mode: Mode) -> Tensor:
+    def _epsilon(self, model: nn.Module, envs: Tensor, mode: Mode) -> Tensor:
         """Share of random actions of each environment, float32 [N]."""
         q = self._config
         if mode == "evaluate":
@@ -119,9 +120,8 @@ class ApexDQN(TargetNetwork):
         batch["target"] = q_learning.project(online.support, probabilities, batch["reward"], batch["discount"])
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
-        """0.5 (target - q)^2, weighted; cross-entropy where distributional. Priorities are |target - q| either way, of expected
-        values where distributional: those of new transitions, which acting computed, are too. (Rainbow's are the cross-entropy,
-        which is in another unit.)"""
+        """0.5 (target - q)^2, weighted; cross-entropy where distributional. Priorities are |target - q|; where distributional see
+        `_distributional_priority`."""
         out, target, weights = cast(QNetwork, model)(observations(batch, "obs/")), batch["target"], batch["weights"]
         index = batch["action"].long()
         taken = out.q.gather(-1, index).squeeze(-1)
@@ -131,7 +131,8 @@ class ApexDQN(TargetNetwork):
         else:
             log_p = out.logits.log_softmax(-1)[torch.arange(len(index), device=index.device), index.squeeze(-1)]
             each = -(target * log_p).sum(-1)
-            batch["priority"] = ((target * cast(QNetwork, model).support).sum(-1) - taken.detach()).abs()
+            error = (target * cast(QNetwork, model).support).sum(-1) - taken.detach()
+            batch["priority"] = self._distributional_priority(target, log_p.detach(), error)
         loss = (weights * each).mean()
         return loss, {
             "losses/loss": loss,
@@ -140,6 +141,14 @@ class ApexDQN(TargetNetwork):
             "losses/q_max": out.q.max(),
             "losses/target_mean": (target if out.logits is None else (target * cast(QNetwork, model).support).sum(-1)).mean(),
         }
+
+    def _distributional_priority(self, target: Tensor, log_p: Tensor, error: Tensor) -> Tensor:
+        """Float32 [B]: of target distributions [B, M], learned ones as logarithms, and the errors of expected values [B].
+
+        The errors, since the priorities of new transitions, which acting computed, are errors of expected values, too. (Rainbow's
+        are the cross-entropy, which is in another unit.)
+        """
+        return error.abs()
 
 
 def observations(batch: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

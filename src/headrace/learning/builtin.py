@@ -1,4 +1,7 @@
-"""The built-in algorithms' declarations: what they learn from, what their settings start with, what they refuse. No torch."""
+"""The built-in algorithms' declarations: what they learn from, what their settings start with, what they refuse. No torch.
+
+Those on a replay are in `headrace.learning.builtin_replay`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.config import Config, ConfigError, PolicyConfig
+from headrace.learning import builtin_replay as replay
 from headrace.learning.algorithm import Algorithm, Declaration, declare
 
 # -- policy gradients on trajectories ----------------------------------------------------------------------------------
@@ -117,7 +121,7 @@ PQN_BY_OBSERVATIONS: dict[str, dict[str, Any]] = {
 def pqn_defaults(observations: str, env_defaults: Mapping[str, Any], preset: str) -> dict[str, Any]:
     """The environment's own convolutions; the linear layer behind them is the head's."""
     encoder = env_defaults.get("policy.encoder", PolicyConfig.encoder)
-    return PQN | PQN_BY_OBSERVATIONS[observations] | {"policy.encoder": DUELING_ENCODERS.get(encoder, encoder)}
+    return PQN | PQN_BY_OBSERVATIONS[observations] | {"policy.encoder": replay.DUELING_ENCODERS.get(encoder, encoder)}
 
 
 def make_pqn(config: Config) -> Algorithm:
@@ -135,267 +139,18 @@ def check_pqn(config: Config) -> None:
         raise ConfigError("learning.algorithm pqn computes its targets once per batch: learning.returns must be gae")
 
 
-# -- Ape-X, on a replay ------------------------------------------------------------------------------------------------
-
-# Horgan et al. 2018, appendices C and D. Actors look for new weights every 400 frames = 100 steps.
-APEX_DQN = {
-    "policy.normalize_observations": False,
-    "policy.normalize_returns": False,
-    "policy.encoder": "nature-conv",
-    "policy.hidden": 512,
-    "sampling.rollout": 50,
-    "sampling.weights_period": 100,
-    "replay.codec": "lz4",
-    "learning.batch_size": 512,
-    "learning.optimizer": "rmsprop-tf",
-    "learning.learning_rate": 0.00025 / 4,
-    "learning.lr_schedule": "constant",
-    "learning.optimizer_eps": 1.5e-7,
-    "learning.rmsprop_alpha": 0.95,
-    "learning.rmsprop_centered": True,
-    "learning.max_grad_norm": 40.0,
-    "learning.num_epochs": 1,
-    "learning.num_minibatches": 1,
-}
-APEX_DQN_PAPER: dict[str, dict[str, Any]] = {
-    "images": {
-        "envs.reward_clip": 1.0,
-        "envs.max_episode_steps": 12_500,
-        "learning.total_steps": 5_700_000_000,
-        "learning.gamma": 0.99,
-        "run.goal": None,
-    },
-    "vectors": {"learning.gamma": 0.99, "run.goal": None},
-}
-"""What `learning.preset paper` adds, by what the environment observes: training episodes of 50,000 frames, 22,800M frames."""
-APEX_DPG = {
-    "policy.normalize_observations": False,
-    "policy.normalize_returns": False,
-    "sampling.rollout": 50,
-    "sampling.weights_period": 100,
-    "learning.lr_schedule": "constant",
-    "learning.batch_size": 256,
-    "learning.optimizer": "adam",
-    "learning.learning_rate": 1e-4,
-    "learning.max_grad_norm": 40.0,
-    "learning.num_epochs": 1,
-    "learning.num_minibatches": 1,
-    "replay.capacity": 1_000_000,
-    "replay.slack": 2.0,
-    "replay.evict_alpha": -0.4,
-    "q.target_period": 100,
-}
-"""The paper's settings (`learning.preset paper`)."""
-
-# On top of that (`learning.preset small`): the paper's sizes are for hundreds of actors and days of Atari. A few cores step far
-# fewer environments than one learner could take in, so every transition is learned from more often, the batches are smaller and
-# the target network follows sooner.
-APEX_DQN_SMALL: dict[str, dict[str, Any]] = {
-    "images": {
-        "sampling.num_workers": 1,
-        "sampling.envs_per_worker": 16,
-        "sampling.rollout": 20,
-        "sampling.weights_period": 20,
-        "learning.precision": "auto",
-        "learning.batch_size": 128,
-        "learning.optimizer": "adam",
-        "learning.learning_rate": 2e-4,
-        "learning.optimizer_eps": 1e-5,
-        "learning.max_grad_norm": 10.0,
-        "replay.capacity": 500_000,
-        "replay.minimum": 10_000,
-        "replay.samples_per_insert": 16.0,
-        "replay.prefetch": 4,
-        "q.target_period": 500,
-    },
-    "vectors": {
-        "policy.mlp": [128],
-        "policy.hidden": 128,
-        "policy.activation": "relu",
-        "sampling.rollout": 10,
-        "sampling.weights_period": 10,
-        "learning.batch_size": 128,
-        "learning.optimizer": "adam",
-        "learning.learning_rate": 1e-3,
-        "learning.optimizer_eps": 1e-5,
-        "replay.capacity": 100_000,
-        "replay.minimum": 1_000,
-        "replay.samples_per_insert": 32.0,
-        "replay.codec": "none",
-        "q.target_period": 50,
-    },
-}
-APEX_DPG_SMALL: dict[str, dict[str, Any]] = {
-    "images": {},
-    "vectors": {
-        "sampling.rollout": 25,
-        "sampling.weights_period": 10,
-        "learning.learning_rate": 1e-3,
-        "replay.minimum": 2_000,
-        "replay.samples_per_insert": 64.0,
-    },
-}
-"""By what the environment observes."""
-
-DUELING_ENCODERS = {"auto": "nature-conv", "nature-cnn": "nature-conv", "impala-shallow": "shallow-conv"}
-"""The same convolutions without a linear layer, for dueling heads, whose streams each have one of their own."""
-
-
-def apex_dqn_defaults(observations: str, env_defaults: Mapping[str, Any], preset: str) -> dict[str, Any]:
-    """`paper`: the paper's settings; `small`: smaller ones, and the environment's own network."""
-    if preset != "small":
-        return APEX_DQN | APEX_DQN_PAPER[observations]
-    encoder = env_defaults.get("policy.encoder", PolicyConfig.encoder)
-    own = {
-        "policy.encoder": DUELING_ENCODERS.get(encoder, encoder),
-        "policy.hidden": env_defaults.get("policy.hidden", PolicyConfig.hidden),
-    }
-    return APEX_DQN | own | APEX_DQN_SMALL[observations]
-
-
-def apex_dpg_defaults(observations: str, env_defaults: Mapping[str, Any], preset: str) -> dict[str, Any]:
-    """`paper`: the paper's settings; `small`: smaller ones."""
-    return APEX_DPG | (APEX_DPG_SMALL[observations] if preset == "small" else {"learning.gamma": 0.99, "run.goal": None})
-
-
-# -- R2D2: Ape-X DQN on sequences --------------------------------------------------------------------------------------
-
-# Kapturowski et al. 2019, Table 2 and section 2.3.
-R2D2 = APEX_DQN | {
-    "envs.reward_clip": None,
-    "policy.core": "lstm",
-    "policy.core_size": 512,
-    "sampling.rollout": 40,
-    "sampling.weights_period": 400,
-    "learning.batch_size": 64,
-    "learning.gamma": 0.997,
-    "learning.optimizer": "adam",
-    "learning.learning_rate": 1e-4,
-    "learning.optimizer_eps": 1e-3,
-    "replay.capacity": 4_000_000,
-    "replay.n_step": 5,
-    "replay.alpha": 0.9,
-    "replay.beta": 0.6,
-    "q.burn_in": 40,
-    "q.sequence": 80,
-    "q.rescale": True,
-    "q.target_period": 2500,
-}
-"""A sequence starts every `sampling.rollout` rows. Rewards are not clipped. The gradient norm is Ape-X's."""
-R2D2_PAPER: dict[str, dict[str, Any]] = {
-    "images": {"learning.total_steps": 2_500_000_000, "run.goal": None},
-    "vectors": {"run.goal": None},
-}
-"""What `learning.preset paper` adds: 10,000M frames."""
-R2D2_SMALL: dict[str, dict[str, Any]] = {
-    "images": {
-        "sampling.num_workers": 1,
-        "sampling.envs_per_worker": 16,
-        "sampling.weights_period": 20,
-        "policy.core_size": 256,
-        "learning.precision": "auto",
-        "learning.batch_size": 16,
-        "replay.capacity": 400_000,
-        "replay.minimum": 10_000,
-        "replay.samples_per_insert": 2.0,
-        "replay.prefetch": 4,
-        "q.target_period": 500,
-    },
-    "vectors": {
-        "policy.mlp": [128],
-        "policy.hidden": 128,
-        "policy.core_size": 128,
-        "policy.activation": "relu",
-        "sampling.rollout": 10,
-        "sampling.weights_period": 10,
-        "learning.batch_size": 32,
-        "learning.learning_rate": 1e-3,
-        "replay.capacity": 100_000,
-        "replay.minimum": 1_000,
-        "replay.samples_per_insert": 8.0,
-        "replay.codec": "none",
-        "q.burn_in": 10,
-        "q.sequence": 20,
-        "q.target_period": 100,
-    },
-}
-"""`learning.preset small`, by what the environment observes: fewer and on vectors shorter sequences, a smaller core."""
-
-
-def r2d2_defaults(observations: str, env_defaults: Mapping[str, Any], preset: str) -> dict[str, Any]:
-    """`paper`: the paper's settings; `small`: smaller ones, and the environment's own convolutions."""
-    if preset != "small":
-        return R2D2 | R2D2_PAPER[observations]
-    encoder = env_defaults.get("policy.encoder", PolicyConfig.encoder)
-    own = {
-        "policy.encoder": DUELING_ENCODERS.get(encoder, encoder),
-        "policy.hidden": env_defaults.get("policy.hidden", PolicyConfig.hidden),
-    }
-    return R2D2 | own | R2D2_SMALL[observations]
-
-
-def check_r2d2(config: Config) -> None:
-    """Without a core it would be Ape-X DQN."""
-    check_apex_dqn(config)
-    if config.policy.core == "none":
-        raise ConfigError("learning.algorithm r2d2 needs a recurrent core (policy.core lstm or gru); without one use apex-dqn")
-
-
-def make_apex_dqn(config: Config) -> Algorithm:
-    """Ape-X DQN on transitions; with a recurrent core R2D2, on sequences."""
-    from headrace.learning.apex_dqn import ApexDQN
-    from headrace.learning.r2d2 import R2D2
-
-    return ApexDQN(config) if config.policy.core == "none" else R2D2(config)
-
-
-def make_apex_dpg(config: Config) -> Algorithm:
-    """Ape-X DPG."""
-    from headrace.learning.apex_dpg import ApexDPG
-
-    return ApexDPG(config)
-
-
-def _no_value_head(config: Config) -> None:
-    if config.policy.normalize_returns:
-        raise ConfigError(
-            f"policy.normalize_returns has no effect on learning.algorithm {config.learning.algorithm}: action values are not "
-            "normalised. Leave it out"
-        )
-
-
-def check_apex_dqn(config: Config) -> None:
-    """The atoms of the return's distribution."""
-    q = config.q
-    _no_value_head(config)
-    if q.atoms > 1 and not q.support[0] < q.support[1]:
-        raise ConfigError(f"q.support is {q.support}; the first atom must be below the last")
-    if q.atoms > 1 and config.policy.core != "none":
-        raise ConfigError("sequences are learned with expected values: q.atoms must be 1 with a recurrent core")
-
-
-def check_apex_dpg(config: Config) -> None:
-    """It has networks of its own."""
-    _no_value_head(config)
-    if config.policy.normalize_observations:
-        raise ConfigError(
-            "policy.normalize_observations has no effect on learning.algorithm apex-dpg: its networks see observations as they "
-            "are. Leave it out"
-        )
-    if config.policy.core != "none":
-        raise ConfigError(f"learning.algorithm apex-dpg has no recurrent core; policy.core is {config.policy.core}")
-
-
-NAMES = ("appo", "ppo", "impala", "a2c", "apex-dqn", "apex-dpg", "pqn", "r2d2")
+NAMES = ("appo", "ppo", "impala", "a2c", "apex-dqn", "apex-dpg", "pqn", "r2d2", "dqn", "rainbow")
 
 for _declaration in (
     Declaration("appo", make_policy_gradient, "trajectories", APPO, check_policy_gradient),
     Declaration("ppo", make_policy_gradient, "trajectories", PPO, check_policy_gradient),
     Declaration("impala", make_policy_gradient, "trajectories", IMPALA, check_policy_gradient),
     Declaration("a2c", make_policy_gradient, "trajectories", A2C, check_policy_gradient),
-    Declaration("apex-dqn", make_apex_dqn, "replay", apex_dqn_defaults, check_apex_dqn),
-    Declaration("apex-dpg", make_apex_dpg, "replay", apex_dpg_defaults, check_apex_dpg),
+    Declaration("apex-dqn", replay.make_apex_dqn, "replay", replay.apex_dqn_defaults, replay.check_apex_dqn),
+    Declaration("apex-dpg", replay.make_apex_dpg, "replay", replay.apex_dpg_defaults, replay.check_apex_dpg),
     Declaration("pqn", make_pqn, "trajectories", pqn_defaults, check_pqn),
-    Declaration("r2d2", make_apex_dqn, "replay", r2d2_defaults, check_r2d2),
+    Declaration("r2d2", replay.make_apex_dqn, "replay", replay.r2d2_defaults, replay.check_r2d2),
+    Declaration("dqn", replay.make_dqn, "replay", replay.dqn_defaults, replay.check_dqn),
+    Declaration("rainbow", replay.make_dqn, "replay", replay.rainbow_defaults, replay.check_dqn),
 ):
     declare(_declaration)

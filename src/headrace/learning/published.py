@@ -238,4 +238,75 @@ R2D2 = Table(
     ("atari/breakout",),
 )  # fmt: skip
 
-TABLES = (APPO, IMPALA, APEX_DQN, APEX_DPG, R2D2)
+_REPLAYED = (
+    *_FRAMES,
+    Number("reward clipping", "[-1, 1]", "envs.reward_clip", 1.0),
+    Number("end of an episode when a life is lost", "yes", "envs.protocol", "dqn", "in training"),
+    Number("total", "200M frames", "learning.total_steps", 50_000_000, "in steps"),
+    Number("end of training", "by steps", "run.goal", None, "no goal of the environment's"),
+    Number("environments", "1", "sampling.envs_per_worker",
+           note="the environment's number; the paper's: `--num-workers 1 --envs-per-worker 1 --sampling.num-groups 1`"),
+    Number("replay", "1,000,000", "replay.capacity", 1_000_000),
+    Number("batch", "32", "learning.batch_size", 32),
+    Number("an update every", "4 steps", "replay.samples_per_insert", 8.0, "32 samples for 4 transitions"),
+    Number("discount", "0.99", "learning.gamma", 0.99),
+    Number("schedule", "constant", "learning.lr_schedule", "constant"),
+    Number("network", "Nature's convolutions", "policy.encoder", "nature-conv"),
+    Number("hidden layer, or each stream", "512", "policy.hidden", 512),
+)  # fmt: skip
+
+DQN = Table(
+    "dqn", "Mnih et al. 2015, extended data table 1", "atari/pong", "paper",
+    (
+        *_REPLAYED,
+        Number("double, dueling, noisy, distributional", "no", "q.double", False, "nor `q.dueling`, `q.noisy`, `q.atoms`"),
+        Number("n-step returns", "1", "replay.n_step", 1),
+        Number("prioritized", "no", "replay.alpha", 0.0),
+        Number("minimum", "50,000 by random actions", "replay.minimum", 50_000,
+               "epsilon is 1 until the first update"),
+        Number("exploration", "epsilon 1", "q.epsilon_first", 1.0),
+        Number("the same, at the end", "0.1", "q.epsilon_last", 0.1),
+        Number("the same, falls over", "1M frames", "q.epsilon_decay", 0.02,
+               "of the updates of 200M frames: 1M steps, which is 4M frames"),
+        Number("target network", "copied every 10,000 updates", "q.target_period", 10_000),
+        Number("optimizer", "centered RMSProp", "learning.optimizer", "rmsprop"),
+        Number("centered", "yes", "learning.rmsprop_centered", True),
+        Number("learning rate", "0.00025", "learning.learning_rate", 0.00025),
+        Number("decay of both moments", "0.95", "learning.rmsprop_alpha", 0.95),
+        Number("epsilon", "0.01", "learning.optimizer_eps", note="0.01 outside of the square root; the paper's is inside"),
+        Number("errors", "clipped to [-1, 1]", None, note="**differs:** not clipped"),
+        Number("gradient norm", "no limit", "learning.max_grad_norm", None),
+        Number("evaluation", "epsilon 0.05", None, note="**differs:** 0.00164"),
+    ),
+    ("atari/breakout",),
+)  # fmt: skip
+
+RAINBOW = Table(
+    "rainbow", "Hessel et al. 2018, table 1", "atari/pong", "paper",
+    (
+        *_REPLAYED,
+        Number("double", "yes", "q.double", True),
+        Number("dueling", "yes", "q.dueling", True),
+        Number("noisy layers", "yes, sigma 0.5", "q.noisy", True, "one draw for a whole batch"),
+        Number("exploration", "epsilon 0", "q.epsilon_first", 0.0),
+        Number("the same, at the end", "0", "q.epsilon_last", 0.0),
+        Number("atoms", "51", "q.atoms", 51),
+        Number("from and to", "[-10, 10]", "q.support", (-10.0, 10.0)),
+        Number("n-step returns", "3", "replay.n_step", 3),
+        Number("priority", "KL divergence; new: the largest so far", None,
+               note="the same in `device` placement; **differs** elsewhere: new transitions have the error of the values that "
+                    "acting computed"),
+        Number("priority exponent", "0.5", "replay.alpha", 0.5),
+        Number("importance exponent", "0.4, to 1 at the end", "replay.beta", note="0.4 throughout"),
+        Number("minimum", "80K frames", "replay.minimum", 20_000, "in steps"),
+        Number("target network", "copied every 32K frames", "q.target_period", 2_000, "in updates of 4 steps"),
+        Number("optimizer", "Adam", "learning.optimizer", "adam"),
+        Number("learning rate", "0.0000625", "learning.learning_rate", 0.0000625),
+        Number("epsilon", "1.5e-4", "learning.optimizer_eps", 1.5e-4),
+        Number("gradient norm", "10", "learning.max_grad_norm", 10.0),
+        Number("evaluation", "without noise", None, note="**differs:** with noise and epsilon 0.00164; `deterministic`: without"),
+    ),
+    ("atari/breakout",),
+)  # fmt: skip
+
+TABLES = (APPO, IMPALA, APEX_DQN, APEX_DPG, R2D2, DQN, RAINBOW)

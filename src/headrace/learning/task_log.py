@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace.envs.scores import normalized
-from headrace.experience.batch import Arrivals
+
+if TYPE_CHECKING:
+    from headrace.experience.batch import Arrivals
 
 
 class TaskLog:

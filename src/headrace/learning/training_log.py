@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from headrace.experience.batch import Arrivals
 from headrace.learning.learner import Learner, Update
 from headrace.learning.task_log import TaskLog
+
+if TYPE_CHECKING:
+    from headrace.experience.batch import Arrivals
 
 EPISODE_WINDOW = 100
 """Episodes in `charts/episodic_return_100`, which `run.goal` is compared with."""

@@ -90,13 +90,13 @@ class ReplayExperience:
             fields = {name: x.to(self._device, non_blocking=True) for name, x in fields.items()}
         return Batch(fields, version, None, self._current.keys, arrivals)
 
-    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """New priorities, float32 [B], of what the batch with these keys held. Every `replay.evict_period` calls the transitions
-        above the capacity are evicted.
+    def update_priorities(self, keys: np.ndarray, priorities: Tensor) -> None:
+        """New priorities, float [B], of what the batch with these keys (uint64 [B]) held. Every `replay.evict_period`
+        calls the transitions above the capacity are evicted.
 
         Raises `ValueError` for a priority that is negative or not finite.
         """
-        self._replay.update(keys, priorities)
+        self._replay.update(keys, priorities.float().cpu().numpy())
         self._updates += 1
         if self._updates % self._settings.evict_period == 0:
             self._replay.evict()

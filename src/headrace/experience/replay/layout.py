@@ -41,23 +41,32 @@ def sequences_of(config: Config) -> Sequences | None:
     return Sequences(config.sampling.rollout, config.q.burn_in, config.q.sequence, config.replay.n_step, config.q.rescale)
 
 
-def make_replay(config: Config, spec: EnvSpec, core_width: int = 0) -> Replay:
-    """The replay of a run: one history per environment and copy, images one frame per row. With a core, the state before a
-    trajectory is laid out over its rows, so that it takes no memory in the others.
+def observation_fields(config: Config, spec: EnvSpec) -> list[Field]:
+    """How observations are stored: of a stack of images one frame per row.
 
-    Raises `ConfigError` where images are no stack of `frame_stack` frames, `MemoryError` where there is not the memory.
+    Raises `ConfigError` where images are no stack of `frame_stack` frames.
     """
-    r, stack = config.replay, frame_stack(config)
-    per_slot = (r.samples_per_insert or 0) * config.sampling.rollout * config.envs_per_group * r.copies
-    fields = []
+    stack, fields = frame_stack(config), []
     for name, array in spec.observation.items():
         depth, shape = 1, array.shape
         if array.is_image and stack > 1:
             if shape[0] % stack:
                 raise ConfigError(f"{config.env}: {name!r} has {shape[0]} channels, which is no stack of {stack} frames")
             depth, shape = stack, (shape[0] // stack, *shape[1:])
-        compressed = array.is_image and r.codec != "none"
+        compressed = array.is_image and config.replay.codec != "none"
         fields.append(Field(OBSERVATION + name, shape, array.dtype.name, depth, compressed))
+    return fields
+
+
+def make_replay(config: Config, spec: EnvSpec, core_width: int = 0) -> Replay:
+    """The replay of a run: one history per environment and copy, images one frame per row. With a core, the state before a
+    trajectory is laid out over its rows, so that it takes no memory in the others.
+
+    Raises `ConfigError` where images are no stack of `frame_stack` frames, `MemoryError` where there is not the memory.
+    """
+    r = config.replay
+    per_slot = (r.samples_per_insert or 0) * config.sampling.rollout * config.envs_per_group * r.copies
+    fields = observation_fields(config, spec)
     fields.append(Field("action", (spec.action.width,), spec.action.dtype.name))
     fields.append(Field("version", (), "int32"))
     sequences = sequences_of(config)

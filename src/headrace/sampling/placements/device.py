@@ -68,6 +68,10 @@ class Device(InProcess):
 
     def batches(self, p: int, reported_envs: range) -> Any:
         """See `Placement.batches`."""
+        if self.config.uses_replay:
+            from headrace.experience.on_device_replay import DeviceReplayExperience
+
+            return DeviceReplayExperience(self.config, self.spec, self._collect, reported_envs)
         from headrace.experience.on_device import DeviceExperience
 
         return DeviceExperience(self._collect, self.config.device, reported_envs)
@@ -101,6 +105,11 @@ class Device(InProcess):
 
 def _summary(config: Config) -> str:
     """What was chosen, as a line for the log."""
+    if config.uses_replay:
+        return (
+            f"Device placement on {config.device}: {config.num_envs:,} environments, trajectories of {config.sampling.rollout} "
+            f"steps, which go into a replay of {config.replay.capacity:,} transitions in the memory of the device"
+        )
     parts = f"{config.parts} parts" if config.parts > 1 else "1 part"
     return (
         f"Device placement on {config.device}: {config.num_envs:,} environments in {parts}, trajectories of "

@@ -1,0 +1,188 @@
+"""The experience of a learner on replay where environments, policy and learner share one device: a ring in the device's memory.
+
+Nothing is done before it is asked for: `next` steps the environments until there is something to learn from. Nothing but what the
+host counts leaves the device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from headrace.config import Config
+from headrace.config.reading import read_bytes, read_json
+from headrace.config.seeds import Use, random_seed
+from headrace.envs.contract import EnvSpec
+from headrace.experience.batch import Batch, Filling
+from headrace.experience.on_device import counted
+from headrace.experience.replay.experience import REPLAY_FOLDER
+from headrace.experience.replay.layout import observation_fields
+from headrace.experience.transition_ring import TransitionRing
+
+_RING, _STATE = "ring.safetensors", "ring.json"
+_MOST = 1 << 44
+"""Bytes of a ring's file; larger ones are refused before they are read."""
+
+
+class DeviceReplayExperience:
+    """Writes what `collect` gives into a ring on the device, and draws batches from it. See `Experience`.
+
+    Args:
+        collect: steps all environments T times; gives the fields of their trajectories, `[T+1, N, ...]` or `[T, N, ...]`, and
+            their indices.
+        reported_envs: the environments whose episodes are reported.
+    """
+
+    def __init__(
+        self, config: Config, spec: EnvSpec, collect: Callable[[], tuple[dict[str, Tensor], range]], reported_envs: range
+    ):
+        self._config, self._collect, self._reported = config, collect, reported_envs
+        self._settings, self._size = config.replay, config.learning.batch_size
+        self._observations = observation_fields(config, spec)
+        self._ring: TransitionRing | None = None
+        """Made of what is collected first."""
+        self._generator = torch.Generator(config.device).manual_seed(random_seed(Use.REPLAY, config.seed))
+        self._credit = 0.0
+        """Samples that may be drawn before more is collected."""
+        self._inserts = self._samples = 0
+        self._before = (perf_counter(), 0, 0)
+
+    def next(self, timeout: float | None = None) -> Batch | Filling:
+        """The next batch. Where no more samples are allowed of what is there (`replay.samples_per_insert`; without that limit,
+        one batch for each trajectory), T steps of all environments are made first; `Filling` if that is not enough."""
+        arrivals = counted({}, range(0), self._reported)[1]
+        if self._credit < self._size:
+            fields, envs = self._collect()
+            host, arrivals = counted(fields, envs, self._reported)
+            self._add(fields, int(host["valid"][: self._config.sampling.rollout].sum()))
+            if self._credit < self._size:
+                return Filling(arrivals)
+        assert self._ring is not None
+        self._credit -= self._size
+        self._samples += self._size
+        keys = self._ring.draw(self._size, self._generator)
+        data = self._ring.transitions(keys, self._settings.beta)
+        return Batch(data, data["version"], None, keys, arrivals)
+
+    def _add(self, fields: dict[str, Tensor], steps: int) -> None:
+        if self._ring is None:
+            self._ring = self._make_ring(fields)
+        self._ring.add(fields)
+        self._inserts += steps
+        if self.size < self._settings.minimum:
+            return
+        ratio = self._settings.samples_per_insert
+        self._credit = float(self._size) if ratio is None else self._credit + ratio * steps
+
+    def _make_ring(self, fields: dict[str, Tensor]) -> TransitionRing:
+        c, r, T, envs = self._config, self._settings, self._config.sampling.rollout, self._config.num_envs
+        depth = max((field.stack for field in self._observations), default=1)
+        rows = max(math.ceil(r.capacity / envs) + r.n_step + depth, 2 * T + r.n_step + depth)
+        rows = -(-rows // T) * T
+        return TransitionRing(fields, self._observations, rows, r.n_step, c.learning.gamma, r.alpha, c.device, c.env)
+
+    @property
+    def size(self) -> int:
+        """Transitions that are there, a few more than can be drawn."""
+        return 0 if self._ring is None else min(self._inserts, self._ring.rows * self._ring.envs)
+
+    def update_priorities(self, keys: Tensor, priorities: Tensor) -> None:
+        """New priorities, float32 [B], of what the batch with these keys held. They stay on the device: that they are finite the
+        learner knows, whose gradient would not be."""
+        assert self._ring is not None
+        self._ring.set_priorities(keys, priorities.float())
+
+    def release(self) -> None:
+        """A batch is a copy; nothing waits for it."""
+
+    def metrics(self) -> dict[str, float]:
+        """The replay's own numbers; rates since the last call."""
+        now = perf_counter()
+        seconds = max(1e-9, now - self._before[0])
+        inserts, samples = self._inserts - self._before[1], self._samples - self._before[2]
+        self._before = (now, self._inserts, self._samples)
+        ring = self._ring
+        held = 0 if ring is None else sum(x.nbytes for x in ring.columns.values())
+        return {
+            "replay/size": float(self.size),
+            "replay/inserts_per_second": inserts / seconds,
+            "replay/samples_per_second": samples / seconds,
+            "replay/ratio": samples / inserts if inserts else math.nan,
+            "replay/bytes_per_transition": held / (ring.rows * ring.envs) if ring else math.nan,
+        }
+
+    # -- going on after a stop ------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """Write the transitions into `folder`, if asked for."""
+        if not self._settings.checkpoint_contents or self._ring is None:
+            return
+        used = min(self._ring.head, self._ring.rows)
+        tensors = {name: x[:used].to("cpu", copy=True) for name, x in self._ring.columns.items()}
+        tensors["table"] = self._ring.table.numbers[: used * self._ring.envs].to("cpu", copy=True)
+        tensors["top"] = self._ring.top.cpu()
+        data = save(tensors)
+        (folder / REPLAY_FOLDER).mkdir()
+        with open(folder / REPLAY_FOLDER / _RING, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        (folder / REPLAY_FOLDER / _STATE).write_text(json.dumps({"sha256": hashlib.sha256(data).hexdigest()}))
+
+    def get_state(self) -> dict[str, Any] | None:
+        """What goes with the contents. None: the replay is filled again."""
+        if not self._settings.checkpoint_contents or self._ring is None:
+            return None
+        return {
+            "head": self._ring.head,
+            "credit": self._credit,
+            "inserts": self._inserts,
+            "samples": self._samples,
+            "generator": self._generator.get_state(),
+        }
+
+    def restore(self, folder: Path, state: Any) -> list[str]:
+        """Go on from what `save` and `get_state` gave, before the first batch; returns what the user should know."""
+        if state is None or not (folder / REPLAY_FOLDER).exists():
+            return []
+        try:
+            tensors = self._read(folder / REPLAY_FOLDER)
+            self._take(tensors, state["head"])
+        except (ValueError, OSError) as error:
+            self._ring = None
+            return [f"{error}: the replay is filled again"]
+        self._credit, self._inserts, self._samples = state["credit"], state["inserts"], state["samples"]
+        self._generator.set_state(state["generator"])
+        self._before = (perf_counter(), self._inserts, self._samples)
+        return [f"The replay goes on with {self.size:,} transitions"]
+
+    def _read(self, folder: Path) -> dict[str, Tensor]:
+        data = read_bytes(folder / _RING, _MOST)
+        if read_json(folder / _STATE).get("sha256") != hashlib.sha256(data).hexdigest():
+            raise ValueError(f"{folder / _RING} is damaged: its SHA-256 is not the one of what was written")
+        return load(data)
+
+    def _take(self, tensors: dict[str, Tensor], head: int) -> None:
+        """Fill a new ring. Raises `ValueError` where what was saved does not fit."""
+        envs, T = self._config.num_envs, self._config.sampling.rollout
+        names = {field.name: tuple(field.shape) for field in self._observations}
+        found = {name: tuple(tensors[name].shape[2:]) for name in names if name in tensors}
+        if found != names or tensors["valid"].shape[1] != envs or head % T:
+            raise ValueError("the saved replay has other observations, another number of environments or other trajectories")
+        self._ring = ring = self._make_ring(tensors)
+        if len(tensors["valid"]) != (used := min(head, ring.rows)):
+            raise ValueError("the saved replay has another capacity")
+        for name, column in ring.columns.items():
+            column[:used] = tensors[name]
+        ring.table.fill(0, tensors["table"].to(ring.device))
+        ring.top, ring.head = tensors["top"].to(ring.device), head

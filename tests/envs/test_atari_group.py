@@ -1,0 +1,148 @@
+"""Consoles in the memory of a device as a group: its rows are those of the CPU's, and the device placement picks it.
+
+The kernels run on the CPU here (`device="cpu-kernels"`), in the interpreter.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("ale_py")
+
+from headrace.config import EnvConfig
+from headrace.envs import atari, atari_vector, registry
+from headrace.envs.atari_group import AtariTensorGroup
+from headrace.envs.atari_kernels import KernelOptions
+from headrace.envs.contract import LaneRow, ObsRow, StepRow
+from headrace.envs.spaces import PLAIN_KEY
+
+INTERPRETER = KernelOptions("interpreter")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """A GPU as far as `headrace.envs.atari` can tell: the arguments with which consoles were made there, which run on the CPU."""
+    made: list[dict[str, Any]] = []
+    vector = atari_vector.AtariVector
+
+    @functools.wraps(vector)
+    def on_the_cpu(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device", "cpu") == "cpu":
+            return vector(*args, **kwargs)
+        made.append(dict(kwargs))
+        return vector(*args, **kwargs | {"device": "cpu-kernels", "kernels": INTERPRETER})
+
+    monkeypatch.setattr(atari_vector, "AtariVector", on_the_cpu)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    return made
+
+
+def rows_of(spec: Any, n: int, tensors: bool) -> tuple[ObsRow, LaneRow]:
+    """Memory for a first observation, and for a step."""
+
+    def memory(shape: tuple[int, ...], dtype: Any) -> Any:
+        array = np.zeros(shape, dtype)
+        return torch.from_numpy(array) if tensors else array
+
+    def observed() -> ObsRow:
+        array = spec.observation[PLAIN_KEY]
+        return ObsRow({PLAIN_KEY: memory((n, *array.shape), array.dtype)}, memory((n,), bool), memory((n,), bool))
+
+    kinds = {"reward": np.float32, "terminated": bool, "truncated": bool, "episode_return": np.float32}
+    step = StepRow(
+        **{name: memory((n,), dtype) for name, dtype in kinds.items()}, episode_length=memory((n,), np.int32), final_obs={}
+    )
+    return observed(), LaneRow(memory((n, 1), np.int32), step, observed())
+
+
+def contents(first: ObsRow, row: LaneRow) -> dict[str, np.ndarray]:
+    found: dict[str, Any] = {}
+    for which, observed in (("first", first), ("after", row.after)):
+        found |= {f"{which}/obs": observed.obs[PLAIN_KEY], f"{which}/first": observed.first, f"{which}/valid": observed.valid}
+    found |= {name: x for name, x in vars(row.step).items() if x is not None and not isinstance(x, dict)}
+    return {name: np.asarray(x).copy() for name, x in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("game", "options"),
+    [
+        ("breakout", EnvConfig(reward_clip=1.0, resize=(24, 20))),
+        ("breakout", EnvConfig(protocol="ale-v5", max_episode_steps=17, resize=(24, 20), reward_scale=2.0)),
+    ],
+    ids=["lives", "whole-games"],
+)
+def test_rows_are_those_of_the_cpu(asked: list[dict[str, Any]], game: str, options: EnvConfig) -> None:
+    n, steps, rng = 3, 90, np.random.default_rng(0)
+    ours = registry.make_group(f"atari/{game}", options, n, device="cuda:1")
+    theirs = registry.make_group(f"atari/{game}", options, n, device="cpu")
+    assert [kwargs["device"] for kwargs in asked] == ["cuda:1"]
+    assert isinstance(ours, AtariTensorGroup)
+    assert (ours.tensors, getattr(theirs, "tensors", False)) == (True, False)
+    assert ours.spec == theirs.spec
+    (our_first, our_row), (their_first, their_row) = rows_of(ours.spec, n, True), rows_of(ours.spec, n, False)
+    ours.reset(5, [our_first])
+    theirs.reset(5, [their_first])
+    ends, state = 0, None
+    for step in range(steps):
+        actions = rng.integers(ours.spec.action.parts[0].n, size=(n, 1))
+        our_row.actions[:], their_row.actions[:] = torch.from_numpy(actions), actions
+        ours.send([our_row])
+        theirs.send([their_row])
+        found, expected = contents(our_first, our_row), contents(their_first, their_row)
+        for name, x in expected.items():
+            assert found[name].dtype == x.dtype
+            np.testing.assert_array_equal(found[name], x, err_msg=f"{name} in step {step}")
+        ends += int(expected["terminated"].sum() + expected["truncated"].sum())
+        if step == steps // 2:
+            state = ours.get_state()
+    assert ends > 3
+    assert state is not None
+    last = contents(our_first, our_row)
+    # From the middle again, in a group of its own.
+    again, rng = registry.make_group(f"atari/{game}", options, n, device="cuda"), np.random.default_rng(0)
+    again.set_state(state)
+    for step in range(steps):
+        actions = rng.integers(ours.spec.action.parts[0].n, size=(n, 1))
+        if step > steps // 2:
+            our_row.actions[:] = torch.from_numpy(actions)
+            again.send([our_row])
+    for name, x in contents(our_first, our_row).items():
+        np.testing.assert_array_equal(x, last[name], err_msg=name)
+    for group in (ours, theirs, again):
+        group.close()
+
+
+def test_observations_are_written_where_the_trajectory_is(asked: list[dict[str, Any]]) -> None:
+    group = registry.make_group("atari/pong", EnvConfig(resize=(24, 20)), 2, device="cuda")
+    first, row = rows_of(group.spec, 2, True)
+    group.reset(0, [first])
+    before = row.after.obs[PLAIN_KEY].data_ptr()
+    group.send([row])
+    assert row.after.obs[PLAIN_KEY].data_ptr() == before
+    assert row.after.obs[PLAIN_KEY].any()
+    group.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "installed", "why"),
+    [(EnvConfig(grayscale=False), True, "envs.grayscale"), (EnvConfig(), False, "pip install 'headrace\\[cuda\\]'")],
+)
+def test_where_the_gpu_cannot_the_cpu_emulates_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, options: EnvConfig, installed: bool, why: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if installed else None)
+    with pytest.warns(UserWarning, match=f"emulated by the CPU and not by the GPU: .*{why}"):
+        group = atari.make_group("pong", options, 1, device="cuda")
+    assert not getattr(group, "tensors", False)
+    group.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        atari.make_group("pong", options, 1, device="cpu").close()
+        atari.make_group("pong", options, 1).close()
