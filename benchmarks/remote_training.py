@@ -156,16 +156,21 @@ def table(results: dict[Run, list[dict[str, float]]]) -> list[dict[str, Any]]:
     rows = []
     for run, rounds in results.items():
         if rounds:
-            row = {"run": run.name, "groups": run.groups, "round_trip_ms": run.delay, "rounds": len(rounds)}
+            row = {"run": run.name, "groups": run.groups, "round_trip_ms": run.delay}
             row |= {key: round(median(found[key] for found in rounds), 1) for key in rounds[0]}
-            rows.append(row | {"every_round": rounds})
+            rows.append(row | {"rounds": {key: [found[key] for found in rounds] for key in rounds[0]}})
     return rows
 
 
 def earlier(path: Path) -> dict[tuple[Any, ...], list[dict[str, float]]]:
     """The rounds of a result file by run, groups and round trip; nothing where there is no file."""
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
-    return {(row["run"], row["groups"], row["round_trip_ms"]): row["every_round"] for row in rows}
+    return {
+        (row["run"], row["groups"], row["round_trip_ms"]): [
+            dict(zip(row["rounds"], values, strict=True)) for values in zip(*row["rounds"].values(), strict=True)
+        ]
+        for row in rows
+    }
 
 
 def main() -> None:
