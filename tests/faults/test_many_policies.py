@@ -1,20 +1,17 @@
-"""Runs of several policies, every part of which is killed: matches of three policies, self-play, a population that copies its
-best. The others go on, what died is replaced, and what is counted stays right."""
+"""Runs of several policies, every part of which is killed: matches of three policies, self-play. The others go on, what died is
+replaced, and what is counted stays right."""
 
 from __future__ import annotations
 
 import json
 import signal
 import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import Run
 from test_kills import NEVER, goes_on, stop
-
-from headrace.runs import lineage
 
 sys.path.append(str(Path(__file__).parents[1] / "sampling"))
 from counting_match import check_ledger
@@ -120,41 +117,3 @@ def newest_copy(run: Run) -> int:
     """The step of the newest past version."""
     names = json.loads((run.folder / "standings.json").read_text())["members"]
     return max((int(name.rpartition(" ")[2]) for name in names if "at step" in name), default=0)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_population_goes_on_when_its_learners_die(tmp_path: Path) -> None:
-    settings = {
-        "population.size": 3, "sampling.num_workers": 2, "pbt.rule": "paper", "pbt.period": 300, "pbt.mutation_rate": 0.5,
-        "policy.mlp": "8", "learning.total_steps": NEVER, "learning.num_minibatches": 1, "learning.num_epochs": 1,
-    }  # fmt: skip
-    with Run(tmp_path / "run", env="gym/CartPole-v1", **settings) as run:
-        for p in range(3):
-            run.wait_for("a checkpoint", lambda p=p: run.checkpoints(f"policy-{p}"))
-        for role in ("learner-0", "learner-2", "rollout-1", "policy-1", "learner-1"):
-            kill(run, role, 3)
-            everybody_is_decided_about(run)
-        run.kill_and_start_again()
-        run.wait_for("the return of all", lambda: run.output.count("Going on from") >= 6)
-        everybody_is_decided_about(run)
-        stop(run)
-        assert any(line["donor"] is not None for line in lineage.read(run.folder)), "nobody was copied: the test shows little"
-        by_policy = defaultdict(list)
-        for line in lineage.read(run.folder):
-            by_policy[line["policy"]].append(line)
-        for p, lines in by_policy.items():
-            steps = [line["global_step"] for line in lines]
-            assert steps == sorted(set(steps)), f"policy {p}: decisions of steps that were taken back are still there"
-            steps = [row["global_step"] for row in run.metrics(f"policy-{p}") if "population/objective" in row]
-            assert steps == sorted(set(steps))
-
-
-def everybody_is_decided_about(run: Run) -> None:
-    """Once more, each policy."""
-    before = run.step("policy-0"), run.step("policy-1"), run.step("policy-2")
-    for p in range(3):
-        run.wait_for(
-            f"a decision about policy {p}",
-            lambda p=p: any(line["policy"] == p and line["global_step"] > before[p] for line in lineage.read(run.folder)),
-        )

@@ -183,6 +183,7 @@ def test_the_lineage_is_drawn_and_goes_back_with_a_resumed_run(tmp_path: Path) -
     for policy, step, donor in [(0, 10, None), (1, 10, None), (0, 20, 1)]:
         written.append({**base, "policy": policy, "global_step": step, "donor": donor})
     assert lineage.draw(tmp_path, 2).stat().st_size > 1000
+    written.append({**base, "policy": 0, "global_step": 12, "donor": 1, "taken_at": 18})  # will be taken over once more
     written.rewind(0, 15)
     written.append({**base, "policy": 1, "global_step": 20, "donor": None})
     assert [(line["policy"], line["global_step"]) for line in lineage.read(tmp_path)] == [(0, 10), (1, 10), (1, 20)]

@@ -31,10 +31,12 @@ class Lineage:
         return self._file.append(json.dumps(record).encode() + b"\n")
 
     def rewind(self, policy: int, step: int) -> None:
-        """Training of this policy goes on from this global step: its later lines are removed."""
+        """Training of this policy goes on from this global step: its later lines are removed, and those of copies that were
+        decided before and had not been taken over yet."""
         if self.path.exists():
             self.close()
-            kept = [line for line in read(self.path.parent) if line["policy"] != policy or line["global_step"] <= step]
+            lines = read(self.path.parent)
+            kept = [line for line in lines if line["policy"] != policy or line.get("taken_at", line["global_step"]) <= step]
             write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def close(self) -> None:
