@@ -297,6 +297,7 @@ def test_a_process_with_a_server_starts_other_programs() -> None:
     """Those with a `preexec_fn` fork, and gRPC's handlers of fork, which are on by default, let some of such children crash."""
     code = """
 import os, subprocess
+import headrace.envs.remote
 from remote_servers import finish, remote_group, serving
 with serving() as address:
     group = remote_group(address)
