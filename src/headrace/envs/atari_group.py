@@ -18,6 +18,7 @@ from headrace.envs.atari_vector import AtariVector
 from headrace.envs.contract import EnvironmentFault, EnvSpec, LaneRow, ObsRow
 from headrace.envs.group import PLAYED_RETURN, PLAYED_STEPS
 from headrace.envs.spaces import PLAIN_KEY, specs_of
+from headrace.envs.tensor import squashed
 
 
 class AtariTensorGroup:
@@ -51,7 +52,7 @@ class AtariTensorGroup:
         self.envs: Any = envs  # takes and gives tensors where its signatures say arrays
         self._life_loss, self._starts = life_loss, starts
         self.num_envs = self.lane_size = N = envs.num_envs
-        self._scale, self._clip = options.reward_scale, options.reward_clip
+        self._scale, self._clip, self._soft_clip = options.reward_scale, options.reward_clip, options.reward_soft_clip
 
         def zeros(dtype: torch.dtype) -> Tensor:
             return torch.zeros(N, dtype=dtype, device=envs.tensor_device)
@@ -97,7 +98,7 @@ class AtariTensorGroup:
         now.truncated.copy_(truncated)
         after.first.copy_(self._ended)
         after.valid.copy_(~ended)
-        learned = raw * self._scale
+        learned = squashed(raw * self._scale, self._soft_clip)
         learned = learned if self._clip is None else learned.clamp(-self._clip, self._clip)
         now.reward.copy_(learned.masked_fill(self._ended, 0.0))
         self._returns += raw

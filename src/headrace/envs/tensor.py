@@ -139,9 +139,7 @@ class TensorGroup:
         after.valid.fill_(True)
         self._returns += reward
         self._lengths += 1
-        learned = reward * self._scale
-        if (soft := self._soft_clip) is not None:
-            learned = soft * torch.tanh(learned / soft) * torch.where(learned < 0, NEGATIVE, 1.0)
+        learned = squashed(reward * self._scale, self._soft_clip)
         now.reward.copy_(learned if self._clip is None else learned.clamp(-self._clip, self._clip))
         now.episode_return.copy_(torch.where(ended, self._returns, self._nan))
         now.episode_length.copy_(self._lengths * ended)
@@ -226,6 +224,11 @@ class TensorGroup:
                 return f"{name} of environment {index} is {value:g}{at}{too_large(value)}"
         last = f"one of the last {self._check_period} steps"
         return f"in {last} an observation or a reward was not finite, or larger than {LARGEST:g} and so too large to learn from"
+
+
+def squashed(rewards: Tensor, soft: float | None) -> Tensor:
+    """See `EnvConfig.reward_soft_clip`."""
+    return rewards if soft is None else soft * torch.tanh(rewards / soft) * torch.where(rewards < 0, NEGATIVE, 1.0)
 
 
 def _only(x: Tensor, where: Tensor) -> Tensor:
