@@ -10,8 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 from remote_servers import (
     NAME,
@@ -29,7 +31,7 @@ from remote_servers import (
 
 from headrace import cli
 from headrace.config import ConfigError, EnvConfig
-from headrace.envs.remote import connect
+from headrace.envs.remote import connect, server
 from headrace.envs.remote.connect import Listener
 from headrace.envs.remote.group import RemoteGroup
 from headrace.envs.remote.server import Dialler, EnvServer
@@ -91,6 +93,29 @@ def test_a_simulator_dials_in_and_comes_back() -> None:
     thread.join(5)
     assert not thread.is_alive()
     assert not Listener._all
+
+
+def test_a_simulator_does_not_wait_for_ever_for_a_hello(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener that accepts the call and says nothing, as one did that was closing."""
+    monkeypatch.setattr(server, "HELLO_TIMEOUT", 0.3)
+    address, said, silence = f"127.0.0.1:{free_port()}", [], threading.Event()
+
+    class Silent(grpc.GenericRpcHandler):
+        def service(self, details: object) -> object:
+            return grpc.stream_stream_rpc_method_handler(lambda requests, context: silence.wait(60) or iter(()))
+
+    silent = grpc.server(ThreadPoolExecutor(4), handlers=(Silent(),))
+    silent.add_insecure_port(address)
+    silent.start()
+    dialler = Dialler(offer(), address, Credentials(), said.append)
+    threading.Thread(target=dialler.run, daemon=True).start()
+    wait_until(lambda: any("no hello within 0.3 seconds" in text for text in said))
+    silence.set()
+    silent.stop(0).wait()
+    group = RemoteGroup(f"listen:{address}", NAME, EnvConfig(), 5)
+    Stepper(group, counting(1)).reset()
+    dialler.stop()
+    group.close()
 
 
 def test_a_simulator_with_a_wrong_token_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 import grpc
@@ -17,12 +18,15 @@ from headrace.envs import registry
 from headrace.envs.remote import protocol
 from headrace.envs.remote.protocol import Hello
 from headrace.envs.remote.session import Offer, Session
-from headrace.envs.remote.transport import Credentials, Handler, channel_options, check_address, credentials, dial
+from headrace.envs.remote.transport import Credentials, Handler, Link, channel_options, check_address, credentials, dial
 
 SPARE_STREAMS = 16
 """Streams beside those of the environments: questions for the specification, and refusals."""
 HELLO_TIMEOUT = 30.0
 """Seconds that a caller may take for its hello."""
+HELLO_TIMEOUT = 10.0
+"""Seconds that a trainer has to say hello. Who needs environments does so at once, and who does not ends the stream; but a call
+that meets a listener while it closes may be kept by gRPC for ever."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds between two attempts to dial: doubled from the first to the longest."""
 
@@ -109,19 +113,22 @@ class Dialler:
                 self._stopped.wait(FIRST_PAUSE)
                 continue
             self._taken.clear()
-            thread = threading.Thread(target=self._stream, name="remote-envs", daemon=True)
+            link = dial(self._address, self._own, protocol.MOST_REQUEST, self._compression)
+            thread = threading.Thread(target=self._stream, args=(link,), name="remote-envs", daemon=True)
             thread.start()
+            late = monotonic() + HELLO_TIMEOUT
             while thread.is_alive() and not self._taken.is_set() and not self._stopped.is_set():
                 self._taken.wait(0.05)
+                if monotonic() > late and not self._taken.is_set():
+                    link.close(f"no hello within {HELLO_TIMEOUT:g} seconds")
+                    break
             if self._taken.is_set():
                 pause = FIRST_PAUSE
             else:
                 self._stopped.wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _stream(self) -> None:
-        link = dial(self._address, self._own, protocol.MOST_REQUEST, self._compression)
-
+    def _stream(self, link: Link) -> None:
         def began(hello: Hello) -> None:
             self._say(f"a trainer at {self._address} uses the environments")
             self._taken.set()
