@@ -97,7 +97,7 @@ def test_a_simulator_dials_in_and_comes_back() -> None:
 
 def test_a_simulator_does_not_wait_for_ever_for_a_hello(monkeypatch: pytest.MonkeyPatch) -> None:
     """A listener that accepts the call and says nothing, as one did that was closing."""
-    monkeypatch.setattr(server, "HELLO_TIMEOUT", 0.3)
+    monkeypatch.setattr(server, "ANSWER_TIMEOUT", 0.3)
     address, said, silence = f"127.0.0.1:{free_port()}", [], threading.Event()
 
     class Silent(grpc.GenericRpcHandler):

@@ -24,9 +24,9 @@ SPARE_STREAMS = 16
 """Streams beside those of the environments: questions for the specification, and refusals."""
 HELLO_TIMEOUT = 30.0
 """Seconds that a caller may take for its hello."""
-HELLO_TIMEOUT = 10.0
-"""Seconds that a trainer has to say hello. Who needs environments does so at once, and who does not ends the stream; but a call
-that meets a listener while it closes may be kept by gRPC for ever."""
+ANSWER_TIMEOUT = 10.0
+"""Seconds that a trainer which was dialled has to say hello. Who needs environments does so at once, and who does not ends the stream;
+but a call that meets a listener while it closes may be kept by gRPC for ever."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds between two attempts to dial: doubled from the first to the longest."""
 
@@ -116,11 +116,11 @@ class Dialler:
             link = dial(self._address, self._own, protocol.MOST_REQUEST, self._compression)
             thread = threading.Thread(target=self._stream, args=(link,), name="remote-envs", daemon=True)
             thread.start()
-            late = monotonic() + HELLO_TIMEOUT
+            late = monotonic() + ANSWER_TIMEOUT
             while thread.is_alive() and not self._taken.is_set() and not self._stopped.is_set():
                 self._taken.wait(0.05)
                 if monotonic() > late and not self._taken.is_set():
-                    link.close(f"no hello within {HELLO_TIMEOUT:g} seconds")
+                    link.close(f"no hello within {ANSWER_TIMEOUT:g} seconds")
                     break
             if self._taken.is_set():
                 pause = FIRST_PAUSE
