@@ -25,8 +25,8 @@ SPARE_STREAMS = 16
 HELLO_TIMEOUT = 30.0
 """Seconds that a caller may take for its hello."""
 ANSWER_TIMEOUT = 10.0
-"""Seconds that a trainer which was dialled has to say hello. Who needs environments does so at once, and who does not ends the stream;
-but a call that meets a listener while it closes may be kept by gRPC for ever."""
+"""Seconds that a trainer which was dialled has to say hello. Who needs environments does so at once, and who does not ends the
+stream; but a call that meets a listener while it closes may be kept by gRPC for ever."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds between two attempts to dial: doubled from the first to the longest."""
 
