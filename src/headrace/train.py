@@ -119,7 +119,7 @@ def _run(placement: Placement, reporter: Reporter, evaluation: BackgroundEvaluat
 def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     """The training loop of policy p: yields what is reported, and None after every round without a report."""
     config = placement.configs[p]
-    algorithm, model = make_agent(config, placement.spec)
+    algorithm, model = make_agent(config, placement.spec.of_policy(p))
     set_up(config.device)
     learner = Learner(model, algorithm, config)
     learner.cut_short = lambda: placement.hurried

@@ -267,10 +267,7 @@ def test_the_objective_of_an_episode_comes_with_its_end() -> None:
     assert [float(lanes.rows[lane][0].step.episode_objective[0]) for lane in (0, 1)] == [7.0, 8.0]
 
 
-def test_spaces_that_differ_are_refused_with_the_reason() -> None:
-    env = Scripted([], lambda agent: spaces.Box(0, 1, (1 if agent == "a" else 2,), np.float32))
-    with pytest.raises(ConfigError, match=r"the observation space of b is .*pad the spaces"):
-        multi_agent_group(lambda: env, EnvConfig(), 1, "test")
+def test_image_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="frame_stack is for environments of one agent"):
         multi_agent_group(lambda: Scripted([]), EnvConfig(frame_stack=4), 1, "test")
 

@@ -126,7 +126,23 @@ class Group:
 
 
 def seating(table: Standings, choose: Any, worker: int = 0) -> Seating:
-    return Seating(worker, table, Matchmaking(choose, {}, MatchesConfig()), AGENTS, seed=0)
+    spec = EnvSpec({}, ActionSpec(()), agents=AGENTS)
+    return Seating(worker, table, Matchmaking(choose, {}, MatchesConfig()), spec, seed=0)
+
+
+def test_nobody_is_seated_where_the_spaces_do_not_fit() -> None:
+    kinds = [EnvSpec({}, ActionSpec((Categorical(n),)), agents=AGENTS) for n in (2, 3)]
+    spec = EnvSpec({}, kinds[0].action, agents=AGENTS, of_agents=tuple(kinds))
+    table = standings(P=4)
+    chosen = iter([(0, 3), (2, 1), (1, 0)])
+    seats = Seating(0, table, Matchmaking(lambda *_: next(chosen), {}, MatchesConfig()), spec, seed=0)
+    assert list(seats(0, Group((0, 0)), 0, [0, 1])) == [0, 3]
+    assert list(seats(0, Group((0, 0)), 0, [0, 1])) == [2, 1]
+    with pytest.raises(ValueError, match="member 1 for a, which observes or acts otherwise"):
+        seats(0, Group((0, 0)), 0, [0, 1])
+    drawn = draw(uniform, Population(table, MatchesConfig(), spec))
+    for pair in ((0, 1), (0, 3), (2, 1), (2, 3)):
+        assert near(drawn.count(pair), 1 / 4), pair
 
 
 def test_results_count_once_for_both_and_games_against_oneself_for_nobody() -> None:

@@ -141,6 +141,21 @@ class EnvSpec:
     """Names of the agents of one match; empty where every environment has one agent."""
     tasks: tuple[str, ...] = ()
     """Ids of the tasks, where environments are of several; else empty."""
+    of_agents: tuple[EnvSpec, ...] = ()
+    """By agent, where their spaces differ; `observation` and `action` are then the first agent's. Empty: all have the same."""
+
+    def of_agent(self, agent: int) -> EnvSpec:
+        """What one agent observes and does."""
+        return self.of_agents[agent] if self.of_agents else self
+
+    def of_policy(self, policy: int) -> EnvSpec:
+        """What a policy of a run observes and does: the same as the agent of its number, modulo the number of agents."""
+        return self.of_agents[policy % len(self.agents)] if self.of_agents else self
+
+    def fits(self, policy: int, agent: int) -> bool:
+        """Whether a policy can act for an agent."""
+        mine, its = self.of_policy(policy), self.of_agent(agent)
+        return not self.of_agents or (mine.observation, mine.action) == (its.observation, its.action)
 
 
 # -- rows: where a step reads and writes ------------------------------------------------------------------------------

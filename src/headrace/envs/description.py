@@ -41,13 +41,20 @@ STACKS_TIMEOUT = 1.0
 
 def spec_to_json(spec: EnvSpec) -> str:
     """JSON, but for infinite bounds, which are written as Infinity."""
+    return json.dumps(_to_data(spec))
+
+
+def _to_data(spec: EnvSpec) -> dict[str, Any]:
     observation = {name: asdict(array) | {"dtype": array.dtype.name} for name, array in spec.observation.items()}
-    return json.dumps(asdict(spec) | {"observation": observation})
+    return asdict(spec) | {"observation": observation, "of_agents": [_to_data(own) for own in spec.of_agents]}
 
 
 def spec_from_json(text: str) -> EnvSpec:
     """The inverse of `spec_to_json`. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
-    data = json.loads(text)
+    return _from_data(json.loads(text))
+
+
+def _from_data(data: dict[str, Any]) -> EnvSpec:
     observation = {
         name: ArraySpec(tuple(array.pop("shape")), np.dtype(array.pop("dtype")), **array)
         for name, array in data.pop("observation").items()
@@ -57,7 +64,8 @@ def spec_from_json(text: str) -> EnvSpec:
         for part in data.pop("action")["parts"]
     )
     agents, tasks = tuple(data.pop("agents", ())), tuple(data.pop("tasks", ()))
-    return EnvSpec(observation, ActionSpec(parts), agents=agents, tasks=tasks, **data)
+    of_agents = tuple(_from_data(own) for own in data.pop("of_agents", ()))
+    return EnvSpec(observation, ActionSpec(parts), agents=agents, tasks=tasks, of_agents=of_agents, **data)
 
 
 # -- the parent's side ------------------------------------------------------------------------------------------------

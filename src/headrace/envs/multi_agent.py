@@ -27,6 +27,7 @@ before a match begins: those of `EnvConfig.reward_weights`, or of the policy tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import gymnasium
@@ -106,7 +107,7 @@ class Match:
         """Outcomes that infos gave."""
         self.weights: list[dict[str, float]] = []
         """By agent: of the parts of its rewards; empty where nobody has set them."""
-        self.actions: list[tuple[list[int], np.ndarray]] = []
+        self.actions: list[tuple[list[int], list[np.ndarray]]] = []
         """With `MultiAgentGroup.remember`: who acted in each step of the match, and how."""
 
     @property
@@ -126,10 +127,29 @@ class Match:
         self.given, self.actions = {}, []
 
 
+@dataclass(frozen=True)
+class AgentSpaces:
+    """How one agent's observations and actions become arrays, and back."""
+
+    leaves: list[Any]
+    decode: Callable[[np.ndarray], list[Any]]
+    floats: list[str]
+    """Observations that must be finite."""
+    choices: list[int]
+    """Of each discrete part of an action, for its mask."""
+
+    @classmethod
+    def of(cls, env: ParallelEnv, agent: Any, spec: EnvSpec) -> AgentSpaces:
+        """Of one agent, whose specification is `spec`."""
+        floats = [name for name, array in spec.observation.items() if np.issubdtype(array.dtype, np.floating)]
+        choices = [part.n for part in spec.action.parts if isinstance(part, Categorical)]
+        return cls(leaves(env.observation_space(agent)), decoder(env.action_space(agent)), floats, choices)
+
+
 class MultiAgentGroup:
     """Multi-agent environments stepped one after the other in this process; see the module, and `EnvGroup` for the contract.
 
-    Lane = match x A + agent. All agents have the same spaces.
+    Lane = match x A + agent.
     """
 
     lane_size = 1
@@ -138,17 +158,13 @@ class MultiAgentGroup:
         self, envs: Sequence[ParallelEnv], spec: EnvSpec, to_learn: RewardTransform, max_steps: int | None, info_mask: bool
     ) -> None:
         self.spec, self.num_envs = spec, len(envs)
-        first = envs[0].possible_agents[0]
         self._names = list(envs[0].possible_agents)
         self.matches = [Match(env, env.possible_agents) for env in envs]
         self.lanes = len(envs) * len(self._names)
         self.advanced: Sequence[int] | None = []
         self.ended: Sequence[int] = ()
         self._to_learn, self._max_steps, self._info_mask = to_learn, max_steps, info_mask
-        self._leaves = leaves(envs[0].observation_space(first))
-        self._decode = decoder(envs[0].action_space(first))
-        self._floats = [name for name, array in spec.observation.items() if np.issubdtype(array.dtype, np.floating)]
-        self._parts = [part.n for part in spec.action.parts if isinstance(part, Categorical)]
+        self._spaces = [AgentSpaces.of(envs[0], name, spec.of_agent(a)) for a, name in enumerate(self._names)]
         self._remembers = False
 
     # -- steps ------------------------------------------------------------------------------------------------------------
@@ -165,7 +181,7 @@ class MultiAgentGroup:
         """See `EnvGroup.send`; finished on return."""
         A = len(self._names)
         acting = [m * A + a for m, match in enumerate(self.matches) if not match.over for a in match.acting]
-        actions = iter(self._decoded(np.concatenate([rows[lane].actions for lane in acting])) if acting else ())
+        actions = iter(self._decoded(acting, [rows[lane].actions for lane in acting]))
         ended: list[int] = []
         self.advanced = []
         for m, match in enumerate(self.matches):
@@ -173,8 +189,7 @@ class MultiAgentGroup:
                 self._begin(m, match, rows)
                 continue
             if self._remembers:
-                taken = [rows[m * A + a].actions for a in match.acting]
-                match.actions.append((match.acting, np.concatenate(taken) if taken else np.zeros((0, 0))))
+                match.actions.append((match.acting, [rows[m * A + a].actions.copy() for a in match.acting]))
             self._step(m, match, {self._names[a]: next(actions) for a in match.acting}, rows)
             if match.over:
                 ended.append(m)
@@ -203,8 +218,13 @@ class MultiAgentGroup:
     def notify(self, wake: Callable[[], None]) -> None:
         """See `EnvGroup.notify`; never called, since `recv` is always True."""
 
-    def _decoded(self, actions: np.ndarray) -> list[Any]:
-        return self._decode(actions)
+    def _decoded(self, agents: Sequence[int], actions: Sequence[np.ndarray]) -> list[Any]:
+        """The actions [1, A] of these agents (or lanes), as their environments take them."""
+        if not actions:
+            return []
+        if not self.spec.of_agents:
+            return self._spaces[0].decode(np.concatenate(actions))
+        return [self._spaces[a % len(self._names)].decode(row)[0] for a, row in zip(agents, actions, strict=True)]
 
     def _begin(self, m: int, match: Match, rows: Sequence[LaneRow]) -> None:
         match.clear()
@@ -249,7 +269,7 @@ class MultiAgentGroup:
                 if terminated or truncated:
                     self._end(m, match, a, rows[lane], terminated, truncated, observations, infos)
                 elif name in observations and infos.get(name, {}).get(INACTIVE, True):
-                    self._write(m, name, rows[lane], match.pending[a], observations[name], infos, False, True)
+                    self._write(m, a, rows[lane], match.pending[a], observations[name], infos, False, True)
                     match.pending[a] = 0.0
                     acting.append(a)
                 else:
@@ -278,7 +298,7 @@ class MultiAgentGroup:
             if not infos.get(name, {}).get(INACTIVE, True):
                 continue
             match.playing[a], match.pending[a], match.returns[a], match.lengths[a] = True, 0.0, 0.0, 0
-            self._write(m, name, rows[lane], 0.0, observations[name], infos, True, True)
+            self._write(m, a, rows[lane], 0.0, observations[name], infos, True, True)
             self.advanced.append(lane)  # type: ignore[union-attr]
             acting.append(a)
         acting.sort()
@@ -290,7 +310,7 @@ class MultiAgentGroup:
         name = self._names[a]
         if name not in observations and not terminated:
             raise self.fault(m, f"{name} was truncated without its last observation, whose value is what is to be expected of it")
-        self._write(m, name, row, match.pending[a], observations.get(name), infos, False, False)
+        self._write(m, a, row, match.pending[a], observations.get(name), infos, False, False)
         now = row.step
         now.terminated[0], now.truncated[0] = terminated, truncated
         now.episode_return[0], now.episode_length[0] = match.returns[a], match.lengths[a]
@@ -299,9 +319,10 @@ class MultiAgentGroup:
         match.playing[a], match.pending[a], match.returns[a] = False, 0.0, 0.0
 
     def _write(
-        self, m: int, name: Any, row: LaneRow, reward: float, observation: Any, infos: Mapping[Any, Any], first: bool, valid: bool
+        self, m: int, a: int, row: LaneRow, reward: float, observation: Any, infos: Mapping[Any, Any], first: bool, valid: bool
     ) -> None:
-        """Finish a row: what the action before led to, and the observation after it. No observation: zeros."""
+        """Finish a row of agent `a`: what the action before led to, and the observation after it. No observation: zeros."""
+        name, own = self._names[a], self._spaces[a]
         now, after = row.step, row.after
         now.reward[0] = self._to_learn(np.float64(reward))  # type: ignore[arg-type]
         now.terminated[0] = now.truncated[0] = False
@@ -311,9 +332,9 @@ class MultiAgentGroup:
             for array in after.obs.values():
                 array[0] = 0
         else:
-            for leaf in self._leaves:
+            for leaf in own.leaves:
                 leaf.put_one(after.obs[leaf.name], 0, observation)
-        for key in self._floats:
+        for key in own.floats:
             if (place := absurd(after.obs[key])) is not None:
                 value = after.obs[key][place]
                 raise self.fault(m, f"observation {key!r} of {name} is {value:g} at index {list(place[1:])}{too_large(value)}")
@@ -321,14 +342,14 @@ class MultiAgentGroup:
             mask = after.obs[MASK_KEY][0]
             if self._info_mask:
                 mask[:] = np.asarray(infos.get(name, {}).get(INFO_MASK, 1), np.uint8).ravel()
-            self._check_mask(m, name, mask, valid)
+            self._check_mask(m, a, mask, valid)
 
-    def _check_mask(self, m: int, name: Any, mask: np.ndarray, valid: bool) -> None:
+    def _check_mask(self, m: int, a: int, mask: np.ndarray, valid: bool) -> None:
         at = 0
-        for number, n in enumerate(self._parts):
+        for number, n in enumerate(self._spaces[a].choices):
             if not mask[at : at + n].any():
                 if valid:
-                    raise self.fault(m, f"the action mask of {name} allows no choice in discrete part {number}")
+                    raise self.fault(m, f"the action mask of {self._names[a]} allows no choice in discrete part {number}")
                 mask[at : at + n] = 1  # an action is computed for the last observation of an episode too, though it is ignored
             at += n
 
@@ -352,7 +373,7 @@ class MultiAgentGroup:
 
     def _match_state(self, match: Match) -> dict[str, Any]:
         own = match.env.get_state() if hasattr(match.env, "get_state") else None
-        log = [] if own is not None else [[acting, actions.copy()] for acting, actions in match.actions]
+        log = [] if own is not None else [[acting, list(actions)] for acting, actions in match.actions]
         return {
             "seed": match.seed, "number": match.number, "steps": match.steps, "over": match.over, "playing": list(match.playing),
             "acting": list(match.acting), "pending": list(match.pending), "returns": list(match.returns),
@@ -371,13 +392,13 @@ class MultiAgentGroup:
             else:
                 match.env.reset(seed=match.reset_seed)
                 for acting, actions in saved["actions"]:
-                    decoded = self._decode(actions) if len(acting) else []
+                    decoded = self._decoded(acting, actions)
                     match.env.step({self._names[a]: action for a, action in zip(acting, decoded, strict=True)})
             for name in ("steps", "over", "playing", "acting", "pending", "returns", "lengths"):
                 setattr(match, name, saved[name])
             match.outcomes[:] = saved["outcomes"]
             match.given = {int(a): float(x) for a, x in saved["given"]}
-            match.actions = [(list(acting), np.array(actions)) for acting, actions in saved["actions"]]
+            match.actions = [(list(acting), [np.array(row) for row in actions]) for acting, actions in saved["actions"]]
             self._check_players(m, match)
 
     def _check_players(self, m: int, match: Match) -> None:
@@ -400,8 +421,8 @@ def multi_agent_group(
 ) -> MultiAgentGroup:
     """A group of environments that `make` makes, with the specification that their spaces give.
 
-    Raises `UnsupportedSpace` for spaces without an array form, for agents whose spaces differ, and for image settings, which only
-    the environment itself can apply.
+    Raises `UnsupportedSpace` for spaces without an array form, and for image settings, which only the environment itself can
+    apply.
     """
     for name in ("resize", "grayscale", "frame_stack"):
         if getattr(options, name) is not None:
@@ -424,19 +445,11 @@ def multi_agent_group(
 
 def parallel_spec(env: ParallelEnv, options: EnvConfig, env_id: str, frameskip: int = 1) -> EnvSpec:
     """The specification of a multi-agent environment. Raises `UnsupportedSpace`, see `multi_agent_group`."""
-    first, *others = env.possible_agents
-    spaces = env.observation_space(first), env.action_space(first)
-    for agent in others:
-        for kind, mine, its in zip(
-            ("observation", "action"), spaces, (env.observation_space(agent), env.action_space(agent)), strict=True
-        ):
-            if mine != its:
-                raise UnsupportedSpace(
-                    f"{env_id}: the {kind} space of {agent} is {its}, that of {first} is {mine}. All policies of a run have the "
-                    "same inputs and outputs: pad the spaces to a common one in the environment"
-                )
-    observation, action = specs_of(*spaces, env_id)
-    if options.info_action_mask:
-        observation[MASK_KEY] = ArraySpec((action.mask_width,), np.dtype(np.uint8), 0, 1)
     agents = tuple(map(str, env.possible_agents))
-    return EnvSpec(observation, action, options.frameskip or frameskip, name=env_id, agents=agents)
+    specs = []
+    for agent in env.possible_agents:
+        observation, action = specs_of(env.observation_space(agent), env.action_space(agent), env_id)
+        if options.info_action_mask:
+            observation[MASK_KEY] = ArraySpec((action.mask_width,), np.dtype(np.uint8), 0, 1)
+        specs.append(EnvSpec(observation, action, options.frameskip or frameskip, name=env_id, agents=agents))
+    return replace(specs[0], of_agents=tuple(specs)) if any(spec != specs[0] for spec in specs) else specs[0]

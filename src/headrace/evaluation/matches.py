@@ -6,6 +6,7 @@ import math
 import os
 import time
 import zlib
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from headrace.accelerator.threads import using_threads
 from headrace.config import ConfigError, EnvConfig
 from headrace.config.seeds import Use, environment_seed, random_seed
-from headrace.envs.contract import LaneRow, ObsRow
+from headrace.envs.contract import EnvSpec, LaneRow, ObsRow
 from headrace.envs.multi_agent import MultiAgentGroup, multi_agent_group, scratch_step
 from headrace.envs.registry import make_parallel
 from headrace.evaluation.play import Game
@@ -97,6 +98,8 @@ def play(
     with ExitStack() as stack:
         group = multi_agent_group(lambda: _make(env, options, video), options, n, env)
         stack.callback(group.close)
+        if group.spec.of_agents:
+            raise ConfigError(f"the agents of {env} have different spaces, so no player can take every place; use headrace eval")
         stack.enter_context(using_threads(1))
         for number, player in enumerate((one, other)):
             if isinstance(player, TrainedPolicy) and (number == 0 or player is not one):
@@ -130,22 +133,25 @@ def _make(env: str, options: EnvConfig, video: Any) -> Any:
     return made
 
 
-class _Table:
-    """The two players at the environments of a group. In match k of an environment the first player is agent k modulo their
-    number, and the second one is all others."""
+def _row(spec: EnvSpec) -> LaneRow:
+    """An agent's action, and its next observation."""
+    arrays = {k: np.zeros((1, *a.shape), a.dtype) for k, a in spec.observation.items()}
+    after = ObsRow(arrays, np.zeros(1, bool), np.zeros(1, bool))
+    return LaneRow(np.zeros((1, spec.action.width), spec.action.dtype), scratch_step(), after)
 
-    def __init__(self, group: MultiAgentGroup, players: tuple[Player, Player], deterministic: bool, seed: int) -> None:
-        self.group, self.players, self.deterministic = group, players, deterministic
+
+class _Table:
+    """The players at the environments of a group. Of two, in match k of an environment the first one is agent k modulo their
+    number, and the second one is all others; unless `seats` has the number of the player for each agent."""
+
+    def __init__(
+        self, group: MultiAgentGroup, players: Sequence[Player], deterministic: bool, seed: int, seats: Sequence[int] = ()
+    ) -> None:
+        self.group, self.players, self.deterministic, self._seats = group, players, deterministic, seats
         self.A = len(group.spec.agents)
         self._seed, self.generator = seed, np.random.default_rng(seed)
-        spec = group.spec
-        self._obs = [
-            ObsRow(
-                {k: np.zeros((1, *a.shape), a.dtype) for k, a in spec.observation.items()}, np.zeros(1, bool), np.zeros(1, bool)
-            )
-            for _ in range(group.lanes)
-        ]
-        self.rows = [LaneRow(np.zeros((1, spec.action.width), spec.action.dtype), scratch_step(), row) for row in self._obs]
+        self.rows = [_row(group.spec.of_agent(lane % self.A)) for lane in range(group.lanes)]
+        self._obs = [row.after for row in self.rows]
         self.digests = [0] * group.num_envs
         """CRC-32 of each match so far, or of the one that has just ended: who sat where, observations and actions."""
         self._cores = [p.initial_core(group.lanes) if isinstance(p, TrainedPolicy) else None for p in players]
@@ -158,6 +164,11 @@ class _Table:
         """Which agent of match m the first player is."""
         return (m + self.group.matches[m].number) % self.A
 
+    def player(self, lane: int) -> int:
+        """Who acts in a lane."""
+        agent = lane % self.A
+        return self._seats[agent] if self._seats else int(agent != self.seat(lane // self.A))
+
     def difference(self, m: int) -> float:
         """By how much the first player was better than the best of the others."""
         outcomes, seat = self.group.outcomes(m), self.seat(m)
@@ -166,9 +177,9 @@ class _Table:
     def step(self) -> list[int]:
         """One step of all matches; which of them ended."""
         lanes = [lane for lane in self.group.advanced or () if self._obs[lane].valid[0]]
-        sides: tuple[list[int], list[int]] = ([], [])
+        sides: list[list[int]] = [[] for _ in self.players]
         for lane in lanes:
-            sides[lane % self.A != self.seat(lane // self.A)].append(lane)
+            sides[self.player(lane)].append(lane)
         for player, core, mine in zip(self.players, self._cores, sides, strict=True):
             if not mine:
                 continue
@@ -189,7 +200,7 @@ class _Table:
         return list(self.group.ended)
 
     def _ask(self, player: TrainedPolicy, core: Any, lanes: list[int]) -> None:
-        obs = {name: np.concatenate([self._obs[lane].obs[name] for lane in lanes]) for name in self.group.spec.observation}
+        obs = {name: np.concatenate([self._obs[lane].obs[name] for lane in lanes]) for name in self._obs[lanes[0]].obs}
         first = np.concatenate([self._obs[lane].first for lane in lanes])
         index = torch.tensor(lanes, device=core.device)
         actions, after = player.act_rows(obs, core[index], first, deterministic=self.deterministic)
@@ -198,16 +209,29 @@ class _Table:
             self.rows[lane].actions[0] = action
 
 
-def episodes_of(policy: TrainedPolicy, group: MultiAgentGroup, episodes: int, deterministic: bool, seed: int) -> list[Game]:
-    """The agents' episodes where the policy acts for all agents, in matches that are shared out evenly over the group's
-    environments; at least `episodes` of them, cut to as many. `seed`: of the environments."""
-    n, table, played = group.num_envs, _Table(group, (policy, policy), deterministic, seed), []
+def _whole_table(group: MultiAgentGroup, policy: TrainedPolicy, deterministic: bool, seed: int) -> _Table:
+    """The policy acts for all agents; where their spaces differ, for those that it can, and its team for the others."""
+    spec, team = group.spec, policy.team or [policy]
+    numbers = [policy.number] if not spec.of_agents else [policy.number, *range(len(team))]
+    seats = [next(p for p in numbers if spec.fits(p, a)) for a in range(len(spec.agents))]
+    return _Table(group, team, deterministic, seed, seats if spec.of_agents else [0] * len(spec.agents))
+
+
+def episodes_of(
+    policy: TrainedPolicy, group: MultiAgentGroup, episodes: int, deterministic: bool, seed: int
+) -> list[Game]:
+    """The agents' episodes where the policy acts for all agents (of its spaces: the others are acted for by its team), in matches
+    that are shared out evenly over the group's environments; at least `episodes` of them, cut to as many. `seed`: of the
+    environments."""
+    n, table, played = group.num_envs, _whole_table(group, policy, deterministic, seed), []
     share, digests = -(-episodes // n), [0] * group.lanes
     table.begin()
     while any(match.number < share for match in group.matches):
         counted = [match.number < share for match in group.matches]
         table.step()
         for lane in group.advanced or ():
+            if table.players[table.player(lane)] is not policy:
+                continue
             now = table.rows[lane].step
             for part in (*table.rows[lane].after.obs.values(), table.rows[lane].actions, now.reward):
                 digests[lane] = zlib.crc32(np.ascontiguousarray(part).tobytes(), digests[lane])
@@ -230,7 +254,7 @@ def watch(
     steps = 0
     try:
         with using_threads(1), policy.seeded(random_seed(Use.VIDEO, seed)), video_of(group.matches[0].env, path) as frames:
-            table = _Table(group, (policy, policy), deterministic, environment_seed(Use.VIDEO, seed))
+            table = _whole_table(group, policy, deterministic, environment_seed(Use.VIDEO, seed))
             table.begin()
             while len(found) < matches:
                 cut = max_steps is not None and steps >= max_steps

@@ -49,6 +49,10 @@ class TrainedPolicy:
     def __init__(self, config: Config, spec: EnvSpec, algorithm: Algorithm, model: nn.Module, step: int, seed: int = 0) -> None:
         self.config, self.spec, self.algorithm, self.step = config, spec, algorithm, step
         """`step`: global_step of the checkpoint the weights are from."""
+        self.number = 0
+        """Of the policy, where the run trained several."""
+        self.team: list[TrainedPolicy] = []
+        """In a multi-agent environment whose agents have different spaces: all policies of the run, this one among them."""
         self.device = torch.device(config.device)
         self.model: Any = model.to(self.device).eval()
         self.generator = torch.Generator(self.device).manual_seed(seed)
@@ -144,9 +148,12 @@ def load_policy(
     seed: int = 0,
     policy: int = 0,
     imports: Iterable[os.PathLike[str] | str] = (),
+    team: bool = True,
 ) -> TrainedPolicy:
     """The policy of a run folder, from its newest or its best checkpoint. `seed`: for sampled actions. `policy`: its number,
     where the run trained several.
+
+    `team`: load the run's other policies as well, where the agents of a multi-agent environment have different spaces.
 
     `imports`: the Python files of a run that has some (`headrace train --import`). They run here, so they are not taken from the
     folder; those that this process has imported already need not be given.
@@ -162,7 +169,8 @@ def load_policy(
     config.learning.device = device
     config.imports = check_given(config, imports, run)
     import_files(config.imports)
-    spec = describe(config.env, config.envs)
+    whole = describe(config.env, config.envs)
+    spec = whole.of_policy(policy)
     algorithm = make_algorithm(config)
     model = algorithm.make_model(spec, config)
     # The run folder may have been moved since it was trained.
@@ -170,7 +178,12 @@ def load_policy(
     found = _checkpoint(folder, which, lambda found: load_weights(model, found))
     for damage in found.damaged:
         warnings.warn(f"{damage}; using {found.path.name}", stacklevel=2)
-    return TrainedPolicy(config, spec, algorithm, model, found.step, seed)
+    loaded = TrainedPolicy(config, spec, algorithm, model, found.step, seed)
+    loaded.number = policy
+    if whole.of_agents and team:
+        others: dict[str, Any] = {"device": device, "seed": seed, "imports": imports, "team": False}
+        loaded.team = [loaded if p == policy else load_policy(run, policy=p, **others) for p in range(config.population.size)]
+    return loaded
 
 
 def _run_config(run: os.PathLike[str] | str) -> Config:

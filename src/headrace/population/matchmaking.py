@@ -32,8 +32,11 @@ def fixed(match: Match, population: Population, generator: np.random.Generator) 
 
 
 def uniform(match: Match, population: Population, generator: np.random.Generator) -> Sequence[int]:
-    """Every agent is a policy drawn uniformly, for every match anew (Petrenko et al. 2020, section 4.3)."""
-    return [int(p) for p in generator.integers(len(population.learners), size=len(match.agents))]
+    """Every agent is a policy drawn uniformly, for every match anew (Petrenko et al. 2020, section 4.3), among those that
+    observe and do what the agent does."""
+    agents = range(len(match.agents))
+    fitting = [[p for p in population.learners if population.fits(p, a)] for a in agents]
+    return [own[generator.integers(len(own))] for own in fitting]
 
 
 def self_play(match: Match, population: Population, generator: np.random.Generator) -> Sequence[int]:
@@ -199,9 +202,31 @@ def make_crew(config: Config, spec: EnvSpec) -> Crew | None:
     import_files(config.imports)
     m = config.matches
     find_matchmaker(m.matchmaker)
+    if spec.of_agents:
+        _check_spaces(config, spec)
     past = 0 if m.matchmaker in ("fixed", "uniform") else m.window + SPARE
     frozen = [Frozen(p, own) for p, own in enumerate(policy_configs(config)) for _ in range(past)]
     return Crew(frozen + [_opponent(name, config, spec) for name in m.opponents], past, make_matchmaking)
+
+
+def _check_spaces(config: Config, spec: EnvSpec) -> None:
+    """Raise `ConfigError` for what cannot work where the spaces of agents differ."""
+    m, P, why = config.matches, config.population.size, f"the agents of {spec.name} have different spaces"
+    if m.matchmaker in ("self-play", "league"):
+        raise ConfigError(f"matches.matchmaker {m.matchmaker}: {why}, so no policy can play against itself; use fixed or uniform")
+    if m.opponents:
+        raise ConfigError(f"matches.opponents: {why}; all of them are acted for by policies that learn")
+    if config.envs.remote:
+        raise ConfigError(f"envs.remote: {why}; they are stepped by the run itself")
+    if config.pbt.on:
+        raise ConfigError(f"pbt.rule {config.pbt.rule}: {why}, and so policies cannot take over each other's weights")
+    if config.run.eval_interval_steps is not None:
+        raise ConfigError(f"run.eval_interval_steps: {why}; a policy cannot be evaluated without the others")
+    for a, agent in enumerate(spec.agents):
+        if m.matchmaker == "fixed" and not spec.fits(a % P, a):
+            raise ConfigError(f"{why}: policy {a % P} cannot act for {agent}, too; use --population.size {len(spec.agents)}")
+        if not any(spec.fits(p, a) for p in range(P)):
+            raise ConfigError(f"{why}: there is no policy for {agent}; policy p is like agent p. Use a larger population.size")
 
 
 def _opponent(name: str, config: Config, spec: EnvSpec) -> Frozen:

@@ -108,7 +108,8 @@ def make_run_memory(
     policies = []
     asked = config.pbt.on and config.pbt.objective == "true_objective"
     for p, agent in enumerate(agents):
-        fields = trajectory_fields(spec, core_widths[p], None if agent is None else agent[0].extra_fields(spec), asked)
+        its = spec.of_policy(families[p])
+        fields = trajectory_fields(its, core_widths[p], None if agent is None else agent[0].extra_fields(its), asked)
         own = configs[families[p]]
         lanes = config.total_lanes if spec.agents else int((requests.policy == p).sum())
         store = TrajectoryStore(fields, own.slots_for(lanes), s.rollout, config.lane_size)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.envs.contract import EnvSpec
 from headrace.shm.standings import GAMES, SCORE, Standings
 
 TRIES = 100
@@ -36,14 +37,18 @@ class Match:
 class Population:
     """What a matchmaker may know of the population. Members are numbers."""
 
-    def __init__(self, standings: Standings, settings: Any) -> None:
-        self._standings, self.settings = standings, settings
+    def __init__(self, standings: Standings, settings: Any, spec: EnvSpec | None = None) -> None:
+        self._standings, self.settings, self._spec = standings, settings, spec
         """`settings`: the configuration's `matches`."""
 
     @property
     def learners(self) -> range:
         """The policies that learn."""
         return range(self._standings.P)
+
+    def fits(self, member: int, agent: int) -> bool:
+        """Whether the member can act for this agent (its number in the match): it observes and does the same."""
+        return self._spec is None or self._spec.fits(self._standings.family(member), agent)
 
     def past(self, policy: int) -> list[int]:
         """Past versions of a policy, the oldest first."""
@@ -97,9 +102,9 @@ class Matchmaking:
 class Seating:
     """The matches of one worker. `RolloutWorker` calls it before every match."""
 
-    def __init__(self, worker: int, standings: Standings, making: Matchmaking, agents: tuple[str, ...], seed: int) -> None:
-        self._worker, self._standings, self.making, self._agents = worker, standings, making, agents
-        self._population = Population(standings, making.settings)
+    def __init__(self, worker: int, standings: Standings, making: Matchmaking, spec: EnvSpec, seed: int) -> None:
+        self._worker, self._standings, self.making, self._agents = worker, standings, making, spec.agents
+        self._population = Population(standings, making.settings, spec)
         self.generator = np.random.default_rng(seed)
         self._matches: dict[int, Match] = {}
         self._seated: dict[int, list[int]] = {}
@@ -126,6 +131,12 @@ class Seating:
                     f"the matchmaker chose {chosen} for the {len(match.agents)} agents of match {match.number}; it must give "
                     f"each one of the {self._standings.N} members"
                 )
+            for agent, member in enumerate(chosen):
+                if not self._population.fits(member, agent):
+                    raise ValueError(
+                        f"the matchmaker chose member {member} for {match.agents[agent]}, which observes or acts otherwise than "
+                        "the policy does"
+                    )
             entered = []
             for member in chosen:
                 if not self._standings.enter(self._worker, member):
@@ -202,4 +213,4 @@ def make_seating(worker: int, memory: Any, config: Any, spec: Any, crew: Crew | 
     if crew is None:
         return None
     standings = memory.standings
-    return Seating(worker, standings, crew.make_matchmaking(config, spec, standings.opponents.start), spec.agents, seed)
+    return Seating(worker, standings, crew.make_matchmaking(config, spec, standings.opponents.start), spec, seed)

@@ -71,12 +71,12 @@ class Placement(ABC):
         """Processes replaced so far."""
         self.configs = policy_configs(config)
         """The settings of each policy."""
-        self.memory = self.allocate([make_agent(own, spec) for own in self.configs])
+        self.memory = self.allocate([make_agent(own, spec.of_policy(p)) for p, own in enumerate(self.configs)])
 
     def make_member(self, member: int) -> Agent:
         """The algorithm and the model of a policy that learns, or of a member of the crew, which is no scripted one."""
         if member < len(self.configs):
-            return self.make_agent(self.configs[member], self.spec)
+            return self.make_agent(self.configs[member], self.spec.of_policy(member))
         assert self.crew is not None
         return self.make_agent(self.crew.frozen[member - len(self.configs)].config, self.spec)
 
