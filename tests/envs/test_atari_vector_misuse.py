@@ -143,14 +143,14 @@ def test_the_first_reset_is_of_all_environments():
 @pytest.mark.parametrize("num_threads", [None, 1])
 def test_ctrl_c_ends_waiting(num_threads):
     """A step of many consoles takes long, and waiting for it ends at a Ctrl-C; its results are received afterwards."""
-    env = AtariVector("pong", 256, num_threads=num_threads, frameskip=255, maxpool=False)
+    env = AtariVector("pong", 1024, num_threads=num_threads, frameskip=255, maxpool=False)
     env.reset(seed=0)
-    env.send(np.zeros(256, int))
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    env.send(np.zeros(1024, int))
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         env.recv()
-    assert env.recv()[0].shape == (256, *IMAGE)
+    assert env.recv()[0].shape == (1024, *IMAGE)
 
 
 def test_use_by_two_threads_is_an_error():
