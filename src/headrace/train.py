@@ -67,18 +67,18 @@ def train(config: Config) -> TrainResult:
     """
     check_config(config)
     with settings_of_rank(config) as own:
-        spec = describe(own.env, own.envs)
-        own = for_agents(own, spec)
-        folder, changes = RunFolder.open(own)
-        # The caller's own random numbers stay what they were.
-        with folder, Reporter(own, spec.frameskip, folder) as reporter, torch.random.fork_rng(devices=[]):
-            for text in (*changes, *summary(own)):
-                reporter.message(text)
-            placement = make_placement(own, spec, make_agent, make_crew(own, spec))
-            with BackgroundEvaluation(own) as evaluation:
-                ends = _run(placement, reporter, evaluation)
-            returns = [ends.get(p, {"mean_return": math.nan})["mean_return"] for p in range(own.population.size)]
-            draw_curve_and_video(own, reporter.message, returns, again=reporter.learned)
+        own = for_agents(own, spec := describe(own.env, own.envs))
+        with torch.random.fork_rng(devices=[]):  # the caller's own random numbers stay what they were
+            crew = make_crew(own, spec)  # what is refused leaves no folder behind
+            folder, changes = RunFolder.open(own)
+            with folder, Reporter(own, spec.frameskip, folder) as reporter:
+                for text in (*changes, *summary(own)):
+                    reporter.message(text)
+                placement = make_placement(own, spec, make_agent, crew)
+                with BackgroundEvaluation(own) as evaluation:
+                    ends = _run(placement, reporter, evaluation)
+                returns = [ends.get(p, {"mean_return": math.nan})["mean_return"] for p in range(own.population.size)]
+                draw_curve_and_video(own, reporter.message, returns, again=reporter.learned)
     reason = ends[0]["reason"] if 0 in ends else "interrupted"
     return TrainResult(str(folder.path), reason, reporter.global_step, returns[0])
 

@@ -65,12 +65,15 @@ def test_duels_have_the_papers_gap_unless_told_otherwise() -> None:
     assert PbtConfig(rule="sample-factory", objective="win_rate").number("gap") == 1e-6
 
 
-def test_matches_are_needed() -> None:
+def test_matches_are_needed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
     config = make_config("gym/CartPole-v1", **{
         "population.size": 2, "sampling.num_workers": 2, "pbt.rule": "paper", "pbt.objective": "elo", "run.dashboard": False,
+        "run.folder": str(folder),
     })  # fmt: skip
     with pytest.raises(ConfigError, match=r"pbt.objective elo is that of matches; gym/CartPole-v1 is of one agent"):
         headrace.train(config)
+    assert not folder.exists(), "the next command would go on with its settings"
 
 
 def duels(folder: Path, **settings: Any) -> Config:
