@@ -232,6 +232,14 @@ def test_a_users_file_registers_environments(tmp_path, monkeypatch, capsys):
     assert "my/pole\n" in capsys.readouterr().out
 
 
+def test_every_import_flag_counts(tmp_path):
+    files = [tmp_path / "first.py", tmp_path / "second.py"]
+    for file in files:
+        file.write_text("")
+    config = parse_config(["--env", "gym/CartPole-v1", "--import", str(files[0]), "--seed", "3", "--import", str(files[1])])
+    assert (config.imports, config.seed) == (tuple(map(str, files)), 3)
+
+
 def test_a_file_of_a_scenario_is_remembered_by_its_absolute_path(tmp_path, monkeypatch):
     pytest.importorskip("vizdoom")
     (tmp_path / "mine.cfg").touch()

@@ -43,7 +43,7 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     first.add_argument("--env", default=Config.env)
     first.add_argument("--learning.algorithm", dest="algorithm")
     first.add_argument("--learning.preset", dest="preset", choices=("small", "paper"), default="small")
-    first.add_argument("--import", dest="imports", nargs="*", default=[])
+    first.add_argument("--import", dest="imports", nargs="*", action="extend", default=[])
     first.add_argument("--sampling.placement", dest="placement")
     for name in _SIZES:
         first.add_argument(f"--{name.replace('_', '-')}", f"--{name}", dest=name)
@@ -61,6 +61,7 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     config = make_config(known.env, known.algorithm, known.imports, **{"learning.preset": known.preset}, **given, **of_tasks)
     if config.env != known.env:
         arguments += ["--env", config.env]  # the last one counts
+    arguments += ["--import", *known.imports] if known.imports else []  # all of them, where the flag is there twice
     own = without(config.envs.task_options, named, of_tasks.get("envs.task_options", {}))
     more = ["--envs.task-options", json.dumps(own)] if of_tasks else []
     if tuned and config.sampling.placement != "device":  # what `headrace tune` found is for processes
