@@ -32,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("placement", ["served", "inline"])
+@pytest.mark.parametrize("placement", ["served", pytest.param("inline", marks=pytest.mark.slow)])
 def test_policies_with_different_networks_learn_in_processes(tmp_path: Path, placement: str) -> None:
     result = headrace.train(two_policies(tmp_path / "r", **{"sampling.placement": placement}))
     assert result.reason == "total_steps"

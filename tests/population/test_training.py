@@ -109,7 +109,7 @@ def test_a_population_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.Mo
     assert decisions(tmp_path / "parts") == decisions(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("placement", ["served", "inline"])
+@pytest.mark.parametrize("placement", ["served", pytest.param("inline", marks=pytest.mark.slow)])
 def test_learners_in_processes_copy_each_other(tmp_path: Path, placement: str) -> None:
     config = population(tmp_path, **{"sampling.placement": placement, "learning.total_steps": 4000})
     assert headrace.train(config).reason == "total_steps"

@@ -99,7 +99,7 @@ def test_the_specification_has_every_agents_spaces() -> None:
 @pytest.mark.parametrize(
     ("placement", "settings"),
     [
-        ("serial", {}), ("served", {}), ("inline", {}),
+        ("serial", {}), ("served", {}), pytest.param("inline", {}, marks=pytest.mark.slow),
         ("serial", {"population.size": 4, "matches.matchmaker": "uniform", "sampling.envs_per_worker": 8}),
     ],
     ids=["serial", "served", "inline", "uniform"],
