@@ -221,9 +221,18 @@ def test_the_placement_alone_is_enough(env: str, algorithm: str) -> None:
     assert config.learning.batch_size == make_config(env, algorithm).learning.batch_size
 
 
-def test_pong_takes_turns_in_one_process_unless_it_cannot() -> None:
-    """A default of the environment, which gives way to what the user asks for."""
+@pytest.fixture
+def in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device placement is the default of Atari games."""
     pytest.importorskip("ale_py")
+    from headrace.envs import atari
+
+    own = atari.defaults
+    monkeypatch.setattr(atari, "defaults", lambda name: own(name) | {"sampling.placement": "device"})
+
+
+def test_a_default_placement_gives_way_to_what_it_cannot_do(in_turns: None) -> None:
+    """A default of the environment, which gives way to what the user asks for."""
     config = make_config("atari/pong")
     assert (config.sampling.placement, config.num_envs, config.parts, config.learning.batch_size) == ("device", 32, 1, 1024)
     check_config(config)
@@ -248,8 +257,7 @@ def test_pong_takes_turns_in_one_process_unless_it_cannot() -> None:
         ("--placement served --envs-per-worker 64", ("served", 2, 64, 1024)),
     ],
 )
-def test_the_command_line_asks_for_the_same(flags: str, expected: tuple[str, int, int, int]) -> None:
-    pytest.importorskip("ale_py")
+def test_the_command_line_asks_for_the_same(in_turns: None, flags: str, expected: tuple[str, int, int, int]) -> None:
     config = parse_config(["--env", "atari/pong", "--run.folder", os.devnull, *flags.split()], tuned=False)
     s = config.sampling
     assert (s.placement, s.num_groups, s.envs_per_worker, config.learning.batch_size) == expected

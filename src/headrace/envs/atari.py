@@ -38,7 +38,6 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from headrace.config import ConfigError, EnvConfig
-from headrace.config.machine import default_device
 from headrace.envs.atari_starts import TrainingStarts
 from headrace.envs.contract import EnvGroup
 from headrace.envs.group import LIFE_LOST
@@ -338,15 +337,13 @@ def defaults(name: str) -> dict[str, Any]:
     """Three epochs over small batches: on a CPU, Pong is learned in fewer minutes so than with one epoch over more experience.
 
     Pong, as an introduction, has a smaller network, which is enough for it, a linearly falling learning rate, and a goal at which
-    training ends. Without a GPU its environments, policy and learner take turns in one process, each with all cores: on few cores
-    that is faster than processes that share them (benchmarks/whole_and_parts.py).
+    training ends.
     """
     own: dict[str, Any] = {"policy.encoder": "nature-cnn"}
     if name == "pong":
         own = {
             "policy.encoder": "impala-shallow",
             "policy.hidden": 256,
-            "sampling.placement": "device" if default_device() == "cpu" else "served",
             "learning.total_steps": 6_000_000,
             "learning.lr_schedule": "linear",
             "run.goal": 18.0,
