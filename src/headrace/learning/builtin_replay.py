@@ -114,16 +114,20 @@ DUELING_ENCODERS = {"auto": "nature-conv", "nature-cnn": "nature-conv", "impala-
 """The same convolutions without a linear layer, for dueling heads, whose streams each have one of their own."""
 
 
+def _own_network(env_defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment's convolutions and its width, for dueling heads."""
+    encoder = env_defaults.get("policy.encoder", PolicyConfig.encoder)
+    return {
+        "policy.encoder": DUELING_ENCODERS.get(encoder, encoder),
+        "policy.hidden": env_defaults.get("policy.hidden", PolicyConfig.hidden),
+    }
+
+
 def apex_dqn_defaults(observations: str, env_defaults: Mapping[str, Any], preset: str) -> dict[str, Any]:
     """`paper`: the paper's settings; `small`: smaller ones, and the environment's own network."""
     if preset != "small":
         return APEX_DQN | APEX_DQN_PAPER[observations]
-    encoder = env_defaults.get("policy.encoder", PolicyConfig.encoder)
-    own = {
-        "policy.encoder": DUELING_ENCODERS.get(encoder, encoder),
-        "policy.hidden": env_defaults.get("policy.hidden", PolicyConfig.hidden),
-    }
-    return APEX_DQN | own | APEX_DQN_SMALL[observations]
+    return APEX_DQN | _own_network(env_defaults) | APEX_DQN_SMALL[observations]
 
 
 def apex_dpg_defaults(observations: str, env_defaults: Mapping[str, Any], preset: str) -> dict[str, Any]:
@@ -342,12 +346,7 @@ def r2d2_defaults(observations: str, env_defaults: Mapping[str, Any], preset: st
     """`paper`: the paper's settings; `small`: smaller ones, and the environment's own convolutions."""
     if preset != "small":
         return R2D2 | R2D2_PAPER[observations]
-    encoder = env_defaults.get("policy.encoder", PolicyConfig.encoder)
-    own = {
-        "policy.encoder": DUELING_ENCODERS.get(encoder, encoder),
-        "policy.hidden": env_defaults.get("policy.hidden", PolicyConfig.hidden),
-    }
-    return R2D2 | own | R2D2_SMALL[observations]
+    return R2D2 | _own_network(env_defaults) | R2D2_SMALL[observations]
 
 
 def check_r2d2(config: Config) -> None:
