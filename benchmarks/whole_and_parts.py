@@ -31,6 +31,8 @@ from headrace.runs.metrics import read_jsonl
 
 WARM_UP = 4.0
 """Seconds at the start of a run that do not count: processes start, memory is touched, kernels are chosen."""
+START_UP = 10.0
+"""Seconds from the start of the command to the first line of metrics, which its time limit includes."""
 PARTS = ("environments", "acting", "learning")
 
 
@@ -79,12 +81,14 @@ def whole(env: str, settings: dict[str, str], seconds: float) -> dict[str, float
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "headrace.cli", "train", "--env", env, "--run.folder", folder, "--no-dashboard"]
         command += ["--no-video", "--run.goal", "None", "--run.log-interval", "1"]
-        command += ["--run.max-minutes", str((WARM_UP + seconds) / 60), *flags(settings)]
+        command += ["--run.max-minutes", str((START_UP + WARM_UP + seconds) / 60), *flags(settings)]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
         if run.returncode:
             raise SystemExit(f"{env}: {(run.stdout + run.stderr)[-2000:]}")
         rows = [row for row in read_jsonl(Path(folder) / "metrics.jsonl") if "charts/updates" in row]
     rows = [row for row in rows if row["time"] - rows[0]["time"] >= WARM_UP - 1]
+    if len(rows) < 2:
+        raise SystemExit(f"{env}: training gave too few lines of metrics on this machine; give more --seconds")
     passed = rows[-1]["time"] - rows[0]["time"]
     rate = (rows[-1]["global_step"] - rows[0]["global_step"]) / passed
     spent = {"environments": "time/rollout/step", "acting": "time/policy/forward", "learning": "time/learner/train"}
