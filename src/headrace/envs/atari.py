@@ -38,6 +38,7 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from headrace.config import ConfigError, EnvConfig
+from headrace.config.machine import default_device
 from headrace.envs.atari_starts import TrainingStarts
 from headrace.envs.contract import EnvGroup
 from headrace.envs.group import LIFE_LOST
@@ -336,31 +337,40 @@ def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> En
 def defaults(name: str) -> dict[str, Any]:
     """Three epochs over small batches: on a CPU, Pong is learned in fewer minutes so than with one epoch over more experience.
 
-    Pong, as an introduction, has a smaller network, which is enough for it, a linearly falling learning rate, and a goal at which
-    training ends.
+    Pong, as an introduction, has a smaller network, which is enough for it, few environments with long trajectories and a large
+    learning rate that falls linearly, with which it needs fewer steps, and a goal at which training ends. Without a GPU its
+    environments, policy and learner take turns in one process, each with all cores: on few cores that is faster than processes
+    that share them. The runs that decided this are in docs/performance.md.
     """
-    own: dict[str, Any] = {"policy.encoder": "nature-cnn"}
+    own: dict[str, Any] = {
+        "policy.encoder": "nature-cnn",
+        "sampling.envs_per_worker": 32,
+        "sampling.rollout": 32,
+        "learning.learning_rate": 5e-4,
+        "learning.entropy_coef": 0.005,
+    }
     if name == "pong":
         own = {
             "policy.encoder": "impala-shallow",
             "policy.hidden": 256,
-            "learning.total_steps": 6_000_000,
+            "sampling.placement": "device" if default_device() == "cpu" else "served",
+            "sampling.envs_per_worker": 8,
+            "sampling.rollout": 128,
+            "learning.learning_rate": 1e-3,
             "learning.lr_schedule": "linear",
+            "learning.entropy_coef": 0.01,
+            "learning.total_steps": 4_000_000,
             "run.goal": 18.0,
         }
     return {
         "envs.reward_clip": 1.0,
         **own,
         "sampling.num_workers": 1,
-        "sampling.envs_per_worker": 32,
-        "sampling.rollout": 32,
         "learning.batch_size": 1024,
         "learning.num_minibatches": 4,
         "learning.num_epochs": 3,
         "learning.algorithm": "ppo",
         "learning.precision": "auto",
-        "learning.learning_rate": 5e-4,
-        "learning.entropy_coef": 0.005,
         "learning.max_grad_norm": 0.5,
         "learning.optimizer_eps": 1e-5,
     }
