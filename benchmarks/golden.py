@@ -50,7 +50,7 @@ REPLAY = (
 PONG = "--env atari/pong --envs.atari-backend native --envs.max-episode-steps 80"
 CASES = {
     "ppo-cartpole": f"--env gym/CartPole-v1 {PPO} --learning.total-steps 2500",
-    "ppo-pong": f"{PONG} {PPO} --learning.total-steps 1500",
+    "ppo-pong": f"{PONG} {PPO} --learning.total-steps 1500 --learning.learning-rate 5e-4 --learning.entropy-coef 0.005",
     "appo-gru-vizdoom": f"--env vizdoom/basic --policy.core gru {APPO} --learning.total-steps 1500",
     "apex-dqn-pong": f"{PONG} --learning.algorithm apex-dqn {REPLAY} --replay.samples-per-insert 4 --learning.batch-size 64",
     "apex-dpg-cartpole-swingup": (

@@ -72,15 +72,18 @@ def keep(name: str, found: dict[str, Any]) -> None:
 
 
 CONNECT_FOUR: dict[str, Any] = {
-    "matches.matchmaker": "self-play", "matches.save_steps": 50_000, "matches.team_change": 50_000, "matches.window": 5,
-    "matches.swap_steps": 1_000, "matches.play_against_latest_model_ratio": 0.8, "sampling.placement": "inline",
-    "learning.lr_schedule": "linear", "sampling.envs_per_worker": 64, "learning.batch_size": 4096, "policy.mlp": [256, 256],
+    "matches.matchmaker": "self-play", "matches.save_steps": 100_000, "matches.team_change": 100_000, "matches.window": 10,
+    "matches.swap_steps": 2_000, "matches.play_against_latest_model_ratio": 0.7, "sampling.placement": "inline",
+    "sampling.num_workers": 1, "sampling.envs_per_worker": 128, "sampling.rollout": 16, "policy.encoder": "board",
+    "policy.mlp": [256, 256], "learning.algorithm": "ppo", "learning.batch_size": 4096, "learning.num_minibatches": 8,
+    "learning.num_epochs": 3, "learning.learning_rate": 1e-3, "learning.lr_schedule": "linear", "learning.entropy_coef": 0.02,
+    "learning.ppo_clip": 0.2, "learning.gae_lambda": 0.9, "learning.returns": "gae",
 }  # fmt: skip
 
 
 def connect_four(folder: Path, asked: argparse.Namespace) -> None:
     """See the module."""
-    env = "pettingzoo/connect_four_v3"
+    env = "games/connect_four"  # PettingZoo's game, without its wrappers
     took = run(env, folder, **CONNECT_FOUR, **{
         "learning.total_steps": asked.steps, "run.milestone_steps": asked.steps // 10, "run.max_minutes": asked.minutes,
     })  # fmt: skip

@@ -221,20 +221,11 @@ def test_the_placement_alone_is_enough(env: str, algorithm: str) -> None:
     assert config.learning.batch_size == make_config(env, algorithm).learning.batch_size
 
 
-@pytest.fixture
-def in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device placement is the default of Atari games."""
+def test_a_default_placement_gives_way_to_what_it_cannot_do() -> None:
+    """Pong takes turns in one process where there is no GPU: a default of the environment, which gives way to what the user asks for."""
     pytest.importorskip("ale_py")
-    from headrace.envs import atari
-
-    own = atari.defaults
-    monkeypatch.setattr(atari, "defaults", lambda name: own(name) | {"sampling.placement": "device"})
-
-
-def test_a_default_placement_gives_way_to_what_it_cannot_do(in_turns: None) -> None:
-    """A default of the environment, which gives way to what the user asks for."""
     config = make_config("atari/pong")
-    assert (config.sampling.placement, config.num_envs, config.parts, config.learning.batch_size) == ("device", 32, 1, 1024)
+    assert (config.sampling.placement, config.num_envs, config.parts, config.learning.batch_size) == ("device", 8, 1, 1024)
     check_config(config)
     asked: list[dict[str, Any]] = [
         {"learning.algorithm": "apex-dqn"}, {"population.size": 2}, {"sampling.placement": "served"},
@@ -243,21 +234,22 @@ def test_a_default_placement_gives_way_to_what_it_cannot_do(in_turns: None) -> N
     for settings in asked:
         config = make_config("atari/pong", **settings)
         assert config.sampling.placement == settings.get("sampling.placement", "served")
-        assert (config.sampling.num_groups, config.num_envs) == (2, 16 if "learning.algorithm" in settings else 32)
+        assert (config.sampling.num_groups, config.num_envs) == (2, 16 if "learning.algorithm" in settings else 8)
         check_config(config)
 
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ("", ("device", 1, 32, 1024)),
-        ("--placement served", ("served", 2, 32, 1024)),
-        ("--population.size 2", ("served", 2, 32, 1024)),
-        ("--num-groups 1 --envs-per-worker 16", ("device", 1, 16, 512)),
-        ("--placement served --envs-per-worker 64", ("served", 2, 64, 1024)),
+        ("", ("device", 1, 8, 1024)),
+        ("--placement served", ("served", 2, 8, 1024)),
+        ("--population.size 2", ("served", 2, 8, 1024)),
+        ("--num-groups 1 --envs-per-worker 16", ("device", 1, 16, 2048)),
+        ("--placement served --envs-per-worker 16", ("served", 2, 16, 1024)),
     ],
 )
-def test_the_command_line_asks_for_the_same(in_turns: None, flags: str, expected: tuple[str, int, int, int]) -> None:
+def test_the_command_line_asks_for_the_same(flags: str, expected: tuple[str, int, int, int]) -> None:
+    pytest.importorskip("ale_py")
     config = parse_config(["--env", "atari/pong", "--run.folder", os.devnull, *flags.split()], tuned=False)
     s = config.sampling
     assert (s.placement, s.num_groups, s.envs_per_worker, config.learning.batch_size) == expected
