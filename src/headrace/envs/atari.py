@@ -359,7 +359,7 @@ def defaults(name: str) -> dict[str, Any]:
             "learning.learning_rate": 1e-3,
             "learning.lr_schedule": "linear",
             "learning.entropy_coef": 0.003,
-            "learning.total_steps": 4_000_000,
+            "learning.total_steps": 3_000_000,
             "run.goal": 18.0,
         }
     return {
