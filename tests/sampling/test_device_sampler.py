@@ -259,9 +259,9 @@ def test_the_command_line_asks_for_the_same(flags: str, expected: tuple[str, int
 def test_sizes_that_the_user_gave_are_kept() -> None:
     device = {"sampling.placement": "device"}
     config = make_config("atari/pong", **device, **{"sampling.envs_per_worker": 64})
-    assert (config.num_envs, config.learning.batch_size, config.parts) == (64, 2048, 1)
+    assert (config.num_envs, config.learning.batch_size, config.parts) == (64, 4096, 1)
     config = make_config("atari/pong", **device, **{"sampling.envs_per_worker": 64, "learning.batch_size": 512})
-    assert (config.num_envs, config.learning.batch_size, config.parts) == (64, 512, 4)
+    assert (config.num_envs, config.learning.batch_size, config.parts) == (64, 512, 8)
     check_config(config)
 
 
