@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from headrace.accelerator.threads import PROBE_PERIOD, AdaptiveThreads, probe
+from headrace.accelerator.threads import PROBE_PERIOD, TRUST, AdaptiveThreads, probe
 
 SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nprint('spinning', flush=True)\nwhile True: pass"
 
@@ -63,6 +63,39 @@ def test_a_small_gain_changes_nothing() -> None:
     threads = AdaptiveThreads(2, lambda n: 1.0 + 0.1 * (n == 2))
     assert threads.adapt(now=100.0) is None
     assert threads.threads == 2
+
+
+def test_a_program_that_is_idle_for_moments_does_not_get_the_threads_back_each_time() -> None:
+    """Of ten minutes in which others hold the cores half of the time, in turns of one measurement, few are lost."""
+    machine = Machine()
+    threads = AdaptiveThreads(8, machine)
+    many = []
+    for k in range(200):
+        machine.free = 8 if k % 2 else 1
+        threads.adapt(100.0 + k * PROBE_PERIOD)
+        many.append(threads.threads > 1)
+    assert sum(many) <= 2
+    machine.free, now = 8, 100.0 + 200 * PROBE_PERIOD
+    waited = next(k for k in range(100) if threads.adapt(now + k * PROBE_PERIOD))
+    assert waited == 1 and threads.threads == 8, "two measurements in a row are enough after one mistake"
+
+
+def test_patience_grows_with_mistakes_and_is_forgotten_after_a_good_minute() -> None:
+    machine, now = Machine(), 100.0
+    threads = AdaptiveThreads(8, machine)
+    waits = []
+    for hold in (1, 1, 1, 1, 1, 1, 1, int(TRUST / PROBE_PERIOD) + 1, 1):
+        machine.free = 1
+        while threads.threads > 1:
+            threads.adapt(now := now + PROBE_PERIOD)
+        machine.free, wait = 8, 0
+        while threads.threads == 1:
+            threads.adapt(now := now + PROBE_PERIOD)
+            wait += 1
+        waits.append(wait)
+        for _ in range(hold):
+            threads.adapt(now := now + PROBE_PERIOD)
+    assert waits == [1, 2, 4, 8, 16, 16, 16, 16, 1]
 
 
 def test_with_a_program_that_spins_on_every_other_core() -> None:
