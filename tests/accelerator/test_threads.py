@@ -76,7 +76,8 @@ def test_a_program_that_is_idle_for_moments_does_not_get_the_threads_back_each_t
         many.append(threads.threads > 1)
     assert sum(many) <= 2
     machine.free, now = 8, 100.0 + 200 * PROBE_PERIOD
-    assert threads.adapt(now) is not None and threads.threads == 8, "the second measurement in a row is enough after one mistake"
+    assert threads.adapt(now) is not None, "the second measurement in a row is enough after one mistake"
+    assert threads.threads == 8
 
 
 def test_patience_grows_with_mistakes_and_is_forgotten_after_a_good_minute() -> None:

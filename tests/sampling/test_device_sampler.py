@@ -222,7 +222,7 @@ def test_the_placement_alone_is_enough(env: str, algorithm: str) -> None:
 
 
 def test_a_default_placement_gives_way_to_what_it_cannot_do() -> None:
-    """Pong takes turns in one process where there is no GPU: a default of the environment, which gives way to what the user asks for."""
+    """Pong takes turns in one process where there is no GPU: a default, which gives way to what the user asks for."""
     pytest.importorskip("ale_py")
     config = make_config("atari/pong")
     assert (config.sampling.placement, config.num_envs, config.parts, config.learning.batch_size) == ("device", 16, 1, 1024)
