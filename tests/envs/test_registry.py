@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -279,3 +280,9 @@ def test_make_vec_gives_any_id_as_a_gymnasium_vector_environment(registered: lis
         vector.close()
     with pytest.raises(registry.UnknownEnvironment):
         registry.make_vec("atari/pnog", 2)
+
+
+def test_ids_without_a_version_are_listed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = gymnasium.registry["CartPole-v1"]
+    monkeypatch.setattr(gymnasium, "registry", {"Maze-v0": spec, "Maze-v2": spec, "Maze-viewer": spec, "Plain": spec})
+    assert registry.list_ids("gym") == ["gym/Maze-v2", "gym/Maze-viewer", "gym/Plain"]

@@ -21,13 +21,18 @@ _SKIPPED = ("GymV2", "phys2d/", "tabular/", "headrace/")
 
 
 def ids() -> list[str]:
-    """The newest version of each id in Gymnasium's registry."""
+    """The newest version of each id in Gymnasium's registry, and the ids that have none."""
     newest: dict[str, int] = {}
+    plain = []
     for env_id in gymnasium.registry:
         base, _, version = env_id.rpartition("-v")
-        if base and not env_id.startswith(_SKIPPED):
+        if env_id.startswith(_SKIPPED):
+            continue
+        if base and version.isdecimal():
             newest[base] = max(newest.get(base, 0), int(version))
-    return [f"{base}-v{version}" for base, version in newest.items()]
+        else:
+            plain.append(env_id)
+    return [*(f"{base}-v{version}" for base, version in newest.items()), *plain]
 
 
 def knows(name: str) -> bool:
