@@ -119,3 +119,23 @@ def test_the_action_mask_of_the_info_becomes_part_of_the_observation() -> None:
     assert registry.describe("gym/Taxi-v4", options).observation["action_mask"].shape == (6,)
     with pytest.raises(ValueError, match="no \"action_mask\": its keys are"):
         registry.make_env("gym/CartPole-v1", options).reset()
+
+
+class Nested(Pictures):
+    """The picture, and another one in a dictionary within the dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Dict({"image": self.image, "camera": spaces.Dict({"left": self.image})})
+
+    def observation(self) -> Any:
+        image = np.full(self.image.shape, self.n, np.uint8)
+        return {"image": image, "camera": {"left": image}}
+
+
+def test_what_is_deeper_in_a_dictionary_stays_as_it_is() -> None:
+    env = preprocess(Nested(), EnvConfig(resize=(20, 24), grayscale=True, frame_stack=3))
+    observation, _ = env.reset()
+    assert env.observation_space.contains(observation)
+    assert observation["image"].shape == (20, 24, 3)
+    assert observation["camera"]["left"].shape == (40, 60, 3)

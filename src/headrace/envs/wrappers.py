@@ -1,6 +1,7 @@
 """The settings of `EnvConfig` that apply to every environment, as Gymnasium wrappers.
 
-Images are uint8 H x W x C (or H x W) and may be entries of a Dict observation; other entries pass unchanged.
+Images are uint8 H x W x C (or H x W) and may be entries of a Dict observation; other entries, and what is deeper in them, pass
+unchanged.
 """
 
 from __future__ import annotations
@@ -115,9 +116,10 @@ def is_image(space: spaces.Space[Any]) -> bool:
 def map_space(
     space: spaces.Space[Any], chosen: Callable[[spaces.Space[Any]], bool], change: Callable[[spaces.Box], spaces.Box]
 ) -> Any:
-    """A space, plain or a Dict, with the chosen parts changed."""
+    """A space, plain or a Dict, with the parts changed that `chosen_parts` gives."""
     if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: map_space(child, chosen, change) for key, child in space.spaces.items()})
+        children = space.spaces.items()
+        return spaces.Dict({key: change(child) if chosen(child) else child for key, child in children})  # type: ignore[arg-type]
     return change(space) if chosen(space) else space  # type: ignore[arg-type]
 
 
