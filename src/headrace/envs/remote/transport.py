@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import grpc
@@ -262,18 +262,22 @@ def watch(link: Link) -> None:
 
 
 def _watch() -> None:
-    pause = threading.Event()
-    while not pause.wait(0.25):
-        with _watching:
-            links = list(_watched)
-        for link in links:
-            waited = monotonic() - link.sent_at if link.sent_at else 0.0
-            if waited > link.timeout:
-                link.close(f"no answer for {link.timeout:g} s")
-            elif waited > SLOW and not link.warned:
-                link.warned = True
-                link.on_slow(waited)
-        del links
+    while True:
+        sleep(0.25)
+        _close_late()
+
+
+def _close_late() -> None:
+    with _watching:
+        links = list(_watched)
+    for link in links:
+        sent = link.sent_at  # read once: the answer may come meanwhile
+        waited = monotonic() - sent if sent else 0.0
+        if waited > link.timeout:
+            link.close(f"no answer for {link.timeout:g} s")
+        elif waited > SLOW and not link.warned:
+            link.warned = True
+            link.on_slow(waited)
 
 
 def dial(address: str, own: Credentials, most_received: int, compression: bool = False) -> Link:
