@@ -123,7 +123,7 @@ def test_no_server_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_groups_take_the_entries_in_turn() -> None:
-    from headrace.envs.remote.connect import address_of
+    from headrace.envs.registry import _address
 
     remote = "a:1, local,listen:127.0.0.1:5"
-    assert [address_of(remote, g) for g in range(5)] == ["a:1", "local", "listen:127.0.0.1:5", "a:1", "local"]
+    assert [_address("my/env", remote, g) for g in range(5)] == ["a:1", None, "listen:127.0.0.1:5", "a:1", None]

@@ -21,8 +21,6 @@ LISTEN = "listen:"
 """Before an address at which the trainer listens for simulators."""
 LOCAL = "local"
 """Instead of an address: environments of the worker's own process."""
-MOST_WAITING = 64
-"""Simulators that may wait for a group at one listener."""
 
 
 class Unreachable(Exception):
@@ -36,12 +34,6 @@ def addresses(remote: str) -> list[str]:
         if entry != LOCAL:
             check_address(entry.removeprefix(LISTEN))
     return entries
-
-
-def address_of(remote: str, number: int) -> str:
-    """The entry for group `number` of all groups of the run: they take the entries in turn."""
-    entries = addresses(remote)
-    return entries[number % len(entries)]
 
 
 def own_credentials(options: EnvConfig) -> Credentials:
