@@ -158,7 +158,7 @@ def load_policy(
     `imports`: the Python files of a run that has some (`headrace train --import`). They run here, so they are not taken from the
     folder; those that this process has imported already need not be given.
 
-    Raises `ConfigError` if the folder holds no run or no such policy or no checkpoint or the device is not here,
+    Raises `ConfigError` if the folder holds no run or no such policy or no such checkpoint or the device is not here,
     `ImportsNotGiven` if it needs files that are not given, `CheckpointError` if every checkpoint is damaged.
     """
     config = _run_config(run)
@@ -198,6 +198,8 @@ def _checkpoint(run: os.PathLike[str] | str, which: Which, use: checkpoint.Use) 
         one = checkpoint.load(which)
         use(one)
         return one
+    if which not in ("newest", "best"):
+        raise ConfigError(f"which is {which!r:.100}; it must be newest, best, or a checkpoint's folder as a pathlib.Path")
     folder = Path(run) / "checkpoints"
     found = (checkpoint.load_newest if which == "newest" else checkpoint.load_best)(folder, use)
     if found is None:
