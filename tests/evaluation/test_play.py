@@ -1,5 +1,6 @@
 """Evaluation: whole games, evenly shared, reproducible; a policy for programs."""
 
+import contextlib
 import itertools
 import subprocess
 import sys
@@ -209,6 +210,8 @@ def test_a_policy_for_programs_carries_its_core_state(run):
 def test_newest_and_best(run):
     assert load_policy(run).step >= 600
     assert load_policy(run, which="best").config.env == "test/countdown"
+    with pytest.raises(ConfigError, match="which is 'latest'; it must be newest, best, or a checkpoint's folder"):
+        load_policy(run, which="latest")
 
 
 def test_a_folder_without_a_checkpoint(run, tmp_path):
@@ -307,3 +310,27 @@ def test_the_package_offers_its_functions_whatever_was_imported_first():
         assert getattr(headrace, name) is not None
     with pytest.raises(AttributeError, match="nothing"):
         _ = headrace.nothing
+
+
+def test_games_for_which_no_step_is_left_are_not_told(run, tmp_path, monkeypatch):
+    class Nowhere(contextlib.nullcontext):
+        """A video that nobody writes."""
+
+        def add(self, frame):
+            assert frame.shape == (2, 2, 3)
+
+        def __enter__(self):
+            return self
+
+    class Drawn(Countdown):
+        metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+        def render(self):
+            return np.zeros((2, 2, 3), np.uint8)
+
+    headrace.envs.register("test/shown")(lambda options, render_mode=None: Drawn())
+    monkeypatch.setattr(video, "video_of", lambda env, path: Nowhere())
+    policy = load_policy(run)
+    policy.config.env = "test/shown"
+    assert record(policy, tmp_path / "v.mp4", episodes=5, max_steps=4) == [1.0, 2.0, 1.0], "the third has three steps"
+    assert record(policy, tmp_path / "v.mp4", episodes=2, max_steps=100) == [1.0, 2.0]

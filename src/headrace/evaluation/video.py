@@ -54,6 +54,8 @@ def record(
         actions = policy.seeded(random_seed(Use.VIDEO, seed))
         with using_threads(1), actions, video_of(env, path) as video:
             for episode in range(episodes):
+                if max_steps is not None and steps >= max_steps:
+                    break
                 observation, _ = env.reset(seed=first + episode)
                 policy.reset()
                 returns.append(0.0)
