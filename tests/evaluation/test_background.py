@@ -98,3 +98,20 @@ def test_an_evaluation_that_dies_or_cannot_be_started_is_told(config, folder, mo
     evaluations.saved(saved(config)[-1])
     assert "EOFError: the fork server is dead" in next(iter(evaluations.finished())).content
     assert not [path for path in evaluations._folder.rglob("*") if path.is_file()]
+
+
+def test_what_cannot_be_started_at_the_end_is_told_too(config, folder, monkeypatch):
+    evaluations = BackgroundEvaluation(override(config, **{"run.eval_episodes": 10**6, "run.eval_interval_steps": 1}))
+    for _ in range(3):
+        evaluations._due[0] = 0
+        evaluations.saved(saved(config)[-1])
+    problems = iter(range(2))
+
+    def refuse(*arguments):
+        raise EOFError(f"problem {next(problems)}")
+
+    monkeypatch.setattr(background, "start_child", refuse)
+    os.kill(evaluations._child[0].pid, signal.SIGKILL)
+    told = [result.content for result in evaluations.drain()]
+    assert told[1] == "the evaluation ended with exit code -9"
+    assert [text.rpartition(": ")[2] for text in told[2:]] == ["problem 0", "problem 1"]

@@ -110,10 +110,13 @@ class BackgroundEvaluation:
 
     def finished(self) -> Iterator[Evaluated]:
         """What there is to report: evaluations that have ended, and problems."""
-        while self._problems:
-            yield Evaluated("message", self._problems.pop())
+        yield from self._told()
         if (result := self.poll()) is not None:
             yield result
+
+    def _told(self) -> Iterator[Evaluated]:
+        while self._problems:
+            yield Evaluated("message", self._problems.pop(0))
 
     def poll(self, wait: float = 0) -> Evaluated | None:
         """An evaluation that has ended, or the message of one that failed, else None.
@@ -163,6 +166,7 @@ class BackgroundEvaluation:
                 yield Evaluated("message", f"{undone}: episodes without an end need a limit, envs.max_episode_steps")
                 return
             yield result
+            yield from self._told()
 
     def __enter__(self) -> BackgroundEvaluation:
         return self
