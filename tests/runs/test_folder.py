@@ -1,8 +1,10 @@
 """The run folder: one owner at a time, settings compared, facts recorded without secrets."""
 
 import dataclasses
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +13,10 @@ import pytest
 
 from headrace import config as config_module
 from headrace.config import Config, ConfigError
+from headrace.runs import folder as folder_module
 from headrace.runs.folder import FolderInUse, FolderUnusable, RunFolder, compare
+from headrace.runs.lineage import Lineage
+from headrace.runs.report import Reporter
 
 
 def settings(path, **changes):
@@ -102,3 +107,36 @@ def test_system_facts_hold_no_environment_variables(tmp_path, monkeypatch):
     facts = json.loads(text)[0]
     assert facts["packages"]["torch"]
     assert facts["cores"] == len(os.sched_getaffinity(0))
+
+
+def test_a_folder_that_was_deleted_and_cannot_be_made_again_ends_with_that_error(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    folder = RunFolder(tmp_path / "r")
+    shutil.rmtree(tmp_path / "r")
+    monkeypatch.setattr(folder_module, "_lock", refuse)
+    with pytest.raises(FolderUnusable, match="Permission denied"):
+        folder.check()
+    folder.close()
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_last_line_that_cannot_be_written_is_told_and_hides_no_other_error(tmp_path, monkeypatch, failed):
+    def refuse(lineage):
+        raise OSError(errno.ENOSPC, "No space left", str(lineage.path))
+
+    monkeypatch.setattr(Lineage, "close", refuse)
+    folder, _ = RunFolder.open(config := settings(tmp_path / "r", **{"run.dashboard": False}))
+    reporter = Reporter(config, 1, folder)
+
+    def report():
+        with folder, reporter:
+            if failed:
+                raise ZeroDivisionError("the run's")
+
+    kind, words = (ZeroDivisionError, "the run's") if failed else (FolderUnusable, "No space left")
+    with pytest.raises(kind, match=words):
+        report()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(reporter._writers[0]._jsonl._fd)

@@ -161,8 +161,8 @@ class RunFolder:
         except FileNotFoundError:
             with explained(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
-                os.close(self._lock)
-                self._lock = _lock(lock)
+                before, self._lock = self._lock, _lock(lock)
+                os.close(before)
                 if self._settings:
                     write_whole(self.config_path, self._settings)
             raise FolderUnusable(

@@ -142,8 +142,7 @@ class Reporter:
         if error is not None:
             self._folder.log("".join(traceback.format_exception(error)))
         self._dashboard.close()
-        self._lineage.close()
         first_error_counts = suppress(FolderUnusable) if error is not None else nullcontext()
         with first_error_counts, explained(self._folder.path), ExitStack() as writers:
-            for writer in self._writers:
-                writers.callback(writer.close)
+            for close in (self._lineage.close, *(writer.close for writer in self._writers)):
+                writers.callback(close)
