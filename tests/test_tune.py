@@ -118,3 +118,15 @@ def test_an_environment_that_fails_ends_with_its_error(tmp_path, capsys):
     kwargs = '{"fault": "raise", "at": 1}'
     assert cli.main(["tune", "faulty", "--import", worlds, "--envs.kwargs", kwargs, "--minutes", "0.1"]) == 1
     assert "the world is broken" in capsys.readouterr().err
+
+
+def test_a_candidate_whose_error_says_nothing_is_one_that_failed(monkeypatch):
+    def measure(config, spec, seconds):
+        raise MemoryError
+
+    monkeypatch.setattr(tune, "measure", measure)
+    shown = []
+    trial = tune.Trial({"sampling.num_workers": 64})
+    tune.Search(make_config(ENV), None, 60, shown.append).round([trial], until=0)
+    assert trial.error == "MemoryError"
+    assert shown[0].endswith("num_workers 64: MemoryError")

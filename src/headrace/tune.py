@@ -252,7 +252,7 @@ class Search:
         except (RuntimeError, MemoryError, OSError) as error:  # such as too many processes for this machine's memory
             if not trial.settings:  # what does not train at all cannot be tuned
                 raise
-            trial.error = str(error).strip().splitlines()[-1]
+            trial.error = (str(error).strip() or type(error).__name__).splitlines()[-1]
         self.overhead.append(monotonic() - began - took)
         clock = f"{max(0, int(self.left)) // 60}:{max(0, int(self.left)) % 60:02} left"
         self.show(f"{clock}  {describe(trial.settings)}: {trial.error or f'{trial.rate:,.0f} steps/s'}")
