@@ -64,6 +64,17 @@ def test_it_fills_then_keeps_the_ratio_of_samples_to_inserts() -> None:
     assert experience.metrics()["replay/size"] == experience.size
 
 
+def test_nothing_is_drawn_before_there_are_rows_enough_for_a_transition() -> None:
+    """Many environments hold the minimum after a few steps."""
+    small = {"sampling.envs_per_worker": 64, "replay.minimum": 64, "replay.n_step": 9, "learning.batch_size": 32}
+    sampler, experience = made("torch/CartPole-v1", "dqn", **small)
+    got = [experience.next() for _ in range(3)]
+    sampler.close()
+    assert [type(each) for each in got] == [Filling, Filling, Batch], "trajectories of 4 steps"
+    assert isinstance(got[2], Batch)
+    assert got[2].data["weights"].tolist() == [1.0] * 32
+
+
 def test_atari_transitions_are_the_frames_that_were_seen() -> None:
     pytest.importorskip("ale_py")
     small = {"sampling.envs_per_worker": 3, "replay.minimum": 50, "learning.batch_size": 32, "replay.n_step": 3,

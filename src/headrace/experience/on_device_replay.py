@@ -79,7 +79,7 @@ class DeviceReplayExperience:
             self._ring = self._make_ring(fields)
         self._ring.add(fields)
         self._inserts += steps
-        if self.size < self._settings.minimum:
+        if self.size < self._settings.minimum or not self._ring.drawable:
             return
         ratio = self._settings.samples_per_insert
         self._credit = float(self._size) if ratio is None else self._credit + ratio * steps

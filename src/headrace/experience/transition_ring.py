@@ -160,6 +160,11 @@ class TransitionRing:
 
     # -- drawing ------------------------------------------------------------------------------------------------------
 
+    @property
+    def drawable(self) -> bool:
+        """Whether there are rows enough for a transition."""
+        return self.head > self._margin + self.n_step
+
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """Keys of transitions, int64 [count], drawn in proportion to the table's numbers. They are good until rows are added."""
         return self.table.draw(count, generator)
