@@ -9,6 +9,8 @@ import pytest
 from headrace import config as configs
 from headrace.config import Config, ConfigError
 from headrace.runs.metrics import read_jsonl
+from headrace.sampling.lanes import Group
+from headrace.sampling.rollout_worker import RolloutWorker
 from headrace.train import train
 
 COUNTING = str(Path(__file__).with_name("counting.py"))
@@ -71,6 +73,21 @@ def test_every_row_is_where_it_belongs(tmp_path: Path, settings: dict[str, objec
         # all of a batch was chosen by the weights it is learned with, but for the slots begun before the last update
         assert rows[-1]["lag/max"] <= 2
     assert "sampling/faults" not in rows[-1] or rows[-1]["sampling/faults"] == 0
+
+
+def test_every_group_is_closed_also_when_one_fails_to() -> None:
+    closed = []
+
+    class Stubborn:
+        def close(self) -> None:
+            closed.append(self)
+            raise OSError("will not close")
+
+    worker = RolloutWorker.__new__(RolloutWorker)
+    worker.groups = [Group(g, Stubborn(), [], False) for g in range(2)]  # type: ignore[arg-type]
+    with pytest.raises(ExceptionGroup, match="closing environments failed"):
+        worker.close()
+    assert len(closed) == 2
 
 
 def test_lag_is_bounded_by_the_slots(tmp_path: Path) -> None:

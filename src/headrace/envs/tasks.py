@@ -17,6 +17,7 @@ from headrace.config import Config, ConfigError, EnvConfig, override
 from headrace.config.tasks import tasks_of
 from headrace.envs import registry
 from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec, LaneRow, ObsRow, StepRow
+from headrace.envs.group import close_all
 
 ADVICE = (
     "The tasks of one policy must observe and act alike: envs.resize, envs.frame_stack, envs.kwargs and others apply to all of "
@@ -250,9 +251,7 @@ class TaskGroup:
 
     def close(self) -> None:
         """Close all parts, also when one of them fails to."""
-        with ExitStack() as closing:
-            for part in self.parts:
-                closing.callback(part.close)
+        close_all(self.parts)
 
 
 def _obs_row(row: ObsRow, which: slice) -> ObsRow:

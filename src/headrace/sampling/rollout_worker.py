@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from headrace.envs.contract import EnvGroup, EnvironmentFault, LaneRow, ObsRow
-from headrace.envs.group import LocalGroup
+from headrace.envs.group import LocalGroup, close_all
 from headrace.envs.multi_agent import MultiAgentGroup, scratch_step
 from headrace.sampling.lanes import Group, Lane
 from headrace.sampling.run_memory import RunMemory
@@ -386,6 +386,5 @@ class RolloutWorker:
         return views
 
     def close(self) -> None:
-        """Close the environments."""
-        for group in self.groups:
-            group.envs.close()
+        """Close every group's environments, also when one of them fails to."""
+        close_all([group.envs for group in self.groups])
