@@ -267,6 +267,14 @@ def test_the_objective_of_an_episode_comes_with_its_end() -> None:
     assert [float(lanes.rows[lane][0].step.episode_objective[0]) for lane in (0, 1)] == [7.0, 8.0]
 
 
+def test_an_objective_that_is_missing_is_asked_for() -> None:
+    ends = {"agents": [], "obs": {"a": 3}, "terminated": {"a": True}, "infos": {"a": {"kills": 7}}}
+    lanes, _ = group_of([{"agents": ["a"], "obs": {"a": 1}}, ends])
+    lanes.rows[0][0].step.episode_objective = np.zeros(1, np.float32)
+    with pytest.raises(EnvironmentFault, match=r"pbt.objective true_objective: .* has none, only \['kills'\]"):
+        lanes.step(0)
+
+
 def test_image_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="frame_stack is for environments of one agent"):
         multi_agent_group(lambda: Scripted([]), EnvConfig(frame_stack=4), 1, "test")

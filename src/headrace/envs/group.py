@@ -11,7 +11,7 @@ same game, whose return and length are still added up.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Event
 from typing import Any, cast
 
@@ -311,7 +311,7 @@ class LocalGroup(OneAgentGroup):
                             life_lost = np.zeros(self.num_envs, bool)
                         life_lost[i] = True
                     elif now.episode_objective is not None and (terminated[i] or truncated[i]):
-                        now.episode_objective[i] = info[OBJECTIVE]
+                        now.episode_objective[i] = objective_of(info)
                 for put_one, row in puts:
                     put_one(row, i, observation)
         except FAULTS as error:
@@ -390,6 +390,13 @@ def first_of(result: Any, infos: Any) -> Any:
     if not isinstance(info, infos):
         raise TypeError(f"the info is a {type(info).__name__}, but must be a dictionary (the interface of old Gym?)")
     return observation
+
+
+def objective_of(info: Mapping[str, Any]) -> float:
+    """What the info of an episode's last step says that policies are compared by."""
+    if OBJECTIVE not in info:
+        raise KeyError(f"pbt.objective {OBJECTIVE}: the info of the last step has none, only {sorted(info)}")
+    return float(info[OBJECTIVE])
 
 
 def close_all(envs: Sequence[Any]) -> None:

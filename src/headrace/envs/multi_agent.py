@@ -35,7 +35,7 @@ import numpy as np
 
 from headrace.config import EnvConfig
 from headrace.envs.contract import FAULTS, MASK_KEY, ArraySpec, Categorical, EnvironmentFault, EnvSpec, LaneRow, ObsRow, StepRow
-from headrace.envs.group import LARGEST, OBJECTIVE, RewardTransform, absurd, close_all, reward_transform, too_large
+from headrace.envs.group import LARGEST, RewardTransform, absurd, close_all, objective_of, reward_transform, too_large
 from headrace.envs.spaces import UnsupportedSpace, decoder, leaves, specs_of
 
 INACTIVE = "is_active"
@@ -315,7 +315,7 @@ class MultiAgentGroup:
         now.terminated[0], now.truncated[0] = terminated, truncated
         now.episode_return[0], now.episode_length[0] = match.returns[a], match.lengths[a]
         if now.episode_objective is not None:
-            now.episode_objective[0] = infos[name][OBJECTIVE]
+            now.episode_objective[0] = objective_of(infos.get(name, {}))
         match.playing[a], match.pending[a], match.returns[a] = False, 0.0, 0.0
 
     def _write(
