@@ -81,11 +81,13 @@ def describe_in_child(describe: Callable[[], EnvSpec], env_id: str, deadline: fl
     stacks, child_stacks = multiprocessing.Pipe(duplex=False)
     # no daemon: those may have no child processes, and some environments are processes
     process = start_child(_report, (describe, child_report, child_stacks), f"headrace describe {env_id}", daemon=False)
+    assert process.pid is not None
     child_report.close()
     child_stacks.close()
     try:
         if not connection.wait([report, process.sentinel], deadline):
-            _signal(process, signal.SIGUSR1)
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGUSR1)
             text = _stacks(stacks, STACKS_TIMEOUT)
             raise EnvironmentFault(f"{env_id} cannot be made: making one did not end within {deadline:.0f} s", text)
         try:
@@ -97,10 +99,11 @@ def describe_in_child(describe: Callable[[], EnvSpec], env_id: str, deadline: fl
             raise EnvironmentFault(f"{env_id} cannot be made: {_end_of(process)}", _stacks(stacks))
         return _result(answer, env_id)
     finally:
-        _signal(process, signal.SIGKILL, group=True)
-        _signal(process, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()  # nothing where it has ended: its number may be another process's
         process.join()
-        end_programs({process.pid} if process.pid else ())
+        end_programs({process.pid})
         report.close()
         stacks.close()
 
@@ -135,13 +138,6 @@ def _stacks(pipe: connection.Connection, timeout: float = 0.0) -> str:
         text += more
         timeout = 0.05
     return text.decode(errors="replace")
-
-
-def _signal(process: BaseProcess, number: signal.Signals, group: bool = False) -> None:
-    """Send a signal to the process, or to its process group; nothing happens if they have ended."""
-    assert process.pid
-    with suppress(ProcessLookupError):
-        (os.killpg if group else os.kill)(process.pid, number)
 
 
 # -- the child's side -------------------------------------------------------------------------------------------------
