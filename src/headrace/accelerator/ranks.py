@@ -50,11 +50,6 @@ class Ranks:
                 timeout=timedelta(seconds=TIMEOUT),
             )
 
-    def close(self) -> None:
-        """Leave the group."""
-        if self.size > 1 and dist.is_initialized():
-            dist.destroy_process_group()
-
     @contextmanager
     def _others(self) -> Iterator[None]:
         try:
