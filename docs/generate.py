@@ -13,9 +13,10 @@ import sys
 import typing
 from pathlib import Path
 
+import published
+
 from headrace import config
 from headrace.config import describe
-from headrace.learning import published
 from headrace.make_config import make_config
 from headrace.runs.metrics import KEYS
 

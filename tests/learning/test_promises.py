@@ -6,11 +6,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import published
 import pytest
 
 from headrace import cli
 from headrace.config import ConfigError
-from headrace.learning import builtin, policy_gradient, published
+from headrace.learning import builtin, policy_gradient
 from headrace.learning.algorithm import make_algorithm
 from headrace.learning.r2d2 import R2D2
 from headrace.make_config import check_config, make_config

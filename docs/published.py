@@ -1,4 +1,4 @@
-"""The papers' tables of settings. Ours are shown beside them (`docs/generate.py`) and tested (`tests/learning/test_promises.py`).
+"""The papers' tables of settings. Ours are shown beside them (`generate.py`) and tested (`tests/learning/test_promises.py`).
 
 A number is either what our settings hold, or it has a note that says how ours differs.
 """
