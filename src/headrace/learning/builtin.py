@@ -139,9 +139,7 @@ def check_pqn(config: Config) -> None:
         raise ConfigError("learning.algorithm pqn computes its targets once per batch: learning.returns must be gae")
 
 
-NAMES = ("appo", "ppo", "impala", "a2c", "apex-dqn", "apex-dpg", "pqn", "r2d2", "dqn", "rainbow")
-
-for _declaration in (
+_DECLARATIONS = (
     Declaration("appo", make_policy_gradient, "trajectories", APPO, check_policy_gradient),
     Declaration("ppo", make_policy_gradient, "trajectories", PPO, check_policy_gradient),
     Declaration("impala", make_policy_gradient, "trajectories", IMPALA, check_policy_gradient),
@@ -152,5 +150,8 @@ for _declaration in (
     Declaration("r2d2", replay.make_apex_dqn, "replay", replay.r2d2_defaults, replay.check_r2d2),
     Declaration("dqn", replay.make_dqn, "replay", replay.dqn_defaults, replay.check_dqn),
     Declaration("rainbow", replay.make_dqn, "replay", replay.rainbow_defaults, replay.check_dqn),
-):
+)
+NAMES = tuple(declaration.name for declaration in _DECLARATIONS)
+
+for _declaration in _DECLARATIONS:
     declare(_declaration)

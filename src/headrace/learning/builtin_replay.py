@@ -252,13 +252,8 @@ def _dqn_settings(
 ) -> dict[str, Any]:
     if preset != "small":
         return own | paper | ({"envs.reward_clip": 1.0} if observations == "images" else {})
-    encoder = env_defaults.get("policy.encoder", PolicyConfig.encoder)
-    network = {
-        "policy.encoder": DUELING_ENCODERS.get(encoder, encoder),
-        "policy.hidden": env_defaults.get("policy.hidden", PolicyConfig.hidden),
-    }
     explores = {name: own[name] for name in ("q.epsilon_first", "q.epsilon_last") if name in own}
-    return own | network | DQN_SMALL[observations] | explores
+    return own | _own_network(env_defaults) | DQN_SMALL[observations] | explores
 
 
 def make_dqn(config: Config) -> Algorithm:

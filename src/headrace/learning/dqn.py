@@ -24,8 +24,7 @@ class DQNetwork(QNetwork):
     epsilon: Tensor
 
     def __init__(self, spec: EnvSpec, config: Config):
-        super().__init__(spec, config.policy, config.q)
-        self.trunk.precision = self.head.precision = config.precision
+        super().__init__(spec, config.policy, config.q, config.precision)
         self.register_buffer("epsilon", torch.tensor(config.q.epsilon_first))
 
 

@@ -17,22 +17,20 @@ from headrace.envs.contract import EnvSpec
 from headrace.learning import losses, q_learning
 from headrace.learning.algorithm import Algorithm, Mode
 from headrace.learning.apex_dqn import EVALUATION_EPSILON
+from headrace.learning.dqn import DQNetwork
 from headrace.learning.lambda_returns import lambda_returns
 from headrace.learning.rows import following_values, named
 from headrace.policies.activations import ACTIVATIONS
-from headrace.policies.q_network import QNetwork, QOutput
+from headrace.policies.q_network import QOutput
 
 
-class PQNetwork(QNetwork):
-    """Q(s, .) with layer norm before every activation. Epsilon is one of its buffers, so that it reaches everybody who acts."""
-
-    epsilon: Tensor
+class PQNetwork(DQNetwork):
+    """Q(s, .) with layer norm before every activation."""
 
     def __init__(self, spec: EnvSpec, config: Config):
-        super().__init__(spec, config.policy, config.q, config.precision)
+        super().__init__(spec, config)
         for part in (self.trunk.network, self.head):
             insert_layer_norm(part)
-        self.register_buffer("epsilon", torch.tensor(config.q.epsilon_first))
 
 
 def insert_layer_norm(module: nn.Module) -> None:
