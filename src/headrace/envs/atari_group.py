@@ -18,7 +18,7 @@ from headrace.envs.atari_vector import AtariVector
 from headrace.envs.contract import EnvironmentFault, EnvSpec, LaneRow, ObsRow
 from headrace.envs.group import PLAYED_RETURN, PLAYED_STEPS
 from headrace.envs.spaces import PLAIN_KEY, specs_of
-from headrace.envs.tensor import squashed
+from headrace.envs.tensor import reward_transform
 
 
 class AtariTensorGroup:
@@ -52,7 +52,7 @@ class AtariTensorGroup:
         self.envs: Any = envs  # takes and gives tensors where its signatures say arrays
         self._life_loss, self._starts = life_loss, starts
         self.num_envs = self.lane_size = N = envs.num_envs
-        self._scale, self._clip, self._soft_clip = options.reward_scale, options.reward_clip, options.reward_soft_clip
+        self._to_learn = reward_transform(options)
 
         def zeros(dtype: torch.dtype) -> Tensor:
             return torch.zeros(N, dtype=dtype, device=envs.tensor_device)
@@ -98,9 +98,7 @@ class AtariTensorGroup:
         now.truncated.copy_(truncated)
         after.first.copy_(self._ended)
         after.valid.copy_(~ended)
-        learned = squashed(raw * self._scale, self._soft_clip)
-        learned = learned if self._clip is None else learned.clamp(-self._clip, self._clip)
-        now.reward.copy_(learned.masked_fill(self._ended, 0.0))
+        now.reward.copy_(self._to_learn(raw).masked_fill(self._ended, 0.0))
         self._returns += raw
         self._lengths += self._in_game
         now.episode_return.copy_(torch.where(over, self._returns, self._nan))

@@ -98,7 +98,7 @@ class TensorGroup:
         self._leaves = [_checked(leaf, env_id) for leaf in leaves(envs.single_observation_space)]
         self._floats = [name for name, array in observation.items() if array.dtype.kind == "f"]
         self._decode = _decoder(envs.single_action_space, device, env_id)
-        self._scale, self._clip, self._soft_clip = options.reward_scale, options.reward_clip, options.reward_soft_clip
+        self._to_learn = reward_transform(options)
         self._returns = torch.zeros(N, dtype=torch.float64, device=device)
         self._lengths = torch.zeros(N, dtype=torch.int32, device=device)
         self._seed = self._steps = 0
@@ -139,8 +139,7 @@ class TensorGroup:
         after.valid.fill_(True)
         self._returns += reward
         self._lengths += 1
-        learned = squashed(reward * self._scale, self._soft_clip)
-        now.reward.copy_(learned if self._clip is None else learned.clamp(-self._clip, self._clip))
+        now.reward.copy_(self._to_learn(reward))
         now.episode_return.copy_(torch.where(ended, self._returns, self._nan))
         now.episode_length.copy_(self._lengths * ended)
         self._returns.masked_fill_(ended, 0.0)
@@ -226,9 +225,17 @@ class TensorGroup:
         return f"in {last} an observation or a reward was not finite, or larger than {LARGEST:g} and so too large to learn from"
 
 
-def squashed(rewards: Tensor, soft: float | None) -> Tensor:
-    """See `EnvConfig.reward_soft_clip`."""
-    return rewards if soft is None else soft * torch.tanh(rewards / soft) * torch.where(rewards < 0, NEGATIVE, 1.0)
+def reward_transform(options: EnvConfig) -> Callable[[Tensor], Tensor]:
+    """See `headrace.envs.group.reward_transform`."""
+    scale, clip, soft = options.reward_scale, options.reward_clip, options.reward_soft_clip
+
+    def to_learn(raw: Tensor) -> Tensor:
+        learned = raw * scale
+        if soft is not None:
+            learned = soft * torch.tanh(learned / soft) * torch.where(learned < 0, NEGATIVE, 1.0)
+        return learned if clip is None else learned.clamp(-clip, clip)
+
+    return to_learn
 
 
 def _only(x: Tensor, where: Tensor) -> Tensor:
