@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+import headrace._native.ipc as native
 from headrace.shm.primitives import Closed, Queue, Slots, Words
-from headrace.shm.segment import Segment, align, available_memory
+from headrace.shm.segment import Segment, available_memory
 from headrace.shm.weight_store import WeightStore
 
 # Processes that are killed by the hundred must start fast; the other ways to start one are tested by name.
@@ -79,8 +80,8 @@ def test_pickling_is_refused_outside_the_start_of_a_process():
     ("make", "error"),
     [
         (lambda s: s.ndarray(np.uint8, 300), TypeError),
-        (lambda s: Queue(64, s), IndexError),
-        (lambda s: Queue(1, s, 8), IndexError),
+        (lambda s: native.Queue(s, 0, 64), IndexError),
+        (lambda s: native.Queue(s, 8, 1), IndexError),
         (lambda s: Queue(0), ValueError),
         (lambda s: Slots(40_000), ValueError),
         (lambda s: Words(2).load(2), IndexError),
@@ -94,32 +95,27 @@ def test_what_cannot_be_is_refused(make, error):
         make(Segment(256))
 
 
-def use_everything(segment, queue, words, buffer, slots, offset):
-    assert queue.segment.fd == segment.fd
+def use_everything(segment, queue, words, buffer, slots):
     slot = np.zeros(1, np.int32)
     slots.acquire(3, slot)
     queue.put(slots.ticket(slot[0]))
     buffer.publish(np.full(100, 5, np.uint8), 17)
-    segment.ndarray(np.int64, 1, offset)[0] = 99
+    segment.ndarray(np.int64, 1)[0] = 99
     words.store(1, 4)
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
 def test_every_way_to_start_a_process_shares(method):
-    sizes = Queue.bytes(8), Words.bytes(2), WeightStore.bytes(100), Slots.bytes(5), 8
-    offsets = np.cumsum([0, *map(align, sizes)]).tolist()
-    segment = Segment(offsets[-1])
-    queue, words = Queue(8, segment, offsets[0]), Words(2, segment, offsets[1])
-    buffer, slots = WeightStore(100, segment, offsets[2]), Slots(5, segment, offsets[3])
+    segment, queue, words, buffer, slots = Segment(8), Queue(8), Words(2), WeightStore(100), Slots(5)
     context = multiprocessing.get_context(method)
-    process = context.Process(target=use_everything, args=(segment, queue, words, buffer, slots, offsets[4]))
+    process = context.Process(target=use_everything, args=(segment, queue, words, buffer, slots))
     process.start()
     assert words.wait_nonzero(1, timeout=60) == 4
     out = np.zeros(100, np.uint8)
     assert buffer.read(out) == 17
     assert (out == 5).all()
     assert slots.transfer(queue.get(), 9)
-    assert segment.ndarray(np.int64, 1, offsets[4])[0] == 99
+    assert segment.ndarray(np.int64, 1)[0] == 99
     process.join()
     assert process.exitcode == 0
 

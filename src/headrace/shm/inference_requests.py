@@ -16,18 +16,17 @@ in the words what waits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
 from headrace.shm.primitives import Queue, Words
-from headrace.shm.segment import Segment, align
+from headrace.shm.segment import Mapped, Segment, align
 
 IDLE, WAITING, READY, TAKEN = 0, 1, 2, 16
 """Values of a request word; TAKEN + w: policy worker w is computing the action."""
 
 
-class InferenceRequests:
+class InferenceRequests(Mapped):
     """Tables over all lanes of a run, and one queue per policy; made by the parent, passed to every child.
 
     Lane number = (worker x groups + group) x lanes + lane.
@@ -77,13 +76,6 @@ class InferenceRequests:
         self.next_cores = [pair[1] for pair in both]
         """The same after that row, once its action is computed. Two arrays, because the state before the row must still be there
         when a policy worker dies and another has to compute the same again."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("cursor", "policy", "cores", "next_cores")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._map()
 
     def lanes_of(self, worker: int, group: int) -> range:
         """Lane numbers of one group of one worker."""

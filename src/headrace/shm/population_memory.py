@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from headrace.shm.segment import Segment
+from headrace.shm.segment import Mapped, Segment
 from headrace.shm.weight_store import WeightStore
 
 _COUNTS = ("reward_updates", "wanted", "served", "finished")
 
 
-class PopulationMemory:
+class PopulationMemory(Mapped):
     """Made by the parent, passed to every child.
 
     Args:
@@ -40,13 +39,6 @@ class PopulationMemory:
         """[P, K]: weights of the shaped reward that each policy learns with; written by its learner, read by rollout workers."""
         counts = self._segment.ndarray(np.int64, (len(_COUNTS), P), 8 * P * (1 + K))
         self.reward_updates, self._wanted, self._served, self._finished = counts
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if not isinstance(value, np.ndarray)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._map()
 
     def set_reward_weights(self, policy: int, weights: Sequence[float]) -> None:
         """New weights of a policy's reward; rollout workers see that `reward_updates` has changed."""

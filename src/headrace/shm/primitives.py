@@ -5,9 +5,8 @@ Thin classes over `headrace._native.ipc` (contracts: `native/ipc/*.h`) that chil
     queue = Queue(64)
     multiprocessing.get_context("spawn").Process(target=work, args=(queue,)).start()
 
-Everything lives in a `Segment`. An object makes its own segment, or shares one: `Queue(64, segment, offset)`, with
-`Queue.bytes(64)` bytes at an offset that is a multiple of 64. A process killed at any instruction leaves nothing behind, neither
-memory nor a lock, and nobody waits for it. Waits let other threads run and are ended by Ctrl-C.
+Each has a `Segment` of its own. A process killed at any instruction leaves nothing behind, neither memory nor a lock, and nobody
+waits for it. Waits let other threads run and are ended by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -30,18 +29,14 @@ def attach(cls: type[T], native_class: Any, *args: Any) -> T:
     return self
 
 
-def place(segment: Segment | None, nbytes: int, purpose: str) -> Segment:
-    return Segment(nbytes, purpose=purpose) if segment is None else segment
-
-
 class Queue(native.Queue):
     """A bounded queue of int32 for any number of producers and consumers; first in, first out.
 
     `capacity` is rounded up to a power of two. After `close()` puts raise `Closed` at once and gets when nothing is left.
     """
 
-    def __init__(self, capacity: int, segment: Segment | None = None, offset: int = 0) -> None:
-        super().__init__(place(segment, self.bytes(capacity), "a queue"), offset, capacity)
+    def __init__(self, capacity: int) -> None:
+        super().__init__(Segment(self.bytes(capacity), purpose="a queue"), 0, capacity)
 
     def __reduce__(self) -> tuple[Callable[..., Queue], tuple[Any, ...]]:
         return attach, (type(self), native.Queue, self.segment, self.offset, None)
@@ -50,8 +45,8 @@ class Queue(native.Queue):
 class Words(native.Words):
     """`n` words of uint32, 0 at first, each on its own cache line; every change wakes those who wait for that word."""
 
-    def __init__(self, n: int, segment: Segment | None = None, offset: int = 0) -> None:
-        super().__init__(place(segment, self.bytes(n), "words"), offset, n)
+    def __init__(self, n: int) -> None:
+        super().__init__(Segment(self.bytes(n), purpose="words"), 0, n)
 
     def __reduce__(self) -> tuple[Callable[..., Words], tuple[Any, ...]]:
         return attach, (type(self), native.Words, self.segment, self.offset, len(self))
@@ -65,8 +60,8 @@ class Slots(native.Slots):
     it. When a process has ended its slots are `reclaim`ed; a ticket it left in a queue is refused by `transfer`.
     """
 
-    def __init__(self, n: int, segment: Segment | None = None, offset: int = 0) -> None:
-        super().__init__(place(segment, self.bytes(n), "a table of slots"), offset, n)
+    def __init__(self, n: int) -> None:
+        super().__init__(Segment(self.bytes(n), purpose="a table of slots"), 0, n)
 
     def __reduce__(self) -> tuple[Callable[..., Slots], tuple[Any, ...]]:
         return attach, (type(self), native.Slots, self.segment, self.offset, None)

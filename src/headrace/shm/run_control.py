@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.shm.phases import PHASES
 from headrace.shm.primitives import Words
-from headrace.shm.segment import Segment
+from headrace.shm.segment import Mapped, Segment
 
 POLL_INTERVAL = 0.2
 """Seconds after which a waiting process looks whether the run has ended, and renews its heartbeat."""
@@ -22,7 +22,7 @@ CUT_SHORT_AFTER = 2.0
 """Seconds after which somebody who asked for the end of the run waits no longer for whole batches and updates."""
 
 
-class RunControl:
+class RunControl(Mapped):
     """What every process of a run may read and what only its owner writes; made by the parent, passed to every child.
 
     Args:
@@ -45,13 +45,6 @@ class RunControl:
         for role, n in self._workers.items():
             self.clocks[role] = self._segment.ndarray(np.float64, (n, len(PHASES[role]) + 2), offset)
             offset += self.clocks[role].nbytes
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("clocks", "_supervisor")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._map()
 
     # -- stop and ready ---------------------------------------------------------------------------------------------------
 

@@ -69,6 +69,27 @@ class Segment(native.Segment):
         return _inherit_segment, (type(self), multiprocessing.reduction.DupFd(self.fd))
 
 
+class Mapped:
+    """An object with arrays that are views of segments. Other processes are given everything else, and make views of their own
+    with `_map`."""
+
+    def _map(self) -> None:
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if not _is_view(value)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._map()
+
+
+def _is_view(value: Any) -> bool:
+    """An array, or a list or dictionary of arrays."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
+    return any(isinstance(part, np.ndarray) for part in parts)
+
+
 def _inherit_segment(cls: type[Segment], fd: Any) -> Segment:
     segment = cls.__new__(cls)
     native.Segment.__init__(segment, fd=fd.detach())

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from headrace.shm.primitives import Words
-from headrace.shm.segment import Segment, align
+from headrace.shm.segment import Mapped, Segment, align
 
 SCORE, GAMES = 0, 1
 
 
-class Standings:
+class Standings(Mapped):
     """Made by the parent, passed to every child.
 
     Args:
@@ -68,13 +68,6 @@ class Standings:
         run has begun to keep its standings. A learner that takes the place of one that has died finds them as they are."""
         self.open, self.users = found["open"], found["users"]
         """int32 [N]: whether the member may be matched. int32 [W, N]: agents for whom it acts, by worker."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if not isinstance(v, np.ndarray)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._map()
 
     def past(self, p: int) -> range:
         """The places of policy p's past versions."""

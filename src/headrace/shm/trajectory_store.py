@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from headrace.shm.primitives import Queue, Slots
-from headrace.shm.segment import Segment, align
+from headrace.shm.segment import Mapped, Segment, align
 
 Rows = Literal["T+1", "T", "once"]
 
@@ -38,7 +38,7 @@ class Field:
     dtype: np.dtype
 
 
-class TrajectoryStore:
+class TrajectoryStore(Mapped):
     """`num_slots` slots of T rows and C agents; made by the parent, passed to every child.
 
     Raises `MemoryError` where the machine has not the memory.
@@ -81,13 +81,9 @@ class TrajectoryStore:
         lost with a learner is found late."""
         self._one = np.zeros(1, np.int32)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("arrays", "_finished", "order", "_one")}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        super().__setstate__(state)
         self._segment.prefault()  # the memory is there, but every process has its own page table
-        self._map()
 
     def part(self, prefix: str, slot: int, t: int) -> dict[str, np.ndarray]:
         """Row t of the fields whose names begin with `prefix`, by the rest of their name: views [C, ...]."""

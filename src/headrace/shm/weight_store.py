@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import headrace._native.ipc as native
-from headrace.shm.primitives import attach, place
+from headrace.shm.primitives import attach
 from headrace.shm.segment import Segment
 
 
@@ -17,8 +17,8 @@ class WeightStore(native.VersionedBuffer):
     version published last; `updates` counts how often something was published, and is what a reader compares to see news.
     """
 
-    def __init__(self, nbytes: int, segment: Segment | None = None, offset: int = 0) -> None:
-        super().__init__(place(segment, self.bytes(nbytes), "the weight store"), offset, nbytes)
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(Segment(self.bytes(nbytes), purpose="the weight store"), 0, nbytes)
 
     def __reduce__(self) -> tuple[Callable[..., WeightStore], tuple[Any, ...]]:
         return attach, (type(self), native.VersionedBuffer, self.segment, self.offset, None)
