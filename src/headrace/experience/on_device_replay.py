@@ -6,10 +6,8 @@ host counts leaves the device.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -28,6 +26,7 @@ from headrace.experience.on_device import counted
 from headrace.experience.replay.experience import REPLAY_FOLDER
 from headrace.experience.replay.layout import observation_fields
 from headrace.experience.transition_ring import TransitionRing
+from headrace.runs.files import sha256, write_synced
 
 _RING, _STATE = "ring.safetensors", "ring.json"
 _MOST = 1 << 44
@@ -131,13 +130,9 @@ class DeviceReplayExperience:
         tensors = {name: x[:used].to("cpu", copy=True) for name, x in self._ring.columns.items()}
         tensors["table"] = self._ring.table.numbers[: used * self._ring.envs].to("cpu", copy=True)
         tensors["top"] = self._ring.top.cpu()
-        data = save(tensors)
         (folder / REPLAY_FOLDER).mkdir()
-        with open(folder / REPLAY_FOLDER / _RING, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        (folder / REPLAY_FOLDER / _STATE).write_text(json.dumps({"sha256": hashlib.sha256(data).hexdigest()}))
+        digest = write_synced(folder / REPLAY_FOLDER / _RING, save(tensors))
+        (folder / REPLAY_FOLDER / _STATE).write_text(json.dumps({"sha256": digest}))
 
     def get_state(self) -> dict[str, Any] | None:
         """What goes with the contents. None: the replay is filled again."""
@@ -168,7 +163,7 @@ class DeviceReplayExperience:
 
     def _read(self, folder: Path) -> dict[str, Tensor]:
         data = read_bytes(folder / _RING, _MOST)
-        if read_json(folder / _STATE).get("sha256") != hashlib.sha256(data).hexdigest():
+        if read_json(folder / _STATE).get("sha256") != sha256(data):
             raise ValueError(f"{folder / _RING} is damaged: its SHA-256 is not the one of what was written")
         return load(data)
 

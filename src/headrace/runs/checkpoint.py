@@ -15,7 +15,6 @@ loading runs no code.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -35,7 +34,7 @@ import torch
 from headrace.config.errors import UserError
 from headrace.config.reading import Unreadable, parse_json, read_bytes, shortened
 from headrace.runs.explain import reason
-from headrace.runs.files import free_space
+from headrace.runs.files import free_space, sha256, write_synced
 from headrace.runs.state_tree import on_cpu, pack, unpack
 
 __all__ = ["Checkpoint", "CheckpointError", "find", "load", "load_best", "load_newest", "pack", "save", "unpack"]
@@ -114,7 +113,7 @@ def save(
         "score": score,
         "milestone": milestone,
         "saved": time.time(),
-        "files": {name: {"bytes": len(data), "sha256": _sha256(data)} for name, data in files.items()},
+        "files": {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in files.items()},
     }
     files[_MANIFEST] = _seal(manifest)
 
@@ -128,7 +127,7 @@ def save(
         try:
             aside.mkdir()
             for name, data in files.items():
-                _write(aside / name, data)
+                write_synced(aside / name, data)
             if attach is not None:
                 attach(aside)
             _sync(aside)
@@ -148,13 +147,6 @@ def save(
     except OSError as error:
         warnings.warn(f"a checkpoint that is no longer kept cannot be deleted: {error}", stacklevel=2)
     return path
-
-
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _sync(folder: Path) -> None:
@@ -303,7 +295,7 @@ def _read_verified(path: Path, size: int, digest: str) -> bytes:
         raise CheckpointError(f"{path} is damaged: {error.reason}") from error
     if len(data) != size:
         raise CheckpointError(f"{path} is damaged: {len(data)} bytes, {size} were written")
-    if _sha256(data) != digest:
+    if sha256(data) != digest:
         raise CheckpointError(f"{path} is damaged: its SHA-256 differs from that of the data written")
     return data
 
@@ -324,7 +316,7 @@ def _manifest(path: Path) -> _Manifest:
     where = path / _MANIFEST
     try:
         digest, _, body = read_bytes(where, _MOST_MANIFEST).partition(b"\n")
-        if digest.decode(errors="replace") != _sha256(body):
+        if digest.decode(errors="replace") != sha256(body):
             raise CheckpointError(f"{where} is damaged: its SHA-256 differs from that of the data written")
         data = parse_json(body, where)
     except Unreadable as error:
@@ -348,11 +340,7 @@ def _manifest(path: Path) -> _Manifest:
 def _seal(manifest: dict[str, Any]) -> bytes:
     """The manifest's bytes: the SHA-256 of the JSON on the first line, then the JSON."""
     body = json.dumps(manifest, indent=1).encode() + b"\n"
-    return _sha256(body).encode() + b"\n" + body
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return sha256(body).encode() + b"\n" + body
 
 
 # -- for another process -----------------------------------------------------------------------------------------------

@@ -153,7 +153,6 @@ class Dashboard:
     def _screen(self) -> RenderableType:
         """The fullest screen that the terminal has room for: rich would cut off the end of a higher one."""
         options = self.console.options
-        screen: RenderableType = self._panel(_Room())
         for room in _ROOMS:
             screen = self._panel(room)
             if len(self.console.render_lines(screen, options)) <= options.size.height:

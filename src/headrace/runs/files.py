@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 import stat
@@ -17,6 +18,20 @@ def free_space(path: Path) -> str:
         return f"{shutil.disk_usage(there).free / 1e6:,.1f} MB free"
     except OSError:  # the working directory was deleted, say
         return "free space unknown"
+
+
+def write_synced(path: Path, data: bytes) -> str:
+    """Write a file and have it on the device on return. Returns its SHA-256, in hexadecimal digits."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return sha256(data)
+
+
+def sha256(data: bytes) -> str:
+    """64 hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def write_whole(path: Path, text: str) -> None:

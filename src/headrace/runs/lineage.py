@@ -14,6 +14,7 @@ from typing import Any
 
 from headrace.config import ConfigError
 from headrace.runs.files import AppendFile, write_whole
+from headrace.runs.plots import new_figure
 
 FILE, PICTURE = "population.jsonl", "population.png"
 
@@ -83,15 +84,11 @@ def draw(run: os.PathLike[str] | str, size: int, path: os.PathLike[str] | str | 
 
     Raises `ConfigError` if the `plots` extra is not installed or there is nothing to draw.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ConfigError('drawing needs a package that is not installed: pip install "headrace[plots]"') from error
     lines = read(run) if (Path(run) / FILE).exists() else []
     if not lines:
         raise ConfigError(f"nothing to draw: no decision was made in {run}")
     names = sorted({name for line in lines for name in line["values"]})
-    figure = Figure(figsize=(8, 2 + 2 * (1 + len(names))), layout="constrained")
+    figure = new_figure((8, 2 + 2 * (1 + len(names))))
     axes = figure.subplots(1 + len(names), 1, sharex=True, squeeze=False)[:, 0]
     for p in range(size):
         own = [line for line in lines if line["policy"] == p]

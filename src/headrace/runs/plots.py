@@ -30,7 +30,7 @@ def band(run: os.PathLike[str] | str) -> tuple[list[float], ...]:
 def task_curves(run: os.PathLike[str] | str, path: os.PathLike[str] | str, tasks: Sequence[str]) -> None:
     """Draw the mean return of the last episodes of each task over `global_step`, one below the other since their returns are of
     different size. Raises `ConfigError` if the `plots` extra is not installed."""
-    figure = _figure((7, 1.8 * len(tasks)))
+    figure = new_figure((7, 1.8 * len(tasks)))
     panels = figure.subplots(len(tasks), sharex=True, squeeze=False)[:, 0]
     for panel, task in zip(panels, tasks, strict=True):
         panel.plot(*curve(run, f"tasks/{task}/episodic_return"))
@@ -41,11 +41,12 @@ def task_curves(run: os.PathLike[str] | str, path: os.PathLike[str] | str, tasks
     figure.savefig(path, dpi=120)
 
 
-def _figure(size: tuple[float, float]) -> Any:
+def new_figure(size: tuple[float, float]) -> Any:
+    """An empty figure of so many inches. Raises `ConfigError` if the `plots` extra is not installed."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ConfigError('drawing curves needs a package that is not installed: pip install "headrace[plots]"') from error
+        raise ConfigError('drawing needs a package that is not installed: pip install "headrace[plots]"') from error
     return Figure(figsize=size, layout="constrained")
 
 
@@ -62,7 +63,7 @@ def learning_curve(
 
     Raises `ConfigError` if the `plots` extra is not installed or no run has logged `key`.
     """
-    figure = _figure((7, 4))
+    figure = new_figure((7, 4))
     bands = {str(run): band(run) if key == RETURNS else () for run in runs}
     curves = {name: (ours[0], ours[1]) if ours and ours[0] else curve(name, key) for name, ours in bands.items()}
     if not any(steps for steps, _ in curves.values()):

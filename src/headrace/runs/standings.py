@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.config import ConfigError
 from headrace.runs.files import write_whole
-from headrace.runs.plots import curve
+from headrace.runs.plots import curve, new_figure
 
 FILE, PICTURE = "standings.json", "standings.png"
 ELO = "matches/elo"
@@ -61,12 +61,8 @@ def draw(
 
     Raises `ConfigError` if the `plots` extra is not installed or there is nothing to draw.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ConfigError('drawing needs a package that is not installed: pip install "headrace[plots]"') from error
     table = read(run)
-    figure = Figure(figsize=(12, 5), layout="constrained")
+    figure = new_figure((12, 5))
     matrix, ratings = figure.subplots(1, 2)
     _draw_matrix(figure, matrix, table)
     for p, folder in enumerate(policies):

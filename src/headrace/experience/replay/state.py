@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors.numpy import save as to_bytes
 import headrace._native.replay as native
 from headrace.config.reading import read_bytes, read_json
 from headrace.experience.replay.buffer import Replay
+from headrace.runs.files import sha256, write_synced, write_whole
 
 _STATE = "replay.json"
 _MOST = 1 << 44
@@ -40,9 +40,7 @@ def save(replay: Replay, folder: os.PathLike[str] | str, contents: bool) -> Path
     if contents:
         for history in range(replay.config.histories):
             state["histories"].append(_save_history(replay, history, _history_path(folder, history)))
-    written = folder / (_STATE + ".new")
-    written.write_text(json.dumps(state, indent=1))
-    os.replace(written, folder / _STATE)
+    write_whole(folder / _STATE, json.dumps(state, indent=1))
     return folder
 
 
@@ -85,7 +83,7 @@ def _is_word(number: Any) -> bool:
 def _check_history(replay: Replay, path: Path, digest: Any) -> None:
     """Raise `ValueError` unless `path` holds what `_save_history` wrote."""
     data = read_bytes(path, _MOST)
-    if _sha256(data) != digest:
+    if sha256(data) != digest:
         raise ValueError(f"{path} is damaged: its SHA-256 is not the one of what was written")
     try:
         arrays = load(data)
@@ -102,10 +100,6 @@ def _check_history(replay: Replay, path: Path, digest: Any) -> None:
 
 def _history_path(folder: os.PathLike[str] | str, history: int) -> Path:
     return Path(folder) / f"history-{history}.safetensors"
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _save_history(replay: Replay, history: int, path: Path) -> dict[str, Any]:
@@ -127,11 +121,7 @@ def _save_history(replay: Replay, history: int, path: Path) -> dict[str, Any]:
     priorities[max(0, ready - low):] = -1.0
     data = to_bytes({**columns, "reward": reward, "discount": discount, "flags": flags, "stamps": stamps,
                      "priorities": priorities, "ready": np.array([max(0, ready - low)])})
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return {"first": int(low), "sha256": _sha256(data)}
+    return {"first": int(low), "sha256": write_synced(path, data)}
 
 
 def _restore_history(replay: Replay, history: int, first: int, path: Path) -> None:
