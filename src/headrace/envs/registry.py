@@ -231,7 +231,7 @@ def _family(name: str) -> Family:
     if known is None:
         raise UnknownEnvironment(f"there is no environment family {name!r}; there are {', '.join(FAMILIES)}")
     try:
-        return cast(Family, _import(known.module))
+        return cast(Family, importlib.import_module(known.module))
     except ImportError as error:
         how = known.installation or (known.extra and f'pip install "headrace[{known.extra}]"')
         if not how or (error.name or "").startswith("headrace"):
@@ -243,10 +243,6 @@ def _in_family(env_id: str) -> tuple[Family, str]:
     """The family of an environment that is not the user's, and its name there."""
     prefix, _, name = env_id.partition("/")
     return _family(prefix), name
-
-
-def _import(module: str) -> ModuleType:
-    return importlib.import_module(module)
 
 
 def make_env(env_id: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
@@ -322,7 +318,7 @@ def make_group(
     check_id(env_id)
     if SEPARATOR in env_id:
         several = {"training": training, "threads": threads, "task": task, "device": device}
-        return _import(_TASKS).make_group(env_id, options, num_envs, **several)
+        return importlib.import_module(_TASKS).make_group(env_id, options, num_envs, **several)
     with _making(env_id):
         if vector := _registered_as(env_id, "vector"):
             return vector_group(vector(options, num_envs), options, env_id)
@@ -391,7 +387,7 @@ def is_known(env_id: str) -> bool:
 
 def _remote(module: str) -> ModuleType:
     """A module of `envs/remote`, which needs grpcio. Raises `MissingExtra` without it."""
-    return _import(f"headrace.envs.remote.{module}")
+    return importlib.import_module(f"headrace.envs.remote.{module}")
 
 
 def make_vec(env_id: str, num_envs: int, options: EnvConfig | None = None) -> VectorEnv:
@@ -455,7 +451,7 @@ def describe_here(env_id: str, options: EnvConfig, imports: Iterable[str | Path]
     """Make one environment in this process, after importing these files, and close it. Raises what `make_group` raises."""
     import_files(imports)
     if SEPARATOR in env_id:
-        return _import(_TASKS).describe(tasks_of(env_id), options)
+        return importlib.import_module(_TASKS).describe(tasks_of(env_id), options)
     group = make_group(env_id, options, 1)
     try:
         return group.spec
@@ -467,7 +463,7 @@ def defaults(env_id: str) -> dict[str, Any]:
     """Dotted configuration overrides with which this environment is learned without further settings. Raises as `check_id`."""
     check_id(env_id)
     if SEPARATOR in env_id:
-        return _import(_TASKS).common_defaults(tasks_of(env_id))
+        return importlib.import_module(_TASKS).common_defaults(tasks_of(env_id))
     if env_id in _registered:
         return dict(_registered[env_id].defaults)
     family, name = _in_family(env_id)

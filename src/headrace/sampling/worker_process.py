@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.config import Config, machine, seeds
 from headrace.config.seeds import Use
-from headrace.envs.contract import EnvironmentFault, OutOfBounds
+from headrace.envs.contract import EnvGroup, EnvironmentFault, OutOfBounds
 from headrace.runs.explain import explain
 from headrace.runs.processes import die_with_parent
 from headrace.sampling.placements.base import Message, Placement
@@ -89,6 +89,14 @@ def warnings_reported(report: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         warnings.showwarning = before
+
+
+def make_group(config: Config, number: int) -> EnvGroup:
+    """Group `number` of those of all workers."""
+    from headrace.envs import registry
+
+    task = config.task_of_group(number)
+    return registry.make_group(config.env, config.envs, config.envs_per_group, number=number, task=task)
 
 
 def environment_seed(config: Config, worker: int, restarts: int = 0, version: int = 0) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.envs.contract import EnvGroup
 from headrace.sampling.placements.base import Learn, Message, Placement
 from headrace.sampling.rollout_worker import InlineAct, RolloutWorker
 from headrace.sampling.seating import make_seating
 from headrace.sampling.supervisor import Supervisor
-from headrace.sampling.worker_process import Role, Start, environment_seed, matchmaking_seed, pin
+from headrace.sampling.worker_process import Role, Start, environment_seed, make_group, matchmaking_seed, pin
 from headrace.shm.primitives import Closed
 
 if TYPE_CHECKING:
@@ -94,7 +94,6 @@ def rollout_main(start: Start, act: InlineAct | None = None, seeded: Callable[[]
     import os
 
     from headrace.envs.imports import import_files
-    from headrace.envs.registry import make_group
     from headrace.runs.processes import forked_children_die_too
 
     forked_children_die_too()
@@ -102,14 +101,9 @@ def rollout_main(start: Start, act: InlineAct | None = None, seeded: Callable[[]
     os.nice(config.sampling.worker_niceness)
     pin(config, start.index)
     import_files(config.imports)
-
-    def make(number: int) -> EnvGroup:
-        task = config.task_of_group(number)
-        return make_group(config.env, config.envs, config.envs_per_group, number=number, task=task)
-
     seed = matchmaking_seed(config, start.index, start.restarts)
     seat = make_seating(start.index, memory, config, start.placement.spec, start.placement.crew, seed)
-    worker = RolloutWorker(start.index, memory, make, act, seat)
+    worker = RolloutWorker(start.index, memory, partial(make_group, config), act, seat)
     memory.control.wait_until_ready()
     seeded()
     try:

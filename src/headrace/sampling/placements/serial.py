@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from headrace.envs.contract import EnvGroup, EnvironmentFault
+from headrace.envs.contract import EnvironmentFault
 from headrace.sampling.lanes import Group
 from headrace.sampling.placements.base import Placement
 from headrace.sampling.placements.in_process import InProcess
 from headrace.sampling.policy_worker import PolicyWorker
 from headrace.sampling.rollout_worker import RolloutWorker
 from headrace.sampling.seating import make_seating
-from headrace.sampling.worker_process import actor_seed, environment_seed, make_actor, matchmaking_seed
+from headrace.sampling.worker_process import actor_seed, environment_seed, make_actor, make_group, matchmaking_seed
 from headrace.shm.run_control import POLL_INTERVAL
 
 if TYPE_CHECKING:
@@ -87,8 +88,6 @@ class SerialSampler:
     """All rollout workers and one policy worker per policy in this process."""
 
     def __init__(self, placement: Placement):
-        from headrace.envs.registry import make_group
-
         config, memory = placement.config, placement.memory
         self._config, self._memory = config, memory
         self._started = False
@@ -96,15 +95,11 @@ class SerialSampler:
         self.policies = set(range(memory.learners))
         """Those whose learners have not finished. The lanes of the others stand still as soon as they have no slots left."""
 
-        def make(number: int) -> EnvGroup:
-            task = config.task_of_group(number)
-            return make_group(config.env, config.envs, config.envs_per_group, number=number, task=task)
-
         self.seats = [
             make_seating(w, memory, config, placement.spec, placement.crew, matchmaking_seed(config, w))
             for w in range(config.sampling.num_workers)
         ]
-        self.workers = [RolloutWorker(w, memory, make, None, seat) for w, seat in enumerate(self.seats)]
+        self.workers = [RolloutWorker(w, memory, partial(make_group, config), None, seat) for w, seat in enumerate(self.seats)]
         for worker in self.workers:
             for group in worker.groups:
                 group.envs.remember()
