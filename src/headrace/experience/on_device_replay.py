@@ -23,7 +23,7 @@ from headrace.config.seeds import Use, random_seed
 from headrace.envs.contract import EnvSpec
 from headrace.experience.batch import Batch, Filling
 from headrace.experience.on_device import counted
-from headrace.experience.replay.experience import REPLAY_FOLDER
+from headrace.experience.replay.experience import REPLAY_FOLDER, replay_metrics
 from headrace.experience.replay.layout import observation_fields
 from headrace.experience.transition_ring import TransitionRing
 from headrace.runs.files import sha256, write_synced
@@ -106,19 +106,10 @@ class DeviceReplayExperience:
 
     def metrics(self) -> dict[str, float]:
         """The replay's own numbers; rates since the last call."""
-        now = perf_counter()
-        seconds = max(1e-9, now - self._before[0])
-        inserts, samples = self._inserts - self._before[1], self._samples - self._before[2]
+        (since, inserts, samples), now, ring = self._before, perf_counter(), self._ring
         self._before = (now, self._inserts, self._samples)
-        ring = self._ring
-        held = 0 if ring is None else sum(x.nbytes for x in ring.columns.values())
-        return {
-            "replay/size": float(self.size),
-            "replay/inserts_per_second": inserts / seconds,
-            "replay/samples_per_second": samples / seconds,
-            "replay/ratio": samples / inserts if inserts else math.nan,
-            "replay/bytes_per_transition": held / (ring.rows * ring.envs) if ring else math.nan,
-        }
+        nbytes = sum(x.nbytes for x in ring.columns.values()) / (ring.rows * ring.envs) if ring else math.nan
+        return replay_metrics(self.size, self._inserts - inserts, self._samples - samples, now - since, nbytes)
 
     # -- going on after a stop ------------------------------------------------------------------------------------------
 

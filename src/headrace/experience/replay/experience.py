@@ -29,6 +29,18 @@ REPLAY_FOLDER = "replay"
 """Beside a checkpoint's own files."""
 
 
+def replay_metrics(size: int, inserts: int, samples: int, seconds: float, nbytes: float) -> dict[str, float]:
+    """Of any replay: the transitions that it holds and the bytes of one, and what came in and was drawn in so many seconds."""
+    seconds = max(1e-9, seconds)
+    return {
+        "replay/size": float(size),
+        "replay/inserts_per_second": inserts / seconds,
+        "replay/samples_per_second": samples / seconds,
+        "replay/ratio": samples / inserts if inserts else math.nan,
+        "replay/bytes_per_transition": nbytes,
+    }
+
+
 class ReplayExperience:
     """Writes finished trajectories to the replay and samples batches from it. See `Experience`.
 
@@ -109,18 +121,14 @@ class ReplayExperience:
 
     def metrics(self) -> dict[str, float]:
         """The replay's own numbers; rates since the last call."""
-        now, stats, before = perf_counter(), self._replay.stats(), self._before
-        seconds, self._before = max(1e-9, now - before[0]), (now, stats)
-        inserts, samples = stats.inserts - before[1].inserts, stats.samples - before[1].samples
-        return {
-            "replay/size": float(stats.size),
-            "replay/inserts_per_second": inserts / seconds,
-            "replay/samples_per_second": samples / seconds,
-            "replay/ratio": samples / inserts if inserts else math.nan,
+        (since, before), now, stats = self._before, perf_counter(), self._replay.stats()
+        self._before = (now, stats)
+        nbytes = self._replay.held_bytes() / stats.size if stats.size else math.nan
+        counts = (stats.inserts - before.inserts, stats.samples - before.samples)
+        return replay_metrics(stats.size, *counts, now - since, nbytes) | {
             "replay/late_priorities": float(stats.late),
             "replay/overwritten": float(stats.overwritten),
             "replay/evicted": float(stats.evicted),
-            "replay/bytes_per_transition": self._replay.held_bytes() / stats.size if stats.size else math.nan,
         }
 
     def save(self, folder: Path) -> None:
