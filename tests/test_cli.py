@@ -157,6 +157,7 @@ def _session(leader):
         (["eval", "nowhere", "--episodes", "0"], "at least 1"),
         (["eval", "nowhere", "--num-envs", "-1"], "--num-envs is -1; it must be at least 1"),
         (["eval", "nowhere", "--seed", "-1"], "--seed is -1; it must be at least 0"),
+        (["play", "nowhere", "--num-envs", "-3"], "--num-envs is -3; it must be at least 1"),
         (["watch", "nowhere", "--episodes", "0"], "--episodes is 0; it must be at least 1"),
         (["watch", "nowhere", "--max-steps", "0"], "--max-steps is 0; it must be at least 1"),
         (["walk"], "unknown command 'walk'"),

@@ -197,8 +197,7 @@ def serve_envs(arguments: list[str]) -> int:
         args=arguments,
         default=ServeEnvs(env=known.env or tyro.MISSING, envs=default),
     )
-    if asked.num_envs < 1:
-        raise ConfigError(f"--num-envs is {asked.num_envs}; it must be at least 1")
+    _check_numbers(num_envs=(asked.num_envs, 1))
     configs.override(Config(), envs=asked.envs)  # their ranges
     from headrace.envs.remote.server import make_offer, serve_offer
     from headrace.envs.remote.transport import credentials
@@ -340,8 +339,7 @@ class Play:
 def play(arguments: list[str]) -> int:
     """`headrace play`."""
     asked = tyro.cli(Play, prog="headrace play", args=arguments)
-    if asked.matches < 1:
-        raise ConfigError(f"--matches is {asked.matches}; it must be at least 1")
+    _check_numbers(seed=(asked.seed, 0), matches=(asked.matches, 1), num_envs=(asked.num_envs, 1))
     start_fork_server()
     from headrace.envs.imports import import_files
     from headrace.evaluation.matches import play as play_matches
