@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -287,6 +288,15 @@ def test_what_was_compiled_is_kept(tmp_path: Path) -> None:
     blocked = tmp_path / "blocked"
     blocked.write_text("")  # no folder can be made here
     assert compiled("source", ["sm_90"], make, blocked) == b"code"
+
+
+def test_what_cannot_be_kept_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*paths: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    assert compiled("source", ["sm_90"], lambda: b"code", tmp_path) == b"code"
+    assert list((tmp_path / "kernels").iterdir()) == []
 
 
 FRONT_END = ("-ptx", "-Xcicc", "-O0")

@@ -13,6 +13,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -122,20 +123,16 @@ def compiled(source: str, options: Sequence[str], make: Callable[[], bytes], fol
     the compiler). A file that cannot be written is no error: then it is compiled again next time."""
     digest = hashlib.sha256("\0".join([source, *options]).encode()).hexdigest()
     path = (folder or cache_folder()) / "kernels" / f"{digest}.bin"
-    try:
+    with suppress(OSError):
         kept = path.read_bytes()
         if kept[:32] == hashlib.sha256(kept[32:]).digest():
             return kept[32:]
-    except OSError:
-        pass
     made = make()
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(hashlib.sha256(made).digest() + made)
-        os.replace(file.name, path)
-    except OSError:
-        pass
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            (Path(scratch) / path.name).write_bytes(hashlib.sha256(made).digest() + made)
+            os.replace(Path(scratch) / path.name, path)
     return made
 
 
