@@ -5,7 +5,7 @@ Its rows are those of `VectorGroup` around `TrainingEpisodes` (headrace.envs.ata
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,13 @@ from torch import Tensor
 from headrace.config import EnvConfig
 from headrace.envs.atari_starts import TrainingStarts
 from headrace.envs.atari_vector import AtariVector
-from headrace.envs.contract import EnvironmentFault, EnvSpec, LaneRow, ObsRow
+from headrace.envs.contract import EnvironmentFault, EnvSpec, LaneRow, ObsRow, StepsAtOnce
 from headrace.envs.group import PLAYED_RETURN, PLAYED_STEPS
 from headrace.envs.spaces import PLAIN_KEY, specs_of
 from headrace.envs.tensor import reward_transform
 
 
-class AtariTensorGroup:
+class AtariTensorGroup(StepsAtOnce):
     """The `EnvGroup` of an `AtariVector` on a device, with NEXT_STEP autoreset and raw rewards.
 
     Args:
@@ -32,8 +32,6 @@ class AtariTensorGroup:
     """
 
     lanes = 1
-    advanced: Sequence[int] | None = None
-    ended: Sequence[int] = ()
     tensors = True
     _KEPT = ("lives", "lost", "ended", "in_game", "returns", "lengths")
 
@@ -106,16 +104,6 @@ class AtariTensorGroup:
         self._returns.masked_fill_(over, 0.0)
         self._lengths.masked_fill_(over, 0)
         self._ended, self._in_game = ended, ~over
-
-    def recv(self) -> bool:
-        """See `EnvGroup.recv`."""
-        return True
-
-    def notify(self, wake: Callable[[], None]) -> None:
-        """See `EnvGroup.notify`; never called, since `recv` is always True."""
-
-    def remember(self) -> None:
-        """See `EnvGroup.remember`."""
 
     def get_state(self) -> dict[str, Any]:
         """Every console as bytes, and what is counted of its game."""

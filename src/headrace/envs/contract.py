@@ -182,6 +182,14 @@ class StepRow:
     task: Array | None = None
     """int32: the environment's task, by its number in `EnvSpec.tasks`. None where there is one, or nobody asks."""
 
+    def write_nothing(self) -> None:
+        """Nothing happened: no reward, no end."""
+        self.reward[:] = 0
+        self.terminated[:] = False
+        self.truncated[:] = False
+        self.episode_return[:] = np.nan
+        self.episode_length[:] = 0
+
 
 @dataclass
 class ObsRow:
@@ -257,6 +265,23 @@ class EnvGroup(Protocol):
 
     def close(self) -> None:
         """Release what the environments hold."""
+
+
+class StepsAtOnce:
+    """The part of an `EnvGroup` that is the same wherever a step is finished, or given to the device, when `send` returns."""
+
+    advanced: Sequence[int] | None = None
+    ended: Sequence[int] = ()
+
+    def recv(self) -> bool:
+        """See `EnvGroup.recv`."""
+        return True
+
+    def notify(self, wake: Callable[[], None]) -> None:
+        """See `EnvGroup.notify`; never called, since `recv` is always True."""
+
+    def remember(self) -> None:
+        """See `EnvGroup.remember`; nothing has to be kept."""
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

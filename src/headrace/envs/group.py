@@ -31,6 +31,7 @@ from headrace.envs.contract import (
     ObsRow,
     OutOfBounds,
     StepRow,
+    StepsAtOnce,
 )
 from headrace.envs.spaces import Leaf, decoder, leaves
 
@@ -104,13 +105,11 @@ def too_large(value: float) -> str:
     return ", too large to learn from" if np.isfinite(value) else ""
 
 
-class OneAgentGroup:
+class OneAgentGroup(StepsAtOnce):
     """The common part of both groups: one lane, steps that are finished at once, statistics of games, checks of observations and
     rewards, errors that name the environment. E: `num_envs`."""
 
     lanes = 1
-    advanced: Sequence[int] | None = None
-    ended: Sequence[int] = ()
 
     def __init__(self, spec: EnvSpec, num_envs: int, observation_leaves: Sequence[Leaf], to_learn: RewardTransform) -> None:
         self.spec = spec
@@ -146,13 +145,6 @@ class OneAgentGroup:
         """See `EnvGroup.send`; the step is finished on return."""
         (row,) = rows
         self._step(row.actions, row.step, row.after)
-
-    def recv(self) -> bool:
-        """See `EnvGroup.recv`."""
-        return True
-
-    def notify(self, wake: Callable[[], None]) -> None:
-        """See `EnvGroup.notify`; never called, since `recv` is always True."""
 
     def _reset(self, seed: int, out: ObsRow) -> None:
         """Write the first observations."""
@@ -191,9 +183,6 @@ class OneAgentGroup:
             self._lengths[game_over] = 0
             self._games += game_over
         self._ended = ended
-
-    def remember(self) -> None:
-        """See `EnvGroup.remember`."""
 
     def get_state(self) -> dict[str, Any] | None:
         """See `EnvGroup.get_state`."""

@@ -34,7 +34,18 @@ import gymnasium
 import numpy as np
 
 from headrace.config import EnvConfig
-from headrace.envs.contract import FAULTS, MASK_KEY, ArraySpec, Categorical, EnvironmentFault, EnvSpec, LaneRow, ObsRow, StepRow
+from headrace.envs.contract import (
+    FAULTS,
+    MASK_KEY,
+    ArraySpec,
+    Categorical,
+    EnvironmentFault,
+    EnvSpec,
+    LaneRow,
+    ObsRow,
+    StepRow,
+    StepsAtOnce,
+)
 from headrace.envs.group import LARGEST, RewardTransform, absurd, close_all, objective_of, reward_transform, too_large
 from headrace.envs.spaces import UnsupportedSpace, decoder, leaves, specs_of
 
@@ -146,7 +157,7 @@ class AgentSpaces:
         return cls(leaves(env.observation_space(agent)), decoder(env.action_space(agent)), floats, choices)
 
 
-class MultiAgentGroup:
+class MultiAgentGroup(StepsAtOnce):
     """Multi-agent environments stepped one after the other in this process; see the module, and `EnvGroup` for the contract.
 
     Lane = match x A + agent.
@@ -161,8 +172,7 @@ class MultiAgentGroup:
         self._names = list(envs[0].possible_agents)
         self.matches = [Match(env, env.possible_agents) for env in envs]
         self.lanes = len(envs) * len(self._names)
-        self.advanced: Sequence[int] | None = []
-        self.ended: Sequence[int] = ()
+        self.advanced = []
         self._to_learn, self._max_steps, self._info_mask = to_learn, max_steps, info_mask
         self._spaces = [AgentSpaces.of(envs[0], name, spec.of_agent(a)) for a, name in enumerate(self._names)]
         self._remembers = False
@@ -210,13 +220,6 @@ class MultiAgentGroup:
             match.env.set_reward_weights(dict(zip(self._names, match.weights, strict=True)))  # type: ignore[attr-defined]
         except FAULTS as error:
             raise self.fault(m, f"set_reward_weights failed: {type(error).__name__}: {error}") from error
-
-    def recv(self) -> bool:
-        """See `EnvGroup.recv`."""
-        return True
-
-    def notify(self, wake: Callable[[], None]) -> None:
-        """See `EnvGroup.notify`; never called, since `recv` is always True."""
 
     def _decoded(self, agents: Sequence[int], actions: Sequence[np.ndarray]) -> list[Any]:
         """The actions [1, A] of these agents (or lanes), as their environments take them."""

@@ -22,7 +22,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from headrace.config import EnvConfig
-from headrace.envs.contract import FAULTS, MASK_KEY, EnvironmentFault, EnvSpec, LaneRow, ObsRow
+from headrace.envs.contract import FAULTS, MASK_KEY, EnvironmentFault, EnvSpec, LaneRow, ObsRow, StepsAtOnce
 from headrace.envs.group import LARGEST, NEGATIVE, too_large
 from headrace.envs.spaces import Leaf, UnsupportedSpace, leaves, specs_of
 
@@ -76,7 +76,7 @@ class TensorEnv(Protocol):
         ...
 
 
-class TensorGroup:
+class TensorGroup(StepsAtOnce):
     """The `EnvGroup` of a `TensorEnv`.
 
     Args:
@@ -87,8 +87,6 @@ class TensorGroup:
     """
 
     lanes = 1
-    advanced: Sequence[int] | None = None
-    ended: Sequence[int] = ()
 
     def __init__(self, envs: TensorEnv, options: EnvConfig, env_id: str, *, device: str, tensors: bool, frameskip: int = 1):
         observation, action = specs_of(envs.single_observation_space, envs.single_action_space, env_id)
@@ -149,16 +147,6 @@ class TensorGroup:
         # Where no episode ended, what is there may be anything.
         last = {f"last observation {name!r}": _only(now.final_obs[name], ended) for name in self._floats}
         self._look({"the reward": reward, **numbers, **last})
-
-    def recv(self) -> bool:
-        """See `EnvGroup.recv`."""
-        return True
-
-    def notify(self, wake: Callable[[], None]) -> None:
-        """See `EnvGroup.notify`; never called, since `recv` is always True."""
-
-    def remember(self) -> None:
-        """See `EnvGroup.remember`."""
 
     def get_state(self) -> dict[str, Any] | None:
         """Asks the environments' own `get_state()`; None if there is no such method."""

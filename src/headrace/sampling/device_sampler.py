@@ -116,7 +116,7 @@ class DeviceSampler:
     def start(self, seed: int) -> None:
         """Reset every environment; environment i has seed `seed` + i."""
         self._group.reset(seed, [self._first_row])
-        self._wait()
+        self._completion.wait()
         self.started = True
 
     def collect(self) -> Span:
@@ -162,13 +162,9 @@ class DeviceSampler:
     def _step(self, t: int) -> None:
         self.env_clock.spent("wait_actions", perf_counter())
         self._group.send([self._views[t]])
-        self._wait()
+        self._completion.wait()
         self.env_clock.count(self.B)
         self.env_clock.spent("step", perf_counter())
-
-    def _wait(self) -> None:
-        if not self._group.recv():
-            self._completion.wait()
 
     def _span(self, part: int) -> Span:
         end, width = self._t, self.B // self.parts

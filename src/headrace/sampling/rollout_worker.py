@@ -16,8 +16,6 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, Literal
 
-import numpy as np
-
 from headrace.envs.contract import EnvGroup, EnvironmentFault, LaneRow, ObsRow
 from headrace.envs.group import LocalGroup, close_all
 from headrace.envs.multi_agent import MultiAgentGroup, scratch_step
@@ -330,12 +328,7 @@ class RolloutWorker:
                 store.put_back(slot, self.index)
                 lane.slot = -1
             else:
-                step = lane.rows[t].step
-                for array, nothing in (
-                    (step.reward, 0), (step.terminated, False), (step.truncated, False), (step.episode_return, np.nan),
-                    (step.episode_length, 0),
-                ):  # fmt: skip
-                    array[:] = nothing
+                lane.rows[t].step.write_nothing()
                 for name, field_ in store.fields.items():
                     if field_.rows != "once":
                         store.arrays[name][slot, t + 1 :] = store.arrays[name][slot, t]

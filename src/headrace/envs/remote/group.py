@@ -230,7 +230,7 @@ class RemoteGroup:
             self._out[lane].first[:] = True
             self._out[lane].valid[:] = True
             if self._task == "step":  # a step that only resets
-                _write_nothing(self._rows[lane])
+                self._rows[lane].step.write_nothing()
         self._ended = False
 
     def _advanced(self) -> Sequence[int]:
@@ -248,7 +248,7 @@ class RemoteGroup:
             self._outcomes = np.full((self.num_envs, len(layout.spec.agents)), np.nan)
         lanes = self._advanced()
         for lane in lanes:
-            _write_nothing(self._rows[lane])
+            self._rows[lane].step.write_nothing()
             self._rows[lane].step.truncated[:] = valid[lane]
         if layout.spec.autoreset == "same-step":
             layout.read_last_obs(self._last, [row.step.final_obs for row in self._rows], lanes)
@@ -348,12 +348,3 @@ class RemoteGroup:
             self._opening.close()
         self._connector.close()
         self._thread.join(JOIN_TIMEOUT)
-
-
-def _write_nothing(lane: LaneRow) -> None:
-    """A step in which nothing happened."""
-    lane.step.reward[:] = 0
-    lane.step.terminated[:] = False
-    lane.step.truncated[:] = False
-    lane.step.episode_return[:] = np.nan
-    lane.step.episode_length[:] = 0
