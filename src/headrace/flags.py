@@ -111,5 +111,5 @@ def full_name(argument: str) -> str:
 
 
 def _has_field(group: dataclasses.Field, setting: str) -> bool:
-    kind = group.default_factory if group.default_factory is not dataclasses.MISSING else None
+    kind = group.default_factory
     return dataclasses.is_dataclass(kind) and setting in {field.name for field in dataclasses.fields(kind)}

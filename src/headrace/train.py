@@ -87,7 +87,7 @@ def _run(placement: Placement, reporter: Reporter, evaluation: BackgroundEvaluat
     """Let the placement run until every policy is done; how each ended, by policy."""
     ends: dict[int, dict[str, Any]] = {}
 
-    def receive(messages: Iterator[Any]) -> None:
+    def receive(messages: Iterator[Message]) -> None:
         for message in chain(messages, evaluation.finished()):
             if message.kind == "done":
                 ends[message.policy] = message.content

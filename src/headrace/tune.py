@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from operator import attrgetter
 from pathlib import Path
 from statistics import mean
 from time import monotonic
@@ -91,12 +92,7 @@ def load(config: Config) -> Settings:
 
 def in_use(config: Config) -> Settings:
     """Those settings of `config` that are as `headrace tune` found them."""
-    return {name: value for name, value in load(config).items() if _of(config, name) == value}
-
-
-def _of(config: Config, dotted: str) -> Any:
-    group, name = dotted.split(".")
-    return getattr(getattr(config, group), name)
+    return {name: value for name, value in load(config).items() if attrgetter(name)(config) == value}
 
 
 def _save(config: Config, settings: Settings, trials: Iterable[Trial]) -> Path:
@@ -151,7 +147,7 @@ def single_changes(config: Config, fixed: Collection[str], batch_sizes: Iterable
 
 def _effective(config: Config) -> Settings:
     """The tunable settings with what None stands for."""
-    found = {name: _of(config, name) for name in TUNABLE}
+    found = {name: attrgetter(name)(config) for name in TUNABLE}
     found["learning.num_threads"] = config.learner_threads
     found["sampling.min_request_groups"] = config.min_request_groups
     return found

@@ -7,12 +7,10 @@ import os
 import shutil
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal
 
 import torch
 
@@ -23,6 +21,7 @@ from headrace.evaluation.play import evaluate
 from headrace.runs import checkpoint
 from headrace.runs.processes import die_with_parent, forked_children_die_too, start_child
 from headrace.runs.programs import end_programs
+from headrace.sampling.placements.base import Message
 
 MOST_WAITING = 16
 """Checkpoints that may wait for their evaluation."""
@@ -32,15 +31,6 @@ MOST_TEXT = 2000
 """Characters of the message of a failed evaluation that are shown."""
 END_TIMEOUT = 2.0
 """Seconds that an evaluation may take to end after its report, before it is ended: the supervisor's process waits for it."""
-
-
-@dataclass
-class Evaluated:
-    """What is reported: an evaluation's metrics ("eval"), or a text for people ("message")."""
-
-    kind: Literal["eval", "message"]
-    content: Any
-    policy: int = 0
 
 
 class BackgroundEvaluation:
@@ -101,24 +91,24 @@ class BackgroundEvaluation:
             finally:
                 there.close()
 
-    def receive(self, report: Any) -> None:
+    def receive(self, report: Message) -> None:
         """Take one report of a learner: where training begins, and that a checkpoint was saved."""
         if report.kind == "start":
             self.started(report.content, report.policy)
         elif report.kind == "saved" and (problem := self.saved(report.content, report.policy)):
             self._problems.append(problem)
 
-    def finished(self) -> Iterator[Evaluated]:
+    def finished(self) -> Iterator[Message]:
         """What there is to report: evaluations that have ended, and problems."""
         yield from self._told()
         if (result := self.poll()) is not None:
             yield result
 
-    def _told(self) -> Iterator[Evaluated]:
+    def _told(self) -> Iterator[Message]:
         while self._problems:
-            yield Evaluated("message", self._problems.pop(0))
+            yield Message("message", self._problems.pop(0))
 
-    def poll(self, wait: float = 0) -> Evaluated | None:
+    def poll(self, wait: float = 0) -> Message | None:
         """An evaluation that has ended, or the message of one that failed, else None.
 
         Waits up to `wait` seconds for the one that is running; starts the next.
@@ -129,10 +119,10 @@ class BackgroundEvaluation:
         if not report.poll(wait):  # an end without a report is something to receive, too
             return None
         try:
-            result = Evaluated(*report.recv())
+            result = Message(*report.recv())
         except (EOFError, OSError):  # it died before it could report
             child.join(END_TIMEOUT)
-            result = Evaluated("message", f"the evaluation ended with exit code {child.exitcode}")
+            result = Message("message", f"the evaluation ended with exit code {child.exitcode}")
         self._end(END_TIMEOUT)
         self._start()
         return result
@@ -150,7 +140,7 @@ class BackgroundEvaluation:
         shutil.rmtree(held, ignore_errors=True)
         self._child = None
 
-    def drain(self) -> Iterator[Evaluated]:
+    def drain(self) -> Iterator[Message]:
         """What `poll` gives, until every evaluation is made or `DRAIN_TIMEOUT` seconds are over."""
         end = monotonic() + DRAIN_TIMEOUT
         left = len(self._waiting) + (self._child is not None)
@@ -158,12 +148,12 @@ class BackgroundEvaluation:
             text = (
                 f"Waiting for {left} evaluation{'s' if left > 1 else ''}, at most {DRAIN_TIMEOUT:.0f} s (Ctrl-C twice: without)"
             )
-            yield Evaluated("message", text)
+            yield Message("message", text)
         while self._child is not None:
             result = self.poll(wait=max(0.0, end - monotonic()))
             if result is None:
                 undone = f"{len(self._waiting) + 1} of them not made in {DRAIN_TIMEOUT:.0f} s"
-                yield Evaluated("message", f"{undone}: episodes without an end need a limit, envs.max_episode_steps")
+                yield Message("message", f"{undone}: episodes without an end need a limit, envs.max_episode_steps")
                 return
             yield result
             yield from self._told()

@@ -81,12 +81,11 @@ def play(
     deterministic: bool = False,
     seed: int = 0,
     video: os.PathLike[str] | str | None = None,
-    video_matches: int = 1,
 ) -> MatchResults:
     """Play matches of one player against another, who is everybody else in the match. The first player takes every place in turn.
 
     The matches are shared out evenly over `num_envs` environments beforehand: taking the first to finish would favour short ones.
-    `video`: an mp4 file with the first `video_matches` of them.
+    `video`: an mp4 file with the first of them.
 
     Raises `ConfigError` where the environment is of one agent or has no pictures, `ValueError` if `matches` is below 1.
     """
@@ -110,13 +109,13 @@ def play(
         played = [0] * n
         table.begin()
         while any(done < wanted for done, wanted in zip(played, share, strict=True)):
-            if frames is not None and len(outcomes) < video_matches:
+            if frames is not None and not outcomes:
                 frames.add(picture(group.matches[0].env, env))
             for m in table.step():
                 if played[m] < share[m]:
                     played[m] += 1
                     outcomes.append((table.difference(m), group.matches[m].steps, table.digests[m]))
-                    if frames is not None and len(outcomes) <= video_matches:
+                    if frames is not None and len(outcomes) == 1:
                         frames.add(picture(group.matches[0].env, env))
     wins, losses = sum(d > 0 for d, *_ in outcomes), sum(d < 0 for d, *_ in outcomes)
     ties = matches - wins - losses

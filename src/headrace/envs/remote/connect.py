@@ -55,7 +55,7 @@ def connector(entry: str, options: EnvConfig) -> Connector:
     """For an entry of `envs.remote`. Raises `ConfigError` where this process cannot listen."""
     own = own_credentials(options)
     if entry.startswith(LISTEN):
-        return _Listening(Listener.at(entry.removeprefix(LISTEN), own, options.remote_compression))
+        return Listener.at(entry.removeprefix(LISTEN), own, options.remote_compression)
     return _Dialling(entry, own, options.remote_compression)
 
 
@@ -68,17 +68,6 @@ class _Dialling:
 
     def close(self) -> None:
         pass
-
-
-class _Listening:
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-
-    def open(self, closed: threading.Event) -> Link:
-        return self._listener.take(closed)
-
-    def close(self) -> None:
-        self._listener.release()
 
 
 class Listener:
@@ -104,7 +93,7 @@ class Listener:
 
     @classmethod
     def at(cls, address: str, own: Credentials, compression: bool) -> Listener:
-        """This process's listener at an address; `release` it."""
+        """This process's listener at an address; every user closes it."""
         with cls._lock:
             found = cls._all.get(address)
             if found is None:
@@ -112,7 +101,7 @@ class Listener:
             found._users += 1
             return found
 
-    def release(self) -> None:
+    def close(self) -> None:
         """The inverse of `at`."""
         with self._lock:
             self._users -= 1
@@ -133,7 +122,7 @@ class Listener:
         context.add_callback(lambda: link.outbox.put(None))  # the simulator is gone: this thread is free again
         yield from link.outgoing()
 
-    def take(self, closed: threading.Event) -> Link:
+    def open(self, closed: threading.Event) -> Link:
         """The next simulator that dials in. Raises `Unreachable` where `closed` is set meanwhile."""
         with self._guard:
             self._waiting += 1

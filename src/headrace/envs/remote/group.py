@@ -64,19 +64,15 @@ class RemoteGroup:
     Args:
         address: an entry of `envs.remote`, but not `local`.
         options: the environment's settings, which must be the server's; and those of the connection.
-        expect_options: False: take whatever settings the server has.
     """
 
     advanced: Sequence[int] | None = None
     ended: Sequence[int] = ()
 
-    def __init__(
-        self, address: str, env: str, options: EnvConfig, num_envs: int, *, training: bool = True, expect_options: bool = True
-    ) -> None:
+    def __init__(self, address: str, env: str, options: EnvConfig, num_envs: int, *, training: bool = True) -> None:
         self.address, self.num_envs = address, num_envs
         self._timeout = options.remote_timeout
-        expected = protocol.shared_options(options) if expect_options else None
-        self._hello = Hello(env, num_envs, training, expected)
+        self._hello = Hello(env, num_envs, training, protocol.shared_options(options))
         self._connector = connector(address, options)
         self._to_learn = reward_transform(options)
         self._wake: Callable[[], None] = lambda: None

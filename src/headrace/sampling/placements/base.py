@@ -39,11 +39,12 @@ class LearnerLost(RunFailed):
 class Message:
     """One report of a learner, or of the placement itself."""
 
-    kind: Literal["message", "start", "curve", "metrics", "saved", "done", "failed", "population", "standings"]
+    kind: Literal["message", "start", "curve", "metrics", "saved", "done", "failed", "population", "standings", "eval"]
     """message: a text for people. start: the global step at which training goes on. curve: points of the learning curve, see
     `TrainingLog.curve`. metrics: {name: value}. saved: the global step of a new checkpoint. done: {reason, global_step,
     mean_return}. failed: the traceback that ended a process. population: what became of the policy in population-based
-    training (`headrace.runs.lineage`). standings: who has won how often against whom (`headrace.runs.standings`)."""
+    training (`headrace.runs.lineage`). standings: who has won how often against whom (`headrace.runs.standings`). eval: the
+    metrics of an evaluation beside training."""
     content: Any
     policy: int = 0
 
