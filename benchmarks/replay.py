@@ -25,6 +25,9 @@ import summary
 
 from headrace.experience.replay.buffer import Field, Replay, ReplayConfig
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "experience"))
+from history_writer import HistoryWriter
+
 GAMES = ("Pong", "Breakout", "MsPacman", "SpaceInvaders", "Seaquest", "Qbert")
 EPISODE = 500
 
@@ -116,7 +119,7 @@ def atari_replay(frames: np.ndarray, codec: str, level: int, block: int) -> tupl
     config = ReplayConfig(histories=1, capacity=count, slack=1.0, minimum=1, codec_level=level, block=block,
                           packed_row_bytes=8000, codec=codec)  # type: ignore[arg-type]
     replay = Replay(config, [Field("obs", (84, 84), "uint8", stack=4, compressed=codec != "none"), Field("act", (), "int32")])
-    writer, ends = replay.writer(0), np.arange(1, count + 1) % EPISODE == 0
+    writer, ends = HistoryWriter(replay, 0), np.arange(1, count + 1) % EPISODE == 0
     actions, ones, discounts = np.zeros(50, np.int32), np.ones(50, np.float32), np.where(ends, 0, 0.99).astype(np.float32)
     start = time.perf_counter()
     for i in range(0, count, 50):
@@ -158,7 +161,7 @@ HISTORIES, CHUNK = 16, 50
 def feed(replay: Replay, path: str, rate: float, seconds: float, results: Any) -> None:
     """An actor's side of the replay: chunks of 50 rows of each history in turn, `rate` transitions per second."""
     frames = np.load(path)
-    writers = [replay.writer(history) for history in range(HISTORIES)]
+    writers = [HistoryWriter(replay, history) for history in range(HISTORIES)]
     discounts, none, actions = np.full(CHUNK, 0.99, np.float32), np.zeros(CHUNK, bool), np.zeros(CHUNK, np.int32)
     priorities = np.random.default_rng(0).random(CHUNK).astype(np.float32)
     start, cpu, sent = time.monotonic(), time.process_time(), 0

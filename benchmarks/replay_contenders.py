@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,17 @@ class Headrace:
     def __init__(self) -> None:
         import headrace.experience.replay.buffer as module
 
-        self.module = module
+        sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "experience"))
+        from history_writer import HistoryWriter
+
+        self.module, self.writer = module, HistoryWriter
 
     def vectors(self, size: int, priorities: np.ndarray) -> None:
         m, histories = self.module, 16
         self.replay = m.Replay(m.ReplayConfig(histories=histories, capacity=size, minimum=1, n_step=1),
                                [m.Field("obs", (4,), "float32", stack=1)])
         for history, part in enumerate(np.split(priorities, histories)):
-            writer, rows = self.replay.writer(history), len(part)
+            writer, rows = self.writer(self.replay, history), len(part)
             writer.append({"obs": np.zeros((rows, 4), np.float32)}, np.zeros(rows), np.zeros(rows), np.ones(rows))
             writer.ready(part)
         self.batch = self.replay.empty_batch(BATCH)
@@ -38,7 +42,7 @@ class Headrace:
         m, count = self.module, len(frames)
         self.replay = m.Replay(m.ReplayConfig(histories=1, capacity=count, slack=1.0, minimum=1),
                                [m.Field("obs", (84, 84), "uint8", stack=4), m.Field("act", (), "int64")])
-        writer = self.replay.writer(0)
+        writer = self.writer(self.replay, 0)
         ends = np.arange(1, count + 1) % episode == 0
         for start in range(0, count, 500):
             part = slice(start, start + 500)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from history_writer import HistoryWriter
 
-from headrace.experience.replay.buffer import Field, HistoryWriter, Replay, ReplayConfig
+from headrace.experience.replay.buffer import Field, Replay, ReplayConfig
 
 TIME_BITS = 40
 

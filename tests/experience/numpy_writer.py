@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Mapping
 
 import numpy as np
+from history_writer import HistoryWriter
 
-from headrace.experience.replay.buffer import HistoryWriter, Replay
+from headrace.experience.replay.buffer import Replay
 from headrace.experience.replay.layout import Sequences
 
 Rows = dict[str, np.ndarray]
@@ -49,7 +50,7 @@ class History:
 
     def reset(self) -> None:
         """A history without rows, or that of a rollout worker that died."""
-        self.writer = self.replay.writer(self.number)
+        self.writer = HistoryWriter(self.replay, self.number)
         self.before: Rows = {}  # stacks of the row before
         self.waiting = np.empty((6, 0))  # rows without an error yet, oldest first, as NAMES
         self.errors, self.known = np.empty(0, np.float32), self.replay.native.span(self.number)[1]

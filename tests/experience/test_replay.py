@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from history_writer import HistoryWriter
 from naive_replay import Episodes, NaiveReplay, check_batch, fields, known, write
 from scipy.stats import chisquare
 
@@ -21,7 +22,7 @@ def filled(priorities: np.ndarray, **config: object) -> Replay:
 
 
 def add(replay: Replay, history: int, priorities: np.ndarray) -> None:
-    writer, count = replay.writer(history), len(priorities)
+    writer, count = HistoryWriter(replay, history), len(priorities)
     observation = np.arange(count * 3, dtype=np.float32).reshape(count, 3)
     writer.append({"observation": observation, "action": observation[:, :2]}, observation[:, 0], np.zeros(count), np.ones(count))
     writer.ready(priorities)
@@ -159,7 +160,7 @@ def test_stacks_returns_and_next_observations(codec: str, block: int, n_step: in
                           codec=codec)  # type: ignore[arg-type]
     shape = (36, 36)  # more than the size from which copies are streamed, and not compressible
     replay, naive = Replay(config, fields(shape, 4, codec != "none")), NaiveReplay(config, 4)
-    writers, episodes = [replay.writer(history) for history in range(2)], [Episodes(rng, shape) for _ in range(2)]
+    writers, episodes = [HistoryWriter(replay, history) for history in range(2)], [Episodes(rng, shape) for _ in range(2)]
     for round_ in range(30):  # the histories wrap several times
         for history in range(2):
             rows = episodes[history].rows(int(rng.integers(1, 25)))
@@ -181,7 +182,7 @@ def test_channels_last_batches_hold_the_same_numbers(shape: tuple[int, int], cod
         rng = np.random.default_rng(0)
         config = ReplayConfig(histories=1, capacity=100, minimum=1, n_step=2, codec=codec)  # type: ignore[arg-type]
         replay = Replay(config, columns)
-        writer = replay.writer(0)
+        writer = HistoryWriter(replay, 0)
         writer.append({"observation": rng.integers(0, 256, (60, 1, *shape)), "action": np.arange(60)}, np.zeros(60),
                       np.full(60, 0.9), rng.random(60) < 0.2)
         writer.ready(np.ones(50))
@@ -200,7 +201,7 @@ def test_a_history_whose_frames_do_not_compress_keeps_fewer_of_them() -> None:
     rng = np.random.default_rng(0)
     config = ReplayConfig(histories=1, capacity=400, slack=1.0, minimum=1, n_step=1, codec="lz4", packed_row_bytes=500)
     replay = Replay(config, fields((40, 40), 1, compressed=True))
-    writer = replay.writer(0)
+    writer = HistoryWriter(replay, 0)
     for _ in range(40):
         writer.append({"observation": rng.integers(0, 256, (20, 40, 40)).astype(np.uint8), "action": np.arange(20)},
                       np.zeros(20), np.zeros(20), np.ones(20))
@@ -215,7 +216,7 @@ def test_windows_hold_the_rows_in_order() -> None:
     replay, naive = Replay(ReplayConfig(histories=1, capacity=100, minimum=1), fields((4, 4), 3)), None
     naive = NaiveReplay(replay.config, 3)
     rows = Episodes(rng, (4, 4)).rows(50)
-    write(replay.writer(0), rows)
+    write(HistoryWriter(replay, 0), rows)
     naive.append(0, rows)
     batch = replay.windows(np.array([0, 7, 45], np.uint64), 10)
     assert batch.intact.tolist() == [True, True, False]  # row 54 is not there
@@ -236,11 +237,11 @@ def test_bad_input_is_refused_with_a_reason() -> None:
         replay.update(keys, [1.0, -1.0, 1.0, 1.0])
     with pytest.raises(ValueError, match="differ in length"):
         replay.update(keys, [1.0])
-    writer = replay.writer(0)
+    writer = HistoryWriter(replay, 0)
     with pytest.raises(IndexError, match="does not have yet"):
         writer.ready([1.0])
     with pytest.raises(IndexError, match="history 4"):
-        replay.writer(4)
+        HistoryWriter(replay, 4)
     row = {"observation": np.zeros((1, 3)), "action": np.zeros((1, 2))}
     with pytest.raises(ValueError, match="not finite"):
         writer.append(row, [np.inf], [1.0], [False])

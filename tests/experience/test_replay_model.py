@@ -1,6 +1,7 @@
 """The replay against the naive one: any sequence of operations, Hypothesis chooses them."""
 
 import numpy as np
+from history_writer import HistoryWriter
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -21,7 +22,7 @@ class ReplayMachine(RuleBasedStateMachine):
                               seed=seed)
         self.replay = Replay(config, fields((5, 3), stack, codec != "none"))
         self.naive = NaiveReplay(config, stack)
-        self.writers = [self.replay.writer(history) for history in range(HISTORIES)]
+        self.writers = [HistoryWriter(self.replay, history) for history in range(HISTORIES)]
         self.episodes = [Episodes(self.rng, (5, 3)) for _ in range(HISTORIES)]
         self.keys: list[int] = []
 
@@ -43,7 +44,7 @@ class ReplayMachine(RuleBasedStateMachine):
     @rule(history=st.integers(0, HISTORIES - 1))
     def another_writer(self, history: int) -> None:
         this = self.naive.histories[history]
-        self.writers[history] = self.replay.writer(history)
+        self.writers[history] = HistoryWriter(self.replay, history)
         self.naive.ready(history, [-1.0] * (len(this.rows) - this.ready))
         self.episodes[history] = Episodes(self.rng, (5, 3))
 

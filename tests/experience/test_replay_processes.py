@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from history_writer import HistoryWriter
 
 from headrace.experience.replay.buffer import Field, Replay, ReplayConfig
 
@@ -27,7 +28,7 @@ def write_forever(replay: Replay, histories: list[int], limit: int | None = None
     writers, times, step = {}, {}, 0
     for history in histories:
         times[history] = replay.native.span(history)[1]
-        writers[history] = replay.writer(history)
+        writers[history] = HistoryWriter(replay, history)
     rng = np.random.default_rng(os.getpid())
     while limit is None or step < limit:
         step += 1

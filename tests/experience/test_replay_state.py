@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from history_writer import HistoryWriter
 from naive_replay import Episodes, NaiveReplay, check_batch, fields, known, write
 
 from headrace.experience.replay import state as replay_state
@@ -11,7 +12,7 @@ from headrace.experience.replay.buffer import Replay, ReplayConfig
 
 
 def run(replay: Replay, naive: NaiveReplay, episodes: list[Episodes], rounds: int) -> None:
-    writers = [replay.writer(history) for history in range(2)]
+    writers = [HistoryWriter(replay, history) for history in range(2)]
     for history, this in enumerate(naive.histories):  # what an earlier writer left unfinished
         naive.ready(history, [-1.0] * (len(this.rows) - this.ready))
     for _ in range(rounds):

@@ -6,11 +6,8 @@ and the stack n steps later are rebuilt from the rows when it is sampled. Time g
 key is never used twice, and a priority that comes back for evicted data is recognised, dropped and counted.
 
     fields = [Field("observation", (84, 84), "uint8", stack=4), Field("action", (), "int64")]
-    replay = Replay(ReplayConfig(histories=8, minimum=1000), fields)
-    writer = replay.writer(history)         # in any process; the replay can be an argument of one that is started
-    writer.append({"observation": frames, "action": actions}, reward, discount, last)
-    writer.ready(priorities)                # once they are known: n steps later
-    batch = replay.sample(512)              # in the learner
+    replay = Replay(ReplayConfig(histories=8, minimum=1000), fields)  # can be an argument of a process that is started
+    batch = replay.sample(512)              # in the learner; others write (`headrace.experience.replay.writer`)
     replay.update(batch.keys, new_priorities)
 
 Sampling is proportional, P(k) = p_k^alpha / sum of p^alpha over everything (Schaul et al. 2016, arXiv 1511.05952), with
@@ -24,7 +21,7 @@ import importlib.util
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -170,65 +167,6 @@ class ReplayStats:
     evicted: int
 
 
-class HistoryWriter:
-    """Adds rows to one history; made by `Replay.writer`. Never waits and never locks."""
-
-    def __init__(self, replay: Replay, history: int) -> None:
-        self._replay, self._native, self.history = replay, replay.native, history
-        self._native.open(history)
-        self._ended = True
-
-    def append(
-        self,
-        fields: Mapping[str, npt.NDArray[Any]],
-        reward: npt.ArrayLike,
-        discount: npt.ArrayLike,
-        last: npt.ArrayLike,
-        final: npt.ArrayLike | None = None,
-        first: npt.ArrayLike | None = None,
-        zeros: npt.ArrayLike | None = None,
-    ) -> int:
-        """Add T rows; returns the time of the first.
-
-        Args:
-            fields: every field, [T, *shape].
-            reward: float32 [T], produced by the row's action.
-            discount: float32 [T]: gamma, or 0 if the action terminated the episode.
-            last: bool [T], the episode ended with this action.
-            final: bool [T], no action was taken on the row's observation. An episode's last observation is such a row; it
-                must follow a `last` row that was truncated (discount not 0), for it is bootstrapped from.
-            first: bool [T], stacks do not reach before this row; copies of its observation stand for what was before. None: so
-                at the first row of every episode.
-            zeros: bool [T], at `first` rows: zeros stand for what was before.
-        """
-        last = np.asarray(last, bool)
-        final = np.zeros(len(last), bool) if final is None else np.asarray(final, bool)
-        if first is None:
-            ended = last | final  # before the row: a final row still belongs to the episode that ended
-            first = np.concatenate(([self._ended], ended[:-1])) & ~final if len(last) else ended
-            self._ended = bool(ended[-1]) if len(last) else self._ended
-        flags = last * np.uint8(native.LAST) + final * np.uint8(native.FINAL) + np.asarray(first, bool) * np.uint8(native.FIRST)
-        if zeros is not None:
-            flags += np.asarray(zeros, bool) * np.uint8(native.ZEROS)
-        columns = []
-        for f in self._replay.fields:
-            column = np.ascontiguousarray(fields[f.name], dtype=f.dtype)
-            if column.shape != (len(flags), *f.shape):
-                raise ValueError(f"field {f.name!r}: {column.shape}, expected {(len(flags), *f.shape)}")
-            columns.append(column)
-        reward, discount = np.ascontiguousarray(reward, np.float32), np.ascontiguousarray(discount, np.float32)
-        if not (np.isfinite(reward).all() and np.isfinite(discount).all()):
-            raise ValueError(f"history {self.history}: a reward or discount is not finite")
-        return int(self._native.append(self.history, columns, reward, discount, flags))
-
-    def ready(self, priorities: npt.ArrayLike) -> None:
-        """Priorities (float32 [m], not negative) of the oldest m rows that have none yet; they can be sampled from now on.
-
-        The row n steps later, or the episode's end, must have been added. A negative number: no transition starts here.
-        """
-        self._native.ready(self.history, np.ascontiguousarray(priorities, np.float32))
-
-
 class Replay:
     """The replay. Can be an argument of a process that `multiprocessing` starts; the copy shares the memory.
 
@@ -249,10 +187,6 @@ class Replay:
 
     def __reduce__(self) -> tuple[Callable[..., Replay], tuple[Any, ...]]:
         return type(self), (self.config, self.fields, self.segment)
-
-    def writer(self, history: int) -> HistoryWriter:
-        """The writer of a history. If the history had another writer before, its unfinished episode ends."""
-        return HistoryWriter(self, history)
 
     def empty_batch(self, size: int, pin: bool = False, channels_last: bool = False) -> ReplayBatch:
         """Memory for a batch of `size` samples, to be given to `sample` again and again. `channels_last`: image stacks [C, H, W]
