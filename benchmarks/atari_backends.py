@@ -5,7 +5,7 @@
 Both play the same games bit for bit and are learned from with the same settings, those that `headrace train` has by default; so
 they need equally many steps, and the ratio of their rates is that of their times. Emulation runs beside the learner: as long as
 the learner leaves a processor free, it costs nothing. With as many threads as processors the learner feels what it takes. How it
-is measured: training_contest.py; the steps to the goal are those of learning/results/pong.json. Prints a table, writes
+is measured: training_contest.py; the steps to the goal are those of learning/results/time_to_pong.json. Prints a table, writes
 results/atari_backends.json.
 """
 
@@ -48,7 +48,7 @@ def main() -> None:
         for (threads, name), measured in rates.items():
             like = defaults | {"envs.atari_backend": name, "learning.num_threads": threads}
             measured.append(measure(partial(command, envs=config.num_envs, batch=batch, like=like), ENV, batch, args.seconds))
-    steps = json.loads((HERE / "learning" / "results" / "pong.json").read_text())["seeds"][0]["steps_to_goal"]
+    steps = json.loads((HERE / "learning" / "results" / "time_to_pong.json").read_text())["entries"][-1]["seeds"][0]["steps"]
     rows, load = [], os.getloadavg()[1]
     print(f"{ENV}, steps/s trained on (and minutes for the {steps:,} steps to 18), load {load:.1f}\n")
     print("| learner threads | native | ale | ratio |\n|---|---|---|---|")

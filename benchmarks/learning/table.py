@@ -1,4 +1,4 @@
-"""The table of learning results in README, made of the result files that run.py wrote: `python benchmarks/learning/table.py`.
+"""The table of learning results in README, made of the result files that run.py and time_to_pong.py wrote: `python benchmarks/learning/table.py`.
 
 `--write` puts it between the two marks in README. A test compares them.
 """
@@ -14,8 +14,6 @@ HERE = Path(__file__).parent
 README = HERE.parents[1] / "README.md"
 BEGIN, END = "<!-- learning: begin -->", "<!-- learning: end -->"
 ROWS = {
-    "pong": "Pong, `dqn` protocol",
-    "pong-again": "the same, nothing else running",
     "cartpole": "CartPole-v1",
     "vizdoom-basic": "VizDoom basic",
     "vizdoom-health-gathering": "VizDoom health gathering",
@@ -81,13 +79,27 @@ def row(name: str, label: str) -> str:
     ends = {"goal": "its stopping value", "interrupted": "by hand", "max_minutes": "time limit", "total_steps": "step limit"}
     ended = " / ".join(dict.fromkeys(ends[s["ended"]] for s in seeds))
     ended += f", {spread([s['steps'] for s in seeds], steps)}, {spread([s['seconds_with_start_up'] for s in seeds], duration)}"
-    return f"| {label} (`{name}`) | {len(seeds)} | {goal} | {ended} | {played} |"
+    return f"| {label} (`{name}`) | {result['date']} | {len(seeds)} | {goal} | {ended} | {played} |"
+
+
+def pong() -> str:
+    """The line of the newest entry of time_to_pong.py's record."""
+    record = json.loads((HERE / "results" / "time_to_pong.json").read_text())
+    entry = record["entries"][-1]
+    seeds, reached = entry["seeds"], [s for s in entry["seeds"] if s["minutes"] is not None]
+    goal = f"{record['goal']:g}: reached by {len(reached)} of {len(seeds)}"
+    if len(reached) == len(seeds):
+        minutes = spread([s["minutes"] for s in reached], lambda m: f"{m:.1f} min")
+        goal = f"{record['goal']:g}: {spread([s['steps'] for s in reached], steps)}, {minutes}"
+    played = f"{'; '.join(evaluation(s) for s in seeds)}, {games(seeds)}, sampled"
+    return f"| Pong, as `make train` (`time_to_pong`) | {entry['date']} | {len(seeds)} | {goal} | there | {played} |"
 
 
 def table() -> str:
     """Markdown."""
-    head = "| task (file in `benchmarks/learning/results`) | seeds | training mean first above | training ended | evaluation |"
-    return "\n".join([head, "| --- | --- | --- | --- | --- |", *(row(name, label) for name, label in ROWS.items())])
+    head = "| task (file in `benchmarks/learning/results`) | date | seeds | training mean first above | training ended | evaluation |"
+    rows = [row(name, label) for name, label in ROWS.items()]
+    return "\n".join([head, "| --- | --- | --- | --- | --- | --- |", pong(), *rows])
 
 
 def in_readme() -> str:

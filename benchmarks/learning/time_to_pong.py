@@ -6,9 +6,10 @@
 
 Settings are those of `headrace train --env atari/pong` but for `--set`. The time counts from the start of `headrace train` in a
 process of its own, start-up included, to the first line of metrics with a mean return of 18 over the last 100 training episodes.
-A seed that does not get there within `--minutes` has none. Whether the machine was quiet is written down with it: the load
-before each seed, and the share of the processor that all programs used meanwhile. The record is results/time_to_pong.json; the
-table it prints has one row for each entry, newest last.
+A seed that does not get there within `--minutes` has none. Afterwards the newest policy plays 30 whole games. Whether the machine
+was quiet is written down with it: the load before each seed, and the share of the processor that all programs used meanwhile. The
+record is results/time_to_pong.json, written after each seed; the table it prints has one row for each entry, newest last. The
+curves of the newest entry are in results/time_to_pong.png.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ RECORD = HERE / "results" / "time_to_pong.json"
 GOAL = 18.0
 POINTS = 40
 """Of each seed's curve in the record."""
+GAMES = 30
+"""Of the evaluation after training."""
 
 
 def curve_of(rows: list[dict[str, float]], began: float) -> list[tuple[float, float, float]]:
@@ -53,8 +56,8 @@ def entry_of(seeds: list[dict[str, Any]], settings: dict[str, str], facts: dict[
 def table(entries: list[dict[str, Any]]) -> str:
     """The record as Markdown."""
     lines = [
-        "| date | commit | settings | seed: minutes, million steps to 18 | steps/s | load before, CPU in use |",
-        "|---|---|---|---|---|---|",
+        "| date | commit | settings | seed: minutes, million steps to 18 | evaluation | steps/s | load before, CPU in use |",
+        "|---|---|---|---|---|---|---|",
     ]
     for entry in entries:
         settings = ", ".join(f"{name} {value}" for name, value in entry["settings"].items()) or "none"
@@ -65,13 +68,15 @@ def table(entries: list[dict[str, Any]]) -> str:
         ]  # fmt: skip
         rates = ", ".join(f"{s['steps_per_second']:,.0f}" for s in entry["seeds"])
         loads = "; ".join(f"{s['load_before']:.1f}, {s['processor']:.0%}" for s in entry["seeds"])
+        scores = "; ".join("{mean:.1f} ({ci95[0]:.1f} to {ci95[1]:.1f})".format(**s["evaluation"]) for s in entry["seeds"])
         commit = str(entry["commit"])[:7]
-        lines.append(f"| {entry['date']} | {commit} | {settings} | {'; '.join(times)} | {rates} | {loads} |")
+        lines.append(f"| {entry['date']} | {commit} | {settings} | {'; '.join(times)} | {scores} | {rates} | {loads} |")
     return "\n".join(lines)
 
 
 def train(seed: int, settings: dict[str, str], minutes: float, folder: Path) -> dict[str, Any]:
-    """Train one seed in a process of its own. Raises `SystemExit` with its output if it fails."""
+    """Train one seed in a process of its own and evaluate it. Raises `SystemExit` with its output if it fails."""
+    import headrace
     from headrace.runs.metrics import read_jsonl
 
     command = [sys.executable, "-m", "headrace.cli", "train", "--env", "atari/pong", "--seed", str(seed)]
@@ -87,12 +92,14 @@ def train(seed: int, settings: dict[str, str], minutes: float, folder: Path) -> 
     curve = curve_of(rows, began)
     at = reached(curve)
     used = [row["system/cpu"] for row in rows if "system/cpu" in row]
+    played = headrace.evaluate(folder, GAMES, deterministic=False)
     rate = rows[-1]["global_step"] / max(1e-9, rows[-1]["time"] - rows[0]["time"])
     return {
         "seed": seed,
         "minutes": round(at[0], 2) if at else None,
         "steps": int(at[1]) if at else None,
         "limit_minutes": minutes,
+        "evaluation": {"mean": played.mean, "ci95": played.ci95, "episodes": GAMES, "distinct": played.distinct},
         "best": max((mean for _, _, mean in curve), default=float("-inf")),
         "steps_per_second": round(rate, 1),
         "load_before": round(load, 1),
@@ -114,14 +121,19 @@ def main() -> int:
     arguments = parser.parse_args()
     entries = json.loads(arguments.record.read_text())["entries"] if arguments.record.exists() else []
     if not arguments.show:
+        from headrace.runs.plots import learning_curve
+
         settings = dict(item.split("=", 1) for item in arguments.set)
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        seeds = []
+        seeds, folders, facts = [], [], summary.machine()
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-            seeds.append(train(seed, settings, arguments.minutes, arguments.runs / f"{stamp}-{seed}"))
-            print(table([entry_of(seeds[-1:], settings, {}, stamp)]).splitlines()[-1], flush=True)
-        entries.append(entry_of(seeds, settings, summary.machine(), time.strftime("%Y-%m-%d")))
-        summary.write(arguments.record, {"goal": GOAL, "entries": entries})
+            folders.append(arguments.runs / f"{stamp}-{seed}")
+            seeds.append(train(seed, settings, arguments.minutes, folders[-1]))
+            found = [*entries, entry_of(seeds, settings, facts, time.strftime("%Y-%m-%d"))]
+            summary.write(arguments.record, {"goal": GOAL, "entries": found})
+            print(table(found).splitlines()[-1], flush=True)
+        learning_curve(folders, arguments.record.with_suffix(".png"), title="Pong, as make train runs it", goal=GOAL)
+        entries = found
     print(table(entries))
     return 0
 
