@@ -1,4 +1,5 @@
-"""The table of learning results in README, made of the result files that run.py and time_to_pong.py wrote: `python benchmarks/learning/table.py`.
+"""The table of learning results in README, made of the files that run.py and time_to_pong.py wrote:
+`python benchmarks/learning/table.py`.
 
 `--write` puts it between the two marks in README. A test compares them.
 """
@@ -97,7 +98,7 @@ def pong() -> str:
 
 def table() -> str:
     """Markdown."""
-    head = "| task (file in `benchmarks/learning/results`) | date | seeds | training mean first above | training ended | evaluation |"
+    head = "| task (file in `learning/results`) | date | seeds | training mean first above | training ended | evaluation |"
     rows = [row(name, label) for name, label in ROWS.items()]
     return "\n".join([head, "| --- | --- | --- | --- | --- | --- |", pong(), *rows])
 
