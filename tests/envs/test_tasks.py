@@ -67,7 +67,7 @@ def test_flags_say_the_same_as_the_library(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(to_json(asked))
     resumed = parse_config([*flags, "--run.folder", str(tmp_path)], tuned=False)
     assert resumed.envs.task_options == asked.envs.task_options, "what no flag names stays as it was"
-    assert parse_config(["--env", ",".join(GAMES), "--num-workers", "6"], tuned=False).sampling.envs_per_worker == 32
+    assert parse_config(["--env", ",".join(GAMES), "--num-workers", "6"], tuned=False).sampling.envs_per_worker == 16
     with pytest.raises(ConfigError, match=r"--envs.task-options is '\[1'; it must be a JSON object"):
         parse_config([*flags, "--envs.task-options", "[1"], tuned=False)
 

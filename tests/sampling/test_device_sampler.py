@@ -268,7 +268,7 @@ def test_sizes_that_the_user_gave_are_kept() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"learning.batch_size": 1000}, r"batch_size \(1000\) must be sampling.rollout x environments \(32 x 32 = 1024\)"),
+        ({"learning.batch_size": 1000}, r"batch_size \(1000\) must be sampling.rollout x environments \(64 x 32 = 2048\)"),
         ({"population.size": 2}, "device trains one policy; population.size is 2"),
         ({"envs.remote": "localhost:1"}, "envs.remote cannot be used"),
     ],
