@@ -25,7 +25,7 @@ from headrace.cluster import launch
 from headrace.config import Config, ConfigError, machine
 from headrace.config.ranges import MANY
 from headrace.config.reading import shortened
-from headrace.flags import full_name, parse_config
+from headrace.flags import full_name, parse, parse_config
 from headrace.make_config import check_config
 from headrace.runs.explain import explain
 from headrace.runs.output import show, show_without_source, tolerantly
@@ -126,7 +126,7 @@ class Tune:
     not changed. `headrace train` uses the result.
     """
 
-    env: tyro.conf.Positional[str]
+    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
     """Environment, as family/name."""
     minutes: float = 2.0
     """Approximate time that the search takes (minutes)."""
@@ -136,7 +136,7 @@ class Tune:
 
 def tune(arguments: list[str]) -> int:
     """`headrace tune`."""
-    asked, rest = tyro.cli(Tune, prog="headrace tune", args=arguments, return_unknown_args=True)
+    asked, rest = parse(Tune, "tune", arguments, return_unknown_args=True)
     config = parse_config(["--env", asked.env, "--run.folder", os.devnull, *rest], tuned=False)
     given = {full_name(flag).removeprefix("--").partition("=")[0].replace("-", "_") for flag in rest if flag.startswith("--")}
     tune_module.tune(config, asked.minutes, given, asked.batch_sizes)
@@ -169,7 +169,7 @@ class ServeEnvs:
     tls_key: str | None = None
     """File with the private key of the TLS certificate."""
     tls_ca: str | None = None
-    """File with the certificate that signed that of the run which is dialled. None: no TLS."""
+    """File with the certificate that signed the TLS certificate of the run that is dialled. None: no TLS."""
     compression: bool = False
     """Compress what is sent (gzip). This takes far more processor time than it saves on a fast network."""
     imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
@@ -191,12 +191,7 @@ def serve_envs(arguments: list[str]) -> int:
     if known.env:
         registry.check_id(known.env)
         default = registry.default_options(known.env)
-    asked = tyro.cli(
-        ServeEnvs,
-        prog="headrace serve-envs",
-        args=arguments,
-        default=ServeEnvs(env=known.env or tyro.MISSING, envs=default),
-    )
+    asked: ServeEnvs = parse(ServeEnvs, "serve-envs", arguments, default=ServeEnvs(env=known.env or tyro.MISSING, envs=default))
     _check_numbers(num_envs=(asked.num_envs, 1))
     configs.override(Config(), envs=asked.envs)  # their ranges
     from headrace.envs.remote.server import make_offer, serve_offer
@@ -215,22 +210,22 @@ def serve_envs(arguments: list[str]) -> int:
 class Eval:
     """Play whole games with a trained policy and report their unclipped returns."""
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Run folder."""
     episodes: int = 100
     """Number of games, divided evenly among the environments."""
     num_envs: int | None = None
-    """Number of environments that are stepped together. None: one per game, at most 16."""
+    """Number of environments that are stepped together. None: as many as games, at most 16."""
     deterministic: bool = False
     """Take the most probable action instead of sampling one."""
     policy: int = 0
-    """Number of the policy, where the run trained several (`population.size`)."""
+    """Number of the policy, from 0, where the run trained several (`population.size`)."""
     checkpoint: Literal["newest", "best"] = "newest"
     """Checkpoint that is loaded."""
     seed: int = 0
     """Seed of the environments and of action sampling. The same seed gives the same games, and none gives games of training."""
     imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
-    """Python files of the run to import. They run here, so the run folder alone does not suffice."""
+    """Python files to import first: those that the run was trained with. The run folder names them, but no file runs unasked."""
     json: bool = False
     """Print the result as JSON, with the return and the length of every game."""
 
@@ -245,7 +240,7 @@ def _check_numbers(**options: tuple[int | None, int]) -> None:
 
 def evaluate(arguments: list[str]) -> int:
     """`headrace eval`."""
-    asked = tyro.cli(Eval, prog="headrace eval", args=arguments)
+    asked: Eval = parse(Eval, "eval", arguments)
     _check_numbers(seed=(asked.seed, 0), episodes=(asked.episodes, 1), num_envs=(asked.num_envs, 1))
     start_fork_server()
     from headrace.evaluation.play import evaluate as play
@@ -268,7 +263,7 @@ def evaluate(arguments: list[str]) -> int:
 class Watch:
     """Record a video of a trained policy."""
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Run folder."""
     video: Path | None = None
     """Name of the mp4 file. None: videos/step-N.mp4 in the run folder."""
@@ -281,18 +276,18 @@ class Watch:
     task: str | None = None
     """Id of the task to play, where the policy was trained on several. None: the first."""
     policy: int = 0
-    """Number of the policy, where the run trained several (`population.size`)."""
+    """Number of the policy, from 0, where the run trained several (`population.size`)."""
     checkpoint: Literal["newest", "best"] = "newest"
     """Checkpoint that is loaded."""
     seed: int = 0
     """Seed of the environment and of action sampling. The same seed gives the same games, and none gives games of training."""
     imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
-    """Python files of the run to import. They run here, so the run folder alone does not suffice."""
+    """Python files to import first: those that the run was trained with. The run folder names them, but no file runs unasked."""
 
 
 def watch(arguments: list[str]) -> int:
     """`headrace watch`."""
-    asked = tyro.cli(Watch, prog="headrace watch", args=arguments)
+    asked: Watch = parse(Watch, "watch", arguments)
     _check_numbers(seed=(asked.seed, 0), episodes=(asked.episodes, 1), max_steps=(asked.max_steps, 1))
     start_fork_server()
     from headrace.evaluation.policy import load_policy
@@ -310,20 +305,20 @@ def watch(arguments: list[str]) -> int:
 class Play:
     """Play matches of one trained policy against another in a multi-agent environment."""
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Run folder of the first player."""
     against: str = "random"
-    """The second player, who is everybody else in the match: a run folder, or a scripted opponent."""
+    """The second player, who acts for all other agents of the match: a run folder, or the name of a scripted opponent."""
     matches: int = 100
     """Number of matches. The first player takes every place in turn."""
     num_envs: int | None = None
-    """Number of matches that are played at the same time. None: at most 16."""
+    """Number of matches that are played at the same time. None: as many as matches, at most 16."""
     deterministic: bool = False
     """Take the most probable action instead of sampling one."""
     policy: int = 0
-    """Number of the first player's policy, where the run trained several."""
+    """Number of the first player's policy, from 0, where the run trained several."""
     against_policy: int = 0
-    """Number of the second player's policy, where its run trained several."""
+    """Number of the second player's policy, from 0, where its run trained several."""
     checkpoint: Literal["newest", "best"] = "newest"
     """Checkpoint that is loaded, of both players."""
     video: Path | None = None
@@ -338,7 +333,7 @@ class Play:
 
 def play(arguments: list[str]) -> int:
     """`headrace play`."""
-    asked = tyro.cli(Play, prog="headrace play", args=arguments)
+    asked: Play = parse(Play, "play", arguments)
     _check_numbers(seed=(asked.seed, 0), matches=(asked.matches, 1), num_envs=(asked.num_envs, 1))
     start_fork_server()
     from headrace.envs.imports import import_files
@@ -367,7 +362,7 @@ def play(arguments: list[str]) -> int:
 class Envs:
     """List the environments."""
 
-    pattern: tyro.conf.Positional[str] = ""
+    pattern: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="PATTERN")] = ""
     """Show only ids that contain this text, or match it as a pattern with * and ?."""
     imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
     """Python files to import first."""
@@ -375,7 +370,7 @@ class Envs:
 
 def envs(arguments: list[str]) -> int:
     """`headrace envs`. Exit code 1 if no id matches."""
-    asked = tyro.cli(Envs, prog="headrace envs", args=arguments)
+    asked: Envs = parse(Envs, "envs", arguments)
     from headrace.envs import registry
     from headrace.envs.imports import import_files
 

@@ -12,9 +12,10 @@ import itertools
 import json
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import tyro
 
@@ -25,6 +26,7 @@ from headrace.config.groups import Placement
 from headrace.envs.tasks import without
 from headrace.envs.trust import check_given, needed_code
 from headrace.make_config import make_config, task_flags
+from headrace.runs.output import discard, show, tolerantly
 
 _SIZES = ("sampling.num_workers", "sampling.num_groups", "sampling.envs_per_worker", "sampling.rollout", "learning.batch_size",
           "population.size")  # fmt: skip
@@ -76,24 +78,36 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
         check_given(before, [*known.imports, *(needed_code(config) if given_env else ())], saved.parent)
         config = _parse(arguments, before)
     if help_of is not None:
-        print(describe.help_text(config, help_of, min(130, shutil.get_terminal_size((100, 24)).columns)))
+        show(describe.help_text(config, help_of, min(130, shutil.get_terminal_size((100, 24)).columns)))
         raise SystemExit(0)
     config.imports = tuple(str(Path(path).resolve()) for path in config.imports)
     return config
 
 
 def _without_help(arguments: list[str]) -> tuple[list[str], tuple[str, ...] | None]:
-    """The flags without --help, and the groups of settings that help is wanted for. None: no help, or --help-all, which is what
-    tyro calls --help."""
-    at = next((i for i, argument in enumerate(arguments) if argument in ("-h", "--help")), None)
+    """The flags without --help, and the groups of settings that help is wanted for. None: no help."""
+    at = next((i for i, argument in enumerate(arguments) if argument in ("-h", "--help", "--help-all")), None)
     if at is None:
-        return ["--help" if argument == "--help-all" else argument for argument in arguments], None
+        return arguments, None
     groups = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments[at + 1 :]))
-    return arguments[:at] + arguments[at + 1 + len(groups) :], tuple(groups)
+    asked = (describe.EVERY,) if arguments[at] == "--help-all" else tuple(groups)
+    return arguments[:at] + arguments[at + 1 + len(groups) :], asked
 
 
 def _parse(arguments: list[str], default: Config) -> Config:
-    return tyro.cli(Config, prog="headrace train", args=arguments, default=default, description="Train a policy.")
+    config: Config = parse(Config, "train", arguments, default=default, description="Train a policy.")
+    return config
+
+
+def parse(kind: type, command: str, arguments: Sequence[str], **more: Any) -> Any:
+    """What a command was given, as `tyro.cli` reads it. The reader of its help may go away (`headrace eval --help | head`)."""
+    try:
+        return tyro.cli(kind, prog=f"headrace {command}", args=arguments, **more)
+    except BrokenPipeError:
+        discard(sys.stdout)
+        raise SystemExit(0) from None
+    finally:
+        tolerantly(sys.stdout.flush, sys.stdout)
 
 
 def full_name(argument: str) -> str:

@@ -4,7 +4,10 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -47,17 +50,30 @@ def test_times_have_their_unit(name):
 
 
 def test_the_whole_help_shows_types_and_texts(capsys):
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as end:
         cli.main(["train", "--env", "gym/CartPole-v1", "--help-all"])
-    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert end.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "The defaults are those for gym/CartPole-v1 with ppo." in shown
+    for setting in describe.settings(settings.Config()):
+        assert f"{setting.flag} ({setting.type}; default " in shown, setting.name
+        assert setting.text in shown, setting.name
     for words in (
-        "--sampling.num-workers INT Number of rollout workers", "--sampling.num-slots {None}|INT",
-        "--envs.resize {None}|{INT INT}",
-        "--policy.mlp [INT [INT ...]]", "--learning.ppo-clip {None}|FLOAT", "--policy.core {none,gru,lstm}", "--envs.kwargs JSON",
-        "--learning.experience {trajectories,replay}", "--run.must-be-new, --run.no-must-be-new",
+        "--seed (int (at least 0); default 0) Seed of", "--learning.batch-size (int (at least 1); default 512)",
+        "--policy.core (`none` | `gru` | `lstm`; default none)", "The values of a list are separated by spaces",
     ):  # fmt: skip
         assert words in shown, words
-    assert "Range(" not in shown
+
+
+@pytest.mark.parametrize("command", ["train --help-all", "train --help", "eval --help", "serve-envs --help"])
+def test_help_may_have_a_reader_that_goes_away(command):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as gone:
+        done = subprocess.run(
+            [sys.executable, "-m", "headrace.cli", *command.split()], stdout=gone, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_help_shows_what_people_change_and_fits_on_a_screen(capsys):
@@ -73,9 +89,14 @@ def test_help_shows_what_people_change_and_fits_on_a_screen(capsys):
     for words in (
         "--env gym/CartPole-v1", "--learning.algorithm ppo Learning algorithm. One of appo, ppo, impala, a2c, pqn,",
         "--learning.batch-size 512 Steps per batch.", "--policy.core none", "One of none, gru, lstm.", "--import ",
-        "--run.folder None Run folder. Training resumes the run that is found there.", "train --help-all",
+        "--run.folder None Run folder; training resumes the run that is found there. None: runs/<env>__<name>__<seed>.",
+        "train --help-all",
+        "Python files to import first. They may register environments, networks and algorithms.", "None: no limit.",
+        "or a name that an imported file registers. auto: nature-cnn for images, mlp for vectors.",
+        "such as cuda:1. auto: cuda if there is one, else cpu.",
     ):  # fmt: skip
         assert words in shown, words
+    assert "One of auto." not in shown
 
 
 def test_help_of_a_group_shows_all_of_its_settings(capsys):

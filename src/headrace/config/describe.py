@@ -30,6 +30,15 @@ COMMON: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The settings that people change most."""
 
+EVERY = "all"
+"""In the place of names of groups: every setting."""
+
+NOTES = (
+    "The name of a group may be left out where only one group has the setting: --num-workers 4. "
+    "The values of a list are separated by spaces, the value None is written None, and a switch is turned off by --run.no-video."
+)
+"""How settings are typed."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
@@ -102,25 +111,27 @@ def help_text(config: Config, groups: tuple[str, ...] = (), width: int = 100) ->
 
     Args:
         config: its values are shown as the defaults.
-        groups: names of groups of settings, such as `learning`.
+        groups: names of groups of settings, such as `learning`, or `EVERY`.
         width: columns of the terminal.
 
     Raises `ConfigError` for a group that there is not.
     """
     tree = {setting.name: setting for setting in settings(config)}
     names = [field.name for field in dataclasses.fields(config) if dataclasses.is_dataclass(getattr(config, field.name))]
-    if unknown := set(groups) - set(names):
+    if unknown := set(groups) - {*names, EVERY}:
         raise ConfigError(f"--help {' '.join(sorted(unknown))}: the groups of settings are {', '.join(names)}")
     lines = ["usage: headrace train [--env ENV] [--GROUP.SETTING VALUE ...]", ""]
     if groups:
-        for group in groups:
-            lines += [f"{group}: {' '.join((type(getattr(config, group)).__doc__ or '').split())}", ""]
+        lines += [f"The defaults are those for {config.env} with {config.learning.algorithm}.", ""]
+        for group in ("", *names) if EVERY in groups else groups:
+            text = (type(getattr(config, group)).__doc__ or "") if group else "What is trained, and with which seed."
+            lines += [*textwrap.wrap(f"{group or 'The run'}: {' '.join(text.split())}", width - 1), ""]
             for setting in tree.values():
-                if setting.name.startswith(f"{group}."):
+                if setting.name.rpartition(".")[0] == group:
                     lines += [f"  {setting.flag} ({setting.type}; default {setting.value or 'empty'})"]
                     lines += textwrap.wrap(setting.text, width - 1, initial_indent=" " * 6, subsequent_indent=" " * 6)
             lines.append("")
-        return "\n".join(lines)
+        return "\n".join([*lines, *textwrap.wrap(NOTES, width - 1)])
     lines += [f"The settings that people change most, with the defaults for {config.env}:", ""]
     chosen = {title: [tree[name] for name in part] for title, part in COMMON.items()}
     column = max(len(f"{s.flag} {s.value}") for part in chosen.values() for s in part) + 4
@@ -133,22 +144,23 @@ def help_text(config: Config, groups: tuple[str, ...] = (), width: int = 100) ->
         lines.append("")
     lines += textwrap.wrap(
         f"All about a group of settings: headrace train --help GROUP, with a GROUP of {', '.join(names)}. "
-        "Every setting: headrace train --help-all. "
-        "The name of a group may be left out where only one group has the setting: --num-workers 4. "
-        "The value None is written None; a switch is turned off by --run.no-video.",
+        f"Every setting: headrace train --help-all. {NOTES}",
         width - 1,
     )
     return "\n".join(lines)
 
 
 def _first_sentence(setting: Setting) -> str:
-    """The first sentence of a help text, with the choices that there are; two sentences if the first is very short."""
-    sentences = re.split(r"(?<=\.) ", setting.text)
+    """The first sentence of a help text, with the choices that there are and what the value None means; two sentences if the
+    first is very short."""
+    first, *others = re.split(r"(?<=\.) ", setting.text)
     choices = re.findall(r"`([\w-]+)`", setting.type)
-    if setting.type == "str" and not choices:  # names that are described one by one
-        choices = re.findall(r"`([\w-]+)`(?=[:,])", " ".join(sentences[1:]))
+    if setting.type == "str" and "`" not in first:  # names that are described one by one
+        choices = re.findall(r"`([\w-]+)`(?=[:,])", " ".join(others))
     if choices:
-        sentences[1:] = [] if all(f"`{choice}`" in sentences[0] for choice in choices) else [f"One of {', '.join(choices)}."]
-    elif len(sentences[0]) > 25:
-        sentences[1:] = []
-    return " ".join(sentences[:2]).replace("`", "")
+        second = "" if all(f"`{choice}`" in first for choice in choices) else f"One of {', '.join(choices)}."
+    elif setting.value == "None" or "`" in first:  # what None means, or a name that stands for others
+        second = next((text for text in others if text.startswith(("None:", "`auto`:"))), "")
+    else:
+        second = others[0] if others and len(first) <= 30 else ""
+    return f"{first} {second}".strip().replace("`", "")

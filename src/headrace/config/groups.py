@@ -181,7 +181,7 @@ class RunConfig:
     """The run folder and what is written to it."""
 
     folder: str | None = None
-    """Run folder. Training resumes the run that is found there. None: runs/<env>__<name>__<seed>."""
+    """Run folder; training resumes the run that is found there. None: runs/<env>__<name>__<seed>."""
     name: str = "default"
     """Name of the experiment. It is part of the default folder's name."""
     must_be_new: bool = False

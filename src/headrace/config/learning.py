@@ -10,7 +10,8 @@ from headrace.config.ranges import MANY, Count, Fraction, Length, NonNegative, P
 
 @dataclass
 class LearningConfig:
-    """The algorithm and its optimizer. Defaults: Sample Factory's Table A.5 (APPO)."""
+    """The algorithm and its optimizer. The defaults in the code are those of APPO (Petrenko et al. 2020, table A.5); environments
+    and algorithms have their own."""
 
     algorithm: str = "appo"
     """Learning algorithm. `appo`: asynchronous PPO with V-trace. `ppo`: PPO with GAE. `impala`: policy gradient with V-trace.
@@ -102,9 +103,10 @@ class LearningConfig:
 
 @dataclass
 class ReplaySettings:
-    """Prioritized replay: `apex-dqn`, `apex-dpg`, `r2d2`, `dqn`, `rainbow`. Defaults: Ape-X DQN (Horgan et al. 2018). In `device`
-    placement the replay is in the memory of the device and keeps the newest transitions, uncompressed: `slack`, `evict_period`,
-    `codec`, `prefetch` and `threads` have no effect there."""
+    """Prioritized replay: `apex-dqn`, `apex-dpg`, `r2d2`, `dqn`, `rainbow`. The defaults in the code are those of Ape-X DQN
+    (Horgan et al. 2018); algorithms and presets have their own. In `device` placement the replay is in the memory of the device
+    and keeps the newest transitions, uncompressed: `slack`, `evict_period`, `codec`, `prefetch` and `threads` have no effect
+    there."""
 
     capacity: Annotated[int, Range(1, 10**10)] = 2_000_000
     """Number of transitions that the replay keeps. It may hold more until the next eviction."""
@@ -148,13 +150,14 @@ class QConfig:
     """Q-learning: exploration, target network, and the parts of Rainbow."""
 
     epsilon: Fraction = 0.4
-    """Base of the exploration rates. Environment i of N takes a random action with probability
+    """Ape-X DQN, R2D2: base of the exploration rates. Environment i of N takes a random action with probability
     epsilon^(1 + epsilon_alpha * i / (N - 1))."""
     epsilon_alpha: NonNegative = 7.0
-    """Spread of the exploration rates: the last environment's rate is epsilon^(1 + epsilon_alpha), the first one's is epsilon."""
+    """Ape-X DQN, R2D2: spread of the exploration rates: the last environment's rate is epsilon^(1 + epsilon_alpha), the first
+    one's is epsilon."""
     epsilon_levels: Annotated[int, Range(1, 1_000_000)] | None = None
-    """Number of different exploration rates, each for one block of environments (figure 7 of the Ape-X paper: 6). None: one rate
-    per environment."""
+    """Ape-X DQN, R2D2: number of different exploration rates, each for one block of environments (figure 7 of the Ape-X
+    paper: 6). None: one rate per environment."""
     epsilon_first: Fraction = 1.0
     """PQN, DQN: share of random actions at the start of training, equal in all environments."""
     epsilon_last: Fraction = 0.01
@@ -168,7 +171,7 @@ class QConfig:
     dueling: bool = True
     """Dueling network: one stream for the value of the state, one for the advantages of the actions."""
     noisy: bool = False
-    """Noisy linear layers in the heads, for exploration. With `epsilon` 0 they are the only exploration."""
+    """Noisy linear layers in the heads, for exploration. With shares of random actions of 0 they are the only exploration."""
     atoms: Annotated[int, Range(1, 10_000)] = 1
     """Number of atoms in the distribution of the return (C51: 51). 1: only the expected return is learned."""
     support: tuple[float, float] = (-10.0, 10.0)
