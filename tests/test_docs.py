@@ -41,6 +41,30 @@ def test_links_between_pages_lead_somewhere():
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))])
+def test_names_in_python_examples_exist(page):
+    code = "\n".join(blocks("python", (ROOT / page).read_text()))
+    imported = re.findall(r"^from (headrace[\w.]*) import ([\w, ]+)$", code, re.MULTILINE)
+    names = {f"{module}.{name.strip()}" for module, names in imported for name in names.split(",")}
+    for name in names | set(re.findall(r"(?<![\w./\"])headrace(?:\.\w+)+", code)):
+        assert_there(name)
+
+
+def assert_there(name):
+    """A dotted name is that of a module, or of something in one."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            assert hasattr(found, part), name
+            found = getattr(found, part)
+        return
+    raise AssertionError(name)
+
+
 def test_quick_start_commands_run_in_order(tmp_path, monkeypatch, capsys):
     pytest.importorskip("imageio_ffmpeg")
     monkeypatch.chdir(tmp_path)

@@ -12,6 +12,7 @@ from headrace.envs.registry import (
     make_group,
     make_vec,
     register,
+    register_parallel,
     register_tensor,
     register_vector,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "make_group",
     "make_vec",
     "register",
+    "register_parallel",
     "register_tensor",
     "register_vector",
 ]

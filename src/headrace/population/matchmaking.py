@@ -2,7 +2,7 @@
 
 A matchmaker is one function, called before every match by the rollout worker that plays it:
 
-    @headrace.register_matchmaker("strongest")
+    @register_matchmaker("strongest")
     def strongest(match, population, generator):
         past = population.past(0)
         rival = max(past, key=population.rating) if past else 0
