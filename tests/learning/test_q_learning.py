@@ -17,6 +17,7 @@ from headrace.learning import q_learning
 from headrace.learning.algorithm import make_algorithm
 from headrace.learning.apex_dpg import ApexDPG
 from headrace.learning.apex_dqn import ApexDQN
+from headrace.learning.dqn import DQN
 from headrace.learning.learner import Learner
 from headrace.learning.r2d2 import R2D2
 from headrace.policies.q_network import NoisyLinear, QNetwork
@@ -270,6 +271,17 @@ def test_distributional_loss_is_the_cross_entropy_with_the_projected_target() ->
     with torch.no_grad():
         algorithm.prepare(net, batch, c.learning)
     assert algorithm.loss(net, batch, c.learning)[0].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_share_of_random_actions_of_dqn_is_one_of_its_statistics() -> None:
+    c = config("dqn", **{"q.epsilon_first": 1.0, "q.epsilon_last": 0.1, "q.epsilon_decay": 0.5})
+    algorithm, batch = DQN(c), transitions(6, torch.tensor([[0], [1], [2], [2], [1], [0]]))
+    net = algorithm.make_model(DISCRETE, c)
+    with torch.no_grad():
+        algorithm.prepare(net, batch, c.learning)
+    for updates, epsilon in ((0, 1.0), (10**9, 0.1)):
+        algorithm.after_update(net, updates)
+        assert algorithm.loss(net, batch, c.learning)[1]["losses/epsilon"].item() == pytest.approx(epsilon)
 
 
 def test_dpg_gradients_stay_apart_and_the_action_gradient_is_clipped() -> None:

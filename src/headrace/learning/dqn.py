@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from headrace.config import Config
+from headrace.config import Config, LearningConfig
 from headrace.envs.contract import EnvSpec
 from headrace.learning.algorithm import Mode
 from headrace.learning.apex_dqn import ApexDQN
@@ -46,6 +46,11 @@ class DQN(ApexDQN):
         if mode == "train":
             return cast(DQNetwork, model).epsilon.expand(len(envs))
         return super()._epsilon(model, envs, mode)
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
+        """That of `ApexDQN`; the share of random actions is one of the statistics."""
+        loss, statistics = super().loss(model, batch, config)
+        return loss, statistics | {"losses/epsilon": cast(DQNetwork, model).epsilon}
 
     def after_update(self, model: nn.Module, updates: int) -> None:
         """Let epsilon fall; then the target network."""

@@ -28,7 +28,8 @@ from headrace.shm.phases import PARTS, PHASES
 
 KEYS: dict[str, str] = {
     "global_step": "Steps of experience that were learned from, over all environments and over all resumes of the run.",
-    "charts/episodic_return": "Mean return of the episodes that ended in this interval: raw rewards of whole games.",
+    "charts/episodic_return": "Mean return of the episodes that ended in this interval: raw rewards of whole games. Ape-X DQN "
+    "and R2D2: of the quarter of the environments that explores least, as in all other keys of episodes.",
     "charts/episodic_return_100": "Mean return of the last 100 episodes.",
     "charts/episodic_length": "Mean length of the episodes that ended in this interval (steps).",
     "charts/episodes": "Number of episodes that have ended so far.",
@@ -51,11 +52,12 @@ KEYS: dict[str, str] = {
     "losses/ratio_max": "Largest probability ratio of the batch.",
     "losses/rho_clipped": "V-trace: fraction of samples whose probability ratio is above `learning.vtrace_rho`.",
     "losses/c_clipped": "V-trace: fraction of samples whose probability ratio is above `learning.vtrace_c`.",
-    "losses/td_error": "Ape-X, PQN: mean absolute temporal-difference error of a batch; in Ape-X they are the new priorities.",
-    "losses/epsilon": "PQN: share of random actions.",
-    "losses/q_mean": "Ape-X DQN: mean value of the actions that were taken.",
-    "losses/q_max": "Ape-X DQN: largest value of any action in a batch.",
-    "losses/target_mean": "Ape-X: mean n-step target.",
+    "losses/td_error": "Q-learning, Ape-X DPG: mean absolute temporal-difference error of a batch; with a replay, mean of the "
+    "new priorities (Rainbow: divergences).",
+    "losses/epsilon": "PQN, DQN: share of random actions.",
+    "losses/q_mean": "Q-learning: mean value of the actions that were taken.",
+    "losses/q_max": "Q-learning: largest value of any action in a batch.",
+    "losses/target_mean": "Q-learning, Ape-X DPG: mean target.",
     "losses/critic_loss": "Ape-X DPG: loss of the action values.",
     "losses/action_gradient": "Ape-X DPG: mean absolute gradient of the value with respect to the action.",
     "lag/min": "Smallest policy lag of a sample: updates between the weights that chose the action and those that learn from it.",
