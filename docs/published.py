@@ -10,6 +10,8 @@ from typing import Any
 
 DIFFERS = object()
 """As `Number.value`: ours is another or depends on the environment, see the note."""
+OWN = "the setting's default is the paper's; environments may start with another"
+"""As `Number.note` of a number that the environment it is shown for may have replaced."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +66,20 @@ APPO = Table(
         Number("rho", "1", "learning.vtrace_rho", 1.0),
         Number("c", "1", "learning.vtrace_c", 1.0),
         Number("lambda", "1 (the paper has none)", "learning.gae_lambda", 1.0),
-        Number("discount", "0.99 (0.995 with action repeat 2)", "learning.gamma", note="the default; environments tune it"),
-        Number("rollout", "32", "sampling.rollout", note="the default; environments tune it"),
-        Number("batch", "2048 steps", "learning.batch_size", note="the default; environments tune it"),
-        Number("epochs", "1", "learning.num_epochs", note="the default; environments tune it"),
-        Number("clipping of the ratio", "[1/1.1, 1.1]", "learning.ppo_clip", note="the default; environments tune it"),
+        Number("discount", "0.99 (0.995 with action repeat 2)", "learning.gamma", note=OWN),
+        Number("rollout", "32", "sampling.rollout", note=OWN),
+        Number("batch", "2048 steps", "learning.batch_size", note=OWN),
+        Number("epochs", "1", "learning.num_epochs", note=OWN),
+        Number("clipping of the ratio", "[1/1.1, 1.1]", "learning.ppo_clip", note=OWN),
         Number("value loss", "0.5", "learning.value_coef", 0.5),
-        Number("entropy", "0.003", "learning.entropy_coef", note="the default; environments tune it"),
-        Number("optimizer", "Adam, learning rate 1e-4", "learning.learning_rate", note="Adam; environments tune the rate"),
-        Number("Adam's epsilon", "1e-6", "learning.optimizer_eps", note="the default; environments tune it"),
-        Number("gradient norm", "4", "learning.max_grad_norm", note="the default; environments tune it"),
-        Number("core", "GRU 512", "policy.core", note="environments choose it"),
+        Number("entropy", "0.003", "learning.entropy_coef", note=OWN),
+        Number("optimizer", "Adam, learning rate 1e-4", "learning.learning_rate", note=OWN),
+        Number("Adam's epsilon", "1e-6", "learning.optimizer_eps", note=OWN),
+        Number("gradient norm", "4", "learning.max_grad_norm", note=OWN),
+        Number("core", "GRU 512", "policy.core", note="`--policy.core gru`; some environments start with it"),
     ),
 )  # fmt: skip
-"""What makes the algorithm is fixed; the rest are `headrace.config`'s defaults, before which an environment's go."""
+"""What makes the algorithm is fixed; the rest are `headrace.config`'s defaults, unless an environment has its own."""
 
 IMPALA = Table(
     "impala", "Espeholt et al. 2018, Table G.1 (Atari)", "atari/breakout", "paper",
@@ -116,7 +118,7 @@ IMPALA = Table(
                other="may change within a trajectory"),
         Number("actors", "one environment each; 200 or more", None, note="`sampling.num_workers` x `envs_per_worker`", other="4"),
         Number("population based training (multi-task agent)", "24; epsilon, rate, entropy, gradient norm", None,
-               note="**differs:** none in a run of this algorithm", other="none"),
+               note="**differs:** none unless asked for: `--population.size 24 --pbt.rule paper`", other="none"),
     ),
     ("atari/pong", "gym/CartPole-v1"), "TorchBeast",
 )  # fmt: skip

@@ -10,7 +10,7 @@ import published
 import pytest
 
 from headrace import cli
-from headrace.config import ConfigError
+from headrace.config import Config, ConfigError
 from headrace.learning import builtin, policy_gradient
 from headrace.learning.algorithm import make_algorithm
 from headrace.learning.r2d2 import R2D2
@@ -112,6 +112,17 @@ def test_the_numbers_of_a_paper_reach_the_runs_that_have_its_name(table: publish
         elif number.setting == "sampling.weights_period" or not (env.startswith("gym/") and number.setting in OF_IMAGES):
             assert number.setting is not None
             assert setting(config, number.setting) == number.value, number.what
+
+
+def test_the_settings_that_environments_replace_start_as_the_paper_has_them() -> None:
+    """Petrenko et al. 2020, Table A.5."""
+    paper = {
+        "learning.gamma": 0.99, "sampling.rollout": 32, "learning.batch_size": 2048, "learning.num_epochs": 1,
+        "learning.ppo_clip": 0.1, "learning.entropy_coef": 0.003, "learning.learning_rate": 1e-4, "learning.optimizer_eps": 1e-6,
+        "learning.max_grad_norm": 4.0,
+    }  # fmt: skip
+    replaced = [number.setting for table in published.TABLES for number in table.numbers if number.note == published.OWN]
+    assert {name: setting(Config(), name) for name in replaced} == paper
 
 
 OF_IMAGES = ("envs.protocol", "envs.max_episode_steps")
