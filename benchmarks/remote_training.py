@@ -195,7 +195,7 @@ def main() -> None:
     print("| | groups | round trip | frames/s | lag, mean | largest |\n| --- | --- | --- | --- | --- | --- |")
     for row in table(results):
         delay = "-" if row["round_trip_ms"] is None else f"{row['round_trip_ms']} ms"
-        numbers = f"{row['frames_per_s']:,.0f} | {row['lag']} | {row['largest_lag']:.0f}"
+        numbers = f"{row['frames_per_s']:,.0f} | {row['lag']} | {row['largest_lag']:g}"
         print(f"| {row['run']} | {row['groups']} | {delay} | {numbers} |")
 
 

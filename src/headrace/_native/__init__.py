@@ -32,7 +32,7 @@ def choose_level(present: frozenset[str], flags: frozenset[str], wanted: str | N
         if level in present and needed <= flags:
             return level
     missing = ", ".join(sorted(_V2 - flags))
-    raise ImportError(f"this wheel needs an x86-64 processor of 2009 or later ({missing} is missing); build headrace from source")
+    raise ImportError(f"this wheel needs a processor of level x86-64-v2 ({missing} is missing); build headrace from source")
 
 
 def _processor_flags() -> frozenset[str]:
