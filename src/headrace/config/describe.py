@@ -124,14 +124,14 @@ def help_text(config: Config, groups: tuple[str, ...] = (), width: int = 100) ->
     if groups:
         lines += [f"The defaults are those for {config.env} with {config.learning.algorithm}.", ""]
         for group in ("", *names) if EVERY in groups else groups:
-            text = (type(getattr(config, group)).__doc__ or "") if group else "What is trained, and with which seed."
-            lines += [*textwrap.wrap(f"{group or 'The run'}: {' '.join(text.split())}", width - 1), ""]
+            purpose = (type(getattr(config, group)).__doc__ or "") if group else "What is trained, and with which seed."
+            lines += [*_wrap(f"{group or 'The run'}: {' '.join(purpose.split())}", width - 1), ""]
             for setting in tree.values():
                 if setting.name.rpartition(".")[0] == group:
                     lines += [f"  {setting.flag} ({setting.type}; default {setting.value or 'empty'})"]
-                    lines += textwrap.wrap(setting.text, width - 1, initial_indent=" " * 6, subsequent_indent=" " * 6)
+                    lines += _wrap(setting.text, width - 1, initial_indent=" " * 6, subsequent_indent=" " * 6)
             lines.append("")
-        return "\n".join([*lines, *textwrap.wrap(NOTES, width - 1)])
+        return "\n".join([*lines, *_wrap(NOTES, width - 1)])
     lines += [f"The settings that people change most, with the defaults for {config.env}:", ""]
     chosen = {title: [tree[name] for name in part] for title, part in COMMON.items()}
     column = max(len(f"{s.flag} {s.value}") for part in chosen.values() for s in part) + 4
@@ -139,15 +139,20 @@ def help_text(config: Config, groups: tuple[str, ...] = (), width: int = 100) ->
         lines.append(title)
         for setting in part:
             head = f"  {setting.flag} {setting.value}".ljust(column)
-            text = textwrap.wrap(_first_sentence(setting), max(30, width - 1 - column))
+            text = _wrap(_first_sentence(setting), max(30, width - 1 - column))
             lines += [head + text[0], *(" " * column + line for line in text[1:])]
         lines.append("")
-    lines += textwrap.wrap(
+    lines += _wrap(
         f"All about a group of settings: headrace train --help GROUP, with a GROUP of {', '.join(names)}. "
         f"Every setting: headrace train --help-all. {NOTES}",
         width - 1,
     )
     return "\n".join(lines)
+
+
+def _wrap(text: str, width: int, **how: str) -> list[str]:
+    """Lines of a text; names such as cartpole-swingup stay whole."""
+    return textwrap.wrap(text, width, break_on_hyphens=False, **how)  # type: ignore[arg-type]
 
 
 def _first_sentence(setting: Setting) -> str:
