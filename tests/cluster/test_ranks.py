@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +148,79 @@ def test_a_rank_is_killed_and_all_go_on_from_the_newest_checkpoint(victim: str, 
         run.process.send_signal(signal.SIGTERM)
         assert run.end() == 130, run.story
         run.assert_nothing_left()
+
+
+# -- the launcher, with ranks that are shell scripts ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Lets every rank be a shell script, which notes its start in the file that is returned; the grace is 0.3 s."""
+    monkeypatch.setattr(launch, "GRACE", 0.3)
+    started = tmp_path / "started"
+
+    def write(text: str) -> Path:
+        script = tmp_path / "rank"
+        script.write_text(f'#!/bin/sh\necho $RANK >> "{started}"\n{text}\n')
+        script.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(script))
+        return started
+
+    return write
+
+
+def two_ranks(**settings: Any) -> Config:
+    return configs.override(Config(), **{"learning.num_devices": 2, **settings})
+
+
+def test_rank_0_is_given_the_time_that_it_takes_when_the_others_are_done(scripted: Callable[[str], Path]) -> None:
+    """It draws the curve, films and evaluates."""
+    started = scripted("[ $RANK = 0 ] && sleep 1\nexit 0")
+    assert launch.launch([], two_ranks()) == 0
+    assert len(started.read_text().split()) == 2, "a run that was finished was started again"
+
+
+@pytest.mark.parametrize(("ends", "code"), [(0, 0), (3, 3)])
+def test_who_does_not_end_behind_the_others_is_ended_and_that_is_no_reason_to_start_again(
+    ends: int, code: int, scripted: Callable[[str], Path]
+) -> None:
+    started = scripted(f"[ $RANK = 0 ] && exit {ends}\nexec sleep 20")
+    began = time.monotonic()
+    assert launch.launch([], two_ranks()) == code
+    assert time.monotonic() < began + 10
+    assert len(started.read_text().split()) == 2
+
+
+def test_ranks_that_are_killed_too_often_end_the_run_and_the_user_is_told(
+    scripted: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = scripted("[ $RANK = 1 ] && kill -9 $$\nexec sleep 20")
+    began = time.monotonic()
+    assert launch.launch([], two_ranks(**{"sampling.max_restarts": 1})) == 1
+    assert time.monotonic() < began + 10
+    assert len(started.read_text().split()) == 4
+    told = capsys.readouterr().out
+    assert "rank 1 was ended by SIGKILL; all ranks start again from the newest checkpoint (restart 1)" in told
+    assert "SIGKILL, the failure number 2 within 3,600 s; sampling.max_restarts is 1" in told
+
+
+def test_ranks_that_are_killed_rarely_are_always_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, now = iter([*[([-9, 75], False)] * 5, ([0, 0], False)]), iter(range(0, 10**6, 4000))
+    monkeypatch.setattr(launch, "_run_ranks", lambda *_: next(ends))
+    monkeypatch.setattr(launch.time, "monotonic", lambda: float(next(now)))
+    assert launch.launch([], two_ranks(**{"sampling.max_restarts": 1})) == 0
+
+
+def test_a_signal_reaches_ranks_that_start_behind_it(scripted: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted("exec sleep 20")
+    popen = subprocess.Popen
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if kwargs["env"]["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return popen(*args, **kwargs)
+
+    monkeypatch.setattr(launch.subprocess, "Popen", interrupted)
+    began = time.monotonic()
+    assert launch.launch([], two_ranks()) == -signal.SIGTERM
+    assert time.monotonic() < began + 10

@@ -15,8 +15,10 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
+from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,7 +27,7 @@ from headrace.config.errors import RANK_LOST
 from headrace.runs.interrupt import SIGNALS
 
 GRACE = 20.0
-"""Seconds that the other ranks have to end by themselves after one has ended."""
+"""Seconds that the other ranks have to end by themselves after one has failed, or rank 0 has ended."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -39,28 +41,36 @@ def needs_launch(config: Config) -> bool:
 
 
 def launch(arguments: list[str], config: Config) -> int:
-    """Run `headrace train` with these arguments once per device; returns the exit code of the first rank."""
-    failures = 0
+    """Run `headrace train` with these arguments once per device; returns the exit code of the first rank, or of one that
+    failed."""
+    sampling, killed_at = config.sampling, deque[float]()
     with tempfile.TemporaryDirectory(prefix="headrace-ranks-") as folder:
-        while True:
+        for start in count():
             # The run exists when its ranks start again.
-            again = ["--run.no-must-be-new"] if failures else []
-            codes, asked = _run_ranks([*arguments, *again], config.learning.num_devices, Path(folder) / f"store-{failures}")
-            killed = [rank for rank, code in enumerate(codes) if code < 0 or code == RANK_LOST]
-            if asked or not killed or failures >= config.sampling.max_restarts:
-                return next((code for code in codes if code > 0), 1 if killed and not asked else codes[0])
-            failures += 1
-            print(f"headrace: {_ends(codes)}; all ranks start again from the newest checkpoint (restart {failures})", flush=True)
+            again = ["--run.no-must-be-new"] if start else []
+            codes, asked = _run_ranks([*arguments, *again], config.learning.num_devices, Path(folder) / f"store-{start}")
+            killed = any(code < 0 or code == RANK_LOST for code in codes)
+            if asked or not killed:
+                break
+            killed_at.append(time.monotonic())
+            while killed_at[-1] - killed_at[0] > sampling.restart_window:
+                killed_at.popleft()
+            if len(killed_at) > sampling.max_restarts:
+                failure = f"the failure number {len(killed_at)} within {sampling.restart_window:,.0f} s"
+                print(f"headrace: {_ends(codes)}, {failure}; sampling.max_restarts is {sampling.max_restarts}", flush=True)
+                break
+            print(f"headrace: {_ends(codes)}; all ranks start again from the newest checkpoint (restart {start + 1})", flush=True)
+    return next((code for code in codes if code > 0), 1 if killed and not asked else codes[0])
 
 
 def _run_ranks(arguments: list[str], size: int, store: Path) -> tuple[list[int], bool]:
     """Start all ranks and wait for them: their exit codes, and whether a signal had asked for the end."""
     ranks: list[subprocess.Popen[bytes]] = []
-    asked = False
+    asked: int | None = None
 
     def forward(number: int, frame: object) -> None:
         nonlocal asked
-        asked = True
+        asked = number
         for process in ranks:
             with suppress(ProcessLookupError):
                 process.send_signal(number)
@@ -79,12 +89,17 @@ def _run_ranks(arguments: list[str], size: int, store: Path) -> tuple[list[int],
                     preexec_fn=_die_with_parent,
                 )
             )
-        while all(process.poll() is None for process in ranks):
+            if asked is not None:  # before this rank was there
+                ranks[-1].send_signal(asked)
+        deadline: float | None = None
+        while None in (codes := [process.poll() for process in ranks]):
+            # Rank 0 may draw, film and evaluate for long when the others are done.
+            if deadline is None and (codes[0] is not None or any(codes)):
+                deadline = time.monotonic() + GRACE
+            if deadline is not None and time.monotonic() > deadline and not asked:
+                break
             time.sleep(0.1)
-        deadline = time.monotonic() + GRACE
-        while any(process.poll() is None for process in ranks) and (asked or time.monotonic() < deadline):
-            time.sleep(0.1)
-        return [_end(process) for process in ranks], asked
+        return [_end(process) for process in ranks], asked is not None
     finally:
         for process in ranks:
             process.kill()
@@ -97,7 +112,7 @@ def _end(process: subprocess.Popen[bytes]) -> int:
     if process.poll() is None:
         process.kill()
         process.wait()
-        return RANK_LOST
+        return 0
     return process.returncode
 
 
