@@ -100,7 +100,8 @@ def _for_tasks(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
     if (sizes.get("envs.task_share") or config.envs.task_share) == "samples":
         lane = -(-config.envs_per_group // K) * K
     else:
-        sizes["sampling.num_workers"] = workers = -(-s.num_workers // K) * K
+        unit = K * config.workers_per_round
+        sizes["sampling.num_workers"] = workers = -(-s.num_workers // unit) * unit
         least = config.num_envs / (workers * s.num_groups)
         lane = min(n for n in range(1, config.envs_per_group + 1) if config.envs_per_group % n == 0 and n >= least)
     if "sampling.envs_per_worker" in given:

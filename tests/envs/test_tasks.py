@@ -92,9 +92,25 @@ def test_default_sizes_give_the_tasks_equal_shares(count: int, settings: dict[st
         assert len(of_workers) == config.sampling.num_workers, "a worker's groups wait for each other"
 
 
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("policies", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_every_policy_has_every_task_equally_often(groups: int, policies: int, count: int) -> None:
+    games = [f"atari/{name}" for name in ("pong", "breakout", "boxing", "qbert")][:count]
+    sizes = {"sampling.num_groups": groups, "population.size": policies}
+    config = make_config(games, **sizes)
+    validate(config)
+    pairs = [(group % policies, config.task_of_group(group)) for group in range(config.total_groups)]
+    shares = [pairs.count((p, k)) for p in range(policies) for k in range(count)]
+    assert shares == [len(pairs) // (policies * count)] * (policies * count)
+    by_worker = {(group // groups, task) for group, (_, task) in enumerate(pairs)}
+    assert len(by_worker) == config.sampling.num_workers, "a worker's groups wait for each other"
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"population.size": 4, "sampling.num_workers": 6}, r"6\) must be a multiple of the 2 tasks x 2, so that all of the 4"),
         ({"sampling.num_workers": 3}, r"num_workers \(3\) must be a multiple of the 2 tasks"),
         ({"envs.task_share": "samples", "sampling.envs_per_worker": 6}, r"a group \(3: .* must be a multiple of the 2 tasks"),
         ({"envs.task_share": "compute", "sampling.placement": "device"}, "steps all environments together"),

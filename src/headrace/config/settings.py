@@ -11,6 +11,7 @@ Units: a *step* is one decision of one agent; a *frame* is one frame of the simu
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
 from dataclasses import dataclass, field
@@ -64,9 +65,17 @@ class Config:
     def task_of_group(self, group: int) -> int | None:
         """Several tasks with equal shares of compute: the number of the one that this group's environments play, the same in all
         groups of a worker. None: an equal share of all of them."""
-        if len(self.tasks) == 1 or self.envs.task_share == "samples":
+        K = len(self.tasks)
+        if K == 1 or self.envs.task_share == "samples":
             return None
-        return group // self.sampling.num_groups % len(self.tasks)
+        # Workers that are several rounds apart act for the same policies: their tasks must be different.
+        worker, rounds = group // self.sampling.num_groups, math.lcm(self.workers_per_round, K)
+        return (worker + worker // rounds) % K
+
+    @property
+    def workers_per_round(self) -> int:
+        """Rollout workers of which group g is acted for by policy g modulo P, after which the policies repeat themselves."""
+        return self.population.size // math.gcd(self.population.size, self.sampling.num_groups)
 
     @property
     def envs_per_group(self) -> int:

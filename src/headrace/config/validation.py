@@ -119,10 +119,12 @@ def _validate_tasks(config: Config) -> None:
         why = "steps all environments together" if s.placement == "device" else "explores by the number of the environment"
         what = "sampling.placement device" if s.placement == "device" else f"learning.algorithm {config.learning.algorithm}"
         raise ConfigError(f"{what} {why}, which every task must have an equal share of: set envs.task_share samples")
-    elif s.num_workers % K:
+    elif s.num_workers % (K * config.workers_per_round):
+        rounds = config.workers_per_round
+        policies = f" x {rounds}, so that all of the {config.population.size} policies have all of them" if rounds > 1 else ""
         raise ConfigError(
             f"envs.task_share compute: every task has rollout workers of its own, so sampling.num_workers ({s.num_workers}) must "
-            f"be a multiple of the {K} tasks; or set envs.task_share samples"
+            f"be a multiple of the {K} tasks{policies}; or set envs.task_share samples"
         )
 
 
