@@ -43,3 +43,13 @@ def test_devices_that_are_not_here():
     words = "cuda:0 to cuda:" if torch.cuda.is_available() else "there is no CUDA device here; use --learning.device cpu"
     with pytest.raises(ConfigError, match=words):
         check_device("cuda:99")
+
+
+def test_every_policy_learns_in_matches():
+    small = {"sampling.num_workers": 1, "sampling.num_groups": 1, "sampling.envs_per_worker": 2, "learning.batch_size": 1024}
+    of_two = make_config("gym/CartPole-v1", "ppo", **small, **{"envs.num_agents": 2, "sampling.rollout": 16})
+    for matchmaker, as_many in (("fixed", "agents of a match, 2"), ("self-play", "environments, 2")):
+        validate(override(of_two, **{"population.size": 2, "matches.matchmaker": matchmaker}))
+        with pytest.raises(ConfigError, match=f"of 3 policies .* only as many can learn as there are {as_many}"):
+            validate(override(of_two, **{"population.size": 3, "matches.matchmaker": matchmaker}))
+    validate(override(of_two, **{"population.size": 3, "matches.matchmaker": "uniform"}))

@@ -101,6 +101,14 @@ def _validate_multi_agent(config: Config) -> None:
             f"learning.algorithm {config.learning.algorithm} learns from a replay, whose histories are of one agent each; "
             "multi-agent environments are learned from trajectories: use appo, ppo, impala, a2c or pqn"
         )
+    P, matchmaker = config.population.size, config.matches.matchmaker
+    agents = config.envs.num_agents or P
+    for name, most, of in (("fixed", agents, "agents of a match"), ("self-play", config.num_envs, "environments")):
+        if matchmaker == name and most < P:
+            raise ConfigError(
+                f"matches.matchmaker {name}: of {P} policies (population.size) only as many can learn as there are {of}, {most}, "
+                "and the run would wait for the others for ever. Use fewer policies, or another matchmaker such as uniform"
+            )
 
 
 def _validate_tasks(config: Config) -> None:
