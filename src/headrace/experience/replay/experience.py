@@ -171,8 +171,10 @@ class ReplayExperience:
         self._writer.write(slot)
         env, returns, lengths = (self._store.arrays[n][slot] for n in ("env_index", "episode_return", "episode_length"))
         reported = (env >= self._reported.start) & (env < self._reported.stop)
-        tasks = self._store.arrays["task"][slot] if "task" in self._store.arrays else None
-        arrivals = Arrivals.of(self._store.arrays["valid"][slot], returns, lengths, reported, tasks=tasks)
+        objectives, tasks = (
+            self._store.arrays[n][slot] if n in self._store.arrays else None for n in ("episode_objective", "task")
+        )
+        arrivals = Arrivals.of(self._store.arrays["valid"][slot], returns, lengths, reported, objectives, tasks)
         self._store.release(slot)
         with self._lock:
             self._arrived.append(arrivals)
