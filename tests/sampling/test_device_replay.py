@@ -75,6 +75,49 @@ def test_nothing_is_drawn_before_there_are_rows_enough_for_a_transition() -> Non
     assert got[2].data["weights"].tolist() == [1.0] * 32
 
 
+@pytest.mark.parametrize(
+    ("envs", "rollout", "n_step", "minimum"),
+    [(64, 1, 3, 32), (64, 4, 6, 32), (1, 1, 3, 1)],
+    ids=["as many environments as the minimum", "a return longer than the trajectory", "one environment"],
+)
+def test_nothing_is_drawn_before_a_whole_return_is_there(envs: int, rollout: int, n_step: int, minimum: int) -> None:
+    small = {"sampling.envs_per_worker": envs, "sampling.rollout": rollout, "replay.n_step": n_step, "replay.minimum": minimum,
+             "learning.batch_size": minimum, "replay.capacity": 101, "replay.samples_per_insert": 1.0}  # fmt: skip
+    sampler, experience = made("torch/CartPole-v1", "dqn", **small)
+    batches = 0
+    while batches < 5:
+        got = experience.next()
+        if isinstance(got, Batch):
+            batches += 1
+            assert experience._ring is not None
+            assert (experience._ring.table.numbers[got.keys] > 0).all()
+            assert all(bool(torch.isfinite(x.float()).all()) for x in got.data.values())
+    sampler.close()
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1)])
+def test_a_replay_with_other_returns_goes_on(before: int, after: int, tmp_path: Path) -> None:
+    small = {"sampling.envs_per_worker": 4, "replay.minimum": 40, "replay.capacity": 400, "learning.batch_size": 32,
+             "replay.checkpoint_contents": True, "replay.samples_per_insert": 8.0}  # fmt: skip
+    sampler, experience = made("torch/CartPole-v1", "dqn", **small, **{"replay.n_step": before})
+    while not isinstance(experience.next(), Batch):
+        pass
+    experience.save(tmp_path)
+    state = experience.get_state()
+    sampler.close()
+    sampler, again = made("torch/CartPole-v1", "dqn", **small, **{"replay.n_step": after})
+    assert "goes on" in again.restore(tmp_path, state)[0]
+    assert state is not None
+    drawn = 0
+    while again._credit >= 32:
+        got = again.next()
+        assert isinstance(got, Batch)
+        drawn += 1
+        assert (torch.as_tensor(got.keys) // 4 + after <= state["head"] - 1).all(), "a return reaches behind what is there"
+    assert drawn > 1
+    sampler.close()
+
+
 def test_atari_transitions_are_the_frames_that_were_seen() -> None:
     pytest.importorskip("ale_py")
     small = {"sampling.envs_per_worker": 3, "replay.minimum": 50, "learning.batch_size": 32, "replay.n_step": 3,

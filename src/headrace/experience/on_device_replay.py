@@ -172,3 +172,4 @@ class DeviceReplayExperience:
             column[:used] = tensors[name]
         ring.table.fill(0, tensors["table"].to(ring.device))
         ring.top, ring.head = tensors["top"].to(ring.device), head
+        ring.hold_back()

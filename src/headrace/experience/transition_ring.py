@@ -73,6 +73,7 @@ class TransitionRing:
         """The largest number that was ever in the table: new transitions get it."""
         self.head = 0
         """Rows that were ever added."""
+        self._drawable = False
 
     # -- adding -------------------------------------------------------------------------------------------------------
 
@@ -101,6 +102,11 @@ class TransitionRing:
         start = max(self._margin, head - self.n_step)
         if (count := self.head - self.n_step - start) > 0:
             self._set_rows(start, self._whole(start, count) * self.top)
+
+    def hold_back(self) -> None:
+        """Let nothing be drawn whose n rows are not there yet: what was saved may have had shorter returns."""
+        rows = min(self.n_step, self.head)
+        self._set_rows(self.head - rows, torch.zeros(rows, self.envs, device=self.device))
 
     def _set_rows(self, row: int, numbers: Tensor) -> None:
         """Write [K, N] into the table, from this row on."""
@@ -162,8 +168,9 @@ class TransitionRing:
 
     @property
     def drawable(self) -> bool:
-        """Whether there are rows enough for a transition."""
-        return self.head > self._margin + self.n_step
+        """Whether a transition can be drawn. Asks the device until there was one: from then on there always is."""
+        self._drawable = self._drawable or bool(self.table.numbers.any())
+        return self._drawable
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """Keys of transitions, int64 [count], drawn in proportion to the table's numbers. They are good until rows are added."""
