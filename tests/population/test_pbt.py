@@ -66,6 +66,9 @@ def test_self_play_copies_the_best_below_half_of_its_win_rate() -> None:
     objectives = [0.39, 0.8, 0.41, 0.2]
     donors = [decide(pbt, p, objectives, np.random.default_rng(0)).donor for p in range(4)]  # type: ignore[union-attr]
     assert donors == [1, None, None, 1]
+    decision = decide(pbt, 1, [-4.0, -1.0, -2.0], np.random.default_rng(0))
+    assert decision is not None
+    assert (decision.rank, decision.donor) == (0, None), "the best would become a copy of itself"
 
 
 def test_nothing_is_decided_before_every_policy_has_ended_an_episode() -> None:

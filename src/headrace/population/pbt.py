@@ -57,7 +57,7 @@ def decide(pbt: PbtConfig, policy: int, objectives: Sequence[float], rng: np.ran
     best = order[:replaced]
     donor = None
     if pbt.below_best is not None:
-        if objectives[policy] < pbt.below_best * objectives[order[0]]:
+        if rank > 0 and objectives[policy] < pbt.below_best * objectives[order[0]]:  # the best is not below itself, even below 0
             donor = order[0]
     elif rank >= N - replaced and rank >= replaced:
         candidate = best[int(rng.integers(replaced))]
