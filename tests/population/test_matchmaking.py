@@ -110,6 +110,14 @@ def test_league_draws_by_win_rate() -> None:
     assert near(rivals.count(1), 0.15)
 
 
+def test_the_league_draws_somebody_where_everybody_is_beaten_for_sure() -> None:
+    table = standings(opponents=2)
+    for member, games in ((1, 3000), (2, 2000)):
+        for _ in range(games):
+            table.add_result(0, 0, member, 1.0)
+    assert priorities(0, [1, 2], population(table, hardness=100.0)).tolist() == [0, 1]
+
+
 # -- seats ------------------------------------------------------------------------------------------------------------
 
 

@@ -84,6 +84,8 @@ def priorities(p: int, members: Sequence[int], population: Population) -> np.nda
     """float64 [n]: probabilities with which the league draws these opponents of policy p."""
     losses = np.array([1 - population.win_rate(p, member) for member in members])
     weights = losses**population.settings.hardness
+    if not weights.sum():  # all of them are beaten so surely that nothing is left of any weight
+        weights = (losses == losses.max()).astype(np.float64)
     return weights / weights.sum()  # type: ignore[no-any-return]
 
 
