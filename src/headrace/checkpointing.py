@@ -80,7 +80,7 @@ class Checkpointing:
         with _unlike(found.path, " Delete it to go on from the one before."):
             if self._member is not None and state.get("member") is not None:
                 self._member.set_state(state["member"])
-            self._past.set_state(state.get("past"))
+            messages += self._past.set_state(state.get("past"))
             self._ended = bool(state.get("ended"))
             if self._exact:
                 if state["sampler"] is not None and (problem := self._placement.set_state(state["sampler"])):

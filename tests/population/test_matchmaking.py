@@ -309,6 +309,42 @@ def test_a_newer_version_in_an_old_place_has_played_nobody(tmp_path: Path) -> No
     assert table.rating[0] == before
 
 
+def test_games_against_the_version_that_had_the_place_before_count_for_no_other(tmp_path: Path) -> None:
+    """Its policy admits another version between two updates of the one that played both."""
+    table = standings(P=2, V=1)
+    past, learner, _ = past_versions(tmp_path, table)
+    place = table.past(1)[0]
+    table.admit(place, 10, 1200.0)
+    for _ in range(5):
+        table.add_result(0, 0, place, 0.0)
+    learner.learn(10)
+    past.after_update()
+    before = float(table.rating[0])
+    assert before < 1200
+    table.add_result(0, 0, place, 0.0)  # against the old version, not rated yet
+    table.close(place)
+    table.admit(place, 20, 1200.0)
+    for _ in range(7):
+        table.add_result(0, 0, place, 1.0)
+    past.after_update()
+    assert table.rating[0] == rate(before, [(1200.0, 7.0, 7.0)])
+    state = past.get_state()
+    assert state is not None
+    assert state["seen"][place].tolist() == state["record"][0, place].tolist() == [7, 7]
+
+
+def test_a_result_that_is_half_written_is_rated_when_it_is_whole(tmp_path: Path) -> None:
+    table = standings(P=2)
+    past, learner, _ = past_versions(tmp_path, table)
+    table.counts[0, 0, 1, SCORE] = 1  # a rollout worker is between two stores
+    learner.learn(10)
+    past.after_update()
+    assert table.rating[0] == 1200
+    table.counts[0, 0, 1, GAMES] = 1
+    past.after_update()
+    assert table.rating[0] > 1200
+
+
 def test_standings_survive_a_restart(tmp_path: Path) -> None:
     table = standings(V=3, opponents=1)
     past, learner, _ = past_versions(tmp_path, table, save_steps=10, window=1, opponents=("random",))
@@ -330,6 +366,24 @@ def test_standings_survive_a_restart(tmp_path: Path) -> None:
     assert again.table() == past.table()
     assert other.record()[0, 4].tolist() == [2, 2]
     assert (SCORE, GAMES) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("V", "opponents"), [(3, ("one", "another")), (4, ("one",))], ids=["another opponent", "one opponent less, a larger window"]
+)
+def test_members_whose_numbers_mean_somebody_else_begin_anew(V: int, opponents: tuple[str, ...], tmp_path: Path) -> None:
+    table = standings(V=3, opponents=2)
+    past, learner, _ = past_versions(tmp_path, table, save_steps=10, opponents=("one", "two"))
+    for step in (10, 20, 30):
+        learner.learn(step)
+        past.after_update()
+        table.add_result(0, 0, 5, 1.0)
+    past.after_update()
+    other = standings(V=V, opponents=len(opponents))
+    again, _, _ = past_versions(tmp_path, other, opponents=opponents)
+    assert "begin anew" in again.set_state(past.get_state())[0]
+    assert not other.record().any(), "games against one count as games against the other"
+    assert set(other.rating.tolist()) == {1200.0}
 
 
 def test_a_learner_that_was_killed_counts_nothing_twice(tmp_path: Path) -> None:

@@ -73,7 +73,6 @@ class PastVersions:
         assert s is not None
         weights = FlatWeights(self._learner.model)
         weights.publish(self._placement.memory.policies[place].weights, self._learner.progress.version)
-        s.rated[self._p, place] = 0
         s.admit(place, step, float(s.rating[self._p]))
         s.saved[self._p] = step
 
@@ -81,10 +80,8 @@ class PastVersions:
         """Let the games since the last call move the rating of p, and of the opponents that never learn."""
         s = self._standings
         assert s is not None
-        record = s.record()[self._p]
-        new = record - s.rated[self._p]
-        s.rated[self._p] = record
-        played = [m for m in range(s.N) if m != self._p and new[m, GAMES] >= 1]
+        new = s.take_unrated(self._p)
+        played = np.flatnonzero(new[:, GAMES]).tolist()
         before = float(s.rating[self._p])
         s.rating[self._p] = rate(before, [(float(s.rating[m]), *new[m].tolist()) for m in played])
         for m in played:
@@ -162,25 +159,34 @@ class PastVersions:
                 version = self._placement.memory.policies[m].weights.read(weights)
                 copies.append([m, version, weights, int(s.step[m]), float(s.rating[m]), int(s.open[m])])
         return {
-            "saved": int(s.saved[self._p]), "copies": copies, "seen": s.rated[self._p].copy(), "record": s.record(),
-            "ratings": s.rating.copy(),
+            "saved": int(s.saved[self._p]), "copies": copies, "seen": s.rated_or_old(self._p) - s.baseline[self._p],
+            "record": s.record(), "ratings": s.rating.copy(), "members": self._members,
         }  # fmt: skip
 
-    def set_state(self, state: dict[str, Any] | None) -> None:
-        """Go on from `get_state`, when a run begins. A run that is resumed with other opponents or another window begins its
-        standings anew."""
+    @property
+    def _members(self) -> list[Any]:
+        """What the members' numbers mean."""
+        assert self._standings is not None
+        return [self._standings.P, self._standings.V, *self._settings.opponents]
+
+    def set_state(self, state: dict[str, Any] | None) -> list[str]:
+        """Go on from `get_state`, when a run begins; returns what the user should know. A run that is resumed with other
+        opponents or another window begins its standings anew."""
         s = self._standings
-        if s is None or state is None or state["record"].shape != (s.N, s.N, 2):
-            return
+        if s is None or state is None:
+            return []
+        if state["record"].shape != (s.N, s.N, 2) or state.get("members", self._members) != self._members:
+            return ["Ratings, results and past versions begin anew: the matches have other opponents or another window"]
         s.now[self._p] = self._learner.progress.global_step
         if s.begun[self._p]:
-            return
+            return []
         mine = [self._p, *s.past(self._p), *(s.opponents if self._p == 0 else ())]
         for m in mine:
             s.baseline[m], s.baseline[:, m] = -state["record"][m], -state["record"][:, m]
             s.rating[m] = state["ratings"][m]
-        s.saved[self._p], s.rated[self._p] = state["saved"], state["seen"]
+        s.saved[self._p], s.rated[self._p] = state["saved"], state["seen"] - state["record"][self._p]
         for m, version, weights, step, rating, is_open in state["copies"]:
             self._placement.memory.policies[m].weights.publish(weights, version)
             s.step[m], s.rating[m], s.open[m] = step, rating, is_open
         s.begun[self._p] = 1
+        return []

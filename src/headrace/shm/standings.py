@@ -64,7 +64,7 @@ class Standings(Mapped):
         self.done = found["done"]
         """int32 [N]: whether the policy has learned enough. It goes on acting, and nobody takes its trajectories any more."""
         self.rated, self.saved, self.begun = found["rated"], found["saved"], found["begun"]
-        """By policy that learns: what of its `record` has moved its rating; global step of its newest past version; whether this
+        """By policy that learns: what of its `counts` has moved its rating; global step of its newest past version; whether this
         run has begun to keep its standings. A learner that takes the place of one that has died finds them as they are."""
         self.open, self.users = found["open"], found["users"]
         """int32 [N]: whether the member may be matched. int32 [W, N]: agents for whom it acts, by worker."""
@@ -121,6 +121,19 @@ class Standings(Mapped):
     def versions(self, p: int) -> list[int]:
         """Past versions of policy p that may be matched, the oldest first."""
         return sorted((m for m in self.past(p) if self.open[m]), key=lambda m: int(self.step[m]))
+
+    def rated_or_old(self, p: int) -> np.ndarray:
+        """float64 [N, 2]: what of the counts of policy p has moved its rating, or is of versions whose place is another's now."""
+        rated, old = self.rated[p], self.baseline[p]
+        return np.where(old[:, GAMES:] > rated[:, GAMES:], old, rated)
+
+    def take_unrated(self, p: int) -> np.ndarray:
+        """float64 [N, 2]: score and games of policy p against each, of which each is given once."""
+        counts = self.counts[:, p].sum(0)
+        new = counts - self.rated_or_old(p)
+        played = new[:, GAMES] >= 1
+        self.rated[p, played] = counts[played]
+        return np.where(played[:, None], new, 0)
 
     def close(self, member: int) -> None:
         """No new match gets this member. Those that are being played go on."""
