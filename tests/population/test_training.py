@@ -178,15 +178,36 @@ def test_reward_weights_reach_the_environments_and_the_objective_is_not_the_retu
 
 def test_the_lineage_is_drawn_and_goes_back_with_a_resumed_run(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    base = {"frames": 0, "decision": 1, "objectives": [1.0, 2.0], "rank": 1, "before": {"a": 1.0}, "values": {"a": 1.2}}
+    base = {"frames": 0, "objectives": [1.0, 2.0], "rank": 1, "before": {"a": 1.0}, "values": {"a": 1.2}}
     written = lineage.Lineage(tmp_path)
-    for policy, step, donor in [(0, 10, None), (1, 10, None), (0, 20, 1)]:
-        written.append({**base, "policy": policy, "global_step": step, "donor": donor})
+    for policy, step, decision, donor in [(0, 10, 1, None), (1, 10, 1, None), (0, 20, 2, 1)]:
+        written.append({**base, "policy": policy, "global_step": step, "decision": decision, "donor": donor})
     assert lineage.draw(tmp_path, 2).stat().st_size > 1000
-    written.append({**base, "policy": 0, "global_step": 12, "donor": 1, "taken_at": 18})  # will be taken over once more
+    later = {**base, "policy": 0, "global_step": 12, "decision": 3, "donor": 1, "taken_at": 18}
+    written.append(later)  # will be taken over once more
     written.rewind(0, 15)
-    written.append({**base, "policy": 1, "global_step": 20, "donor": None})
+    written.append({**base, "policy": 1, "global_step": 20, "decision": 2, "donor": None})
     assert [(line["policy"], line["global_step"]) for line in lineage.read(tmp_path)] == [(0, 10), (1, 10), (1, 20)]
+    written.close()
+
+
+def test_what_a_learner_decides_once_more_is_recorded_once(tmp_path: Path) -> None:
+    """The step of its checkpoint is that of the decision: the first mutation before the first checkpoint, or a copy taken over
+    behind the checkpoint, before anything else was learned from."""
+    base = {"frames": 0, "objectives": [1.0, 2.0], "rank": 1, "before": {"a": 1.0}, "donor": None}
+    written = lineage.Lineage(tmp_path)
+    for value, step, decision in [(1.1, 0, 0), (1.2, 10, 1)]:
+        written.append({**base, "policy": 1, "global_step": step, "decision": decision, "values": {"a": value}})
+    written.append({**base, "policy": 0, "global_step": 0, "decision": 0, "values": {"a": 1.3}})
+    written.close()
+    for again in (written, lineage.Lineage(tmp_path)):  # of the same run, and of one that was started again
+        again.rewind(1, 10)
+        again.append({**base, "policy": 1, "global_step": 10, "decision": 1, "values": {"a": 1.2}})
+        assert [(line["policy"], line["decision"]) for line in lineage.read(tmp_path)] == [(1, 0), (0, 0), (1, 1)]
+        again.close()
+    written.rewind(1, 0)
+    written.append({**base, "policy": 1, "global_step": 0, "decision": 0, "values": {"a": 1.1}})
+    assert [(line["policy"], line["decision"]) for line in lineage.read(tmp_path)] == [(0, 0), (1, 0)]
     written.close()
 
 

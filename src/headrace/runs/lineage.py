@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,17 @@ class Lineage:
     def __init__(self, run: os.PathLike[str] | str) -> None:
         self.path = Path(run) / FILE
         self._file: AppendFile | None = None
+        self._newest: dict[int, int] = {}
+        """By policy, the number of its newest decision in the file."""
 
     def append(self, record: dict[str, Any]) -> str | None:
-        """Add a line; returns a message for the user if the disk is full."""
+        """Add a line; returns a message for the user if the disk is full. A learner that died when it had decided and no
+        checkpoint said so decides once more: the line replaces that one."""
+        policy, decision = record["policy"], record["decision"]
+        if decision <= self._newest.get(policy, -1):
+            with suppress(OSError):  # a full disk: the older line stays, too
+                self._keep(lambda line: line["policy"] != policy or line.get("decision", -1) < decision)
+        self._newest[policy] = decision
         self._file = self._file or AppendFile(self.path)
         return self._file.append(json.dumps(record).encode() + b"\n")
 
@@ -35,10 +45,14 @@ class Lineage:
         """Training of this policy goes on from this global step: its later lines are removed, and those of copies that were
         decided before and had not been taken over yet."""
         if self.path.exists():
-            self.close()
-            lines = read(self.path.parent)
-            kept = [line for line in lines if line["policy"] != policy or line.get("taken_at", line["global_step"]) <= step]
-            write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+            self._keep(lambda line: line["policy"] != policy or line.get("taken_at", line["global_step"]) <= step)
+
+    def _keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Remove all other lines."""
+        self.close()
+        kept = [line for line in read(self.path.parent) if wanted(line)]
+        write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        self._newest = {line["policy"]: line.get("decision", -1) for line in kept}
 
     def close(self) -> None:
         """Close the file."""
