@@ -118,6 +118,13 @@ def last_words(start: Start) -> None:
     start.report.send(Message("done", {"reason": "interrupted"}))
 
 
+def be_killed_at_the_end(start: Start) -> None:
+    """While it writes its last checkpoint, say."""
+    while not start.placement.memory.control.wait_for_stop(0.02):
+        beat(start)
+    be_killed(start)
+
+
 def acquire_and_be_killed(start: Start) -> None:
     store = start.placement.memory.policies[0].trajectories
     store.acquire(start.index, timeout=10)

@@ -301,6 +301,17 @@ def test_stop_lets_everybody_end_and_hears_the_learners_last_words() -> None:
         assert run.placement.restarts == 0
 
 
+def test_the_user_is_told_where_the_last_checkpoint_was_not_written() -> None:
+    with Run({("learner", 0): "be_killed_at_the_end"}, {"learner": 1}) as run:
+        run.until(lambda: run.memory.control.heartbeat("learner", 0))
+        run.messages += run.supervisor.stop()
+        assert "learner ended (killed by SIGKILL): its last checkpoint was not written" in run.text
+    with Run({("learner", 0): "never_end"}, {"learner": 1}, **{"learning.update_timeout": 1.0}) as run:
+        run.until(lambda: run.memory.control.heartbeat("learner", 0))
+        run.messages += run.supervisor.stop()
+        assert "learner is killed after 1 s (learning.update_timeout): its last checkpoint was not written" in run.text
+
+
 @pytest.mark.usefixtures("short_waits")
 def test_stop_ends_who_does_not_end_and_waits_for_the_learner() -> None:
     with Run({("rollout", 0): "never_end"}, {"learner": 1, "rollout": 1}) as run:

@@ -47,6 +47,7 @@ FORK_SERVER_TIMEOUT = 120.0
 """Seconds that the fork server may take for one process. The first takes longest, since the fork server imports PyTorch."""
 START_AGAIN = 1.0
 """Seconds until the next try where a process could not be started."""
+NO_LAST_CHECKPOINT = "its last checkpoint was not written, and the run can go on from the one before"
 
 
 class _Due(NamedTuple):
@@ -308,9 +309,15 @@ class Supervisor:
                     yield from self._read(child)
                     if child.role == "learner" and child.error:
                         failures.append(f"{child.name} failed:\n{child.error}")
+                    elif child.role == "learner" and not child.done:
+                        self._notices.append(f"{child.name} ended ({child.end_reason()}): {NO_LAST_CHECKPOINT}")
                     self._remove(child)
             yield from self._noticed()
+        limit = f"{self.config.learning.update_timeout:.0f} s (learning.update_timeout)"
+        late = [child.name for child in self.children if child.role == "learner"]
+        self._notices += [f"{name} is killed after {limit}: {NO_LAST_CHECKPOINT}" for name in late]
         self.kill()
+        yield from self._noticed()
         if failures:
             raise RunFailed("\n".join(failures))
 
