@@ -27,7 +27,7 @@ def test_a_copy_is_one_that_was_made_after_it_was_asked_for() -> None:
     memory = PopulationMemory([100, 100])
     memory.write(1, b"old")
     memory.serve(1, lambda: b"unasked")
-    seen = memory.want(1)
+    seen = memory.want(1, 0)
     assert memory.read(1, seen) is None
     memory.serve(0, lambda: b"another's")
     assert memory.read(1, seen) is None
@@ -39,7 +39,7 @@ def test_a_copy_is_one_that_was_made_after_it_was_asked_for() -> None:
 
 def test_a_donor_that_dies_while_it_makes_a_copy_still_owes_one() -> None:
     memory = PopulationMemory([100])
-    seen = memory.want(0)
+    seen = memory.want(0, 0)
 
     def dies() -> bytes:
         raise RuntimeError("killed")
@@ -50,10 +50,41 @@ def test_a_donor_that_dies_while_it_makes_a_copy_still_owes_one() -> None:
     assert memory.read(0, seen) == b"of its successor"
 
 
+def test_who_asks_in_the_middle_of_anothers_question_is_heard() -> None:
+    """One learner is stopped between reading the number of questions and writing it; meanwhile others ask and are answered."""
+    memory = PopulationMemory([100] * 4)
+
+    class Stopped(np.ndarray):
+        others: Any = None
+
+        def __getitem__(self, index: Any) -> Any:
+            value = super().__getitem__(index)
+            others, self.others = self.others, None
+            if others is not None:
+                others()
+            return value
+
+    numbers = memory._wanted
+    stopped = numbers.view(Stopped)
+    seen = []
+
+    def meanwhile() -> None:
+        memory._wanted = numbers
+        memory.want(0, 1)
+        memory.serve(0, lambda: b"first")
+        seen.append(memory.want(0, 2))
+
+    stopped.others, memory._wanted = meanwhile, stopped
+    memory.want(0, 3)
+    memory._wanted = numbers
+    memory.serve(0, lambda: b"second")
+    assert memory.read(0, seen[0]) == b"second"
+
+
 def test_the_last_copy_of_a_policy_stays() -> None:
     memory = PopulationMemory([100])
     memory.write(0, b"end", last=True)
-    assert memory.read(0, memory.want(0)) == b"end"
+    assert memory.read(0, memory.want(0, 0)) == b"end"
 
 
 def test_a_copy_that_is_too_large_is_refused() -> None:
@@ -73,7 +104,7 @@ def test_between_processes() -> None:
     memory: Any = PopulationMemory([100, 100], {"a": 1.0})
     child = multiprocessing.get_context("spawn").Process(target=_donor, args=(memory,), daemon=True)
     child.start()
-    seen = memory.want(1)
+    seen = memory.want(1, 0)
     while (copy := memory.read(1, seen)) is None:
         assert child.is_alive() or memory.read(1, seen)
         time.sleep(0.005)

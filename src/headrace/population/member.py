@@ -159,7 +159,7 @@ class Member:
         yield Message("population", record | {"values": self._apply()}, self._policy)
 
     def _ask(self, donor: int) -> None:
-        self._copied_after = self._placement.want_copy(donor)
+        self._copied_after = self._placement.want_copy(donor, self._policy)
 
     def _record(self, decision: pbt.Decision | None) -> dict[str, Any]:
         return {

@@ -9,8 +9,6 @@ import numpy as np
 from headrace.shm.segment import Mapped, Segment
 from headrace.shm.weight_store import WeightStore
 
-_COUNTS = ("reward_updates", "wanted", "served", "finished")
-
 
 class PopulationMemory(Mapped):
     """Made by the parent, passed to every child.
@@ -24,7 +22,7 @@ class PopulationMemory(Mapped):
         self.reward_names = list(reward_weights or ())
         self._P, self._K = len(sizes), len(self.reward_names)
         self.sizes = list(sizes)
-        self._segment = Segment(8 * self._P * (1 + self._K + len(_COUNTS)), purpose="the population")
+        self._segment = Segment(8 * self._P * (3 + self._K + 2 * self._P), purpose="the population")
         self.copies = [WeightStore(8 + size) for size in sizes]
         """The newest copy of each policy that was asked for: its length, then its bytes."""
         self._map()
@@ -37,8 +35,10 @@ class PopulationMemory(Mapped):
         """[P]: how well each policy does; NaN while that is not known. Each is written by its policy's learner."""
         self.reward_weights = self._segment.ndarray(np.float64, (P, K), 8 * P)
         """[P, K]: weights of the shaped reward that each policy learns with; written by its learner, read by rollout workers."""
-        counts = self._segment.ndarray(np.int64, (len(_COUNTS), P), 8 * P * (1 + K))
-        self.reward_updates, self._wanted, self._served, self._finished = counts
+        self.reward_updates, self._finished = self._segment.ndarray(np.int64, (2, P), 8 * P * (1 + K))
+        self._wanted, self._served = self._segment.ndarray(np.int64, (2, P, P), 8 * P * (3 + K))
+        """[P, P]: how often the second has asked for a copy of the first, and up to which of these questions there is one. A
+        number that several added to could lose a question."""
 
     def set_reward_weights(self, policy: int, weights: Sequence[float]) -> None:
         """New weights of a policy's reward; rollout workers see that `reward_updates` has changed."""
@@ -51,17 +51,17 @@ class PopulationMemory(Mapped):
 
     # -- copies ------------------------------------------------------------------------------------------------------------
 
-    def want(self, policy: int) -> int:
-        """Ask for a copy of a policy; returns the number that `read` wants."""
+    def want(self, policy: int, asker: int) -> int:
+        """Ask for a copy of a policy; returns the number that `read` wants. `asker`: the policy whose learner asks."""
         seen = int(self.copies[policy].updates)  # before asking: whoever asks at the same moment gets the same copy
-        self._wanted[policy] += 1
+        self._wanted[policy, asker] += 1
         return seen
 
     def serve(self, policy: int, make: Callable[[], bytes], last: bool = False) -> None:
         """Give a copy of a policy, made by `make`, to those who have asked for one since the last. `last`: it learns no more, so
         that this is what it stays. A request is only done when the copy is there: a learner may die while it makes one."""
-        asked = int(self._wanted[policy])
-        if last or asked != self._served[policy]:
+        asked = self._wanted[policy].copy()
+        if last or (asked != self._served[policy]).any():
             self.write(policy, make(), last)
             self._served[policy] = asked
 

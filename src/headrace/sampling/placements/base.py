@@ -134,10 +134,10 @@ class Placement(ABC):
         """Policy p, whose learner runs in this process, can be copied."""
         self._copies[p] = copy
 
-    def want_copy(self, p: int) -> int:
-        """Ask for a copy of policy p; returns what `fetch_copy` wants to be given."""
+    def want_copy(self, p: int, asker: int) -> int:
+        """Ask for a copy of policy p, for the policy `asker`; returns what `fetch_copy` wants to be given."""
         assert self.memory.population is not None
-        return 0 if p in self._copies else self.memory.population.want(p)
+        return 0 if p in self._copies else self.memory.population.want(p, asker)
 
     def fetch_copy(self, p: int, asked: int) -> bytes | None:
         """The copy of policy p that was asked for, made at once where its learner is in this process; None: not yet."""
