@@ -4,9 +4,9 @@
 frame is over, and a frame is only over when the engines of all players have exchanged their commands. All players make the same
 frame at the same time: engines that run ahead of each other by more than one frame come to wait for each other for ever.
 
-**Faults.** A match whose engine was killed, stopped or hangs is given up: all agents are truncated, with their last observations
-and the info ``"restarted": True``, and the next `reset` starts new engines on another port. A dead or stopped engine is noticed
-within a second, any other hang after `Settings.step_timeout`.
+**Faults.** A match whose engine was killed, stopped or hangs is given up: all agents are truncated, with their last observations,
+the info ``"restarted": True`` and no outcome (NaN: it counts for nobody), and the next `reset` starts new engines on another
+port. A dead or stopped engine is noticed within a second, any other hang after `Settings.step_timeout`.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Match:
         except MatchFailed:
             restarted = True
             observed = [player.observation for player in self.players]
-            infos: dict[str, dict[str, Any]] = {agent: {"restarted": True, "outcome": 0.0} for agent in agents}
+            infos: dict[str, dict[str, Any]] = {agent: {"restarted": True, "outcome": np.nan} for agent in agents}
             self._give_up()
         else:
             observed = [player.observation for player in self.players]
