@@ -69,3 +69,32 @@ def two(spec: Any) -> Any:
 def one_or_two(spec: Any) -> Any:
     """The lowest as the first agent, the highest as the second."""
     return lambda observation, generator: 2 * int(observation["obs"][1])
+
+
+@register_parallel("alone", agents=1)
+def alone(options: EnvConfig, *, render_mode: str | None = None) -> HigherWins:
+    """One agent, which plays against nobody."""
+    game = HigherWins()
+    game.possible_agents = ["one"]
+    return game
+
+
+class AtTimes(HigherWins):
+    """Every other match is lost."""
+
+    matches = 0
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        self.matches += 1
+        return super().reset(seed, options)
+
+    def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
+        *rest, infos = super().step(actions)
+        if self.matches % 2 == 0:
+            infos = {agent: {"outcome": np.nan} for agent in infos}
+        return *rest, infos
+
+
+@register_parallel("higher-wins-at-times", agents=2)
+def at_times(options: EnvConfig, *, render_mode: str | None = None) -> AtTimes:
+    return AtTimes()

@@ -48,6 +48,13 @@ def test_results_are_those_of_the_first_player() -> None:
 def test_an_environment_of_one_agent_is_refused() -> None:
     with pytest.raises(ConfigError, match="one agent"):
         play(lambda o, g: 0, lambda o, g: 0, "gym/CartPole-v1", EnvConfig(), 1)
+    with pytest.raises(ConfigError, match="alone has one agent, which plays against nobody"):
+        play(lambda o, g: 0, lambda o, g: 0, "alone", EnvConfig(), 1)
+
+
+def test_a_match_that_was_lost_with_its_game_process_is_no_tie() -> None:
+    results = play(lambda o, g: 2, lambda o, g: 0, "higher-wins-at-times", EnvConfig(), 10, num_envs=2)
+    assert (results.wins, results.losses, results.ties) == (10, 0, 0)
 
 
 def test_commands_on_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,7 +87,7 @@ def play(
     The matches are shared out evenly over `num_envs` environments beforehand: taking the first to finish would favour short ones.
     `video`: an mp4 file with the first of them.
 
-    Raises `ConfigError` where the environment is of one agent or has no pictures, `ValueError` if `matches` is below 1.
+    Raises `ConfigError` where the environment has only one agent or has no pictures, `ValueError` if `matches` is below 1.
     """
     if matches < 1:
         raise ValueError(f"matches is {matches}; it must be at least 1")
@@ -97,6 +97,8 @@ def play(
     with ExitStack() as stack:
         group = multi_agent_group(lambda: _make(env, options, video), options, n, env)
         stack.callback(group.close)
+        if len(group.spec.agents) < 2:
+            raise ConfigError(f"{env} has one agent, which plays against nobody; `headrace eval` plays it")
         if group.spec.of_agents:
             raise ConfigError(f"the agents of {env} have different spaces, so no player can take every place; use headrace eval")
         stack.enter_context(using_threads(1))
@@ -112,9 +114,10 @@ def play(
             if frames is not None and not outcomes:
                 frames.add(picture(group.matches[0].env, env))
             for m in table.step():
-                if played[m] < share[m]:
+                difference = table.difference(m)
+                if played[m] < share[m] and not math.isnan(difference):  # one that was lost with a game process is played again
                     played[m] += 1
-                    outcomes.append((table.difference(m), group.matches[m].steps, table.digests[m]))
+                    outcomes.append((difference, group.matches[m].steps, table.digests[m]))
                     if frames is not None and len(outcomes) == 1:
                         frames.add(picture(group.matches[0].env, env))
     wins, losses = sum(d > 0 for d, *_ in outcomes), sum(d < 0 for d, *_ in outcomes)
