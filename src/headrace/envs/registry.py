@@ -297,6 +297,7 @@ def make_group(
     number: int | None = None,
     task: int | None = None,
     device: str | None = None,
+    spec: EnvSpec | None = None,
 ) -> EnvGroup:
     """`num_envs` environments stepped together. With `training` False, episodes are whole games.
 
@@ -310,11 +311,12 @@ def make_group(
     `device`: environments of tensors are made there, on a GPU also the native Atari consoles, and the group takes rows of tensors
     on that device (its attribute `tensors` is True). None: they are made on the CPU, and the group takes NumPy arrays, as all
     others do.
+    `spec`: of the run; environments of a server that are not like it are refused. None: whatever the server has.
 
     Raises what `make_env` raises, and `UnsupportedSpace`.
     """
     if options.remote and (address := _address(env_id, options.remote, number)):
-        return _remote("group").RemoteGroup(address, env_id, options, num_envs, training=training)
+        return _remote("group").RemoteGroup(address, env_id, options, num_envs, training=training, spec=spec)
     check_id(env_id)
     if SEPARATOR in env_id:
         several = {"training": training, "threads": threads, "task": task, "device": device}

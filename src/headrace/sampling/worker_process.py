@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.config import Config, machine, seeds
 from headrace.config.seeds import Use
-from headrace.envs.contract import EnvGroup, EnvironmentFault, OutOfBounds
+from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec, OutOfBounds
 from headrace.runs.explain import explain
 from headrace.runs.processes import die_with_parent
 from headrace.sampling.placements.base import Message, Placement
@@ -91,12 +91,12 @@ def warnings_reported(report: Callable[[str], None]) -> Iterator[None]:
         warnings.showwarning = before
 
 
-def make_group(config: Config, number: int) -> EnvGroup:
-    """Group `number` of those of all workers."""
+def make_group(config: Config, spec: EnvSpec, number: int) -> EnvGroup:
+    """Group `number` of those of all workers; `spec`: of the run."""
     from headrace.envs import registry
 
     task = config.task_of_group(number)
-    return registry.make_group(config.env, config.envs, config.envs_per_group, number=number, task=task)
+    return registry.make_group(config.env, config.envs, config.envs_per_group, number=number, task=task, spec=spec)
 
 
 def environment_seed(config: Config, worker: int, restarts: int = 0, version: int = 0) -> int:

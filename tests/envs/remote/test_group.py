@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from remote_servers import (
+    NAME,
     Stepper,
     counting,
     finish,
@@ -26,6 +27,7 @@ from worlds import BadEnv, CountingEnv, local_group
 from headrace.config import EnvConfig
 from headrace.envs.contract import EnvGroup, EnvironmentFault, LaneRow
 from headrace.envs.remote import protocol
+from headrace.envs.remote.group import RemoteGroup
 from headrace.envs.remote.transport import Credentials
 from headrace.envs.vector_group import vector_group
 
@@ -238,6 +240,36 @@ def test_refusals_are_told_and_asked_again() -> None:
         (text,) = messages_of(other, "differ")
         assert "envs.frameskip is 3 for the trainer and null at the server; envs.max_episode_steps is 9" in text
         other.close()
+
+
+@pytest.mark.parametrize("known", ["of the run", "of the server before"])
+def test_a_server_with_other_actions_is_refused(known: str) -> None:
+    """As one with another version of the environment's package may be. Actions of both look the same on the wire."""
+
+    def fewer(num_envs: int, training: bool = True) -> EnvGroup:
+        return local_group([CountingEnv(2) for _ in range(num_envs)], name=NAME)
+
+    port = free_port()
+    spec = counting(1).spec if known == "of the run" else None
+    group = RemoteGroup(f"127.0.0.1:{port}", NAME, EnvConfig(), 5, spec=spec)
+    stepper = Stepper(group, counting(1))
+    if spec is None:
+        with serving(port=port):
+            stepper.reset()
+    else:
+        stepper.begin_reset()
+    with serving(offer(fewer), port=port):
+        if spec is None:
+            stepper.begin_step()  # cut, and the next one waits for a server
+            finish(group)
+            stepper.begin_step()
+        texts = messages_of(group, "other actions")
+        assert "has other actions than the run: (Categorical(n=2),) instead of (Categorical(n=5),)" in texts[-1]
+        assert not group.recv()
+    with serving(port=port):
+        finish(group)
+        assert stepper.after.first.all()
+    group.close()
 
 
 def test_a_wrong_token_gets_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,15 +64,18 @@ class RemoteGroup:
     Args:
         address: an entry of `envs.remote`, but not `local`.
         options: the environment's settings, which must be the server's; and those of the connection.
+        spec: of the run, which the server's must be like. None: the server's own, which must stay as it is.
     """
 
     advanced: Sequence[int] | None = None
     ended: Sequence[int] = ()
 
-    def __init__(self, address: str, env: str, options: EnvConfig, num_envs: int, *, training: bool = True) -> None:
+    def __init__(
+        self, address: str, env: str, options: EnvConfig, num_envs: int, *, training: bool = True, spec: EnvSpec | None = None
+    ) -> None:
         self.address, self.num_envs = address, num_envs
         self._timeout = options.remote_timeout
-        self._hello = Hello(env, num_envs, training, protocol.shared_options(options))
+        self._hello, self._like = Hello(env, num_envs, training, protocol.shared_options(options)), spec
         self._connector = connector(address, options)
         self._to_learn = reward_transform(options)
         self._wake: Callable[[], None] = lambda: None
@@ -263,7 +266,6 @@ class RemoteGroup:
     def _connect(self) -> None:
         """Connect, hand over what comes, and so on until `close`."""
         pause = FIRST_PAUSE
-        layout: Layout | None = None
         while not self._closed.is_set():
             try:
                 link = self._opening = self._connector.open(self._closed)
@@ -272,7 +274,7 @@ class RemoteGroup:
                     return
                 link.on_slow = self._slow
                 welcome, messages = greet(link, self._hello, self._timeout)
-                layout = self._check(welcome, layout)
+                layout = self._check(welcome)
             except (Unreachable, Refused, ProtocolError) as error:
                 if self._opening is not None:
                     self._opening.close()
@@ -291,8 +293,8 @@ class RemoteGroup:
             self._closed.wait(pause * (1 + random.random() / 4))
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _check(self, welcome: Welcome, before: Layout | None) -> Layout:
-        """The layout of the group's messages. Raises `Refused` where it has changed since the last connection."""
+    def _check(self, welcome: Welcome) -> Layout:
+        """The layout of the group's messages. Raises `Refused` where the environment is not like the run's."""
         size = (welcome.lanes, welcome.lane_size)
         agents = len(welcome.spec.agents)
         expected = (self.num_envs * agents, 1) if agents else (1, self.num_envs)
@@ -300,9 +302,11 @@ class RemoteGroup:
             raise Refused(f"the server's group has {size[0]} lanes of {size[1]} agents; {expected} are expected")
         if welcome.env != self._hello.env:
             raise Refused(f"the server has {welcome.env}, and {self._hello.env} is asked for")
+        like = self._like = self._like or welcome.spec
+        for what, ours, theirs in zip(_MUST_AGREE, _traits(like), _traits(welcome.spec), strict=True):
+            if ours != theirs:
+                raise Refused(f"the server's environment has other {what} than the run: {theirs} instead of {ours}")
         layout = Layout(welcome.spec, *size)
-        if before is not None and layout.schema() != before.schema():
-            raise Refused("the server's environment has other spaces than before")
         self._welcome = welcome
         self._welcomed.set()
         return layout
@@ -344,3 +348,12 @@ class RemoteGroup:
             self._opening.close()
         self._connector.close()
         self._thread.join(JOIN_TIMEOUT)
+
+
+_MUST_AGREE = ("observations", "actions", "frames per step", "autoreset", "agents")
+
+
+def _traits(spec: EnvSpec) -> tuple[object, ...]:
+    """What `_MUST_AGREE` names: nothing else would tell that a server's package of the environment is another version."""
+    observation = {name: f"{array.dtype.name} {list(array.shape)}" for name, array in sorted(spec.observation.items())}
+    return observation, spec.action.parts, spec.frameskip, spec.autoreset, spec.agents

@@ -103,7 +103,7 @@ def rollout_main(start: Start, act: InlineAct | None = None, seeded: Callable[[]
     import_files(config.imports)
     seed = matchmaking_seed(config, start.index, start.restarts)
     seat = make_seating(start.index, memory, config, start.placement.spec, start.placement.crew, seed)
-    worker = RolloutWorker(start.index, memory, partial(make_group, config), act, seat)
+    worker = RolloutWorker(start.index, memory, partial(make_group, config, start.placement.spec), act, seat)
     memory.control.wait_until_ready()
     seeded()
     try:

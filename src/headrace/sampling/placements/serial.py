@@ -99,7 +99,8 @@ class SerialSampler:
             make_seating(w, memory, config, placement.spec, placement.crew, matchmaking_seed(config, w))
             for w in range(config.sampling.num_workers)
         ]
-        self.workers = [RolloutWorker(w, memory, partial(make_group, config), None, seat) for w, seat in enumerate(self.seats)]
+        make = partial(make_group, config, placement.spec)
+        self.workers = [RolloutWorker(w, memory, make, None, seat) for w, seat in enumerate(self.seats)]
         for worker in self.workers:
             for group in worker.groups:
                 group.envs.remember()
