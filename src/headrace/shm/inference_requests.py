@@ -164,6 +164,10 @@ class InferenceRequests(Mapped):
             queue.put(lane)
         return [lane for lane in lanes if lane is not None]
 
+    def answered_lanes(self) -> list[int]:
+        """Lanes whose actions are there and not taken yet: a scripted opponent's, say. For runs in one process."""
+        return [lane for lane in range(self.L) if self._words.load(lane) == READY]
+
     # -- the supervisor ---------------------------------------------------------------------------------------------------
 
     def withdraw(self, worker: int) -> set[int]:

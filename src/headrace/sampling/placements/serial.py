@@ -170,7 +170,8 @@ class SerialSampler:
         requests = self._memory.requests
         envs = [[group.envs.get_state() for group in worker.groups] for worker in self.workers]
         groups = [(worker, group) for worker in self.workers for group in worker.groups]
-        without = any(lane.slot < 0 for _, group in groups for lane in group.lanes if not lane.agent or lane.last is not None)
+        without = any(group.busy for _, group in groups)
+        without |= any(lane.slot < 0 for _, group in groups for lane in group.lanes if not lane.agent or lane.last is not None)
         if not self._started or without or any(state is None for states in envs for state in states):
             return None
         stores = [p.trajectories for p in self._memory.policies]
@@ -183,6 +184,8 @@ class SerialSampler:
             "finished": [[{name: a[slot].copy() for name, a in s.arrays.items()} for slot in s.queued()] for s in stores],
             "reward_weights": [[group.reward_weights for group in worker.groups] for worker in self.workers],
             "cores": [cores.copy() for cores in requests.cores],
+            "next_cores": [cores.copy() for cores in requests.next_cores],
+            "answered": requests.answered_lanes(),
             "waiting": [requests.queued(p) for p in range(self._memory.learners)],
             "ready": [[worker.index, group.number] for worker, group in self._ready],
         }
@@ -226,11 +229,17 @@ class SerialSampler:
                 for name, array in arrays.items():
                     policy.trajectories.arrays[name][slot] = array
                 policy.trajectories.finish(slot)
-        for cores, saved in zip(requests.cores, world["cores"], strict=True):
-            cores[:] = saved
+        for name in ("cores", "next_cores"):
+            for cores, saved in zip(getattr(requests, name), world[name], strict=True):
+                cores[:] = saved
         for waiting in world["waiting"]:
             for lane in waiting:
                 requests.request(lane)
+        for lane in world["answered"]:
+            requests.answered(lane)
+        for worker, group in groups:
+            if not group.acting:  # nobody's action is waited for
+                requests.wake(worker.index, group.number)
         self._ready.extend((self.workers[w], self.workers[w].groups[g]) for w, g in world["ready"])
         self._started = True
         return None
