@@ -44,12 +44,14 @@ def test_commas_separate_tasks() -> None:
         make_config("atari/boxing,atari/pongg")
 
 
-def test_defaults_are_what_all_tasks_agree_on() -> None:
+def test_defaults_are_what_more_than_half_of_the_tasks_agree_on() -> None:
     config = cues()
     assert config.learning.gamma == 0.5
     assert config.learning.learning_rate == LearningConfig().learning_rate, "theirs differ"
     assert config.envs.task_options == {"cue/left": {"reward_scale": 2.0}}
     assert make_config(GAMES).run.goal is None, "Pong's own is 18"
+    three = make_config(GAMES)
+    assert (three.policy.encoder, three.learning.lr_schedule) == ("nature-cnn", "constant"), "two of three"
     assert cues(**{"envs.reward_scale": 3.0}).envs.task_options == {}, "the user's own setting is for all tasks"
     asked = cues(**{"envs.task_options": {"cue/right": {"reward_clip": 1.0}}})
     assert asked.envs.task_options == {"cue/left": {"reward_scale": 2.0}, "cue/right": {"reward_clip": 1.0}}
@@ -67,7 +69,7 @@ def test_flags_say_the_same_as_the_library(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(to_json(asked))
     resumed = parse_config([*flags, "--run.folder", str(tmp_path)], tuned=False)
     assert resumed.envs.task_options == asked.envs.task_options, "what no flag names stays as it was"
-    assert parse_config(["--env", ",".join(GAMES), "--num-workers", "6"], tuned=False).sampling.envs_per_worker == 16
+    assert parse_config(["--env", ",".join(GAMES), "--num-workers", "6"], tuned=False).sampling.envs_per_worker == 32
     with pytest.raises(ConfigError, match=r"--envs.task-options is '\[1'; it must be a JSON object"):
         parse_config([*flags, "--envs.task-options", "[1"], tuned=False)
 

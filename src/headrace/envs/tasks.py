@@ -28,11 +28,15 @@ ADVICE = (
 
 
 def common_defaults(tasks: Sequence[str]) -> dict[str, Any]:
-    """The dotted settings that the defaults of all tasks agree on. Those of `envs` that only some have, or that differ, are in
-    `envs.task_options`. Raises `ConfigError` for multi-agent environments, and what `registry.defaults` raises."""
+    """The dotted settings that the defaults of more than half of the tasks agree on, and of `envs` those of all of them. Other
+    ones of `envs` are in `envs.task_options`. Raises `ConfigError` for multi-agent environments, and what `registry.defaults`
+    raises."""
     own = {task: registry.defaults(task) for task in tasks}
-    first = own[tasks[0]]
-    agreed = {name: value for name, value in first.items() if all(name in d and d[name] == value for d in own.values())}
+    agreed = {}
+    for name, value in ((name, value) for defaults in own.values() for name, value in defaults.items()):
+        number = sum(name in defaults and defaults[name] == value for defaults in own.values())
+        if number == len(own) or (2 * number > len(own) and not name.startswith("envs.")):
+            agreed[name] = value
     options = {}
     for task, defaults in own.items():
         if defaults.get("envs.num_agents"):
