@@ -140,8 +140,16 @@ def test_the_first_reset_is_of_all_environments():
         env.reset(options={"reset_mask": np.array([True, False])})
 
 
+@pytest.fixture
+def ctrl_c():
+    """Raises `KeyboardInterrupt`, also where a shell has started the tests in the background, with the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("num_threads", [None, 1])
-def test_ctrl_c_ends_waiting(num_threads):
+def test_ctrl_c_ends_waiting(num_threads, ctrl_c):
     """A step of many consoles takes long, and waiting for it ends at a Ctrl-C; its results are received afterwards."""
     env = AtariVector("pong", 1024, num_threads=num_threads, frameskip=255, maxpool=False)
     env.reset(seed=0)
