@@ -225,7 +225,7 @@ def test_a_default_placement_gives_way_to_what_it_cannot_do() -> None:
     """Pong takes turns in one process where there is no GPU: a default, which gives way to what the user asks for."""
     pytest.importorskip("ale_py")
     config = make_config("atari/pong")
-    assert (config.sampling.placement, config.num_envs, config.parts, config.learning.batch_size) == ("device", 16, 1, 1024)
+    assert (config.sampling.placement, config.num_envs, config.parts, config.learning.batch_size) == ("device", 8, 1, 1024)
     check_config(config)
     asked: list[dict[str, Any]] = [
         {"learning.algorithm": "apex-dqn"}, {"population.size": 2}, {"sampling.placement": "served"},
@@ -234,18 +234,18 @@ def test_a_default_placement_gives_way_to_what_it_cannot_do() -> None:
     for settings in asked:
         config = make_config("atari/pong", **settings)
         assert config.sampling.placement == settings.get("sampling.placement", "served")
-        assert (config.sampling.num_groups, config.num_envs) == (2, 16)
+        assert (config.sampling.num_groups, config.num_envs) == (2, 16 if "learning.algorithm" in settings else 8)
         check_config(config)
 
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ("", ("device", 1, 16, 1024)),
-        ("--placement served", ("served", 2, 16, 1024)),
-        ("--population.size 2", ("served", 2, 16, 1024)),
-        ("--num-groups 1 --envs-per-worker 32", ("device", 1, 32, 2048)),
-        ("--placement served --envs-per-worker 32", ("served", 2, 32, 1024)),
+        ("", ("device", 1, 8, 1024)),
+        ("--placement served", ("served", 2, 8, 1024)),
+        ("--population.size 2", ("served", 2, 8, 1024)),
+        ("--num-groups 1 --envs-per-worker 32", ("device", 1, 32, 4096)),
+        ("--placement served --envs-per-worker 16", ("served", 2, 16, 1024)),
     ],
 )
 def test_the_command_line_asks_for_the_same(flags: str, expected: tuple[str, int, int, int]) -> None:
@@ -259,16 +259,16 @@ def test_the_command_line_asks_for_the_same(flags: str, expected: tuple[str, int
 def test_sizes_that_the_user_gave_are_kept() -> None:
     device = {"sampling.placement": "device"}
     config = make_config("atari/pong", **device, **{"sampling.envs_per_worker": 64})
-    assert (config.num_envs, config.learning.batch_size, config.parts) == (64, 4096, 1)
+    assert (config.num_envs, config.learning.batch_size, config.parts) == (64, 8192, 1)
     config = make_config("atari/pong", **device, **{"sampling.envs_per_worker": 64, "learning.batch_size": 512})
-    assert (config.num_envs, config.learning.batch_size, config.parts) == (64, 512, 8)
+    assert (config.num_envs, config.learning.batch_size, config.parts) == (64, 512, 16)
     check_config(config)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"learning.batch_size": 1000}, r"batch_size \(1000\) must be sampling.rollout x environments \(64 x 32 = 2048\)"),
+        ({"learning.batch_size": 1000}, r"batch_size \(1000\) must be sampling.rollout x environments \(128 x 32 = 4096\)"),
         ({"population.size": 2}, "device trains one policy; population.size is 2"),
         ({"envs.remote": "localhost:1"}, "envs.remote cannot be used"),
     ],
