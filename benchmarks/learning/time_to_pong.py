@@ -29,7 +29,7 @@ import summary  # noqa: E402
 
 RECORD = HERE / "results" / "time_to_pong.json"
 GOAL = 18.0
-POINTS = 40
+POINTS = 12
 """Of each seed's curve in the record."""
 GAMES = 30
 """Of the evaluation after training."""
