@@ -5,7 +5,8 @@
 BEFORE and AFTER are folders of checkouts, each with an interpreter at `.venv/bin/python` in which its own package is installed;
 one is enough. Each round trains every checkout in every way of `WAYS` for some seconds, with the environment's own settings and
 a new run folder. A run counts with the median of its intervals of 1 s after the first three, and a way with the median of its
-rounds. The load average before each run tells whether the machine was quiet. Prints a table, writes results/small_worlds.json.
+rounds. A checkout that has no such environment yet has no number. The load average before each run tells whether the machine was
+quiet. Prints a table, writes results/small_worlds.json.
 """
 
 from __future__ import annotations
@@ -20,10 +21,15 @@ from statistics import median
 
 import summary
 
+ONE_PASS = ["--learning.num-epochs", "1"]
+"""Over every batch, where the default is 8 passes: then little is left of the learner's arithmetic."""
+MANY = ["--sampling.envs-per-worker", "512", "--learning.batch-size", "8192", "--learning.learning-rate", "2e-3"]
 WAYS = {
     "gym/CartPole-v1, served": ["--env", "gym/CartPole-v1"],
     "gym/CartPole-v1, inline": ["--env", "gym/CartPole-v1", "--sampling.placement", "inline"],
     "torch/CartPole-v1, device": ["--env", "torch/CartPole-v1", "--sampling.placement", "device"],
+    "gym/CartPole-v1, served, one pass": ["--env", "gym/CartPole-v1", *ONE_PASS],
+    "torch/CartPole-v1, device, one pass, 512 environments": ["--env", "torch/CartPole-v1", *ONE_PASS, *MANY],
 }
 SKIPPED = 3
 """First intervals of a run, in which processes are still starting."""
@@ -37,8 +43,9 @@ def steps_per_second(rows: list[dict[str, float]]) -> float:
     return median(rates)
 
 
-def train(checkout: Path, way: str, seconds: float) -> float:
-    """Train once; steps/s. Raises `SystemExit` with the run's output if it fails."""
+def train(checkout: Path, way: str, seconds: float) -> float | None:
+    """Train once; steps/s, or None if the checkout does not have this environment. Raises `SystemExit` with the run's output if
+    it fails otherwise."""
     with tempfile.TemporaryDirectory(prefix="small-worlds-") as temporary:
         folder = Path(temporary) / "run"
         command = [str(checkout / ".venv/bin/python"), "-m", "headrace.cli", "train", *WAYS[way], "--run.folder", str(folder)]
@@ -46,6 +53,8 @@ def train(checkout: Path, way: str, seconds: float) -> float:
         command += ["--run.log-interval", "1", "--run.no-video", "--run.no-dashboard"]
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"XDG_CONFIG_HOME": temporary}
         done = subprocess.run(command, cwd=temporary, env=environment, capture_output=True, text=True, check=False)
+        if "there is no environment" in done.stderr:
+            return None
         if done.returncode != 0:
             raise SystemExit(f"{' '.join(command)} failed:\n{(done.stdout + done.stderr)[-3000:]}")
         return steps_per_second([json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()])
@@ -67,11 +76,14 @@ def main() -> None:
         for way in arguments.ways:
             for i, checkout in enumerate(checkouts):
                 loads.append(round(os.getloadavg()[0], 1))
-                found[way][i].append(round(train(checkout, way, arguments.seconds)))
+                if (rate := train(checkout, way, arguments.seconds)) is not None:
+                    found[way][i].append(round(rate))
     print(f"| steps/s | {' | '.join(path.name for path in checkouts)} | last against first |\n|---|{'---|' * len(checkouts)}---|")
     for way, columns in found.items():
-        middles = [median(column) for column in columns]
-        print(f"| {way} | {' | '.join(f'{value:,.0f}' for value in middles)} | {middles[-1] / middles[0]:.2f}x |")
+        middles = [median(column) if column else None for column in columns]
+        first, last = middles[0], middles[-1]
+        cells = [f"{value:,.0f}" if value else "-" for value in middles] + [f"{last / first:.2f}x" if first and last else "-"]
+        print(f"| {way} | {' | '.join(cells)} |")
     print(f"\nload average before each run: {loads}")
     commits = [
         subprocess.run(["git", "-C", str(path), "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()

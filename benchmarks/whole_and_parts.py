@@ -80,7 +80,7 @@ def whole(env: str, settings: dict[str, str], seconds: float) -> dict[str, float
     """Steps per second of training, and its microseconds per step by part. Raises `SystemExit` if training fails."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "headrace.cli", "train", "--env", env, "--run.folder", folder, "--no-dashboard"]
-        command += ["--no-video", "--run.goal", "None", "--run.log-interval", "1"]
+        command += ["--no-video", "--run.goal", "None", "--run.log-interval", "1", "--learning.total-steps", "1000000000"]
         command += ["--run.max-minutes", str((START_UP + WARM_UP + seconds) / 60), *flags(settings)]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
         if run.returncode:
