@@ -1,27 +1,31 @@
-"""PPO of Stable-Baselines3 on an Atari game, run by the interpreter of its own virtual environment (see vs_stable_baselines3.py).
+"""PPO of Stable-Baselines3, run by the interpreter of its own virtual environment (see vs_stable_baselines3.py).
 
-    python contender_stable_baselines3.py GAME NUM_ENVS BATCH dummy|subprocesses
+    python contender_stable_baselines3.py atari/GAME|gym/ID NUM_ENVS BATCH dummy|subprocesses
 
-Prints the steps trained on so far after every update. Needs stable-baselines3, ale-py, opencv-python-headless.
+Prints the steps trained on so far after every update. Needs stable-baselines3; for Atari ale-py and opencv-python-headless, for
+MuJoCo gymnasium[mujoco].
 """
 
 import sys
 
 import gymnasium
-from ale_py.registration import register_v0_v4_envs
 from stable_baselines3 import PPO
 from stable_baselines3.common.atari_wrappers import AtariWrapper
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecTransposeImage
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize, VecTransposeImage
 
 
-class Game:
-    """Makes one game with the usual wrappers."""
+class Make:
+    """Makes one environment; Atari's games with the usual wrappers."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, env: str) -> None:
+        self.family, self.name = env.split("/", 1)
 
     def __call__(self) -> gymnasium.Env:
+        if self.family == "gym":
+            return gymnasium.make(self.name)
+        from ale_py.registration import register_v0_v4_envs
+
         register_v0_v4_envs()  # also in the processes of SubprocVecEnv
         return AtariWrapper(gymnasium.make(f"{self.name.capitalize()}NoFrameskip-v4"))
 
@@ -37,10 +41,14 @@ class Report(BaseCallback):
 
 
 def main() -> None:
-    game, num_envs, batch, kind = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    make = {"dummy": DummyVecEnv, "subprocesses": SubprocVecEnv}[kind]
-    envs = VecTransposeImage(VecFrameStack(make([Game(game)] * num_envs), 4))
-    model = PPO("CnnPolicy", envs, n_steps=batch // num_envs, batch_size=batch, n_epochs=1, device="cpu", learning_rate=1e-4)
+    env, num_envs, batch, kind = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    made = {"dummy": DummyVecEnv, "subprocesses": SubprocVecEnv}[kind]([Make(env)] * num_envs)
+    n_steps = batch // num_envs
+    if env.startswith("gym/"):  # its own numbers but for the length of a collection: 10 epochs, minibatches of 64, 3e-4
+        model = PPO("MlpPolicy", VecNormalize(made), n_steps=n_steps, device="cpu")
+    else:
+        images = VecTransposeImage(VecFrameStack(made, 4))
+        model = PPO("CnnPolicy", images, n_steps=n_steps, batch_size=batch, n_epochs=1, device="cpu", learning_rate=1e-4)
     model.learn(10**9, callback=Report())
 
 

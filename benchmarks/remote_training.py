@@ -39,7 +39,7 @@ from remote_envs import relaying  # noqa: E402
 
 ENV, FILE, EXAMPLE = "minatar/breakout", HERE / "learning" / "minatar_env.py", HERE.parent / "examples" / "impala.py"
 ENVS = 16
-"""Of a group."""
+"""Of a group, where the line does not say otherwise."""
 START = 90.0
 """Seconds that a run may take until it has learned from something."""
 WARM = 3.0
@@ -56,18 +56,19 @@ class Run:
     delay: float | None = None
     """Milliseconds of round trip; None: environments of the run's own processes."""
     settings: tuple[str, ...] = ()
+    envs: int = ENVS
+    """Of a group."""
 
     @property
     def flags(self) -> list[str]:
         """Of `headrace train`."""
-        sizes = {"num-workers": 1, "num-groups": self.groups, "envs-per-worker": ENVS * self.groups}
+        sizes = {"num-workers": 1, "num-groups": self.groups, "envs-per-worker": self.envs * self.groups}
         flags = ["--learning.algorithm", "impala", "--sampling.placement", self.placement]
         flags += [part for name, n in sizes.items() for part in (f"--sampling.{name}", str(n))]
         return [*flags, *self.settings]
 
 
 AS_EXAMPLE = ("--sampling.num-workers", "2", "--sampling.num-groups", "1", "--sampling.envs-per-worker", str(ENVS))
-SEED = ("--sampling.min-request-groups", "4", "--sampling.batch-timeout", "1")
 SEED = ("--sampling.min-request-groups", "4", "--sampling.batch-timeout", "1")
 POLYBEAST = ("--sampling.envs-per-worker", "32", "--sampling.min-request-groups", "1", "--sampling.batch-timeout", "0")
 RUNS = [
@@ -79,6 +80,8 @@ RUNS = [
     # the same number of groups with and without delay one after the other, so that other work on the machine disturbs both
     *(Run("served, far", "served", groups, delay) for groups, delay in ((1, 0), (1, 1), (2, 0), (2, 1), (2, 20))),
     *(Run("served, far", "served", groups, delay) for groups in (8, 16, 32) for delay in (0, 20)),
+    # groups that take longer to step than the round trip: what two of them are for
+    *(Run("served, far, groups of 64", "served", 2, delay, envs=64) for delay in (0, 1)),
     Run("as SEED: all groups in a batch", "served", 4, 0, SEED),
     Run("as PolyBeast: a stream for each environment", "served", 32, 0, POLYBEAST),
 ]

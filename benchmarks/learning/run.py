@@ -70,6 +70,10 @@ TASKS = {
         "vizdoom/health_gathering", 1000, 30, note="+1 per tick alive, at most 2,100; random play about 350"
     ),
     "cartpole-swingup": Task("dm_control/cartpole-swingup", 800, 20, note="at most 1,000"),
+    **{
+        task: Task(f"gym/{name}-v5", goal, 5, {"run.goal": None}, note="goal: CleanRL's PPO after 1 M steps, on v4")
+        for task, name, goal in (("halfcheetah", "HalfCheetah", 1443), ("hopper", "Hopper", 2383), ("walker2d", "Walker2d", 2288))
+    },
     "apex-cartpole": Task(
         "gym/CartPole-v1",
         475,

@@ -26,9 +26,9 @@ def test_only_cartpole_has_the_settings_of_cartpole(env_id: str) -> None:
         return
     assert config.learning.gamma == 0.99
     assert config.learning.gae_lambda == 0.95
-    assert config.learning.total_steps == 10_000_000
     assert config.learning.algorithm == "ppo"
     spec = gymnasium.spec(env_id.removeprefix("gym/"))
+    assert config.learning.total_steps == (1_000_000 if "gymnasium.envs.mujoco" in str(spec.entry_point) else 10_000_000)
     one_hot = "toy_text" in str(spec.entry_point)
     assert config.policy.normalize_observations == (not one_hot and registry.observes(env_id) == "vectors")
 
@@ -49,6 +49,16 @@ def test_environments_of_images_are_known_by_their_ids(env_id: str, shape: tuple
     replay = make_config(env_id, "apex-dqn")
     assert replay.policy.encoder == "nature-conv"
     assert replay.replay.codec != "none"
+
+
+def test_mujoco_has_settings_of_its_own_and_algorithms_keep_theirs() -> None:
+    config = make_config("gym/Hopper-v5")
+    assert (config.sampling.placement, config.num_envs, config.learning.batch_size) == ("inline", 32, 2048)
+    assert (config.learning.num_epochs, config.learning.num_minibatches, config.learning.lr_schedule) == (10, 8, "linear")
+    assert config.policy.normalize_observations
+    assert config.policy.normalize_returns
+    impala = make_config("gym/Hopper-v5", "impala").learning
+    assert (impala.num_epochs, impala.num_minibatches, impala.returns) == (1, 1, "vtrace")
 
 
 def test_other_environments_observe_vectors() -> None:

@@ -15,7 +15,7 @@ OBSERVATIONS = "vectors"
 _OBSERVE_IMAGES = (":AtariEnv", ":CarRacing")
 """Ends of the entry points of environments that observe images."""
 
-_MUJOCO = "gymnasium.envs.mujoco"
+_MUJOCO_MODULE = "gymnasium.envs.mujoco"
 _SKIPPED = ("GymV2", "phys2d/", "tabular/", "headrace/")
 """Adapters to other packages, environments that need JAX, and ours, which are listed as atari/<game>."""
 
@@ -60,7 +60,7 @@ def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> En
 
 
 def _is_mujoco(name: str) -> bool:
-    return _entry_point(name).startswith(_MUJOCO)
+    return _entry_point(name).startswith(_MUJOCO_MODULE)
 
 
 def _register_atari() -> None:
@@ -103,6 +103,22 @@ _VECTORS: dict[str, Any] = {
     "sampling.rollout": 64,
 }
 """Observations and rewards of unknown scale. Network, learning rate and clip are those of Schulman et al. 2017 (PPO), Table 3."""
+_MUJOCO: dict[str, Any] = {
+    "sampling.placement": "inline",
+    "sampling.num_workers": 2,
+    "sampling.num_groups": 1,
+    "sampling.envs_per_worker": 16,
+    "sampling.rollout": 32,
+    "learning.total_steps": 1_000_000,
+    "learning.batch_size": 2048,
+    "learning.num_epochs": 10,
+    "learning.num_minibatches": 8,
+    "learning.learning_rate": 6e-4,
+    "learning.lr_schedule": "linear",
+    "learning.max_grad_norm": 0.5,
+}
+"""Beyond `_VECTORS`. Batch and epochs are those of Schulman et al. 2017 (PPO), Table 3. Minibatches are four times as large, with
+twice the learning rate, so that learning costs about as much as simulating (benchmarks/learning/run.py halfcheetah)."""
 _IMAGES: dict[str, Any] = {
     "envs.resize": (84, 84),
     "envs.grayscale": True,
@@ -137,7 +153,7 @@ def defaults(name: str) -> dict[str, Any]:
     if observes(name) == "images":
         atari = _entry_point(name).endswith(":AtariEnv")
         return _IMAGES | ({"envs.reward_clip": 1.0, "policy.normalize_returns": False} if atari else {})
-    own = dict(_VECTORS)
+    own = _VECTORS | (_MUJOCO if _is_mujoco(name) else {})
     if _entry_point(name).startswith("gymnasium.envs."):
         own["learning.num_threads"] = 1
     if _entry_point(name).startswith("gymnasium.envs.toy_text"):
