@@ -18,10 +18,12 @@ import supervised
 from supervised import make_placement
 
 from headrace.sampling import supervisor as supervisor_module
+from headrace.sampling import watchdog as watchdog_module
 from headrace.sampling.child import Child
 from headrace.sampling.placements.base import Message, RunFailed
 from headrace.sampling.supervisor import Supervisor
 from headrace.sampling.watchdog import Watchdog
+from headrace.shm import run_control
 from headrace.shm.inference_requests import TAKEN, WAITING
 
 
@@ -44,7 +46,7 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         pids = [c.process.pid for c in self.supervisor.children]
         self.supervisor.kill()
-        assert not [pid for pid in pids if alive(pid)]
+        wait_here(lambda: not any(map(alive, pids)))  # where `KILL_TIMEOUT` is short, a busy machine may need longer
 
     @property
     def text(self) -> str:
@@ -149,10 +151,15 @@ def test_failures_that_are_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatc
 
 def test_a_dead_policy_workers_requests_are_asked_again() -> None:
     with Run({("policy", 1): "claim_and_be_killed"}, {"policy": 2}) as run:
-        run.memory.requests.request(2)
+        requests = run.memory.requests
+        requests.request(2)
         run.until_said(r"policy worker 1 ended \(killed by SIGKILL\): 1 requests asked again")
-        assert run.memory.requests._words.load(2) == WAITING
-        assert run.memory.requests.queued(0) == [2]
+        assert requests._words.load(2) == WAITING
+        # The number may be queued twice: also by a sweep that came while the dead worker held it and had not claimed it yet.
+        queued = requests.queued(0)
+        assert set(queued) == {2}
+        # It does no harm: `claim` moves the request word once, whatever the queue says.
+        assert requests.claim([*queued, 2], 0) == [2]
 
 
 @pytest.fixture
@@ -161,17 +168,18 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(supervisor_module, name, 1.0)
 
 
-@pytest.mark.usefixtures("short_waits")
-def test_a_policy_worker_that_never_answers_a_dead_worker_is_replaced_and_nobody_waits_for_it() -> None:
+def test_a_policy_worker_that_never_answers_a_dead_worker_is_replaced_and_nobody_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor_module, "ANSWER_TIMEOUT", 1000.0)
     behaviours = {("rollout", 0): "request_and_be_killed", ("policy", 0): "claim_and_never_answer", ("rollout", 1): "work"}
     with Run(behaviours, {"policy": 1, "rollout": 3}) as run:
         run.until(lambda: any(c.ended for c in run.supervisor.children))
         assert run.memory.requests._words.load(0) == TAKEN
-        began = time.monotonic()
         os.kill(run.pid("rollout", 2), signal.SIGKILL)  # somebody else dies meanwhile
         run.until_said(r"rollout worker 2 ended .*a new one starts")
-        if time.monotonic() - began < 0.7:  # else the machine is too busy to tell
-            assert "rollout worker 0 ended" not in run.text
+        assert "rollout worker 0 ended" not in run.text
+        monkeypatch.setattr(supervisor_module, "ANSWER_TIMEOUT", 1.0)
         run.until_said(r"policy worker 0 ended \(no answer for 1 s\): 1 requests asked again")
         run.until_said(r"rollout worker 0 ended \(killed by SIGKILL\): 0 slots returned")
         assert run.memory.requests._words.load(0) == 0
@@ -296,7 +304,7 @@ def test_stop_lets_everybody_end_and_hears_the_learners_last_words() -> None:
         run.until(lambda: run.memory.control.heartbeat("learner", 0))
         run.messages += run.supervisor.stop()
         assert run.text.count("ends") == 2
-        assert run.messages[-1].kind == "done"
+        assert [m.kind for m in run.messages].count("done") == 1  # the last of all, but on a busy machine
         assert not run.supervisor.children
         assert run.placement.restarts == 0
 
@@ -372,6 +380,8 @@ def test_a_fork_server_that_does_not_answer_is_replaced(monkeypatch: pytest.Monk
         server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
         os.kill(server, signal.SIGSTOP)
         os.kill(pids[0], signal.SIGKILL)
+        run.until(lambda: not alive(server))
+        monkeypatch.setattr(supervisor_module, "FORK_SERVER_TIMEOUT", 100.0)  # the next one has to import first
         for i in range(2):
             run.until_said(f"rollout {i} is process", times=2)
         assert not any(alive(pid) for pid in (server, *pids))
@@ -388,32 +398,57 @@ def test_the_supervisor_has_a_heartbeat() -> None:
         assert run.memory.control.supervisor_heartbeat > before
 
 
+class Clock:
+    """Stands for `perf_counter` of the supervisor and of its watchdog, which looks at it once in each of its rounds."""
+
+    def __init__(self) -> None:
+        self.now, self.looks = 100.0, 0
+
+    def __call__(self) -> float:
+        self.looks += 1
+        return self.now
+
+    def let_it_look(self, seconds: float) -> None:
+        """So much later the watchdog looks several times."""
+        self.now += seconds
+        looks = self.looks
+        wait_here(lambda: self.looks > looks + 3)
+
+
 @pytest.fixture
-def watchdog() -> Iterator[tuple[Any, list[str]]]:
-    control, shown = make_placement().memory.control, list[str]()
-    dog = Watchdog(control, show=shown.append, limit=0.3, interval=0.05)
+def watchdog(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[str], Clock]]:
+    control, shown, clock = make_placement().memory.control, list[str](), Clock()
+    for module in (watchdog_module, run_control):
+        monkeypatch.setattr(module, "perf_counter", clock)
+    dog = Watchdog(control, show=shown.append, limit=4.0, interval=0.001)
     dog.start()
-    yield control, shown
+    yield control, shown, clock
     dog.stop()
 
 
-def test_a_supervisor_that_waits_is_shown_with_its_stack(watchdog: tuple[Any, list[str]]) -> None:
-    control, shown = watchdog
-    for _ in range(10):
+def test_a_supervisor_that_waits_is_shown_with_its_stack(watchdog: tuple[Any, list[str], Clock]) -> None:
+    control, shown, clock = watchdog
+    for _ in range(5):
         control.supervisor_lives()
-        time.sleep(0.02)
+        clock.let_it_look(3.9)
     assert shown == []
-    wait_here(lambda: shown)
-    assert re.match(r"The supervisor has not looked at the processes for \d+ s. It is here:(.|\n)*in wait_here\n", shown[0])
-    time.sleep(0.5)
+    clock.let_it_look(0.2)
+    assert re.match(r"The supervisor has not looked at the processes for 4 s. It is here:(.|\n)*in let_it_look\n", shown[0])
+    clock.let_it_look(3.0)
     assert len(shown) == 1  # once
     control.supervisor_lives()
-    wait_here(lambda: len(shown) > 1)
-    assert shown[1] == "The supervisor goes on"
+    clock.let_it_look(0.1)
+    assert shown[1:] == ["The supervisor goes on"]
+
+
+def test_the_time_for_which_the_watchdog_was_stopped_too_is_nobodys_silence(watchdog: tuple[Any, list[str], Clock]) -> None:
+    _, shown, clock = watchdog
+    clock.let_it_look(1000.0)
+    assert shown == []
 
 
 def wait_here(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -29,8 +29,8 @@ PAUSE = 5.0
 """Seconds between two looks after which this process must itself have been stopped (Ctrl-Z), and the others with it."""
 START_TIMEOUT = 300.0
 """Seconds a process may take to start before it counts as hung."""
-STACKS_TIMEOUT = 0.5
-"""Seconds that a hung process has to write its stacks."""
+STACKS_TIME, STACKS_TIMEOUT = 0.5, 2.0
+"""Seconds after which a hung process is killed that was asked for its stacks: one that has written some, and one that has not."""
 KILL_TIMEOUT = 10.0
 """Seconds after which a process that was killed and is still there is left to the kernel, which waits for a device or a disk."""
 ANSWER_TIMEOUT = 5.0
@@ -159,7 +159,7 @@ class Supervisor:
     def _has_ended(self, child: Child) -> bool:
         """Whether the process is gone, or as good as: one that was killed never runs again, whatever the kernel waits for."""
         now = perf_counter()
-        if child.asked and not child.killed and now > child.asked + STACKS_TIMEOUT:
+        if child.asked and not child.killed and now > child.asked + (STACKS_TIME if child.stack_text else STACKS_TIMEOUT):
             child.kill()
         if child.killed and now > child.killed + KILL_TIMEOUT and not child.gone:
             pid = child.process.pid
