@@ -152,14 +152,14 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
                 placement.publish(p, learner.model, learner.progress.version)
                 past.after_update()
                 clock.spent("publish", now := perf_counter())
+            reason = "interrupted" if placement.stopped else reason_to_stop(config, learner.progress, log, now - started)
+            reason = REASONS[ranks.largest(REASONS.index(reason))]
         except (EnvironmentFault, FloatingPointError, RankLost):
             if checkpoints.finite:  # what was learned until then is kept
                 yield from checkpoints.save(must=False, at_rest=False)
             raise
         if member is not None:
             yield from member.step(None if batch is None else batch.arrivals)
-        reason = "interrupted" if placement.stopped else reason_to_stop(config, learner.progress, log, now - started)
-        reason = REASONS[ranks.largest(REASONS.index(reason))]
         if reason or now - last_log >= config.run.log_interval:
             yield from _reports(p, learner, log, experience, past, member)
             last_log = now

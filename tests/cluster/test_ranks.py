@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -16,13 +17,18 @@ import numpy as np
 import psutil
 import pytest
 
+import headrace
 from headrace import config as configs
+from headrace.accelerator.ranks import RankLost, Ranks
 from headrace.cluster import launch
 from headrace.config import Config, ConfigError, machine
 from headrace.config.validation import validate
+from headrace.make_config import make_config
+from headrace.runs import checkpoint
 from headrace.sampling.worker_process import actor_seed, environment_seed
 
 WORK = Path(__file__).with_name("rank_work.py")
+PYTHON = sys.executable
 # Behind the folders of other tests, which have modules of the same names.
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 from harness import Run  # noqa: E402
@@ -67,7 +73,31 @@ def test_ranks_learn_as_one_with_the_joined_batch(size: int, alone: dict[str, An
     assert ranks[0]["joined"] == [float(i) for index in range(size) for i in range(index)]
     assert ranks[0]["largest"] == min(2, size - 1)
     assert (ranks[0]["first"], ranks[0]["nothing"]) == ("from 0", None)
-    assert f"lost: rank 0 of {size} lost the others" in outputs[0]  # the last rank left without a word
+    lost = outputs[0].splitlines()[1:]  # the last rank left without a word
+    assert len(lost) == 1, "the message is one line"
+    assert lost[0].startswith(f"lost: rank 0 of {size} lost the others (")
+    assert lost[0].endswith("When all ranks are started again, the run goes on from its newest checkpoint")
+
+
+def test_what_was_learned_is_kept_when_the_others_are_lost_in_the_agreement_on_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agreed = itertools.count()
+
+    def largest(self: Ranks, number: int) -> int:
+        if next(agreed) == 3:
+            raise RankLost("rank 0 of 2 lost the others")
+        return number
+
+    monkeypatch.setattr(Ranks, "largest", largest)
+    run = {"run.folder": str(tmp_path), "run.dashboard": False, "run.video": False, "sampling.placement": "serial"}
+    small = {"sampling.num_workers": 1, "sampling.envs_per_worker": 2, "sampling.rollout": 8, "learning.batch_size": 64}
+    config = make_config("gym/CartPole-v1", **run, **small, **{"learning.device": "cpu", "policy.mlp": [8]})
+    with pytest.raises(RankLost):
+        headrace.train(config)
+    kept = checkpoint.load_newest(tmp_path / "checkpoints")
+    assert kept is not None, "what was learned is lost"
+    assert kept.unpack()["progress"]["updates"] > 0
 
 
 def test_every_rank_has_other_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +158,16 @@ def test_a_run_is_interrupted_and_goes_on_with_another_number_of_ranks(tmp_path:
         assert again.end() == 0, again.story
     assert "Going on from" in again.output
     assert again.step() >= step + 500
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_killed_takes_all_ranks_with_it_and_leaves_nothing(tmp_path: Path) -> None:
+    with cartpole(tmp_path / "run", 2) as run:
+        run.wait_for("two ranks and a checkpoint", lambda: children(run)[1:] and run.checkpoints())
+        assert run.process is not None
+        run.process.kill()
+        run.process.wait()
+        run.assert_nothing_left()
 
 
 @pytest.mark.parametrize("victim", ["a rank", pytest.param("its learner", marks=pytest.mark.slow)])
@@ -202,6 +242,26 @@ def test_ranks_that_are_killed_too_often_end_the_run_and_the_user_is_told(
     told = capsys.readouterr().out
     assert "rank 1 was ended by SIGKILL; all ranks start again from the newest checkpoint (restart 1)" in told
     assert "SIGKILL, the failure number 2 within 3,600 s; sampling.max_restarts is 1" in told
+
+
+def test_a_launcher_that_is_killed_leaves_no_file(scripted: Callable[[str], Path], tmp_path: Path) -> None:
+    started, temporary = scripted("exec sleep 20"), tmp_path / "temporary"
+    temporary.mkdir()
+    text = f"""
+import sys
+from headrace import config as configs
+from headrace.cluster import launch
+sys.executable = {sys.executable!r}
+launch.launch([], configs.override(configs.Config(), **{{"learning.num_devices": 2}}))
+"""
+    process = subprocess.Popen([PYTHON, "-c", text], env={**os.environ, "TMPDIR": str(temporary)}, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not started.exists() or len(started.read_text().split()) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    assert not list(temporary.iterdir())
 
 
 def test_ranks_that_are_killed_rarely_are_always_started_again(monkeypatch: pytest.MonkeyPatch) -> None:

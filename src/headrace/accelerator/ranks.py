@@ -55,7 +55,9 @@ class Ranks:
         try:
             yield
         except (RuntimeError, ValueError) as error:
-            raise RankLost(f"rank {self.index} of {self.size} lost the others: {str(error).splitlines()[0]}") from error
+            said = (str(error) or type(error).__name__).splitlines()[0]
+            again = "When all ranks are started again, the run goes on from its newest checkpoint"
+            raise RankLost(f"rank {self.index} of {self.size} lost the others ({said}). {again}") from error
 
     def sum(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all ranks."""

@@ -1,7 +1,7 @@
 """Starts the ranks of a run on this machine, and starts them again when one was killed.
 
 `torchrun` does the same across machines. This is what `--learning.num-devices` needs on one: the ranks find each other through a
-file, talk over loopback only, get their own share of the cores, and are given every signal that this process is given.
+file in memory, talk over loopback only, get their own share of the cores, and are given every signal that this process is given.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
+from functools import partial
 from itertools import count
-from pathlib import Path
+from multiprocessing import util
 from typing import NoReturn
 
 from headrace.config import Config, ConfigError, machine
@@ -44,28 +45,30 @@ def launch(arguments: list[str], config: Config) -> int:
     """Run `headrace train` with these arguments once per device; returns the exit code of the first rank, or of one that
     failed."""
     sampling, killed_at = config.sampling, deque[float]()
-    with tempfile.TemporaryDirectory(prefix="headrace-ranks-") as folder:
-        for start in count():
-            # The run exists when its ranks start again.
-            again = ["--run.no-must-be-new"] if start else []
-            codes, asked = _run_ranks([*arguments, *again], config.learning.num_devices, Path(folder) / f"store-{start}")
-            killed = any(code < 0 or code == RANK_LOST for code in codes)
-            if asked or not killed:
-                break
-            killed_at.append(time.monotonic())
-            while killed_at[-1] - killed_at[0] > sampling.restart_window:
-                killed_at.popleft()
-            if len(killed_at) > sampling.max_restarts:
-                failure = f"the failure number {len(killed_at)} within {sampling.restart_window:,.0f} s"
-                print(f"headrace: {_ends(codes)}, {failure}; sampling.max_restarts is {sampling.max_restarts}", flush=True)
-                break
-            print(f"headrace: {_ends(codes)}; all ranks start again from the newest checkpoint (restart {start + 1})", flush=True)
+    for start in count():
+        # The run exists when its ranks start again.
+        again = ["--run.no-must-be-new"] if start else []
+        codes, asked = _run_ranks([*arguments, *again], config.learning.num_devices)
+        killed = any(code < 0 or code == RANK_LOST for code in codes)
+        if asked or not killed:
+            break
+        killed_at.append(time.monotonic())
+        while killed_at[-1] - killed_at[0] > sampling.restart_window:
+            killed_at.popleft()
+        if len(killed_at) > sampling.max_restarts:
+            failure = f"the failure number {len(killed_at)} within {sampling.restart_window:,.0f} s"
+            print(f"headrace: {_ends(codes)}, {failure}; sampling.max_restarts is {sampling.max_restarts}", flush=True)
+            break
+        print(f"headrace: {_ends(codes)}; all ranks start again from the newest checkpoint (restart {start + 1})", flush=True)
     return next((code for code in codes if code > 0), 1 if killed and not asked else codes[0])
 
 
-def _run_ranks(arguments: list[str], size: int, store: Path) -> tuple[list[int], bool]:
+def _run_ranks(arguments: list[str], size: int) -> tuple[list[int], bool]:
     """Start all ranks and wait for them: their exit codes, and whether a signal had asked for the end."""
     ranks: list[subprocess.Popen[bytes]] = []
+    # A file without a name: however this process ends, nothing of it stays.
+    fd = os.memfd_create("headrace-ranks")
+    store = f"/proc/{os.getpid()}/fd/{fd}"
     asked: int | None = None
 
     def forward(number: int, frame: object) -> None:
@@ -86,7 +89,7 @@ def _run_ranks(arguments: list[str], size: int, store: Path) -> tuple[list[int],
                     env={"GLOO_SOCKET_IFNAME": "lo", **os.environ, **{name: str(value) for name, value in environment.items()}},
                     stdout=None if index == 0 else subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C reaches them once, through `forward`
-                    preexec_fn=_die_with_parent,
+                    preexec_fn=partial(_die_with_parent, os.getpid()),
                 )
             )
             if asked is not None:  # before this rank was there
@@ -105,6 +108,7 @@ def _run_ranks(arguments: list[str], size: int, store: Path) -> tuple[list[int],
             process.kill()
         for number, old in before:
             signal.signal(number, old)
+        os.close(fd)
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
@@ -124,8 +128,10 @@ def _ends(codes: list[int]) -> str:
     )
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the line above
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def end_rank(run: Callable[[], int]) -> NoReturn:
@@ -150,9 +156,8 @@ def settings_of_rank(config: Config) -> Iterator[Config]:
     if machine.rank().index == 0:
         yield config
         return
-    # Beside the file of `launch`, which removes it even if this rank is killed.
-    store = os.environ.get(machine.RANK_STORE)
-    with tempfile.TemporaryDirectory(prefix="headrace-rank-", dir=Path(store).parent if store else None) as folder:
+    # Within the folder that the fork server removes if this rank is killed.
+    with tempfile.TemporaryDirectory(prefix="headrace-rank-", dir=util.get_temp_dir()) as folder:
         run = dataclasses.replace(
             config.run, folder=folder, must_be_new=False, dashboard=False, video=False, eval_interval_steps=None, track=False
         )

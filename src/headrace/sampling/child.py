@@ -100,6 +100,11 @@ class Child:
         ends = [self.process.sentinel] if self._pidfd is None or self._without_code else [self.process.sentinel, self._pidfd]
         return [*reports, *ends]
 
+    @property
+    def failure(self) -> str:
+        """The error it reported, with its name; one line where the error is."""
+        return f"{self.name} failed:{chr(10) if chr(10) in self.error.strip() else ' '}{self.error}"
+
     def end_reason(self) -> str:
         """What it died of, in a few words."""
         if self.reason:

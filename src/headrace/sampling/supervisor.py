@@ -180,7 +180,7 @@ class Supervisor:
             raise LearnerLost(f"{child.name} ended ({child.end_reason()}), and the other ranks cannot go on without it")
         if child.role == "learner" and child.error:  # an error repeats itself; a kill does not
             self._remove(child)
-            raise RunFailed(f"{child.name} failed:\n{child.error}")
+            raise RunFailed(child.failure)
         self._count_failure(f"{child.name} ended ({child.end_reason()})", child.error or child.stack_text)
 
     def _remove(self, child: Child) -> None:
@@ -308,7 +308,7 @@ class Supervisor:
                 if child.ended is not None or self._has_ended(child):
                     yield from self._read(child)
                     if child.role == "learner" and child.error:
-                        failures.append(f"{child.name} failed:\n{child.error}")
+                        failures.append(child.failure)
                     elif child.role == "learner" and not child.done:
                         self._notices.append(f"{child.name} ended ({child.end_reason()}): {NO_LAST_CHECKPOINT}")
                     self._remove(child)
