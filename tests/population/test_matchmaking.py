@@ -16,6 +16,7 @@ from headrace.config import Config, ConfigError, MatchesConfig
 from headrace.envs.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
 from headrace.evaluation.matches import wilson
 from headrace.population import matchmaking
+from headrace.population import past_versions as past_versions_module
 from headrace.population.matchmaking import fixed, league, make_crew, priorities, self_play, uniform
 from headrace.population.past_versions import K, PastVersions, expected_score, rate
 from headrace.sampling.seating import Match, Matchmaking, Population, Seating
@@ -224,7 +225,31 @@ def test_a_game_against_oneself_moves_no_rating(tmp_path: Path) -> None:
     assert past.metrics()["matches/games"] == 0
     table.add_result(0, 0, 4, 1.0)
     past.after_update()
-    assert table.rating[0] > 1200 > table.rating[4]
+    assert table.elo(0) > 1200 > table.elo(4)
+
+
+def test_two_learners_that_rate_an_opponent_at_the_same_moment_both_move_its_rating(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = standings(P=2, opponents=1)
+    one, _, placement = past_versions(tmp_path, table, opponents=("random",))
+    other = PastVersions(placement, 1, Learner())  # type: ignore[arg-type]
+    for p in (0, 1):
+        table.add_result(0, p, 2, 1.0)
+
+    def interrupted(rating: float, games: list[tuple[float, float, float]]) -> float:
+        monkeypatch.setattr(past_versions_module, "rate", rate)
+        other.after_update()  # another process, between what this one reads and what it writes
+        return rate(rating, games)
+
+    def own_first(rating: float, games: list[tuple[float, float, float]]) -> float:
+        monkeypatch.setattr(past_versions_module, "rate", interrupted)
+        return rate(rating, games)
+
+    monkeypatch.setattr(past_versions_module, "rate", own_first)
+    one.after_update()
+    assert table.elo(2) == pytest.approx(1200 - 2 * K / 2, abs=0.01)
+    assert one.table()["elo"][2] == round(table.elo(2), 1)  # type: ignore[index]
 
 
 class Learner:

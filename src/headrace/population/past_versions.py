@@ -83,11 +83,12 @@ class PastVersions:
         new = s.take_unrated(self._p)
         played = np.flatnonzero(new[:, GAMES]).tolist()
         before = float(s.rating[self._p])
-        s.rating[self._p] = rate(before, [(float(s.rating[m]), *new[m].tolist()) for m in played])
+        s.rating[self._p] = rate(before, [(s.elo(m), *new[m].tolist()) for m in played])
         for m in played:
             if m in s.opponents:
                 score, n = new[m].tolist()
-                s.rating[m] = rate(float(s.rating[m]), [(before, n - score, n)])
+                now = s.elo(m)
+                s.moved[self._p, m] += rate(now, [(before, n - score, n)]) - now
 
     def finish(self) -> None:
         """The policy has learned enough. It goes on acting in other policies' matches, so its trajectories are given back."""
@@ -129,7 +130,7 @@ class PastVersions:
         record = s.record()[np.ix_(members, members)]
         return {
             "members": [self._name(m) for m in members],
-            "elo": [round(float(s.rating[m]), 1) for m in members],
+            "elo": [round(s.elo(m), 1) for m in members],
             "step": [None if m < s.P or m in s.opponents else int(s.step[m]) for m in members],
             "score": record[..., SCORE].tolist(),
             "games": record[..., GAMES].astype(int).tolist(),
@@ -160,7 +161,7 @@ class PastVersions:
                 copies.append([m, version, weights, int(s.step[m]), float(s.rating[m]), int(s.open[m])])
         return {
             "saved": int(s.saved[self._p]), "copies": copies, "seen": s.rated_or_old(self._p) - s.baseline[self._p],
-            "record": s.record(), "ratings": s.rating.copy(), "members": self._members,
+            "record": s.record(), "ratings": s.rating.copy(), "moved": s.moved[self._p].copy(), "members": self._members,
         }  # fmt: skip
 
     @property
@@ -184,6 +185,7 @@ class PastVersions:
         for m in mine:
             s.baseline[m], s.baseline[:, m] = -state["record"][m], -state["record"][:, m]
             s.rating[m] = state["ratings"][m]
+        s.moved[self._p] = state.get("moved", 0.0)  # a checkpoint without has it in `ratings`
         s.saved[self._p], s.rated[self._p] = state["saved"], state["seen"] - state["record"][self._p]
         for m, version, weights, step, rating, is_open in state["copies"]:
             self._placement.memory.policies[m].weights.publish(weights, version)

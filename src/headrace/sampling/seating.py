@@ -65,7 +65,7 @@ class Population:
 
     def rating(self, member: int) -> float:
         """Elo rating."""
-        return float(self._standings.rating[member])
+        return self._standings.elo(member)
 
     def games(self, one: int, other: int) -> int:
         """Games of one against the other."""

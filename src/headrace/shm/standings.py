@@ -44,7 +44,7 @@ class Standings(Mapped):
             "counts": (np.float64, (W, N, N, 2)), "baseline": (np.float64, (N, N, 2)), "rating": (np.float64, (N,)),
             "step": (np.int64, (N,)), "now": (np.int64, (N,)), "open": (np.int32, (N,)), "users": (np.int32, (W, N)),
             "done": (np.int32, (N,)), "rated": (np.float64, (self.P, N, 2)), "saved": (np.int64, (self.P,)),
-            "begun": (np.int32, (self.P,)),
+            "begun": (np.int32, (self.P,)), "moved": (np.float64, (self.P, N)),
         }  # fmt: skip
 
     def _sizes(self) -> list[int]:
@@ -58,7 +58,11 @@ class Standings(Mapped):
         self.counts, self.baseline = found["counts"], found["baseline"]
         """Score (1 a win, 1/2 a draw) and number of games of the first against the second, by worker; and what of it is old."""
         self.rating, self.step = found["rating"], found["step"]
-        """float64 [N]: Elo ratings. int64 [N]: global step of which a past version is; -1: of none."""
+        """float64 [N]: Elo ratings; of opponents that never learn those with which they begin, see `elo`. int64 [N]: global step
+        of which a past version is; -1: of none."""
+        self.moved = found["moved"]
+        """float64 [P, N]: by how much the games of each policy that learns have moved the ratings of opponents that never do.
+        Each learner writes its own row, so that none undoes what another writes at the same moment."""
         self.now = found["now"]
         """int64 [N]: global steps of the policies that learn."""
         self.done = found["done"]
@@ -84,6 +88,10 @@ class Standings(Mapped):
         if member < self.P:
             return member
         return (member - self.P) // self.V if member < self.P * (1 + self.V) else 0
+
+    def elo(self, member: int) -> float:
+        """The member's Elo rating now."""
+        return float(self.rating[member] + self.moved[:, member].sum())
 
     def record(self) -> np.ndarray:
         """float64 [N, N, 2]: score and games of the first against the second."""
