@@ -271,6 +271,9 @@ def test_step_limit_counts_steps() -> None:
 def test_rgb_and_render() -> None:
     group = make_group("pong", options(protocol="ale-v5", grayscale=False, frame_stack=2, resize=(40, 44)), 1)
     assert group.spec.observation["obs"].shape == (6, 40, 44)
+    assert group.spec.frame_stack == 2
+    assert make_group("pong", options(protocol="ale-v5"), 1).spec.frame_stack == 4
+    assert make_group("pong", options(protocol="ale-v5", kwargs={"stack_num": 3}), 1).spec.frame_stack == 3
     env = registry.make_env("atari/pong", options(), render_mode="rgb_array")
     env.reset(seed=0)
     assert env.render().shape == (210, 160, 3)

@@ -89,6 +89,30 @@ def test_vectors_are_stacked_where_there_is_no_image() -> None:
     assert env.step(3)[0].tolist() == [4, 0, 0, -1, 4, 0, 1, 3]
 
 
+class Numbers(gymnasium.ObservationWrapper):
+    """A number without dimensions, beside the vector or alone."""
+
+    def __init__(self, alone: bool) -> None:
+        super().__init__(CountingEnv())
+        number = spaces.Box(-1, 1000, (), np.float32)
+        self._alone = alone
+        both = spaces.Dict({"number": number, "vector": self.env.observation_space})
+        self.observation_space = number if alone else both
+
+    def observation(self, observation: Any) -> Any:
+        number = np.array(observation[0], np.float32)
+        return number if self._alone else {"number": number, "vector": observation}
+
+
+def test_a_number_is_no_vector_that_can_be_stacked() -> None:
+    with pytest.raises(ValueError, match=r"frame_stack needs images or vectors; the observation is Box\(.*\(\), float32\)"):
+        preprocess(Numbers(alone=True), EnvConfig(frame_stack=2))
+    env = preprocess(Numbers(alone=False), EnvConfig(frame_stack=2))
+    observation, _ = env.reset(seed=4)
+    assert {name: part.shape for name, part in observation.items()} == {"number": (), "vector": (8,)}
+    assert env.observation_space.contains(observation)
+
+
 def test_image_settings_need_images() -> None:
     with pytest.raises(ValueError, match="need an image"):
         preprocess(CountingEnv(), EnvConfig(resize=(10, 10)))

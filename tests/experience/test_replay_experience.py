@@ -17,7 +17,7 @@ from headrace.config import Config
 from headrace.envs.contract import ActionSpec, ArraySpec, Categorical, EnvSpec
 from headrace.experience.batch import Batch, Filling
 from headrace.experience.replay.experience import ReplayExperience
-from headrace.experience.replay.layout import make_replay
+from headrace.experience.replay.layout import make_replay, observation_fields
 from headrace.sampling.trajectory_fields import trajectory_fields
 from headrace.shm.run_control import RunControl
 from headrace.shm.trajectory_store import TrajectoryStore
@@ -120,6 +120,16 @@ def rig() -> Any:
     yield make
     for made in rigs:
         made.close()
+
+
+@pytest.mark.parametrize(("env", "stack", "stored"), [("my/game", 4, (1, 84, 84)), ("atari/pong", 1, (4, 84, 84))])
+def test_images_are_stored_as_frames_where_the_environment_says_so_and_not_by_its_name(
+    env: str, stack: int, stored: tuple[int, ...]
+) -> None:
+    image = ArraySpec((4, 84, 84), np.dtype(np.uint8), 0, 255)
+    spec = EnvSpec({"obs": image}, ActionSpec((Categorical(3),)), name=env, frame_stack=stack)
+    (field,) = observation_fields(Config(env=env), spec)
+    assert (field.shape, field.stack) == (stored, stack)
 
 
 def test_a_trajectory_that_comes_late_is_not_taken_for_the_next(rig: Callable[..., Rig]) -> None:

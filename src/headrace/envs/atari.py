@@ -195,17 +195,18 @@ def make_group(
     starts = TrainingStarts(options) if training and (options.random_start or options.start_states is not None) else None
     if starts is not None and options.atari_backend != "native":
         raise ConfigError("envs.random_start and envs.start_states need native consoles (envs.atari_backend native)")
+    stack = vector_options(options)["stack_num"]
     if device not in (None, "cpu") and _on_a_gpu(options):
         from headrace.envs.atari_group import AtariTensorGroup
         from headrace.envs.atari_vector import AtariVector
 
         consoles = AtariVector(name, num_envs, **vector_options(options), device=cast(str, device))
-        skip = options.frameskip or FRAMESKIP
-        return AtariTensorGroup(consoles, options, env_id, life_loss=life_loss, starts=starts, frameskip=skip)
+        frames = {"frameskip": options.frameskip or FRAMESKIP, "frame_stack": stack}
+        return AtariTensorGroup(consoles, options, env_id, life_loss=life_loss, starts=starts, **frames)
     vector = TrainingEpisodes(make_vector(name, options, num_envs, threads), life_loss, starts)
     # colours are the last dimension of the emulators' images and the first of the engine's, so those have to be copied
     in_place = options.atari_backend == "native" and options.grayscale is not False
-    return vector_group(vector, options, env_id, FRAMESKIP, in_place)
+    return vector_group(vector, options, env_id, FRAMESKIP, in_place, stack)
 
 
 def agreement(names: Sequence[str], options: EnvConfig) -> dict[str, Any]:

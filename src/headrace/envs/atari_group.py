@@ -29,6 +29,7 @@ class AtariTensorGroup(StepsAtOnce):
         life_loss: a lost life ends an episode, while the game goes on with one NOOP step.
         starts: where episodes begin. If in states, it is looked in every step, on the host, which of them have ended.
         frameskip: frames per step.
+        frame_stack: frames in an observation.
     """
 
     lanes = 1
@@ -43,10 +44,11 @@ class AtariTensorGroup(StepsAtOnce):
         *,
         life_loss: bool,
         frameskip: int,
+        frame_stack: int,
         starts: TrainingStarts | None = None,
     ):
         observation, action = specs_of(envs.single_observation_space, envs.single_action_space, env_id)
-        self.spec = EnvSpec(observation, action, frameskip, name=env_id)
+        self.spec = EnvSpec(observation, action, frameskip, name=env_id, frame_stack=frame_stack)
         self.envs: Any = envs  # takes and gives tensors where its signatures say arrays
         self._life_loss, self._starts = life_loss, starts
         self.num_envs = self.lane_size = N = envs.num_envs

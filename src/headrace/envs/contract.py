@@ -143,6 +143,8 @@ class EnvSpec:
     """Ids of the tasks, where environments are of several; else empty."""
     of_agents: tuple[EnvSpec, ...] = ()
     """By agent, where their spaces differ; `observation` and `action` are then the first agent's. Empty: all have the same."""
+    frame_stack: int = 1
+    """Successive frames in one image observation, along its channels, the oldest first. A replay stores each of them once."""
 
     def of_agent(self, agent: int) -> EnvSpec:
         """What one agent observes and does."""

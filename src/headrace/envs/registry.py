@@ -346,7 +346,8 @@ def make_group(
         for index, env in enumerate(envs):
             if (env.observation_space, env.action_space) != (envs[0].observation_space, envs[0].action_space):
                 raise EnvironmentFault(f"{env_id}: environment {index} has other spaces than environment 0")
-        spec = EnvSpec(observation, action, options.frameskip or _frameskip(env_id), name=env_id)
+        skip, stack = options.frameskip or _frameskip(env_id), options.frame_stack or 1
+        spec = EnvSpec(observation, action, skip, name=env_id, frame_stack=stack)
         opened.pop_all()
     group = LocalGroup(envs, spec, reward_transform(options))
     if options.reward_weights:

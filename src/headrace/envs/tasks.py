@@ -111,6 +111,7 @@ def joint_spec(tasks: Sequence[str], specs: Sequence[EnvSpec]) -> EnvSpec:
             ("actions", _actions(first), _actions(spec)),
             ("observations", _observations(first), _observations(spec)),
             ("frames per step", first.frameskip, spec.frameskip),
+            ("frames per observation", first.frame_stack, spec.frame_stack),
             ("autoreset", first.autoreset, spec.autoreset),
             ("bounds of actions", first.action, spec.action),
         ):

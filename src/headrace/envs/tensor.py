@@ -90,7 +90,8 @@ class TensorGroup(StepsAtOnce):
 
     def __init__(self, envs: TensorEnv, options: EnvConfig, env_id: str, *, device: str, tensors: bool):
         observation, action = specs_of(envs.single_observation_space, envs.single_action_space, env_id)
-        self.spec = EnvSpec(observation, action, options.frameskip or 1, "same-step", env_id)
+        stack = options.frame_stack or 1
+        self.spec = EnvSpec(observation, action, options.frameskip or 1, "same-step", env_id, frame_stack=stack)
         self.envs, self.device, self.tensors = envs, device, tensors
         self.num_envs = self.lane_size = N = envs.num_envs
         self._leaves = [_checked(leaf, env_id) for leaf in leaves(envs.single_observation_space)]

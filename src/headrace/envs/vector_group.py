@@ -146,13 +146,16 @@ class VectorGroup(OneAgentGroup):
 
 
 def vector_group(
-    envs: VectorEnv[Any, Any, Any], options: EnvConfig, env_id: str, frameskip: int = 1, in_place: bool = False
-) -> VectorGroup:
-    """The group of a vector environment, with the specification that its spaces and metadata give. Raises `UnsupportedSpace`."""
+    envs: VectorEnv[Any, Any, Any], options: EnvConfig, env_id: str, frameskip: int = 1, in_place: bool = False,
+    frame_stack: int | None = None,
+) -> VectorGroup:  # fmt: skip
+    """The group of a vector environment, with the specification that its spaces and metadata give. `frame_stack`: frames in an
+    observation; None: as many as the settings say. Raises `UnsupportedSpace`."""
     observation, action = specs_of(envs.single_observation_space, envs.single_action_space, env_id)
     next_step = autoreset_mode(envs) is AutoresetMode.NEXT_STEP
     autoreset: Literal["next-step", "same-step"] = "next-step" if next_step else "same-step"
-    spec = EnvSpec(observation, action, options.frameskip or frameskip, autoreset, env_id)
+    stack = frame_stack or options.frame_stack or 1
+    spec = EnvSpec(observation, action, options.frameskip or frameskip, autoreset, env_id, frame_stack=stack)
     return VectorGroup(envs, spec, reward_transform(options), in_place)
 
 

@@ -164,13 +164,13 @@ class ImageTransform(gymnasium.ObservationWrapper):
 class FrameStack(gymnasium.Wrapper):
     """The last `depth` observations as one, along the last axis, oldest first; an episode starts with copies of its first one.
 
-    Stacks the images of an observation, or the vectors if there is no image.
+    Stacks the images of an observation, or the vectors if there is no image. Raises `ValueError` where there is neither.
     """
 
     def __init__(self, env: Env, depth: int) -> None:
         super().__init__(env)
         parts = chosen_parts(env, is_image)
-        chosen = is_image if parts else lambda space: isinstance(space, spaces.Box)
+        chosen = is_image if parts else lambda space: isinstance(space, spaces.Box) and len(space.shape) > 0
         parts = parts or chosen_parts(env, chosen)
         if not parts:
             raise ValueError(f"{env}: frame_stack needs images or vectors; the observation is {env.observation_space}")

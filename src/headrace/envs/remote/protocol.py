@@ -38,7 +38,7 @@ from headrace.config.io import to_dict
 from headrace.envs.contract import EnvSpec, LaneRow, ObsRow, StepRow
 from headrace.envs.description import spec_from_json, spec_to_json
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of this protocol. Both sides must have the same."""
 RESET, STEP = 1, 2
 """Kinds of requests."""

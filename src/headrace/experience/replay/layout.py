@@ -12,11 +12,6 @@ OBSERVATION = "obs/"
 """Observations are fields of the trajectory store, and of the replay, whose names begin so."""
 
 
-def frame_stack(config: Config) -> int:
-    """How many successive frames an image observation of this environment holds."""
-    return config.envs.frame_stack or (4 if config.env.startswith("atari/") else 1)
-
-
 @dataclass(frozen=True)
 class Sequences:
     """What is replayed where the network is recurrent (R2D2)."""
@@ -44,9 +39,9 @@ def sequences_of(config: Config) -> Sequences | None:
 def observation_fields(config: Config, spec: EnvSpec) -> list[Field]:
     """How observations are stored: of a stack of images one frame per row.
 
-    Raises `ConfigError` where images are no stack of `frame_stack` frames.
+    Raises `ConfigError` where images are no stack of `EnvSpec.frame_stack` frames.
     """
-    stack, fields = frame_stack(config), []
+    stack, fields = spec.frame_stack, []
     for name, array in spec.observation.items():
         depth, shape = 1, array.shape
         if array.is_image and stack > 1:
@@ -62,7 +57,7 @@ def make_replay(config: Config, spec: EnvSpec, core_width: int = 0) -> Replay:
     """The replay of a run: one history per environment and copy, images one frame per row. With a core, the state before a
     trajectory is laid out over its rows, so that it takes no memory in the others.
 
-    Raises `ConfigError` where images are no stack of `frame_stack` frames, `MemoryError` where there is not the memory.
+    Raises `ConfigError` where images are no stack of `EnvSpec.frame_stack` frames, `MemoryError` where there is not the memory.
     """
     r = config.replay
     per_slot = (r.samples_per_insert or 0) * config.sampling.rollout * config.envs_per_group * r.copies
