@@ -1,12 +1,11 @@
 """Writes the pages of `docs/` that are lists of what is in the code, configuration.md and metrics.md, and the tables of published
 settings in other pages, each between `<!-- published: ALGORITHM -->` and `<!-- end -->`.
 
-python docs/generate.py            write them
-python docs/generate.py --check    exit code 1 if they are not current
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import re
 import sys
@@ -141,7 +140,9 @@ def outdated() -> list[str]:
 
 def main() -> int:
     """Write the pages, or check them."""
-    if "--check" in sys.argv[1:]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page is not current")
+    if parser.parse_args().check:
         stale = outdated()
         print("\n".join(f"docs/{name} is not current: run python docs/generate.py" for name in stale), file=sys.stderr)
         return 1 if stale else 0

@@ -206,11 +206,16 @@ def test_dashes_underscores_and_short_names():
     assert kwargs == {"a": [1, None]}
 
 
+def test_whole_numbers_may_have_underscores_wherever_other_defaults_depend_on_them():
+    config = parse_config(["--env", "atari/pong", "--placement", "device", "--envs-per-worker", "1_6", "--rollout", "3_2"])
+    assert (config.num_envs, config.learning.batch_size) == (16 * config.sampling.num_workers, 32 * config.num_envs)
+
+
 def test_explicit_flags_beat_the_saved_run_and_the_rest_is_kept(tmp_path):
     from headrace import config as configs
 
     saved = parse_config(["--env", "gym/CartPole-v1", "--gamma", "0.9", "--entropy-coef", "0.5", "--must-be-new"])
-    configs.save(saved, tmp_path / "config.json")
+    (tmp_path / "config.json").write_text(configs.to_json(saved))
     config = parse_config(["--env", "gym/CartPole-v1", "--run.folder", str(tmp_path), "--gamma", "0.8"])
     assert (config.learning.gamma, config.learning.entropy_coef, config.run.must_be_new) == (0.8, 0.5, False)
 

@@ -4,6 +4,8 @@ import importlib.util
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,18 @@ def test_generated_pages_are_current():
     page = generate.configuration()
     for flag in ("--learning.learning-rate", "--envs.kwargs", "--import", "--run.keep-checkpoints"):
         assert f"| `{flag}` |" in page
+
+
+def test_the_help_of_what_generates_pages_writes_none():
+    page = (ROOT / "docs" / "metrics.md").stat().st_mtime_ns
+    command = [sys.executable, str(ROOT / "docs" / "generate.py")]
+    shown = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
+    assert "--check" in shown
+    assert "configuration.md" in shown
+    refused = subprocess.run([*command, "--chekc"], capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "--chekc" in refused.stderr
+    assert (ROOT / "docs" / "metrics.md").stat().st_mtime_ns == page
 
 
 def test_links_between_pages_lead_somewhere():

@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -56,7 +57,9 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
     given = {f"envs.{name}": value for name in _CONNECTION if (value := getattr(known, name)) not in (None, "None")}
-    given |= {name: int(value) for name in _SIZES if (value := getattr(known, name) or "").isdecimal()}
+    for name in _SIZES:
+        with suppress(TypeError, ValueError):  # not given; or it is no number, which is said when all flags are read
+            given[name] = int(getattr(known, name))
     if known.placement in get_args(Placement):
         given["sampling.placement"] = known.placement
     of_tasks, named = task_flags(known.env, arguments)

@@ -13,7 +13,7 @@ from headrace.config.io import FORMAT
 
 def test_what_is_saved_is_loaded(tmp_path):
     config = override(Config(), **{"envs.resize": (42, 64), "policy.mlp": (), "envs.kwargs": {"a": [1, {"b": None}]}})
-    configs.save(config, tmp_path / "config.json")
+    (tmp_path / "config.json").write_text(configs.to_json(config))
     assert configs.load(tmp_path / "config.json") == config
     data = json.loads((tmp_path / "config.json").read_text())
     assert data["format"] == FORMAT
@@ -32,7 +32,7 @@ def test_override_knows_its_settings(name):
 
 def saved(tmp_path, change):
     path = tmp_path / "config.json"
-    configs.save(Config(), path)
+    path.write_text(configs.to_json(Config()))
     data = json.loads(path.read_text())
     change(data)
     path.write_text(json.dumps(data))

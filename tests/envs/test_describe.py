@@ -133,19 +133,6 @@ def test_environments_of_this_process_only_are_made_here() -> None:
         del registry._registered["here/env"], gymnasium.registry["HeadraceHere-v0"]
 
 
-def test_a_source_is_asked_instead() -> None:
-    """An environment that is elsewhere: nothing of it need be known on this machine."""
-    spec = EnvSpec({"obs": ArraySpec((3,), np.dtype(np.float32))}, ActionSpec((Categorical(2),)), name="far/away")
-    asked = []
-
-    def source(env_id: str, options: EnvConfig) -> EnvSpec:
-        asked.append((env_id, options))
-        return spec
-
-    assert registry.describe("far/away", PLAIN, source) is spec
-    assert asked == [("far/away", PLAIN)]
-
-
 def test_a_process_that_may_have_no_children_describes_by_itself(tmp_path: Path) -> None:
     module = tmp_path / "describing.py"
     module.write_text(

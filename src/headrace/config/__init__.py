@@ -3,7 +3,7 @@
 
 from headrace.config.errors import ConfigError
 from headrace.config.groups import EnvConfig, Placement, PolicyConfig, RunConfig, SamplingConfig
-from headrace.config.io import flattened, from_dict, load, override, save, to_dict, to_json
+from headrace.config.io import flattened, from_dict, load, override, to_dict, to_json
 from headrace.config.learning import LearningConfig, QConfig, ReplaySettings
 from headrace.config.matches import MatchesConfig
 from headrace.config.pbt import PbtConfig
@@ -31,7 +31,6 @@ __all__ = [
     "override",
     "policy_config",
     "policy_configs",
-    "save",
     "to_dict",
     "to_json",
 ]

@@ -66,13 +66,8 @@ def _from_json(value: Any, hint: Any, prefix: str) -> Any:
     return tuple(value) if is_tuple else value
 
 
-def save(config: Config, path: os.PathLike[str] | str) -> None:
-    """Write the configuration as JSON."""
-    Path(path).write_text(to_json(config))
-
-
 def load(path: os.PathLike[str] | str) -> Config:
-    """Read a configuration written by `save`.
+    """Read a file with the text that `to_json` gives.
 
     Raises `ConfigError` if the file cannot be read, holds no configuration, was written by another version, or has a setting with
     a value that is not allowed.

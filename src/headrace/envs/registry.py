@@ -44,9 +44,6 @@ from headrace.envs.spaces import specs_of
 from headrace.envs.vector_group import vector_group
 from headrace.envs.wrappers import preprocess, render_without_screen
 
-SpecSource = Callable[[str, EnvConfig], EnvSpec]
-"""Where the specification of an environment comes from: a function of its id and its settings."""
-
 
 class UnknownEnvironment(ConfigError):
     """There is no environment with this id; the message names the nearest ids."""
@@ -425,20 +422,16 @@ def _frameskip(env_id: str) -> int:
     return 1 if env_id in _registered else _in_family(env_id)[0].FRAMESKIP
 
 
-def describe(env_id: str, options: EnvConfig, source: SpecSource | None = None) -> EnvSpec:
+def describe(env_id: str, options: EnvConfig) -> EnvSpec:
     """The specification of an environment. Raises what `make_group` raises.
 
     One environment is made and closed in a child process. A constructor that crashes, hangs or calls `sys.exit` ends only the
     child, and is an `EnvironmentFault` here. Environments that only this process can make, because a notebook or a script
-    registered them, are made in this process.
-
-    `source`: a function that gives the specification instead, for environments that cannot be made on this machine. With
-    `options.remote` an environment server gives it.
+    registered them, are made in this process. With `options.remote` an environment server gives it.
     """
-    if source is None and options.remote:
-        source = _remote("connect").describe
-    if source is not None:
-        return source(env_id, options)
+    if options.remote:
+        spec: EnvSpec = _remote("connect").describe(env_id, options)
+        return spec
     check_id(env_id)
     registered = [_registered[task] for task in tasks_of(env_id) if task in _registered]
     only_here = not all(environment.by_import for environment in registered)
