@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +89,47 @@ class Trunk(nn.Module):
             normalizer.update(obs[name], mask)
 
 
-class Policy(nn.Module):
+Output = TypeVar("Output")
+
+
+class OnTrunk(nn.Module, Generic[Output]):
+    """A trunk and what stands on it, for one step or for many rows."""
+
+    trunk: Trunk
+
+    @property
+    def core_width(self) -> int:
+        """S: width of the core state; 0 without a core."""
+        return self.trunk.core_width
+
+    def act(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> Output:
+        """One step. Call it under `torch.inference_mode()`.
+
+        Args:
+            obs: by name, [N, ...]; may hold the action mask, uint8 [N, M], under `MASK_KEY`.
+            core: float32 [N, S] before this observation.
+            first: bool [N]: the core state is zeroed before these observations.
+        """
+        features, core = self.trunk({name: x.unsqueeze(0) for name, x in obs.items()}, core, first.unsqueeze(0))
+        return self._output(features.squeeze(0), obs, core)
+
+    def unroll(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> Output:
+        """T rows of B environments.
+
+        Args:
+            obs: by name, [T, B, ...]; may hold the action mask, uint8 [T, B, M], under `MASK_KEY`.
+            core: float32 [B, S] before row 0.
+            first: bool [T, B].
+        """
+        features, core = self.trunk(obs, core, first)
+        return self._output(features, obs, core)
+
+    def _output(self, features: Tensor, obs: dict[str, Tensor], core: Tensor) -> Output:
+        """From features [..., F], and the core state after the last row."""
+        raise NotImplementedError
+
+
+class Policy(OnTrunk[PolicyOutput]):
     """Actor and critic on one trunk.
 
     Args:
@@ -113,33 +153,6 @@ class Policy(nn.Module):
         self.action_head = ActionHead(self.trunk.out_features, spec.action, config.initial_std)
         self.value_head = ValueHead(self.trunk.out_features)
         self.returns = RunningMeanStd(clip=None) if config.normalize_returns else None
-
-    @property
-    def core_width(self) -> int:
-        """S: width of the core state; 0 without a core."""
-        return self.trunk.core_width
-
-    def act(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> PolicyOutput:
-        """One step. Call it under `torch.inference_mode()`.
-
-        Args:
-            obs: by name, [N, ...]; may hold the action mask, uint8 [N, M], under `MASK_KEY`.
-            core: float32 [N, S] before this observation.
-            first: bool [N]: the core state is zeroed before these observations.
-        """
-        features, core = self.trunk({name: x.unsqueeze(0) for name, x in obs.items()}, core, first.unsqueeze(0))
-        return self._output(features.squeeze(0), obs, core)
-
-    def unroll(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> PolicyOutput:
-        """T rows of B environments.
-
-        Args:
-            obs: by name, [T, B, ...]; may hold the action mask, uint8 [T, B, M], under `MASK_KEY`.
-            core: float32 [B, S] before row 0.
-            first: bool [T, B].
-        """
-        features, core = self.trunk(obs, core, first)
-        return self._output(features, obs, core)
 
     def _output(self, features: Tensor, obs: dict[str, Tensor], core: Tensor) -> PolicyOutput:
         distribution = ActionDistribution(self.spec.action, self.action_head(features), obs.get(MASK_KEY))

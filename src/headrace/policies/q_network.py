@@ -15,7 +15,7 @@ from headrace.config import ConfigError, PolicyConfig, QConfig
 from headrace.envs.contract import MASK_KEY, Categorical, EnvSpec
 from headrace.policies.activations import ACTIVATIONS
 from headrace.policies.encoders import orthogonal_
-from headrace.policies.policy import Precision, Trunk
+from headrace.policies.policy import OnTrunk, Precision, Trunk
 
 
 class NoisyLinear(nn.Module):
@@ -103,7 +103,7 @@ class DuelingHead(nn.Module):
         return layers[2](hidden.float())
 
 
-class QNetwork(nn.Module):
+class QNetwork(OnTrunk[QOutput]):
     """Q(s, .) for one discrete action.
 
     Raises `ConfigError` for other action spaces and for what the trunk refuses.
@@ -132,21 +132,6 @@ class QNetwork(nn.Module):
         finally:
             for layer in layers:
                 layer.generator, layer.quiet = None, False
-
-    @property
-    def core_width(self) -> int:
-        """S: width of the core state; 0 without a core."""
-        return self.trunk.core_width
-
-    def act(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> QOutput:
-        """One step: `obs` {name: [N, ...]}, `core` [N, S], `first` bool [N]."""
-        features, core = self.trunk({name: x.unsqueeze(0) for name, x in obs.items()}, core, first.unsqueeze(0))
-        return self._output(features.squeeze(0), obs, core)
-
-    def unroll(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> QOutput:
-        """T rows: `obs` {name: [T, B, ...]}, `core` [B, S], `first` bool [T, B]."""
-        features, core = self.trunk(obs, core, first)
-        return self._output(features, obs, core)
 
     def forward(self, obs: dict[str, Tensor]) -> QOutput:
         """B unrelated observations {name: [B, ...]}, without a core."""
