@@ -80,7 +80,7 @@ def alone(options: EnvConfig, *, render_mode: str | None = None) -> HigherWins:
 
 
 class AtTimes(HigherWins):
-    """Every other match is lost."""
+    """Every other match is lost, which pays 100."""
 
     matches = 0
 
@@ -90,7 +90,8 @@ class AtTimes(HigherWins):
 
     def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
         *rest, infos = super().step(actions)
-        if self.matches % 2 == 0:
+        if self.matches % 2 == 0 and infos:
+            rest[1] = dict.fromkeys(rest[1], 100.0)
             infos = {agent: {"outcome": np.nan} for agent in infos}
         return *rest, infos
 
@@ -98,3 +99,23 @@ class AtTimes(HigherWins):
 @register_parallel("higher-wins-at-times", agents=2)
 def at_times(options: EnvConfig, *, render_mode: str | None = None) -> AtTimes:
     return AtTimes()
+
+
+class OneLosesAll(AtTimes):
+    """Every match of the second environment that is made is lost; those of the others every other time."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loses = OneLosesAll.made % 2 == 1
+        OneLosesAll.made += 1
+
+    def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
+        *rest, infos = super().step(actions)
+        return *rest, {agent: {"outcome": np.nan} for agent in infos} if self._loses else infos
+
+
+@register_parallel("higher-wins-lost", agents=2)
+def lost(options: EnvConfig, *, render_mode: str | None = None) -> OneLosesAll:
+    return OneLosesAll()

@@ -8,10 +8,15 @@ from pathlib import Path
 
 import pytest
 
+import headrace
 from headrace import cli
 from headrace.config import ConfigError, EnvConfig
+from headrace.envs.contract import EnvironmentFault
 from headrace.envs.registry import describe, import_files
 from headrace.evaluation.matches import play
+from headrace.evaluation.play import evaluate
+from headrace.evaluation.policy import load_policy
+from headrace.make_config import make_config
 from headrace.population.matchmaking import load_player
 
 WORLD = str(Path(__file__).with_name("higher_wins.py"))
@@ -55,6 +60,26 @@ def test_an_environment_of_one_agent_is_refused() -> None:
 def test_a_match_that_was_lost_with_its_game_process_is_no_tie() -> None:
     results = play(lambda o, g: 2, lambda o, g: 0, "higher-wins-at-times", EnvConfig(), 10, num_envs=2)
     assert (results.wins, results.losses, results.ties) == (10, 0, 0)
+
+
+def test_matches_that_are_always_lost_end_with_a_message() -> None:
+    words = r"higher-wins-lost, environment 1 .*, match 10, .*: 10 matches in a row were lost with a game process"
+    with pytest.raises(EnvironmentFault, match=words):
+        play(lambda o, g: 2, lambda o, g: 0, "higher-wins-lost", EnvConfig(), 10, num_envs=2)
+
+
+def test_an_evaluation_counts_no_episodes_of_lost_matches(tmp_path: Path) -> None:
+    run = {"run.folder": str(tmp_path), "run.dashboard": False, "run.video": False, "sampling.placement": "serial"}
+    config = make_config("higher-wins", imports=[WORLD], **run, **{"learning.total_steps": 128, "learning.device": "cpu"})
+    headrace.train(config)
+    policy = load_policy(tmp_path, imports=[WORLD])
+    policy.config.env = "higher-wins-at-times"
+    returns = evaluate(policy, 12, num_envs=1).returns
+    assert len(returns) == 12
+    assert max(returns) < 100
+    policy.config.env = "higher-wins-lost"
+    with pytest.raises(EnvironmentFault, match="10 matches in a row were lost"):
+        evaluate(policy, 40, num_envs=2)
 
 
 def test_commands_on_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ import torch
 from headrace.accelerator.threads import using_threads
 from headrace.config import ConfigError, EnvConfig
 from headrace.config.seeds import Use, environment_seed, random_seed
-from headrace.envs.contract import EnvSpec, LaneRow, ObsRow
+from headrace.envs.contract import EnvironmentFault, EnvSpec, LaneRow, ObsRow
 from headrace.envs.multi_agent import MultiAgentGroup, multi_agent_group, scratch_step
 from headrace.envs.registry import make_parallel
 from headrace.evaluation.play import Game
@@ -26,6 +26,8 @@ from headrace.evaluation.video import picture, video_of
 from headrace.sampling.seating import Script
 
 Player = TrainedPolicy | Script
+MOST_LOST = 10
+"""Matches in a row that one environment may lose with a game process: they are played again, but not for ever."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ def play(
     The matches are shared out evenly over `num_envs` environments beforehand: taking the first to finish would favour short ones.
     `video`: an mp4 file with the first of them.
 
-    Raises `ConfigError` where the environment has only one agent or has no pictures, `ValueError` if `matches` is below 1.
+    Raises `ConfigError` where the environment has only one agent or has no pictures, `ValueError` if `matches` is below 1, and
+    `EnvironmentFault` where `MOST_LOST` matches in a row were lost with a game process.
     """
     if matches < 1:
         raise ValueError(f"matches is {matches}; it must be at least 1")
@@ -114,10 +117,9 @@ def play(
             if frames is not None and not outcomes:
                 frames.add(picture(group.matches[0].env, env))
             for m in table.step():
-                difference = table.difference(m)
-                if played[m] < share[m] and not math.isnan(difference):  # one that was lost with a game process is played again
+                if played[m] < share[m] and not table.lost(m):
                     played[m] += 1
-                    outcomes.append((difference, group.matches[m].steps, table.digests[m]))
+                    outcomes.append((table.difference(m), group.matches[m].steps, table.digests[m]))
                     if frames is not None and len(outcomes) == 1:
                         frames.add(picture(group.matches[0].env, env))
     wins, losses = sum(d > 0 for d, *_ in outcomes), sum(d < 0 for d, *_ in outcomes)
@@ -157,6 +159,8 @@ class _Table:
         self.digests = [0] * group.num_envs
         """CRC-32 of each match so far, or of the one that has just ended: who sat where, observations and actions."""
         self._cores = [p.initial_core(group.lanes) if isinstance(p, TrainedPolicy) else None for p in players]
+        self._lost = [0] * group.num_envs
+        """Matches of each environment that were lost since one was not."""
 
     def begin(self) -> None:
         """Begin the first matches."""
@@ -175,6 +179,18 @@ class _Table:
         """By how much the first player was better than the best of the others."""
         outcomes, seat = self.group.outcomes(m), self.seat(m)
         return float(outcomes[seat] - np.delete(outcomes, seat).max())
+
+    def lost(self, m: int) -> bool:
+        """Whether match m, which has ended, was lost with a game process and is to be played again. To be asked once. Raises
+        `EnvironmentFault` where `MOST_LOST` in a row were."""
+        self._lost[m] = self._lost[m] + 1 if np.isnan(self.group.outcomes(m)).any() else 0
+        if self._lost[m] >= MOST_LOST:
+            raise self.group.fault(
+                m,
+                f"{MOST_LOST} matches in a row were lost with a game process that was ended, stopped or gave no answer. Look for "
+                "what does that (too little memory, a limit, another program), or play fewer matches at a time (--num-envs)",
+            )
+        return self._lost[m] > 0
 
     def step(self) -> list[int]:
         """One step of all matches; which of them ended."""
@@ -224,13 +240,21 @@ def episodes_of(
 ) -> list[Game]:
     """The agents' episodes where the policy acts for all agents (of its spaces: the others are acted for by its team), in matches
     that are shared out evenly over the group's environments; at least `episodes` of them, cut to as many. `seed`: of the
-    environments."""
-    n, table, played = group.num_envs, _whole_table(group, policy, deterministic, seed), []
-    share, digests = -(-episodes // n), [0] * group.lanes
+    environments. A match that is lost with a game process is played again. Raises `EnvironmentFault` where that is no use, and
+    where the policy never acts."""
+    n, table = group.num_envs, _whole_table(group, policy, deterministic, seed)
+    share, digests = [-(-episodes // n)] * n, [0] * group.lanes
+    played: list[tuple[tuple[int, int], Game]] = []
+    """By environment and the number of its match."""
+    lost: set[tuple[int, int]] = set()
     table.begin()
-    while any(match.number < share for match in group.matches):
-        counted = [match.number < share for match in group.matches]
-        table.step()
+    while any(match.number < most for match, most in zip(group.matches, share, strict=True)):
+        counted = [match.number < most for match, most in zip(group.matches, share, strict=True)]
+        ended = table.step()
+        for m in ended:
+            if counted[m] and table.lost(m):
+                lost.add((m, group.matches[m].number))
+                share[m] += 1
         for lane in group.advanced or ():
             if table.players[table.player(lane)] is not policy:
                 continue
@@ -238,10 +262,17 @@ def episodes_of(
             for part in (*table.rows[lane].after.obs.values(), table.rows[lane].actions, now.reward):
                 digests[lane] = zlib.crc32(np.ascontiguousarray(part).tobytes(), digests[lane])
             if not np.isnan(now.episode_return[0]):
-                if counted[lane // table.A]:
-                    played.append(Game(float(now.episode_return[0]), int(now.episode_length[0]), digests[lane]))
+                if counted[m := lane // table.A]:
+                    game = Game(float(now.episode_return[0]), int(now.episode_length[0]), digests[lane])
+                    played.append(((m, group.matches[m].number), game))
                 digests[lane] = 0
-    return played[:episodes]
+    found = [game for match, game in played if match not in lost]
+    if not found:
+        raise EnvironmentFault(
+            f"{group.spec.name}: no agent that policy {policy.number} acts for has ended an episode in {sum(share)} matches, so "
+            "there is nothing to evaluate"
+        )
+    return found[:episodes]
 
 
 def watch(
