@@ -52,7 +52,7 @@ class TrainResult:
 
     folder: str
     reason: str
-    """"total_steps", "goal", "max_minutes" or "interrupted"; with several policies that of the first."""
+    """"total_steps", "goal", "max_minutes", "no_samples" or "interrupted"; with several policies that of the first."""
     global_step: int
     """Steps learned from, over all policies."""
     mean_return: float
@@ -153,7 +153,7 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
                 past.after_update()
                 clock.spent("publish", now := perf_counter())
             reason = "interrupted" if placement.stopped else reason_to_stop(config, learner.progress, log, now - started)
-            reason = REASONS[ranks.largest(REASONS.index(reason))]
+            reason = REASONS[ranks.largest(REASONS.index(reason or past.reason_to_stop(now)))]
         except (EnvironmentFault, FloatingPointError, RankLost):
             if checkpoints.finite:  # what was learned until then is kept
                 yield from checkpoints.save(must=False, at_rest=False)
@@ -170,7 +170,7 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     if member is not None:
         member.finish()
     yield from checkpoints.save(must=True, ended=reason != "interrupted")
-    past.finish()
+    yield from past.finish(reason)
     del placement.savers[p]
     yield Message("done", {"reason": reason, "global_step": learner.progress.global_step, "mean_return": log.mean_return}, p)
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from counting_match import check_ledger
+from onlooker import LEFT_OUT_AFTER
 from test_serial import assert_same
 
 from headrace import config as configs
 from headrace.config import Config
+from headrace.population import past_versions
 from headrace.runs import checkpoint
 from headrace.runs.metrics import read_jsonl
 from headrace.train import train
@@ -81,6 +83,36 @@ def test_a_policy_that_is_done_lets_the_others_go_on(tmp_path: Path, placement: 
     })  # fmt: skip
     assert train(config).global_step >= 2 * 1200 + 100
     check_ledger(tmp_path / "ledger", 3)
+
+
+@pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=pytest.mark.slow)])
+def test_a_policy_that_never_acts_ends_when_the_others_have_learned_enough(
+    tmp_path: Path, placement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LEFT_OUT_AFTER, "0.5")
+    monkeypatch.setattr(past_versions, "LEFT_OUT_AFTER", 0.5)
+    world = str(Path(__file__).with_name("onlooker.py"))
+    settings = {"env": "onlooker", "imports": [world], "envs.num_agents": 2, "envs.kwargs": {}, "matches.matchmaker": "fixed"}
+    more = {"population.size": 2, "learning.algorithm": "ppo", "policy.mlp": [8], "run.max_minutes": 0.5}
+    result = train(matches_config(tmp_path, **settings, **more, **{"sampling.placement": placement}))
+    assert result.reason == "total_steps"
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "Policy 1 ends at step 0: in 0 minutes of matches it never acted for onlooker, and the other policies" in log
+    assert "Policy 0 ends" not in log
+    found = checkpoint.load_newest(tmp_path / "run" / "policy-0" / "checkpoints")
+    assert found is not None
+    assert found.unpack()["progress"]["global_step"] >= 800
+
+
+def test_a_policy_that_acts_is_waited_for_however_long_its_batch_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others have learned enough, and its first batch needs longer than one that never acts is waited for."""
+    monkeypatch.setattr(past_versions, "LEFT_OUT_AFTER", 0.2)
+    config = matches_config(tmp_path, **{
+        "sampling.placement": "serial", "learning.total_steps": 5, "envs.kwargs": {"step_seconds": 0.01},
+        "population.overrides": {"1": {"learning.total_steps": 100}},
+    })  # fmt: skip
+    assert train(config).reason == "total_steps"
+    assert "ends at step" not in (tmp_path / "run" / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("matchmaker", ["fixed", "self-play", "league"])

@@ -25,6 +25,7 @@ from headrace.sampling.supervisor import Supervisor
 from headrace.sampling.watchdog import Watchdog
 from headrace.shm import run_control
 from headrace.shm.inference_requests import TAKEN, WAITING
+from headrace.shm.standings import Standings
 
 
 class Run:
@@ -80,6 +81,26 @@ def alive(pid: int | None) -> bool:
 
 
 # -- deaths ---------------------------------------------------------------------------------------------------------------
+
+
+def test_slots_of_a_policy_that_has_learned_enough_are_freed_whoever_held_them() -> None:
+    """Its learner ended with some in hand, and workers that did not know yet have finished others since."""
+    placement = make_placement()
+    memory = placement.memory
+    memory.standings = Standings(3, 1, 0, 0, 1200.0)
+    store = memory.policies[0].trajectories
+    slots = [store.acquire(0, timeout=0) for _ in range(8)]
+    for slot in slots[:5]:
+        store.finish(slot)
+    assert store.take(timeout=0) == slots[0]
+    supervisor = Supervisor(placement)
+    assert list(supervisor.messages(timeout=0.01)) == []
+    assert store.acquire(1, timeout=0) is None, "who learns needs them"
+    memory.standings.done[0] = 1
+    supervisor = Supervisor(placement)
+    assert list(supervisor.messages(timeout=0.01)) == []
+    assert sorted(store.acquire(1, timeout=0) for _ in range(5)) == sorted(slots[:5])
+    assert store.acquire(1, timeout=0) is None
 
 
 @pytest.mark.parametrize(

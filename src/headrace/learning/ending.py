@@ -6,7 +6,7 @@ from headrace.config import Config
 from headrace.learning.learner import Progress
 from headrace.learning.training_log import TrainingLog
 
-REASONS = (None, "total_steps", "goal", "max_minutes", "interrupted")
+REASONS = (None, "total_steps", "goal", "max_minutes", "no_samples", "interrupted")
 """Why training ends; where ranks have different ones, the last of these is what all of them end with."""
 
 

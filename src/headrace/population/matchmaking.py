@@ -165,7 +165,10 @@ def load_player(name: str, spec: EnvSpec, which: Any = "newest", policy: int = 0
         raise ConfigError(f"{name!r} is neither a run folder nor a scripted opponent; of those there are: {known}")
     player = load_policy(name, which=which, policy=policy, imports=imports)
     if (player.spec.observation, player.spec.action) != (spec.observation, spec.action):
-        raise ConfigError(f"the policy of {name} observes or acts otherwise than {spec.name} does")
+        raise ConfigError(
+            f"the policy of {name} was trained in {player.config.env} and observes or acts otherwise than {spec.name} does; it "
+            "can only play where the spaces are the same"
+        )
     return player
 
 
@@ -199,7 +202,8 @@ def make_crew(config: Config, spec: EnvSpec) -> Crew | None:
     """
     if not spec.agents:
         if config.pbt.of_matches:
-            raise ConfigError(f"pbt.objective {config.pbt.objective} is that of matches; {spec.name} is of one agent")
+            objective = f"pbt.objective {config.pbt.objective}"
+            raise ConfigError(f"{objective} is that of matches; {spec.name} is of one agent: use return or true_objective")
         return None
     import_files(config.imports)
     m = config.matches

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 
 from headrace.accelerator.weights import FlatWeights, weights_nbytes
 from headrace.learning.learner import Learner
-from headrace.sampling.placements.base import Placement
+from headrace.sampling.placements.base import Message, Placement
 from headrace.shm.primitives import Closed
 from headrace.shm.standings import GAMES, SCORE
 
@@ -17,6 +19,12 @@ K = 2.0
 """By how much one game moves a rating, times the difference between result and expectation. Small, since there are many games."""
 MOST_GAMES = 200
 """Games of one pair that move a rating at once; more say nothing new, since a rating has settled by then."""
+
+LEFT_OUT_AFTER = 300.0
+"""Seconds after which a policy for which no agent acts learns no more, once all others have learned enough."""
+STEPPED = 0.1
+"""Share of these seconds that workers have spent stepping environments meanwhile, all of them together. While environment servers
+are away, or an environment hangs, nobody acts either."""
 
 
 def expected_score(rating: float, other: float) -> float:
@@ -51,6 +59,8 @@ class PastVersions:
         self._placement, self._p, self._learner = placement, p, learner
         self._settings = placement.config.matches
         self._standings = placement.memory.standings
+        self._rows, self._acted_at, self._stepped = b"", 0.0, 0.0
+        """Where the lanes of p were when that last changed; when that was (perf_counter); seconds of stepping until then."""
 
     def after_update(self) -> None:
         """Call after every update."""
@@ -90,17 +100,39 @@ class PastVersions:
                 now = s.elo(m)
                 s.moved[self._p, m] += rate(now, [(before, n - score, n)]) - now
 
-    def finish(self) -> None:
-        """The policy has learned enough. It goes on acting in other policies' matches, so its trajectories are given back."""
+    def reason_to_stop(self, now: float) -> str | None:
+        """ "no_samples" if nothing to learn from comes any more: the other policies have learned enough, and the matches have
+        gone on for long without an action of p. Call it in every round; `now` is perf_counter()."""
+        s, memory = self._standings, self._placement.memory
+        if s is None or s.done[: s.P].sum() < s.P - 1:
+            return None
+        requests, stepped = memory.requests, memory.control.seconds("rollout", "step")
+        rows = requests.cursor[requests.policy == self._p].tobytes()
+        if rows != self._rows or not self._acted_at:
+            self._rows, self._acted_at, self._stepped = rows, now, stepped
+        long = now - self._acted_at > LEFT_OUT_AFTER and stepped - self._stepped > STEPPED * LEFT_OUT_AFTER
+        return "no_samples" if long else None
+
+    def _why_no_samples(self) -> str:
+        p, P, step = self._p, self._placement.config.population.size, self._learner.progress.global_step
+        who = ", ".join(self._placement.spec.agents[p::P]) if self._settings.matchmaker == "fixed" else "any agent"
+        others = ", and the other policies have learned enough" if P > 1 else ""
+        return (
+            f"Policy {p} ends at step {step:,}: in {LEFT_OUT_AFTER / 60:.0f} minutes of matches it never acted for {who}{others}."
+            " Does the environment give it observations? If it is not to act, use fewer policies (population.size) or another "
+            "matches.matchmaker"
+        )
+
+    def finish(self, reason: str) -> Iterator[Message]:
+        """The policy learns no more, for this reason. It goes on acting in other policies' matches, so its trajectories are given
+        back."""
         if self._standings is None:
             return
+        if reason == "no_samples":
+            yield Message("message", self._why_no_samples(), self._p)
         self._standings.done[self._p] = 1
-        store = self._placement.memory.policies[self._p].trajectories
-        try:
-            while (slot := store.take(timeout=0)) is not None:
-                store.release(slot)
-        except Closed:  # the run is ending
-            pass
+        with suppress(Closed):  # the run is ending
+            self._placement.memory.policies[self._p].trajectories.discard()
 
     def metrics(self) -> dict[str, float]:
         """Rating, and results so far."""

@@ -271,6 +271,10 @@ class Supervisor:
         self.memory.requests.queue_waiting()
         for p, policy in enumerate(self.memory.policies):
             store = policy.trajectories
+            if self._has_learned_enough(p):
+                # What its learner had in hand when it ended, and what workers finished before they knew, others wait for.
+                store.free_learner()
+                store.discard()
             if store.qsize():
                 continue
             tickets = store.untaken()
@@ -278,6 +282,11 @@ class Supervisor:
             for ticket in tickets & self._untaken[p]:
                 store.offer_again(ticket)
             self._untaken[p] = tickets
+
+    def _has_learned_enough(self, p: int) -> bool:
+        """Whether policy p goes on acting in matches, and its learner has ended."""
+        done = self.memory.standings is not None and p < self.memory.learners and bool(self.memory.standings.done[p])
+        return done and not any(child.role == "learner" and child.index == p for child in self.children)
 
     def _end_programs(self) -> None:
         """End the programs that processes started which have ended."""

@@ -109,6 +109,10 @@ class RunControl(Mapped):
         """The supervisor looks at the processes now."""
         self._supervisor[_LIVES] = perf_counter()
 
+    def seconds(self, role: str, phase: str) -> float:
+        """Seconds that all workers of a role have spent in this phase."""
+        return float(self.clocks[role][:, list(PHASES[role]).index(phase)].sum())
+
     def snapshot(self) -> dict[str, np.ndarray]:
         """A copy of all clocks, by role."""
         return {role: clock.copy() for role, clock in self.clocks.items()}

@@ -123,6 +123,11 @@ class TrajectoryStore(Mapped):
         """The learner has copied the slot: it is free."""
         self._owners.release(slot, LEARNER)
 
+    def discard(self) -> None:
+        """Free every finished slot that is queued: nobody learns from them any more. Raises `Closed` at the end of the run."""
+        while (slot := self.take(timeout=0)) is not None:
+            self.release(slot)
+
     def qsize(self) -> int:
         """Finished slots that wait for the learner; an estimate while others work."""
         return self._ready.qsize()

@@ -3,6 +3,7 @@ repeats."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import deque
 from functools import partial
@@ -124,7 +125,8 @@ class SerialSampler:
         """Step the environments until `slots` finished slots of this policy wait for its learner; with several policies, at most
         until another policy's learner has a batch, which it must take before sampling can go on. Gives up where environments that
         are elsewhere finish no step for `POLL_INTERVAL` seconds, or somebody waits for the end of the run, so that Ctrl-C is
-        answered meanwhile."""
+        answered meanwhile; and after `POLL_INTERVAL` seconds where the policy is the last one of matches in which it may never
+        act. Nobody else has a turn then, so that what is sampled stays the same."""
         stores = [p.trajectories for p in self._memory.policies]
         if not self._started:
             for worker in self.workers:
@@ -133,12 +135,14 @@ class SerialSampler:
         enough = {p: self._slots_per_batch[p] for p in self.policies} | {policy: slots}
         finished = [(stores[p].qsize, n) for p, n in enough.items()]
         deadline: float | None = None
+        last_one = self._memory.standings is not None and len(self.policies) == 1
+        until = monotonic() + POLL_INTERVAL if last_one else math.inf
         while True:
             for qsize, n in finished:
                 if qsize() >= n:
                     return
             if not self._ready:
-                if self._memory.control.hurried:
+                if self._memory.control.hurried or monotonic() > until:
                     return
                 for policy_worker in self._policy_workers:
                     policy_worker.serve(timeout=0)
