@@ -133,12 +133,25 @@ def test_observations_are_normalised_on_replay() -> None:
 
 @pytest.mark.parametrize(
     ("name", "setting"),
-    [("apex-dqn", "normalize_returns"), ("apex-dpg", "normalize_returns"), ("apex-dpg", "normalize_observations")],
+    [
+        ("apex-dqn", "normalize_returns"),
+        ("apex-dpg", "normalize_returns"),
+        ("apex-dpg", "normalize_observations"),
+        ("pqn", "normalize_returns"),
+        ("apex-dqn", "separate_critic"),
+        ("apex-dpg", "separate_critic"),
+        ("pqn", "separate_critic"),
+    ],
 )
-def test_normalisers_that_an_algorithm_would_ignore_are_refused(name: str, setting: str) -> None:
+def test_settings_of_a_policy_that_an_algorithm_would_ignore_are_refused(name: str, setting: str) -> None:
     with pytest.raises(ConfigError, match=f"policy.{setting}"):
         check_config(make_config("gym/Pendulum-v1", name, **{f"policy.{setting}": True}))
     check_config(make_config("gym/Pendulum-v1", name))
+
+
+def test_a_separate_critic_is_refused_beside_a_core() -> None:
+    with pytest.raises(ConfigError, match="policy.separate_critic is for networks without a recurrent core"):
+        check_config(make_config("gym/Pendulum-v1", **{"policy.separate_critic": True, "policy.core": "gru"}))
 
 
 # -- distributions of returns --------------------------------------------------------------------------------------------

@@ -135,6 +135,22 @@ def test_the_same_seed_makes_the_same_policy():
     assert not torch.equal(states[0], states[2])
 
 
+@pytest.mark.parametrize("head", ["value", "action"])
+def test_a_separate_critic_shares_no_weight_with_the_actor(head):
+    policy = Policy(SPEC, PolicyConfig(separate_critic=True, **SMALL))
+    obs, first = batch()
+    out = policy.unroll(obs, torch.zeros(B, 0), first)
+    loss = out.value.sum() if head == "value" else out.distribution.entropy().sum()
+    loss.backward()
+    reached = {name for name, p in policy.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+    mine, others = (("critic.", "actor.") if head == "value" else ("actor.", "critic."))
+    assert any(mine in name for name in reached)
+    assert not any(others in name for name in reached)
+    for t in (0, T - 1):
+        one = policy.act({name: x[t] for name, x in obs.items()}, torch.zeros(B, 0), first[t])
+        torch.testing.assert_close(one.value, out.value[t], rtol=1e-4, atol=1e-4)
+
+
 def test_initial_std_is_that_of_the_first_actions():
     spec = EnvSpec({"obs": ArraySpec((2,), FLOAT32)}, ActionSpec((Continuous((-np.inf,), (np.inf,)),)))
     policy = Policy(spec, PolicyConfig(initial_std=0.25, **SMALL))

@@ -74,8 +74,10 @@ def make_policy_gradient(config: Config) -> Algorithm:
 
 
 def check_policy_gradient(config: Config) -> None:
-    """V-trace's truncations."""
+    """V-trace's truncations, and a critic's own network."""
     c = config.learning
+    if config.policy.separate_critic and config.policy.core != "none":
+        raise ConfigError("policy.separate_critic is for networks without a recurrent core: set it to false, or policy.core to none")
     if c.vtrace_rho < c.vtrace_c:
         raise ConfigError(f"learning.vtrace_rho ({c.vtrace_rho}) must not be below vtrace_c ({c.vtrace_c}) (IMPALA, section 4.1)")
 
@@ -84,6 +86,7 @@ def check_policy_gradient(config: Config) -> None:
 
 PQN = {
     "policy.normalize_returns": False,
+    "policy.separate_critic": False,
     "q.dueling": False,
     "q.noisy": False,
     "q.atoms": 1,
@@ -133,6 +136,7 @@ def make_pqn(config: Config) -> Algorithm:
 
 def check_pqn(config: Config) -> None:
     """It learns expected values, and explores by epsilon alone."""
+    replay.check_no_value_head(config)
     if config.q.atoms > 1 or config.q.noisy:
         raise ConfigError("learning.algorithm pqn learns expected values and explores by epsilon: q.atoms must be 1, q.noisy off")
     if config.learning.returns != "gae":

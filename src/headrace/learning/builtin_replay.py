@@ -14,6 +14,7 @@ from headrace.learning.algorithm import Algorithm
 APEX_DQN = {
     "policy.normalize_observations": False,
     "policy.normalize_returns": False,
+    "policy.separate_critic": False,
     "policy.encoder": "nature-conv",
     "policy.hidden": 512,
     "sampling.rollout": 50,
@@ -44,6 +45,7 @@ APEX_DQN_PAPER: dict[str, dict[str, Any]] = {
 APEX_DPG = {
     "policy.normalize_observations": False,
     "policy.normalize_returns": False,
+    "policy.separate_critic": False,
     "sampling.rollout": 50,
     "sampling.weights_period": 100,
     "learning.lr_schedule": "constant",
@@ -142,6 +144,7 @@ def apex_dpg_defaults(observations: str, env_defaults: Mapping[str, Any], preset
 DQN = {
     "policy.normalize_observations": False,
     "policy.normalize_returns": False,
+    "policy.separate_critic": False,
     "policy.encoder": "nature-conv",
     "policy.hidden": 512,
     "sampling.rollout": 4,
@@ -366,18 +369,21 @@ def make_apex_dpg(config: Config) -> Algorithm:
     return ApexDPG(config)
 
 
-def _no_value_head(config: Config) -> None:
+def check_no_value_head(config: Config) -> None:
+    """Settings of an actor's critic have no meaning for Q-functions."""
+    name = config.learning.algorithm
     if config.policy.normalize_returns:
         raise ConfigError(
-            f"policy.normalize_returns has no effect on learning.algorithm {config.learning.algorithm}: action values are not "
-            "normalised. Leave it out"
+            f"policy.normalize_returns has no effect on learning.algorithm {name}: action values are not normalised. Leave it out"
         )
+    if config.policy.separate_critic:
+        raise ConfigError(f"policy.separate_critic has no effect on learning.algorithm {name}. Leave it out")
 
 
 def check_apex_dqn(config: Config) -> None:
     """The atoms of the return's distribution."""
     q = config.q
-    _no_value_head(config)
+    check_no_value_head(config)
     if q.atoms > 1 and not q.support[0] < q.support[1]:
         raise ConfigError(f"q.support is {q.support}; the first atom must be below the last")
     if q.atoms > 1 and config.policy.core != "none":
@@ -386,7 +392,7 @@ def check_apex_dqn(config: Config) -> None:
 
 def check_apex_dpg(config: Config) -> None:
     """It has networks of its own."""
-    _no_value_head(config)
+    check_no_value_head(config)
     if config.policy.normalize_observations:
         raise ConfigError(
             "policy.normalize_observations has no effect on learning.algorithm apex-dpg: its networks see observations as they "

@@ -49,6 +49,8 @@ class Trunk(nn.Module):
         self.normalized = vectors if config.normalize_observations else ()
         self.normalizers = nn.ModuleList(RunningMeanStd(observation[name].shape) for name in self.normalized)
         self.network = make_network(observation, config)
+        if config.separate_critic:
+            self.network = TwoNetworks(self.network, make_network(observation, config))
         self.core = make_core(config.core, out_features(self.network), config.core_size)
         self.out_features = self.core.out_features
 
@@ -129,8 +131,21 @@ class OnTrunk(nn.Module, Generic[Output]):
         raise NotImplementedError
 
 
+class TwoNetworks(nn.Module):
+    """The actor's network and the critic's, of the same form: dict of [N, ...] -> [N, 2 F], the actor's features first."""
+
+    def __init__(self, actor: nn.Module, critic: nn.Module):
+        super().__init__()
+        self.actor, self.critic = actor, critic
+        self.out_features = out_features(actor) + out_features(critic)
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        """See the class."""
+        return torch.cat((self.actor(obs), self.critic(obs)), -1)
+
+
 class Policy(OnTrunk[PolicyOutput]):
-    """Actor and critic on one trunk.
+    """Actor and critic on one trunk, which holds a network for each of them if `config.separate_critic`.
 
     Args:
         spec: observations and actions.
@@ -150,13 +165,16 @@ class Policy(OnTrunk[PolicyOutput]):
         super().__init__()
         self.spec = spec
         self.trunk = Trunk(spec, config, precision)
-        self.action_head = ActionHead(self.trunk.out_features, spec.action, config.initial_std)
-        self.value_head = ValueHead(self.trunk.out_features)
+        self.parts = 2 if config.separate_critic else 1
+        width = self.trunk.out_features // self.parts
+        self.action_head = ActionHead(width, spec.action, config.initial_std)
+        self.value_head = ValueHead(width)
         self.returns = RunningMeanStd(clip=None) if config.normalize_returns else None
 
     def _output(self, features: Tensor, obs: dict[str, Tensor], core: Tensor) -> PolicyOutput:
-        distribution = ActionDistribution(self.spec.action, self.action_head(features), obs.get(MASK_KEY))
-        return PolicyOutput(distribution, self.denormalize_value(self.value_head(features)), core)
+        actors, critics = features.chunk(2, -1) if self.parts == 2 else (features, features)
+        distribution = ActionDistribution(self.spec.action, self.action_head(actors), obs.get(MASK_KEY))
+        return PolicyOutput(distribution, self.denormalize_value(self.value_head(critics)), core)
 
     # -- normalisation -----------------------------------------------------------------------------------------------------
 
