@@ -11,7 +11,7 @@ import pytest
 
 from headrace.config import EnvConfig
 from headrace.envs import registry
-from headrace.make_config import make_config
+from headrace.make_config import check_config, make_config
 
 CARTPOLE = registry.defaults("gym/CartPole-v1")
 
@@ -53,10 +53,12 @@ def test_environments_of_images_are_known_by_their_ids(env_id: str, shape: tuple
 
 def test_mujoco_has_settings_of_its_own_and_algorithms_keep_theirs() -> None:
     config = make_config("gym/Hopper-v5")
-    assert (config.sampling.placement, config.num_envs, config.learning.batch_size) == ("inline", 32, 2048)
+    assert (config.sampling.placement, config.num_envs, config.learning.batch_size) == ("inline", 16, 2048)
     assert (config.learning.num_epochs, config.learning.num_minibatches, config.learning.lr_schedule) == (10, 8, "linear")
     assert config.policy.normalize_observations
     assert config.policy.normalize_returns
+    assert config.policy.separate_critic
+    check_config(make_config("gym/Hopper-v5", "apex-dpg"))
     impala = make_config("gym/Hopper-v5", "impala").learning
     assert (impala.num_epochs, impala.num_minibatches, impala.returns) == (1, 1, "vtrace")
 

@@ -104,10 +104,11 @@ _VECTORS: dict[str, Any] = {
 }
 """Observations and rewards of unknown scale. Network, learning rate and clip are those of Schulman et al. 2017 (PPO), Table 3."""
 _MUJOCO: dict[str, Any] = {
+    "policy.separate_critic": True,
     "sampling.placement": "inline",
     "sampling.num_workers": 2,
     "sampling.num_groups": 1,
-    "sampling.envs_per_worker": 16,
+    "sampling.envs_per_worker": 8,
     "sampling.rollout": 32,
     "learning.total_steps": 1_000_000,
     "learning.batch_size": 2048,
