@@ -150,7 +150,7 @@ def test_settings_of_a_policy_that_an_algorithm_would_ignore_are_refused(name: s
 
 
 def test_a_separate_critic_is_refused_beside_a_core() -> None:
-    with pytest.raises(ConfigError, match="policy.separate_critic is for networks without a recurrent core"):
+    with pytest.raises(ConfigError, match=r"policy\.separate_critic is for networks without a recurrent core"):
         check_config(make_config("gym/Pendulum-v1", **{"policy.separate_critic": True, "policy.core": "gru"}))
 
 

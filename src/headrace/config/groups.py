@@ -121,8 +121,8 @@ class PolicyConfig:
     """The value head predicts returns that are normalised by their running mean and standard deviation, which are saved with the
     model."""
     separate_critic: bool = False
-    """The critic has a network of its own, of the same form as the actor's, instead of a head on the actor's. Not with a recurrent
-    core."""
+    """The critic has a network of its own, of the same form as the actor's, instead of a head on the actor's. Not with a
+    recurrent core."""
     initial_std: Positive = 1.0
     """Standard deviation of continuous actions at the start of training, before they are squashed into their bounds."""
 

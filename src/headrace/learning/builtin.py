@@ -77,7 +77,7 @@ def check_policy_gradient(config: Config) -> None:
     """V-trace's truncations, and a critic's own network."""
     c = config.learning
     if config.policy.separate_critic and config.policy.core != "none":
-        raise ConfigError("policy.separate_critic is for networks without a recurrent core: set it to false, or policy.core to none")
+        raise ConfigError("policy.separate_critic is for networks without a recurrent core: set it to false or core to none")
     if c.vtrace_rho < c.vtrace_c:
         raise ConfigError(f"learning.vtrace_rho ({c.vtrace_rho}) must not be below vtrace_c ({c.vtrace_c}) (IMPALA, section 4.1)")
 
