@@ -195,13 +195,15 @@ def test_a_rank_is_killed_and_all_go_on_from_the_newest_checkpoint(victim: str, 
 
 @pytest.fixture
 def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Lets every rank be a shell script, which notes its start in the file that is returned; the grace is 0.3 s."""
+    """Lets every rank be a shell script, which notes its start in the file that is returned; the grace is 0.3 s. In the scripts
+    `all_started` waits until every rank has."""
     monkeypatch.setattr(launch, "GRACE", 0.3)
     started = tmp_path / "started"
 
     def write(text: str) -> Path:
         script = tmp_path / "rank"
-        script.write_text(f'#!/bin/sh\necho $RANK >> "{started}"\n{text}\n')
+        wait = f'all_started() {{ while [ $(($(wc -l < "{started}") % 2)) = 1 ]; do sleep 0.02; done; }}'
+        script.write_text(f'#!/bin/sh\n{wait}\necho $RANK >> "{started}"\n{text}\n')
         script.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(script))
         return started
@@ -224,20 +226,20 @@ def test_rank_0_is_given_the_time_that_it_takes_when_the_others_are_done(scripte
 def test_who_does_not_end_behind_the_others_is_ended_and_that_is_no_reason_to_start_again(
     ends: int, code: int, scripted: Callable[[str], Path]
 ) -> None:
-    started = scripted(f"[ $RANK = 0 ] && exit {ends}\nexec sleep 20")
+    started = scripted(f"[ $RANK = 0 ] && all_started && exit {ends}\nexec sleep 200")
     began = time.monotonic()
     assert launch.launch([], two_ranks()) == code
-    assert time.monotonic() < began + 10
+    assert time.monotonic() < began + 100
     assert len(started.read_text().split()) == 2
 
 
 def test_ranks_that_are_killed_too_often_end_the_run_and_the_user_is_told(
     scripted: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    started = scripted("[ $RANK = 1 ] && kill -9 $$\nexec sleep 20")
+    started = scripted("[ $RANK = 1 ] && all_started && kill -9 $$\nexec sleep 200")
     began = time.monotonic()
     assert launch.launch([], two_ranks(**{"sampling.max_restarts": 1})) == 1
-    assert time.monotonic() < began + 10
+    assert time.monotonic() < began + 100
     assert len(started.read_text().split()) == 4
     told = capsys.readouterr().out
     assert "rank 1 was ended by SIGKILL; all ranks start again from the newest checkpoint (restart 1)" in told
@@ -272,7 +274,7 @@ def test_ranks_that_are_killed_rarely_are_always_started_again(monkeypatch: pyte
 
 
 def test_a_signal_reaches_ranks_that_start_behind_it(scripted: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    scripted("exec sleep 20")
+    scripted("exec sleep 200")
     popen = subprocess.Popen
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
@@ -283,4 +285,4 @@ def test_a_signal_reaches_ranks_that_start_behind_it(scripted: Callable[[str], P
     monkeypatch.setattr(launch.subprocess, "Popen", interrupted)
     began = time.monotonic()
     assert launch.launch([], two_ranks()) == -signal.SIGTERM
-    assert time.monotonic() < began + 10
+    assert time.monotonic() < began + 100

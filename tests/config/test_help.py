@@ -71,7 +71,7 @@ def test_help_may_have_a_reader_that_goes_away(command):
     os.close(reader)
     with os.fdopen(writer, "w") as gone:
         done = subprocess.run(
-            [sys.executable, "-m", "headrace.cli", *command.split()], stdout=gone, stderr=subprocess.PIPE, text=True, timeout=60
+            [sys.executable, "-m", "headrace.cli", *command.split()], stdout=gone, stderr=subprocess.PIPE, text=True, timeout=200
         )
     assert (done.returncode, done.stderr) == (0, "")
 

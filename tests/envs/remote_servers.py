@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -57,14 +58,22 @@ def remote_group(address: str, num_envs: int = 5, **settings: object) -> RemoteG
     return RemoteGroup(address, NAME, EnvConfig(**settings), num_envs)  # type: ignore[arg-type]
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """A TCP port of this machine that nobody uses."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of this machine that nobody uses. Below those that the kernel gives to whoever asks for any port: a server that
+    is started later, or again, finds it free."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            if port not in _given:
+                _given.add(port)
+                return port
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
     """Poll until the condition is true; AssertionError after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -72,7 +81,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
         time.sleep(0.005)
 
 
-def finish(group: EnvGroup, seconds: float = 20) -> None:
+def finish(group: EnvGroup, seconds: float = 60) -> None:
     """Wait for a group's step or reset; its messages are dropped."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -138,15 +147,15 @@ class ServerProcess:
     def start(self, log: Path) -> ServerProcess:
         """Start it, and wait until it says so."""
         with log.open("a") as out:
+            before = log.read_text().count(" x ")
             self.process = subprocess.Popen(self._command, stdout=out, stderr=out, text=True, env=self.environment)
-        before = log.read_text().count(" x ")
 
         def says() -> bool:
             assert self.process is not None
             assert self.process.poll() is None, log.read_text()
             return log.read_text().count(" x ") > before
 
-        wait_until(says, 60)
+        wait_until(says, 120)
         return self
 
     def signal(self, number: signal.Signals) -> None:

@@ -155,9 +155,13 @@ def test_ctrl_c_ends_waiting(num_threads, ctrl_c):
     env.reset(seed=0)
     env.send(np.zeros(1024, int))
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
+
+    def interrupted() -> None:  # with the timer in it: on a busy machine that may end before `recv` begins
+        timer.start()
         env.recv()
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert env.recv()[0].shape == (1024, *IMAGE)
 
 

@@ -9,8 +9,12 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from functools import partial
+from multiprocessing import connection
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -19,7 +23,7 @@ import pytest
 from worlds import CountingEnv
 
 from headrace.config import ConfigError, EnvConfig
-from headrace.envs import imports, registry
+from headrace.envs import description, imports, registry
 from headrace.envs.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, Continuous, EnvironmentFault, EnvSpec
 from headrace.envs.description import describe_in_child, spec_from_json, spec_to_json
 from headrace.envs.imports import import_files
@@ -33,6 +37,21 @@ PLAIN = EnvConfig()
 @pytest.fixture(autouse=True)
 def imported() -> None:
     import_files([ODD])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process has, though nobody may have asked for its exit code."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def odd(way: str, **more: object) -> EnvSpec:
@@ -56,19 +75,16 @@ def odd(way: str, **more: object) -> EnvSpec:
     ],
 )
 def test_whatever_a_constructor_does(way: str, message: str | None, tmp_path: Path) -> None:
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     if message is None:
         assert odd(way, file=str(tmp_path / "pid")).observation["obs"].shape == (4,)
     else:
         with pytest.raises(EnvironmentFault, match=f"odd/env cannot be made: {message}"):
             odd(way)
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads  # those of earlier tests may end now
     if way == "leave a process":
         pid = int((tmp_path / "pid").read_text())
-        deadline = time.monotonic() + 5
-        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: ended(pid))
 
 
 def test_crashes_and_errors_show_where() -> None:
@@ -80,8 +96,16 @@ def test_crashes_and_errors_show_where() -> None:
         assert "in construct" in fault.value.frames
 
 
-def test_a_constructor_that_hangs_is_ended_and_shown() -> None:
-    describe = partial(registry.describe_here, "odd/env", EnvConfig(kwargs={"way": "hang"}), (ODD,))
+def test_a_constructor_that_hangs_is_ended_and_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The deadline begins here when the child is in the constructor: what it imports before takes as long as it takes."""
+    reached = tmp_path / "reached"
+
+    def wait(objects: list[Any], timeout: float) -> list[Any]:
+        until(reached.exists)
+        return connection.wait(objects, timeout)
+
+    monkeypatch.setattr(description, "connection", SimpleNamespace(wait=wait))
+    describe = partial(registry.describe_here, "odd/env", EnvConfig(kwargs={"way": "hang", "file": str(reached)}), (ODD,))
     with pytest.raises(EnvironmentFault, match="odd/env cannot be made: making one did not end within 1 s") as fault:
         describe_in_child(describe, "odd/env", deadline=1)
     assert "in construct" in fault.value.frames
@@ -180,26 +204,24 @@ def test_the_child_ends_with_its_parent(tmp_path: Path) -> None:
         f"registry.describe('odd/env', EnvConfig(kwargs={{'way': 'hang', 'file': {str(pid)!r}}}))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code])
-    deadline = time.monotonic() + 60
-    while not (pid.exists() and pid.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: pid.exists() and bool(pid.read_text()))
     child = int(pid.read_text())
     assert psutil.pid_exists(child)
     process.kill()
     process.wait()
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: ended(child))
 
 
 def test_a_warm_description_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(imports, "_imported", {})  # files that other tests imported would be imported by the child, too
     registry.describe("gym/CartPole-v1", PLAIN)
-    began = time.perf_counter()
-    for _ in range(5):
+
+    def seconds() -> float:
+        began = time.perf_counter()
         registry.describe("gym/CartPole-v1", PLAIN)
-    assert time.perf_counter() - began < 5 * 0.5
+        return time.perf_counter() - began
+
+    assert any(seconds() < 0.5 for _ in range(20)), "with other programs some take longer, but not all"
 
 
 @pytest.mark.parametrize(

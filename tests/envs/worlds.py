@@ -138,11 +138,11 @@ def step_group(group: EnvGroup, actions: np.ndarray, now: StepRow, after: ObsRow
 
 
 class DelayedGroup:
-    """Another group behind a thread that takes its time, as an environment server's would be."""
+    """Another group behind a thread that takes its time, as an environment server's would be: it calls `pause` twice a step."""
 
-    def __init__(self, group: EnvGroup, seconds: float = 0.002) -> None:
+    def __init__(self, group: EnvGroup, pause: Callable[[], object] = lambda: time.sleep(0.002)) -> None:
         self.spec, self.num_envs, self.lanes, self.lane_size = group.spec, group.num_envs, group.lanes, group.lane_size
-        self._group, self._seconds = group, seconds
+        self._group, self._pause = group, pause
         self._wake: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -159,9 +159,9 @@ class DelayedGroup:
         assert self._thread is None, "the step before is not finished"
 
         def run() -> None:
-            time.sleep(self._seconds)
+            self._pause()
             self._wake()  # for nothing
-            time.sleep(self._seconds)
+            self._pause()
             try:
                 call(*arguments)
                 self._thread = None

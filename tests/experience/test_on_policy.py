@@ -24,7 +24,7 @@ def make_store() -> TrajectoryStore:
 
 def finish(store: TrajectoryStore, number: int) -> int:
     """Finish a slot in which everything is `number`, but flags: the last row is no transition, one game ended with -`number`."""
-    slot = store.acquire(0, timeout=5)
+    slot = store.acquire(0, timeout=60)
     assert slot is not None, "no slot is free"
     for name, array in store.arrays.items():
         array[slot] = name in ("valid",) if array.dtype == bool else number
@@ -56,7 +56,7 @@ def test_a_batch_holds_its_slots_side_by_side_in_the_order_in_which_they_were_fi
     experience = OnPolicyExperience(store, 3, "cpu")
     for number in (7, 8, 9):
         finish(store, number)
-    batch = experience.next(timeout=5)
+    batch = experience.next(timeout=60)
     assert batch is not None
     assert numbers(batch) == [7, 8, 9]
     assert set(batch.data) == set(store.fields)
@@ -79,9 +79,9 @@ def test_nothing_within_the_timeout() -> None:
     finish(store, 1)
     began = time.monotonic()
     assert experience.next(timeout=0.1) is None
-    assert 0.1 <= time.monotonic() - began < 2
+    assert 0.1 <= time.monotonic() - began < 60
     finish(store, 2)
-    batch = experience.next(timeout=5)
+    batch = experience.next(timeout=60)
     assert batch is not None
     assert numbers(batch) == [1, 2]
 
@@ -90,7 +90,7 @@ def test_a_batch_is_not_overwritten_before_it_is_released() -> None:
     store = make_store()
     experience = OnPolicyExperience(store, 1, "cpu")
     finish(store, 1)
-    batch = experience.next(timeout=5)
+    batch = experience.next(timeout=60)
     assert batch is not None
     for number in (2, 3):
         finish(store, number)
@@ -98,7 +98,7 @@ def test_a_batch_is_not_overwritten_before_it_is_released() -> None:
     assert numbers(batch) == [1]
     for number in (2, 3):
         experience.release()
-        later = experience.next(timeout=5)
+        later = experience.next(timeout=60)
         assert later is not None
         assert numbers(later) == [number]
 
@@ -109,7 +109,7 @@ def test_the_end_of_the_run_wakes_who_waits_and_stays_the_end() -> None:
     threading.Timer(0.2, store.close).start()
     began = time.monotonic()
     assert experience.next() is None
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert experience.next() is None
     assert experience.next(timeout=0.1) is None
 
@@ -125,7 +125,7 @@ def test_what_fails_in_the_thread_is_raised_for_the_learner(monkeypatch: pytest.
     slot = finish(store, 1)
     for _ in range(2):  # it does not go away
         with pytest.raises(RuntimeError, match=f"slot {slot} is nobody's"):
-            experience.next(timeout=5)
+            experience.next(timeout=60)
 
 
 def test_serial_collects_what_a_batch_needs_and_nothing_before() -> None:

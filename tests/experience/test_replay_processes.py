@@ -96,8 +96,9 @@ def test_readers_see_whole_samples_while_writers_overwrite_and_are_killed(codec:
 
     writers = [start([0, 1]), start([2, 3])]
     try:
-        deadline = time.monotonic() + 30
-        while replay.stats().size < replay.config.minimum and time.monotonic() < deadline:
+        deadline = time.monotonic() + 60
+        while replay.stats().size < replay.config.minimum:
+            assert time.monotonic() < deadline
             time.sleep(0.01)
         seen = 0
         for round_ in range(3):
@@ -109,7 +110,7 @@ def test_readers_see_whole_samples_while_writers_overwrite_and_are_killed(codec:
             seen += check(replay, 10)
             writers[victim] = start([2 * victim, 2 * victim + 1])
         assert seen > 30 * 64
-        deadline = time.monotonic() + 30  # the last replacement goes on where the dead one stopped
+        deadline = time.monotonic() + 60  # the last replacement goes on where the dead one stopped
         while replay.stats().inserts < before.inserts + 1000:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -149,8 +150,9 @@ def test_nothing_is_left_in_shared_memory_when_everyone_is_killed() -> None:
     code = ("import os, signal, test_replay_processes as t\nr = t.make()\n"
             "p = t.spawn.Process(target=t.write_forever, args=(r, [0, 1, 2, 3]))\n"
             "if __name__ == '__main__':\n    p.start()\n    print(p.pid, flush=True)\n"
-            "    while r.stats().size < 200: pass\n    os.kill(p.pid, signal.SIGKILL); os.kill(os.getpid(), signal.SIGKILL)\n")
-    process = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, timeout=60)
+            "    while r.stats().size < 200: t.time.sleep(0.001)\n"
+            "    os.kill(p.pid, signal.SIGKILL); os.kill(os.getpid(), signal.SIGKILL)\n")
+    process = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, timeout=200)
     assert process.returncode == -9, process.stderr.decode()
     assert {n for n in set(os.listdir("/dev/shm")) - before if "headrace" in n} == set()
 

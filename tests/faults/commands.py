@@ -6,6 +6,7 @@ it started after a deadline, and is looked after for processes that it left behi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -75,7 +76,7 @@ class Commands:
         self,
         arguments: list[str],
         folder: Path,
-        deadline: float = 60.0,
+        deadline: float = 150.0,
         interrupt: float | None = None,
         limits: dict[str, int] | None = None,
         environ: dict[str, str] | None = None,
@@ -137,11 +138,12 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
     if code is None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    until = time.monotonic() + 15  # a fork server ends when it has imported what it had begun to
+    until = time.monotonic() + 60  # a fork server ends when it has imported what it had begun to
     while (left := _marked(mark)) and time.monotonic() < until:
         time.sleep(0.02)
     for pid in left:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it may end by itself between the look and the kill
+            os.kill(pid, signal.SIGKILL)
     return {"code": code, "seconds": round(seconds, 2), "left": sorted(left.values())}
 
 

@@ -45,7 +45,7 @@ def test_every_damage_to_a_checkpoint_is_passed_over(tmp_path):
             how(copy / "000002-step-2" / file)
             began = time.monotonic()
             found = load(copy, unpacked)
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 60, "it has read what has no end, or a terabyte"
             assert found is not None
             assert found.step == 1, (name, file)
             assert "000002-step-2" in found.damaged[0]

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import random
+import re
 import signal
 import struct
 import termios
@@ -16,6 +17,7 @@ import pytest
 from harness import COUNTING, Run
 
 NEVER = 10**9
+WHOLE_LINE = re.compile(r"Going on from .*: step ([\d,]+)\n")
 
 
 def counting_run(folder: Path, **settings: object) -> Run:
@@ -254,9 +256,8 @@ def killed_and_resumed(run: Run, times: int) -> None:
         run.assert_nothing_left()
         printed = len(run.output)
         run.start()
-        run.wait_for("the return", lambda printed=printed: "Going on from" in run.output[printed:])
-        line = next(line for line in run.output[printed:].splitlines() if "Going on from" in line)
-        assert int(line.rpartition("step ")[2].replace(",", "")) >= before
+        found = run.wait_for("the return", lambda printed=printed: WHOLE_LINE.search(run.output[printed:]))
+        assert int(found[1].replace(",", "")) >= before
         assert "damaged" not in run.output[printed:]
         goes_on(run)
 

@@ -61,7 +61,8 @@ def test_a_learner_that_is_away_holds_up_its_own_lanes_only(tmp_path: Path) -> N
         for policy in POLICIES:
             run.wait_for("the first steps", lambda policy=policy: run.step(policy))
         run.signal("learner-0", signal.SIGSTOP)
-        time.sleep(1)  # its slots are full now
+        lines = len(run.metrics("policy-1"))  # when there are new ones, all that the stopped learner had reported is written too
+        run.wait_for("lines of the other", lambda: len(run.metrics("policy-1")) > lines + 5)
         before = run.step("policy-0")
         step = run.step("policy-1")
         run.wait_for("a thousand steps of the other", lambda: run.step("policy-1") > step + 1000)

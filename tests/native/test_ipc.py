@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import multiprocessing
 import os
 import pickle
@@ -51,12 +53,29 @@ def test_segment_is_shared_zeroed_and_kept_alive_by_its_views():
 
 
 def test_segment_leaves_no_name_and_no_descriptor():
-    before = len(os.listdir("/proc/self/fd")), os.listdir("/dev/shm")
+    gc.collect()  # what earlier tests have left must not be closed meanwhile
+    descriptors, names = descriptors_of_this_process(), names_of_this_process()
     segment = Segment(1 << 20)
     segment.prefault()
-    assert os.listdir("/dev/shm") == before[1]
+    assert names_of_this_process() == names
+    assert len(descriptors_of_this_process() - descriptors) == 1
     del segment
-    assert len(os.listdir("/proc/self/fd")) == before[0]
+    assert descriptors_of_this_process() <= descriptors
+
+
+def descriptors_of_this_process():
+    """Each with what it stands for."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the folder itself
+            found.add((fd, os.readlink(f"/proc/self/fd/{fd}")))
+    return found
+
+
+def names_of_this_process():
+    """In /dev/shm, where other programs come and go."""
+    with open("/proc/self/maps") as maps:
+        return {line.split()[-1] for line in maps if "/dev/shm/" in line}
 
 
 def test_segment_cannot_be_resized_under_its_users():
@@ -66,7 +85,7 @@ def test_segment_cannot_be_resized_under_its_users():
 
 
 def test_segment_too_large_says_how_much_there_is():
-    needed = available_memory() + (1 << 30)
+    needed = available_memory() + (1 << 44)  # however much other programs give back meanwhile
     with pytest.raises(MemoryError, match=r"the trajectory store needs [\d,]+ MiB; [\d,]+ MiB are available"):
         Segment(needed, purpose="the trajectory store")
 
@@ -169,7 +188,7 @@ def test_get_many_waits_for_a_batch_but_not_longer_than_its_patience():
     threading.Thread(target=put_slowly, args=(1,)).start()
     started = time.monotonic()
     assert queue.get_many(out, min_items=5, patience=0.1) == 1
-    assert 0.1 <= time.monotonic() - started < 5
+    assert 0.1 <= time.monotonic() - started < 25  # seconds; its `patience` before was 30
     assert queue.get_many(out, min_items=5, timeout=0.05, patience=30.0) == 0
 
 
@@ -189,7 +208,7 @@ def test_close_wakes_those_who_wait():
     time.sleep(0.05)
     queue.close()
     full.close()
-    assert [outcomes.get(timeout=10) for _ in waiters] == [1, 1, 1]
+    assert [outcomes.get(timeout=60) for _ in waiters] == [1, 1, 1]
 
 
 def produce(queue, producer, n):
@@ -230,8 +249,8 @@ def test_many_producers_and_consumers_lose_and_double_nothing():
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_queue_survives_hundreds_of_kills(seed):
-    """Producers and consumers are killed inside puts and gets. Survivors must go on, values must stay in each producer's
-    order and come once, and no more may be lost than consumers were killed with in their hands."""
+    """Producers and consumers are killed inside puts and gets. Survivors must go on, ten values before the next kill; values must
+    stay in each producer's order and come once, and no more may be lost than consumers were killed with in their hands."""
     kills, n_producers, most = 120, 2, 4
     rng, queue = random.Random(seed), Queue(8)
     put = Segment(8 * n_producers).ndarray(np.int64, n_producers)  # the next value; at most this one may be in or out
@@ -261,8 +280,8 @@ def test_queue_survives_hundreds_of_kills(seed):
         if role < n_producers:
             put[role] += 1  # whether the value it died with was put is unknown; it is not used again
         roles[role] = start(role)
-        deadline = time.monotonic() + 20
-        while got.sum(dtype=np.int64) == before:
+        deadline = time.monotonic() + 60
+        while got.sum(dtype=np.int64) < before + 10:
             assert time.monotonic() < deadline, "nobody goes on"
             time.sleep(0.001)
     for process in roles:
@@ -274,7 +293,7 @@ def test_queue_survives_hundreds_of_kills(seed):
     lost = sum(int((got[p, : put[p]] == 0).sum()) for p in range(n_producers))
     assert got.max() == 1
     assert lost <= (kills + len(roles)) * most
-    assert got.sum() > 10 * kills
+    assert got.sum() >= 10 * kills
 
 
 # Words
@@ -308,7 +327,7 @@ def test_words_ping_pong_between_processes():
     for _ in range(rounds):
         words.fetch_or(0, 1)
         while not words.take(1):
-            assert words.wait_nonzero(1, timeout=20), "a wake-up was lost"
+            assert words.wait_nonzero(1, timeout=60), "a wake-up was lost"
     process.join()
     assert process.exitcode == 0
 
@@ -318,6 +337,11 @@ def test_ctrl_c_ends_every_wait():
     full.put(0)
     out = np.zeros(2, np.int32)
     slots.acquire(1, out[:1])
+
+    def interrupted(wait):  # with the timer in it: on a busy machine that may end before `wait` begins
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        wait()
+
     waits = [
         queue.get,
         lambda: queue.get_many(out, 2, patience=60),
@@ -329,10 +353,9 @@ def test_ctrl_c_ends_every_wait():
     for wait in waits:
         started = time.monotonic()
         signal.signal(signal.SIGALRM, signal.default_int_handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
         with pytest.raises(KeyboardInterrupt):
-            wait()
-        assert time.monotonic() - started < 2.0
+            interrupted(wait)
+        assert time.monotonic() - started < 30  # seconds; no wait ends by itself before 60
 
 
 # WeightStore
@@ -363,14 +386,16 @@ def test_versioned_buffer_never_shows_half_an_update_though_writers_are_killed()
     for kills in range(60):
         writer = child(publish_forever, kills)
         updates = buffer.updates
-        assert buffer.wait(updates, timeout=20)
+        assert buffer.wait(updates, timeout=60)
         until = time.monotonic() + rng.random() * 0.02
-        while time.monotonic() < until:
+        while True:
             version = buffer.read(out)
             assert (out == version % 251).all()
             seen.add(version)
+            if time.monotonic() >= until:
+                break
         kill(writer)
-    assert len(seen) > 60
+    assert len(seen) >= 60, "one of every writer at least"
 
 
 # Slots
@@ -426,7 +451,7 @@ def test_slot_credits_survive_hundreds_of_kills():
     workers = {me: child(work, me) for me in range(1, n_workers + 1)}
     learned, stale, kills, next_kill = 0, 0, 0, 0.0
     while kills < 120:
-        ticket = queue.get(timeout=20)
+        ticket = queue.get(timeout=60)
         assert ticket is not None, "nobody goes on"
         if slots.transfer(ticket, learner):
             slot = Slots.slot_of(ticket)
@@ -436,7 +461,7 @@ def test_slot_credits_survive_hundreds_of_kills():
             learned += 1
         else:
             stale += 1
-        if time.monotonic() > next_kill:
+        if time.monotonic() > next_kill and learned > 2 * kills:
             me = rng.randrange(1, n_workers + 1)
             kill(workers[me])
             assert slots.reclaim(me) <= n_slots

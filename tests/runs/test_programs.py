@@ -52,7 +52,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tu
     def started(how: str) -> tuple[int, list[int], Callable[[], None]]:
         here, there = multiprocessing.Pipe()
         process = start_child(starters.child, (how, there), how)
-        assert here.poll(60)
+        assert here.poll(120)
 
         def kill() -> None:
             process.kill()
@@ -124,7 +124,7 @@ def alive(pid: int) -> bool:
 
 
 def gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while left := list(filter(alive, pids)):
         assert time.monotonic() < deadline, f"still alive: {left}"
         time.sleep(0.01)

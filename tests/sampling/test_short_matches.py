@@ -56,7 +56,7 @@ def duel(options: EnvConfig, *, render_mode: str | None = None) -> Short:
     return Short(2)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("env", "rollout"), [("short-matches-alone", LENGTH), ("short-matches", 2)], ids=["nobody", "script"])
 def test_a_run_that_was_stopped_while_nobody_or_only_a_script_acts_goes_on(env: str, rollout: int, tmp_path: Path) -> None:
     settings: dict[str, Any] = {

@@ -121,7 +121,7 @@ def test_a_sleeping_rollout_worker_is_woken_by_the_answer() -> None:
     while not r.take([0]):
         r.wait(0, timeout=5)
         r.woken_groups(0)
-        assert time.monotonic() - started < 30
+        assert time.monotonic() - started < 60
     kill(process)
 
 
@@ -222,12 +222,27 @@ def test_recovery_never_waits_for_a_queue_full_of_old_numbers() -> None:
     r = make()
     r.request(0)
     r.request(1)
-    started = time.monotonic()
+    waits = []
+
+    class Noting:
+        """The queue, and how long each `put` may wait."""
+
+        def __init__(self, queue: Any) -> None:
+            self._queue = queue
+
+        def put(self, number: int, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            return self._queue.put(number, timeout=timeout)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._queue, name)
+
+    r._queues[0] = Noting(r._queues[0])
     for _ in range(50):
         r.claim([0, 1], policy_worker=0)
         assert r.recover_policy_worker(0) == 2
     r.request(2)  # nor does a rollout worker
-    assert time.monotonic() - started < 1
+    assert set(waits) == {0}
     while numbers := queued(r):
         mine = r.claim(numbers, policy_worker=1)
         r.answer(mine, policy_worker=1)
@@ -322,13 +337,13 @@ def test_kills(kills: int) -> None:
         else:
             w = rng.randrange(2)
             kill(rollouts[w])
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while r.withdraw(w):
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
             r.clear_wake_up(w)
             rollouts[w] = child(ask, r, w, done)
-    before, deadline = list(done), time.monotonic() + 30
+    before, deadline = list(done), time.monotonic() + 60
     while min(now - then for now, then in zip(done, before, strict=True)) < 50 and time.monotonic() < deadline:
         time.sleep(0.01)
         r.queue_waiting()

@@ -47,7 +47,7 @@ def test_waiting_for_the_learners_ends_with_the_last_of_them() -> None:
     thread.join(2 * POLL_INTERVAL)
     assert thread.is_alive()
     control.set_ready(0)
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -74,7 +74,7 @@ def test_the_supervisor_has_one_too() -> None:
 def test_a_clock_adds_up_phases_and_steps() -> None:
     control = make()
     clock = control.clock("rollout", 1)
-    start = perf_counter()
+    start = clock._last
     clock.spent("step", start + 1)
     clock.spent("wait_slots", start + 3)
     clock.spent("step", start + 3.5)
@@ -83,7 +83,7 @@ def test_a_clock_adds_up_phases_and_steps() -> None:
     row = control.clocks["rollout"][1]
     spent = dict(zip(PHASES["rollout"], row, strict=False))
     assert spent["wait_slots"] == pytest.approx(2)
-    assert spent["step"] == pytest.approx(1.5, abs=0.1)
+    assert spent["step"] == pytest.approx(1.5)
     assert row[-1] == 15
     assert control.heartbeat("rollout", 1) == start + 3.5
     assert (control.clocks["rollout"][0] == 0).all()

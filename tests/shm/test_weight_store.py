@@ -62,8 +62,10 @@ def test_a_writer_killed_at_any_instant_leaves_the_last_whole_update(kills: int)
     out: Any = np.zeros(NBYTES, np.uint8)
     newest = 0
     for _ in range(kills):
+        updates = store.updates
         process = fork.Process(target=publish, args=(store, newest), daemon=True)
         process.start()
+        assert store.wait(updates, timeout=60)
         end = time.monotonic() + 0.01 + rng.random() * 0.01
         while time.monotonic() < end:
             version = store.read(out)
@@ -76,4 +78,4 @@ def test_a_writer_killed_at_any_instant_leaves_the_last_whole_update(kills: int)
         version = store.read(out)
         assert (out.view(np.int64) == version).all()
         newest = version
-    assert newest > 0
+    assert newest >= kills

@@ -32,7 +32,7 @@ DEADLINE = 300.0
 """Seconds that constructing one environment may take."""
 END_TIMEOUT = 5.0
 """Seconds that the child may take to end when it has reported, before it is killed."""
-STACKS_TIMEOUT = 1.0
+STACKS_TIMEOUT = 5.0
 """Seconds to wait for the Python stacks of a child that hangs; one that is stuck in a library may not answer."""
 
 

