@@ -43,6 +43,7 @@ def _train(folder: str, placement: str, answer: multiprocessing.connection.Conne
     import headrace
 
     settings = {"sampling.placement": placement, "learning.total_steps": 600, "run.folder": folder, "run.video": False}
+    settings["learning.num_threads"] = 1
     try:
         answer.send(headrace.train(headrace.make_config("gym/CartPole-v1", **settings)).reason)
     except headrace.ConfigError as error:

@@ -94,11 +94,11 @@ def test_slots_of_a_policy_that_has_learned_enough_are_freed_whoever_held_them()
         store.finish(slot)
     assert store.take(timeout=0) == slots[0]
     supervisor = Supervisor(placement)
-    assert list(supervisor.messages(timeout=0.01)) == []
+    assert list(supervisor.messages(timeout=0.2)) == []
     assert store.acquire(1, timeout=0) is None, "who learns needs them"
     memory.standings.done[0] = 1
     supervisor = Supervisor(placement)
-    assert list(supervisor.messages(timeout=0.01)) == []
+    assert list(supervisor.messages(timeout=0.2)) == []
     assert sorted(store.acquire(1, timeout=0) for _ in range(5)) == sorted(slots[:5])
     assert store.acquire(1, timeout=0) is None
 
