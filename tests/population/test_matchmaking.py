@@ -93,16 +93,25 @@ def test_self_play_keeps_an_opponent_for_swap_steps_but_not_one_that_has_gone() 
     assert len({self_play(Match(0, 0, AGENTS, dict(match.memory)), p, generator)[1] for _ in range(100)}) == 2
 
 
+def play(table: Standings, member: int, scores: list[float]) -> None:
+    """Policy 0 plays so against the member, and its learner hears of every game at once."""
+    for score in scores:
+        table.add_result(0, 0, member, score)
+        table.remember(0, table.take_unrated(0))
+
+
 def test_league_draws_by_win_rate() -> None:
     table = standings(P=2, V=2, opponents=1)
     members = [2, 4, 6]  # a past version of each policy, and an opponent
     for member in members[:2]:
         table.admit(member, 1, 0.0)
+    rates = []
     for member, (wins, games) in zip(members, ((9, 10), (2, 10), (0, 3)), strict=True):
-        for game in range(games):
-            table.add_result(0, 0, member, float(game < wins))
-    rates = (np.array([9, 2, 0]) + 0.5) / (np.array([10, 10, 3]) + 1)
-    expected = (1 - rates) ** 3 / ((1 - rates) ** 3).sum()
+        scores = [float(game < wins) for game in range(games)]
+        play(table, member, scores)
+        weights = 0.99 ** np.arange(games)[::-1]
+        rates.append((weights @ scores + 0.5) / (weights.sum() + 1))
+    expected = (1 - np.array(rates)) ** 3 / ((1 - np.array(rates)) ** 3).sum()
     p = population(table, hardness=3.0, play_against_latest_model_ratio=0.3)
     np.testing.assert_allclose(priorities(0, members, p), expected)
     rivals = [max(pair, key=lambda m: (m != 0, m)) for pair in draw(league, p)]
@@ -113,10 +122,48 @@ def test_league_draws_by_win_rate() -> None:
 
 def test_the_league_draws_somebody_where_everybody_is_beaten_for_sure() -> None:
     table = standings(opponents=2)
-    for member, games in ((1, 3000), (2, 2000)):
-        for _ in range(games):
-            table.add_result(0, 0, member, 1.0)
-    assert priorities(0, [1, 2], population(table, hardness=100.0)).tolist() == [0, 1]
+    for member in (1, 2):
+        play(table, member, [1.0] * 3000)
+    assert priorities(0, [1, 2], population(table, hardness=100.0)).tolist() == [0.5, 0.5]
+
+
+def test_a_win_rate_is_of_recent_games() -> None:
+    """In a game with a cycle a policy soon loses to versions that it once beat."""
+    table = standings(V=2, opponents=1)
+    table.admit(1, 1, 0.0)
+    play(table, 1, [1.0] * 3000)
+    p = population(table)
+    assert p.win_rate(0, 1) > 0.99
+    play(table, 1, [0.0] * 300)
+    assert p.win_rate(0, 1) < 0.06
+    assert p.win_rate(1, 0) == 1 - p.win_rate(0, 1)
+    assert p.games(0, 1) == 3300
+    table.admit(1, 2, 0.0)
+    assert p.win_rate(0, 1) == 0.5, "a newer version in its place has played nobody"
+
+
+def test_a_copy_of_a_policy_has_its_win_rates() -> None:
+    table = standings(P=2, opponents=1)
+    for opponent in (0, 2):
+        for _ in range(20):
+            table.add_result(0, 1, opponent, 1.0)
+    table.remember(1, table.take_unrated(1))
+    table.rating[1] = 1300.0
+    play(table, 2, [0.0] * 20)
+    table.take_over(0, 1)
+    p = population(table)
+    assert p.win_rate(0, 2) == p.win_rate(1, 2) > 0.9
+    assert p.win_rate(0, 1) == 0.5
+    assert table.rating[0] == 1300.0
+
+
+def test_games_of_one_update_are_remembered_as_one_after_the_other() -> None:
+    table, other = standings(opponents=1), standings(opponents=1)
+    for _ in range(30):
+        table.add_result(0, 0, 1, 0.5)
+    table.remember(0, table.take_unrated(0))
+    play(other, 1, [0.5] * 30)
+    np.testing.assert_allclose(table.recent, other.recent)
 
 
 # -- seats ------------------------------------------------------------------------------------------------------------
@@ -389,6 +436,8 @@ def test_standings_survive_a_restart(tmp_path: Path) -> None:
     assert other.versions(0) == table.versions(0)
     assert weight_of(placement, other.versions(0)[0]) == 20.0
     assert again.table() == past.table()
+    assert other.recent[0, 4, GAMES] > 1
+    np.testing.assert_array_equal(other.recent, table.recent)
     assert other.record()[0, 4].tolist() == [2, 2]
     assert (SCORE, GAMES) == (0, 1)
 

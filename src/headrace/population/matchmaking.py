@@ -83,9 +83,7 @@ def league(match: Match, population: Population, generator: np.random.Generator)
 def priorities(p: int, members: Sequence[int], population: Population) -> np.ndarray:
     """float64 [n]: probabilities with which the league draws these opponents of policy p."""
     losses = np.array([1 - population.win_rate(p, member) for member in members])
-    weights = losses**population.settings.hardness
-    if not weights.sum():  # all of them are beaten so surely that nothing is left of any weight
-        weights = (losses == losses.max()).astype(np.float64)
+    weights = losses**population.settings.hardness  # above 0: a win rate is of 100 games at most and one draw
     return weights / weights.sum()  # type: ignore[no-any-return]
 
 

@@ -217,7 +217,7 @@ class Member:
         if self._games is not None:  # the games of the weights from before say nothing of it
             assert self._standings is not None
             self._games.clear()
-            self._standings.rating[self._policy] = self._standings.rating[pending["donor"]]
+            self._standings.take_over(self._policy, pending["donor"])
         self._replaced += 1
         if pending["mutate"]:
             self._mutate()

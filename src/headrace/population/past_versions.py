@@ -91,6 +91,7 @@ class PastVersions:
         s = self._standings
         assert s is not None
         new = s.take_unrated(self._p)
+        s.remember(self._p, new)
         played = np.flatnonzero(new[:, GAMES]).tolist()
         before = float(s.rating[self._p])
         s.rating[self._p] = rate(before, [(s.elo(m), *new[m].tolist()) for m in played])
@@ -194,6 +195,7 @@ class PastVersions:
         return {
             "saved": int(s.saved[self._p]), "copies": copies, "seen": s.rated_or_old(self._p) - s.baseline[self._p],
             "record": s.record(), "ratings": s.rating.copy(), "moved": s.moved[self._p].copy(), "members": self._members,
+            "recent": s.recent[self._p].copy(),
         }  # fmt: skip
 
     @property
@@ -218,6 +220,7 @@ class PastVersions:
             s.baseline[m], s.baseline[:, m] = -state["record"][m], -state["record"][:, m]
             s.rating[m] = state["ratings"][m]
         s.moved[self._p] = state.get("moved", 0.0)  # a checkpoint without has it in `ratings`
+        s.recent[self._p] = state.get("recent", 0.0)  # checkpoints of earlier versions have none
         s.saved[self._p], s.rated[self._p] = state["saved"], state["seen"] - state["record"][self._p]
         for m, version, weights, step, rating, is_open in state["copies"]:
             self._placement.memory.policies[m].weights.publish(weights, version)

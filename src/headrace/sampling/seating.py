@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from headrace.envs.contract import EnvSpec
-from headrace.shm.standings import GAMES, SCORE, Standings
+from headrace.shm.standings import GAMES, Standings
 
 TRIES = 100
 """A member that was chosen may have been closed meanwhile; then somebody else is chosen, at most so many times."""
@@ -73,9 +73,17 @@ class Population:
 
     def win_rate(self, one: int, other: int) -> float:
         """Share of the games that `one` won against `other`, a draw being half a win. One game that was a draw is added, so that
-        it is 1/2 before the first."""
-        score = self._record(one, other)
-        return float((score[SCORE] + 0.5) / (score[GAMES] + 1))
+        it is 1/2 before the first. A policy that learns soon plays otherwise than in its first games, so of its games the recent
+        ones count, as they were at its last update, with the weights of `headrace.shm.standings.DECAY`."""
+        s = self._standings
+        if one < s.P:
+            score = s.recent[one, other]
+        elif other < s.P:
+            return 1 - self.win_rate(other, one)
+        else:
+            score = self._record(one, other)
+        won, games = score.tolist()
+        return float((won + 0.5) / (max(won, games) + 1))  # somebody may be writing: then the two are not of the same moment
 
     def _record(self, one: int, other: int) -> np.ndarray:
         s = self._standings

@@ -14,6 +14,8 @@ from headrace.shm.primitives import Words
 from headrace.shm.segment import Mapped, Segment, align
 
 SCORE, GAMES = 0, 1
+DECAY = 0.99
+"""Weight of a game among the recent ones of a pair, per game of that pair since (Vinyals et al. 2019, AlphaStar, pseudocode)."""
 
 
 class Standings(Mapped):
@@ -44,7 +46,7 @@ class Standings(Mapped):
             "counts": (np.float64, (W, N, N, 2)), "baseline": (np.float64, (N, N, 2)), "rating": (np.float64, (N,)),
             "step": (np.int64, (N,)), "now": (np.int64, (N,)), "open": (np.int32, (N,)), "users": (np.int32, (W, N)),
             "done": (np.int32, (N,)), "rated": (np.float64, (self.P, N, 2)), "saved": (np.int64, (self.P,)),
-            "begun": (np.int32, (self.P,)), "moved": (np.float64, (self.P, N)),
+            "begun": (np.int32, (self.P,)), "moved": (np.float64, (self.P, N)), "recent": (np.float64, (self.P, N, 2)),
         }  # fmt: skip
 
     def _sizes(self) -> list[int]:
@@ -70,6 +72,9 @@ class Standings(Mapped):
         self.rated, self.saved, self.begun = found["rated"], found["saved"], found["begun"]
         """By policy that learns: what of its `counts` has moved its rating; global step of its newest past version; whether this
         run has begun to keep its standings. A learner that takes the place of one that has died finds them as they are."""
+        self.recent = found["recent"]
+        """float64 [P, N, 2]: score and number of the recent games of each policy that learns against each member, as weighted by
+        `DECAY`. Row p is written by p's learner."""
         self.open, self.users = found["open"], found["users"]
         """int32 [N]: whether the member may be matched. int32 [W, N]: agents for whom it acts, by worker."""
 
@@ -143,6 +148,19 @@ class Standings(Mapped):
         self.rated[p, played] = counts[played]
         return np.where(played[:, None], new, 0)
 
+    def remember(self, p: int, new: np.ndarray) -> None:
+        """Let games that ended, float64 [N, 2] from `take_unrated`, be the newest of the recent ones. Those of one pair count as
+        one after the other with the same score."""
+        played = new[:, GAMES] >= 1
+        n = new[played, GAMES:]
+        kept = DECAY**n
+        self.recent[p, played] = self.recent[p, played] * kept + new[played] / n * (1 - kept) / (1 - DECAY)
+
+    def take_over(self, p: int, donor: int) -> None:
+        """Policy p has become a copy of another one: the donor's rating and recent games are now its own, too."""
+        self.rating[p], self.recent[p] = self.rating[donor], self.recent[donor]
+        self.recent[p, p] = 0
+
     def close(self, member: int) -> None:
         """No new match gets this member. Those that are being played go on."""
         self.open[member] = 0
@@ -152,6 +170,7 @@ class Standings(Mapped):
         """A newer past version is in this place: it has played nobody yet."""
         old = self.counts.sum(0)
         self.baseline[member], self.baseline[:, member] = old[member], old[:, member]
+        self.recent[:, member] = 0
         self.step[member], self.rating[member] = step, rating
         self._fence.fetch_or(0, 0)
         self.open[member] = 1
