@@ -18,6 +18,8 @@ import json
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,9 @@ from headrace.evaluation.play import evaluate  # noqa: E402
 from headrace.evaluation.policy import load_policy  # noqa: E402
 from headrace.make_config import make_config  # noqa: E402
 from headrace.population.matchmaking import make_script  # noqa: E402
+from headrace.runs import checkpoint as checkpoints  # noqa: E402
 from headrace.runs.metrics import read_jsonl  # noqa: E402
+from headrace.runs.training_state import load_weights  # noqa: E402
 from headrace.train import train  # noqa: E402
 
 RESULTS = HERE / "results"
@@ -142,73 +146,113 @@ def strategy(policy: Any) -> np.ndarray:
 
 WAYS: dict[str, dict[str, Any]] = {
     "plain self-play": {"matches.matchmaker": "fixed"},
-    "league": {"matches.matchmaker": "league", "matches.save_steps": 2_000, "matches.window": 20,
-               "matches.play_against_latest_model_ratio": 0.2, "matches.hardness": 2.0},
+    "league": {"matches.matchmaker": "league", "matches.save_steps": 3_000, "matches.window": 256,
+               "matches.play_against_latest_model_ratio": 0.2, "matches.hardness": 1.0},
 }  # fmt: skip
-RPS: dict[str, Any] = {"learning.batch_size": 256}
-"""Of both ways. The entropy coefficient is not 0: a policy that plays one hand only never finds out what another would win."""
+RPS: dict[str, Any] = {
+    "learning.batch_size": 64, "sampling.rollout": 1, "sampling.envs_per_worker": 64, "learning.exploration": "symmetric-kl",
+    "learning.entropy_coef": 0.2, "learning.normalize_advantages": False,
+}  # fmt: skip
+"""Of both ways. A match is one step, and so is a trajectory: a longer one would end where the policy of its lane changes, and a
+batch of the league would then have fewer valid steps than one of plain self-play. The exploration term is one that does not
+vanish where a policy nearly always plays the same hand."""
+
+
+Curves = dict[float, dict[str, list[tuple[list[float], np.ndarray]]]]
+"""By learning rate and way, of each seed: steps, and strategies [n, 3]."""
 
 
 def strategies(folder: Path) -> tuple[list[float], np.ndarray]:
     """Steps of a run's checkpoints, and the strategies [n, 3] of their policies."""
     points = []
-    for checkpoint in (folder / "checkpoints").iterdir():
-        if checkpoint.is_dir():
-            policy = load_policy(folder, which=checkpoint, device="cpu")
-            points.append((float(policy.step), strategy(policy)))
+    policy = load_policy(folder, device="cpu")
+    for path in (folder / "checkpoints").iterdir():
+        if path.is_dir():
+            found = checkpoints.load(path)
+            load_weights(policy.model, found)
+            points.append((float(found.step), strategy(policy)))
     points.sort(key=lambda point: point[0])
     return [step for step, _ in points], np.array([played for _, played in points])
 
 
+def one_rps(folder: Path, way: str, rate: float, seed: int, total: int) -> tuple[list[float], np.ndarray]:
+    """Train; see `strategies`."""
+    at = folder / f"{way.replace(' ', '-')}-{rate:g}-{seed}"
+    run("games/rps", at, **RPS, **WAYS[way], **{
+        "sampling.placement": "serial", "run.milestone_steps": total // 40, "run.checkpoint_interval": 1e6, "seed": seed,
+        "learning.total_steps": total, "learning.learning_rate": rate,
+    })  # fmt: skip
+    return strategies(at)
+
+
 def rps(folder: Path, asked: argparse.Namespace) -> None:
-    """See the module."""
-    found: dict[str, Any] = {}
-    curves: dict[str, list[tuple[list[float], list[float]]]] = {name: [] for name in WAYS}
-    for name, settings in WAYS.items():
-        newest, mixed, means = [], [], []
-        for seed in range(asked.seeds):
-            at = folder / f"{name.replace(' ', '-')}-{seed}"
-            run("games/rps", at, **{
-                "sampling.placement": "serial", "run.milestone_steps": asked.rps_steps // 30, "run.checkpoint_interval": 1e6,
-                "learning.total_steps": asked.rps_steps, "seed": seed, **RPS, **settings,
-                "learning.entropy_coef": asked.rps_entropy,
-            })  # fmt: skip
-            steps, played = strategies(at)
-            each = [games.exploitability(p) for p in played]
-            curves[name].append((steps, each))
-            half = len(played) // 2
-            newest.append(round(float(np.mean(each[half:])), 3))
-            mixed.append(round(games.exploitability(played[half:].mean(0)), 3))
-            means.append(np.round(played[half:].mean(0), 3).tolist())
-            print(f"{name}, seed {seed}: newest {newest[-1]}, mean strategy {mixed[-1]} {means[-1]}", flush=True)
-        found[name] = {
-            "settings": RPS | settings | {"learning.entropy_coef": asked.rps_entropy},
-            "second half: mean exploitability of the newest policy, each seed": newest,
-            "second half: exploitability of the mean strategy, each seed": mixed,
-            "second half: mean strategy, each seed": means,
-        }
-    draw_seeds(RESULTS / "self-play-rps.png", curves, "exploitability", "weighted rock, paper, scissors (optimum: 0)")
+    """See the module. Every way with every learning rate, since the best one need not be the same."""
+    runs = [(way, rate, seed) for rate in asked.rps_rates for seed in range(asked.seeds) for way in WAYS]
+    curves: Curves = {}
+    with ProcessPoolExecutor(asked.jobs, get_context("spawn")) as pool:
+        started = [pool.submit(one_rps, folder, *one, asked.rps_steps) for one in runs]
+        for (way, rate, seed), result in zip(runs, started, strict=True):
+            seeds = curves.setdefault(rate, {name: [] for name in WAYS})[way]
+            seeds.append(result.result())
+            print(f"{way}, learning rate {rate:g}, seed {seed}:", of_rps(seeds[-1:]), flush=True)
+            if all(len(seeds) == asked.seeds for seeds in curves[rate].values()):
+                keep_rps(curves, asked)
+
+
+def keep_rps(curves: Curves, asked: argparse.Namespace) -> None:
+    """Draw and save."""
+    draw_rps(RESULTS / "self-play-rps.png", curves)
     keep("rps", {
-        "optimum": games.OPTIMUM.tolist(), "exploitability of always rock": games.exploitability(np.array([1.0, 0, 0])), **found,
+        "optimum": games.OPTIMUM.tolist(), "exploitability of always rock": games.exploitability(np.array([1.0, 0, 0])),
+        "settings": RPS | {"learning.total_steps": asked.rps_steps}, "ways": WAYS,
+        **{
+            f"learning rate {rate:g}, {way}": of_rps(seeds)
+            for rate, by_way in curves.items() for way, seeds in by_way.items()
+        },
         "machine": summary.machine(),
     })  # fmt: skip
 
 
-def draw_seeds(path: Path, curves: dict[str, list[tuple[list[float], list[float]]]], ylabel: str, title: str) -> None:
-    """Curves over steps: every seed thin, their mean thick."""
+def of_rps(seeds: list[tuple[list[float], np.ndarray]]) -> dict[str, Any]:
+    """Exploitability of each seed in the second half of training: the mean of that of every version, and that of the mean
+    strategy, which is to play a version that is drawn anew for every match."""
+    halves = [played[len(played) // 2 :] for _, played in seeds]
+    return {
+        "newest version": [round(float(np.mean([games.exploitability(p) for p in half])), 3) for half in halves],
+        "mean of the versions": [round(games.exploitability(half.mean(0)), 3) for half in halves],
+        "mean strategy": [np.round(half.mean(0), 3).tolist() for half in halves],
+    }
+
+
+def draw_rps(path: Path, curves: Curves) -> None:
+    """A row for each learning rate: exploitability of the newest version, and of the mean of all so far."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for number, (name, seeds) in enumerate(curves.items()):
-        for x, y in seeds:
-            axes.plot(x, y, color=f"C{number}", alpha=0.3, linewidth=0.8)
-        n = min(len(x) for x, _ in seeds)
-        axes.plot(seeds[0][0][:n], np.mean([y[:n] for _, y in seeds], axis=0), color=f"C{number}", linewidth=2, label=name)
-    axes.set(xlabel="steps", ylabel=ylabel, title=title)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    figure = Figure(figsize=(10, 3 * len(curves)), layout="constrained")
+    rows = figure.subplots(len(curves), 2, squeeze=False, sharex=True, sharey=True)
+    for row, (rate, by_way) in zip(rows, curves.items(), strict=True):
+        for number, (name, seeds) in enumerate(by_way.items()):
+            for axes, mean in zip(row, (False, True), strict=True):
+                lines = [(steps, running_mean(played) if mean else played) for steps, played in seeds]
+                draw_seeds(axes, name, f"C{number}", [(x, [games.exploitability(p) for p in played]) for x, played in lines])
+        for axes, what in zip(row, ("newest version", "mean of the versions so far"), strict=True):
+            axes.set(xlabel="steps", ylabel="exploitability", title=f"{what}, learning rate {rate:g}")
+            axes.grid(alpha=0.3)
+    figure.axes[0].legend(fontsize="small")
     figure.savefig(path, dpi=100)
+
+
+def running_mean(played: np.ndarray) -> np.ndarray:
+    """[n, 3]: the mean of the first k rows, for every k."""
+    return played.cumsum(0) / np.arange(1, len(played) + 1)[:, None]  # type: ignore[no-any-return]
+
+
+def draw_seeds(axes: Any, name: str, color: str, seeds: list[tuple[list[float], list[float]]]) -> None:
+    """Curves over steps: every seed thin, their mean thick."""
+    for x, y in seeds:
+        axes.plot(x, y, color=color, alpha=0.3, linewidth=0.8)
+    n = min(len(x) for x, _ in seeds)
+    axes.plot(seeds[0][0][:n], np.mean([y[:n] for _, y in seeds], axis=0), color=color, linewidth=2, label=name)
 
 
 def meeting(folder: Path, asked: argparse.Namespace) -> None:
@@ -251,8 +295,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=2_000_000, help="of connect-four")
     parser.add_argument("--meeting-steps", type=int, default=600_000)
     parser.add_argument("--rps-steps", type=int, default=60_000)
-    parser.add_argument("--rps-entropy", type=float, default=0.3, help="entropy coefficient")
-    parser.add_argument("--seeds", type=int, default=5, help="of rps")
+    parser.add_argument("--rps-rates", type=float, nargs="+", default=[1e-2, 3e-3, 1e-3], help="learning rates")
+    parser.add_argument("--seeds", type=int, default=3, help="of rps")
+    parser.add_argument("--jobs", type=int, default=2, help="runs of rps at the same time")
     asked = parser.parse_args()
     for task in asked.tasks:
         with tempfile.TemporaryDirectory() as folder:
