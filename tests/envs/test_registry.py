@@ -100,9 +100,9 @@ def test_a_users_environment(registered: list[str], tmp_path: Path) -> None:
         made.append((options, render_mode))
         return CountingEnv(**options.kwargs)
 
-    options = EnvConfig(kwargs={"actions": 9}, max_episode_steps=1, frameskip=2, frame_stack=3)
+    assert registry.describe("my/counting", EnvConfig(frame_stack=3)).frame_stack == 3
+    options = EnvConfig(kwargs={"actions": 9}, max_episode_steps=1, frameskip=2)
     spec = registry.describe("my/counting", options)
-    assert spec.frame_stack == 3
     assert spec.action.parts == (Categorical(9),)
     assert (spec.frameskip, spec.name) == (2, "my/counting")
     assert "my/counting" in registry.list_ids()
