@@ -48,7 +48,7 @@ def ends(run: Run) -> None:
     run.assert_nothing_left()
 
 
-@pytest.mark.parametrize("algorithm", [APPO, APEX], ids=["appo", "apex-dqn"])
+@pytest.mark.parametrize("algorithm", [APPO, pytest.param(APEX, marks=pytest.mark.slow)], ids=["appo", "apex-dqn"])
 def test_a_killed_server_comes_back(tmp_path: Path, algorithm: dict[str, object]) -> None:
     """Beside a server with another token, which is never let in, and local environments."""
     token = tmp_path / "token"

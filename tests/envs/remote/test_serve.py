@@ -239,6 +239,7 @@ def test_the_token_is_not_in_the_run_folder(tmp_path: Path) -> None:
         server.start(tmp_path / "server.log")
         flags = ["train", "--env", "gym/CartPole-v1", "--envs.remote", server.address, "--run.folder", str(tmp_path / "run")]
         flags += ["--learning.total-steps", "1000", "--run.no-video", "--run.no-dashboard", "--learning.device", "cpu"]
+        flags += ["--placement", "serial", "--num-threads", "1"]
         flags += ["--sampling.rollout", "16", "--learning.batch-size", "256", "--envs-per-worker", "8", "--num-workers", "2"]
         assert cli.main([*flags, "--envs.remote-token-file", str(token)]) == 0
         for file in filter(Path.is_file, (tmp_path / "run").rglob("*")):
