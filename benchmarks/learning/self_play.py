@@ -295,7 +295,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=2_000_000, help="of connect-four")
     parser.add_argument("--meeting-steps", type=int, default=600_000)
     parser.add_argument("--rps-steps", type=int, default=60_000)
-    parser.add_argument("--rps-rates", type=float, nargs="+", default=[1e-2, 3e-3, 1e-3], help="learning rates")
+    parser.add_argument("--rps-rates", type=float, nargs="+", default=[1e-2, 3e-3, 1e-3, 3e-4], help="learning rates")
     parser.add_argument("--seeds", type=int, default=3, help="of rps")
     parser.add_argument("--jobs", type=int, default=2, help="runs of rps at the same time")
     asked = parser.parse_args()
