@@ -18,6 +18,7 @@ def two_policies(folder: Path, **settings: object) -> Config:
     """CartPole with two policies of different networks and learning rates."""
     common = {"run.folder": str(folder), "run.dashboard": False, "run.video": False, "run.log_interval": 0.05}
     small = {"sampling.num_workers": 2, "sampling.envs_per_worker": 4, "sampling.rollout": 8, "learning.batch_size": 64}
+    small["learning.num_threads"] = 1
     own = {"1": {"policy.mlp": [5], "learning.learning_rate": 0.01, "learning.batch_size": 128}}
     limits = {"learning.total_steps": 1500, "learning.device": "cpu", "policy.mlp": [9], "learning.learning_rate": 0.001}
     population = {"population.size": 2, "population.overrides": own, "learning.lr_schedule": "constant"}

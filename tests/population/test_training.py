@@ -55,6 +55,7 @@ def population(folder: Path, **settings: object) -> Config:
     limits = {"learning.total_steps": 2400, "learning.device": "cpu", "policy.mlp": [8], "learning.batch_size": 64}
     pbt = {"population.size": 4, "pbt.rule": "paper", "pbt.period": 400, "pbt.mutation_rate": 0.5, "sampling.placement": "serial"}
     more = {"learning.lr_schedule": "constant", "learning.num_minibatches": 2, "learning.num_epochs": 2}
+    more["learning.num_threads"] = 1
     return make_config("gym/CartPole-v1", **{**common, **small, **limits, **pbt, **more, **settings})
 
 
@@ -159,6 +160,7 @@ def test_reward_weights_reach_the_environments_and_the_objective_is_not_the_retu
     more = {"envs.reward_weights": {"part": 1.0}, "pbt.mutable": {"reward.part": {"rule": "scale", "factor": [2, 2]}}}
     run["population.size"] = 2
     learning = {"learning.total_steps": 2000, "learning.device": "cpu", "policy.mlp": [8], "learning.algorithm": "ppo"}
+    learning["learning.num_threads"] = 1
     settings = {**small, **run, **pbt, **more, **learning, "sampling.placement": placement}
     config = make_config("weighed", imports=[THIS], **settings)
     headrace.train(config)

@@ -82,6 +82,7 @@ def config_of(folder: Path, **settings: Any) -> Config:
         "policy.core": "gru", "policy.core_size": 4, "learning.device": "cpu", "sampling.num_workers": 1,
         "sampling.envs_per_worker": 4, "sampling.rollout": 5, "learning.batch_size": 40, "learning.total_steps": 600,
         "learning.algorithm": "ppo", "learning.num_minibatches": 1, "population.size": 2, "sampling.placement": "serial",
+        "learning.num_threads": 1,
     }  # fmt: skip
     return make_config("different", imports=[THIS], **{**fixed, **settings})
 
