@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -85,10 +86,13 @@ def test_system_json_is_for_reading_only(tmp_path, how):
     RunFolder.open(config)[0].close()
     system = tmp_path / "run" / "system.json"
     (damages.FILES | damages.JSON)[how](system)
+    harmless = how in ("removed", "a list", "a list of lists") or how.startswith("numbers")
+    if how == "bits flipped":  # within a string they only change what is said
+        with suppress(ValueError):
+            harmless = isinstance(json.loads(system.read_bytes()), list)
     folder, messages = RunFolder.open(config)
     folder.close()
     assert isinstance(json.loads(system.read_text())[-1]["cores"], int)
-    harmless = how in ("removed", "a list", "a list of lists") or how.startswith("numbers")
     told = [text for text in messages if "It is kept as system.json.damaged" in text]
     assert len(told) == (0 if harmless and how != "numbers of 6,000 digits" else 1)
 
