@@ -1,0 +1,265 @@
+"""Elo ratings and past versions: what a learner keeps of its matches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tables import Group, seating, standings
+
+from headrace import config as configs
+from headrace.accelerator.weights import FlatWeights, weights_nbytes
+from headrace.config import Config
+from headrace.population import past_versions as past_versions_module
+from headrace.population.past_versions import K, PastVersions, expected_score, rate
+from headrace.shm.standings import GAMES, SCORE, Standings
+from headrace.shm.weight_store import WeightStore
+
+
+def test_ratings_against_one_game_after_the_other() -> None:
+    assert expected_score(1600, 1200) == pytest.approx(10 / 11)
+    rating = 1200.0
+    for turn in range(30):
+        for other, mean, n in ((1000.0, 0.75, 20), (1500.0, 0.25, 30)):
+            if turn < n:
+                rating += K * (mean - 1 / (1 + 10 ** ((other - rating) / 400)))
+    assert rate(1200.0, [(1000.0, 15.0, 20.0), (1500.0, 7.5, 30.0)]) == pytest.approx(rating)
+    settled = rate(1200.0, [(1200.0, 750.0, 1000.0)] * 40)
+    assert expected_score(settled, 1200.0) == pytest.approx(0.75, abs=0.01)
+
+
+def test_a_game_against_oneself_moves_no_rating(tmp_path: Path) -> None:
+    table = standings(V=3, opponents=1)
+    past, learner, _ = past_versions(tmp_path, table, opponents=("random",))
+    for outcome in ((1, 0), (0, 1), (1, 0)):
+        seats = seating(table, lambda *_: (0, 0))
+        seats(0, Group((0, 0)), 0, [0, 1])  # type: ignore[arg-type]
+        seats(0, Group(outcome), 0, [0, 1])  # type: ignore[arg-type]
+        learner.learn(10)
+        past.after_update()
+    assert table.rating.tolist() == [1200.0] * table.N
+    assert past.metrics()["matches/games"] == 0
+    table.add_result(0, 0, 4, 1.0)
+    past.after_update()
+    assert table.elo(0) > 1200 > table.elo(4)
+
+
+def test_two_learners_that_rate_an_opponent_at_the_same_moment_both_move_its_rating(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = standings(P=2, opponents=1)
+    one, _, placement = past_versions(tmp_path, table, opponents=("random",))
+    other = PastVersions(placement, 1, Learner())  # type: ignore[arg-type]
+    for p in (0, 1):
+        table.add_result(0, p, 2, 1.0)
+
+    def interrupted(rating: float, games: list[tuple[float, float, float]]) -> float:
+        monkeypatch.setattr(past_versions_module, "rate", rate)
+        other.after_update()  # another process, between what this one reads and what it writes
+        return rate(rating, games)
+
+    def own_first(rating: float, games: list[tuple[float, float, float]]) -> float:
+        monkeypatch.setattr(past_versions_module, "rate", interrupted)
+        return rate(rating, games)
+
+    monkeypatch.setattr(past_versions_module, "rate", own_first)
+    one.after_update()
+    assert table.elo(2) == pytest.approx(1200 - 2 * K / 2, abs=0.01)
+    assert one.table()["elo"][2] == round(table.elo(2), 1)  # type: ignore[index]
+
+
+class Learner:
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(1, 1)
+        self.progress = SimpleNamespace(global_step=0, version=0)
+
+    def learn(self, step: int) -> None:
+        self.progress.global_step, self.progress.version = step, self.progress.version + 1
+        torch.nn.init.constant_(self.model.weight, float(step))
+
+
+def past_versions(folder: Path, table: Standings, **settings: Any) -> tuple[PastVersions, Learner, Any]:
+    learner = Learner()
+    config = configs.override(Config(), **{"run.folder": str(folder), **{f"matches.{k}": v for k, v in settings.items()}})
+    policies = [SimpleNamespace(weights=WeightStore(weights_nbytes(learner.model))) for _ in range(table.N)]
+    placement: Any = SimpleNamespace(config=config, memory=SimpleNamespace(standings=table, policies=policies))
+    folder.mkdir(exist_ok=True)
+    return PastVersions(placement, 0, learner), learner, placement  # type: ignore[arg-type]
+
+
+def weight_of(placement: Any, member: int) -> float:
+    model = torch.nn.Linear(1, 1)
+    FlatWeights(model).read(placement.memory.policies[member].weights)
+    return float(model.weight.detach())
+
+
+def test_the_first_past_version_is_no_random_one(tmp_path: Path) -> None:
+    table = standings(V=4)
+    past, learner, placement = past_versions(tmp_path, table, save_steps=100, window=2)
+    past.after_update()
+    assert table.versions(0) == []
+    for step in (40, 80, 120):
+        learner.learn(step)
+        past.after_update()
+    (first,) = table.versions(0)
+    assert (int(table.step[first]), weight_of(placement, first)) == (120, 120.0)
+
+
+def test_a_version_that_left_the_window_is_gone_when_nobody_plays_it(tmp_path: Path) -> None:
+    table = standings(V=4)
+    past, learner, placement = past_versions(tmp_path, table, save_steps=10, window=2)
+    for step in (10, 20):
+        learner.learn(step)
+        past.after_update()
+    oldest = table.versions(0)[0]
+    assert table.enter(0, oldest)  # a match that does not end
+    for step in range(30, 200, 10):
+        learner.learn(step)
+        past.after_update()
+        assert len(table.versions(0)) == 2
+        assert [weight_of(placement, m) for m in table.versions(0)] == [step - 10, step]
+        assert not table.open[oldest]
+        assert weight_of(placement, oldest) == 10.0  # what plays is not replaced
+    assert not table.enter(0, oldest)
+    table.leave(0, oldest)
+    places = set()
+    for step in range(200, 300, 10):
+        learner.learn(step)
+        past.after_update()
+        places |= set(table.versions(0))
+    assert oldest in places  # nothing is kept alive
+
+
+def test_a_newer_version_in_an_old_place_has_played_nobody(tmp_path: Path) -> None:
+    table = standings(V=3)
+    past, learner, _ = past_versions(tmp_path, table, save_steps=10, window=1)
+    learner.learn(10)
+    past.after_update()
+    (member,) = table.versions(0)
+    for _ in range(5):
+        table.add_result(0, 0, member, 1.0)
+    past.after_update()
+    assert table.rating[0] > 1200
+    assert table.rating[member] == 1200  # a copy keeps its rating
+    for step in range(20, 100, 10):
+        learner.learn(step)
+        past.after_update()
+    assert table.record()[0, member].tolist() == [0, 0]
+    before = float(table.rating[0])
+    past.after_update()
+    assert table.rating[0] == before
+
+
+def test_games_against_the_version_that_had_the_place_before_count_for_no_other(tmp_path: Path) -> None:
+    """Its policy admits another version between two updates of the one that played both."""
+    table = standings(P=2, V=1)
+    past, learner, _ = past_versions(tmp_path, table)
+    place = table.past(1)[0]
+    table.admit(place, 10, 1200.0)
+    for _ in range(5):
+        table.add_result(0, 0, place, 0.0)
+    learner.learn(10)
+    past.after_update()
+    before = float(table.rating[0])
+    assert before < 1200
+    table.add_result(0, 0, place, 0.0)  # against the old version, not rated yet
+    table.close(place)
+    table.admit(place, 20, 1200.0)
+    for _ in range(7):
+        table.add_result(0, 0, place, 1.0)
+    past.after_update()
+    assert table.rating[0] == rate(before, [(1200.0, 7.0, 7.0)])
+    state = past.get_state()
+    assert state is not None
+    assert state["seen"][place].tolist() == state["record"][0, place].tolist() == [7, 7]
+
+
+def test_a_result_that_is_half_written_is_rated_when_it_is_whole(tmp_path: Path) -> None:
+    table = standings(P=2)
+    past, learner, _ = past_versions(tmp_path, table)
+    table.counts[0, 0, 1, SCORE] = 1  # a rollout worker is between two stores
+    learner.learn(10)
+    past.after_update()
+    assert table.rating[0] == 1200
+    table.counts[0, 0, 1, GAMES] = 1
+    past.after_update()
+    assert table.rating[0] > 1200
+
+
+def test_standings_survive_a_restart(tmp_path: Path) -> None:
+    table = standings(V=3, opponents=1)
+    past, learner, _ = past_versions(tmp_path, table, save_steps=10, window=1, opponents=("random",))
+    for step in (10, 20):
+        learner.learn(step)
+        past.after_update()
+        for member in (*table.versions(0), 4):
+            table.add_result(0, 0, member, 1.0)
+    past.after_update()
+    state = past.get_state()
+    other = standings(V=3, opponents=1)
+    again, learner, placement = past_versions(tmp_path, other, save_steps=10, window=1, opponents=("random",))
+    learner.progress.global_step = 20
+    again.set_state(state)
+    np.testing.assert_array_equal(other.record(), table.record())
+    np.testing.assert_array_equal(other.rating, table.rating)
+    assert other.versions(0) == table.versions(0)
+    assert weight_of(placement, other.versions(0)[0]) == 20.0
+    assert again.table() == past.table()
+    assert other.recent[0, 4, GAMES] > 1
+    np.testing.assert_array_equal(other.recent, table.recent)
+    assert other.record()[0, 4].tolist() == [2, 2]
+    assert (SCORE, GAMES) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("V", "opponents"), [(3, ("one", "another")), (4, ("one",))], ids=["another opponent", "one opponent less, a larger window"]
+)
+def test_members_whose_numbers_mean_somebody_else_begin_anew(V: int, opponents: tuple[str, ...], tmp_path: Path) -> None:
+    table = standings(V=3, opponents=2)
+    past, learner, _ = past_versions(tmp_path, table, save_steps=10, opponents=("one", "two"))
+    for step in (10, 20, 30):
+        learner.learn(step)
+        past.after_update()
+        table.add_result(0, 0, 5, 1.0)
+    past.after_update()
+    other = standings(V=V, opponents=len(opponents))
+    again, _, _ = past_versions(tmp_path, other, opponents=opponents)
+    assert "begin anew" in again.set_state(past.get_state())[0]
+    assert not other.record().any(), "games against one count as games against the other"
+    assert set(other.rating.tolist()) == {1200.0}
+
+
+def test_a_learner_that_was_killed_counts_nothing_twice(tmp_path: Path) -> None:
+    """It goes back to its checkpoint; games, ratings and copies since then are those of a run that went on."""
+    table = standings(V=3, opponents=1)
+    settings: dict[str, Any] = {"save_steps": 10, "window": 2, "opponents": ("random",)}
+    past, learner, _ = past_versions(tmp_path, table, **settings)
+
+    def play(step: int) -> None:
+        learner.learn(step)
+        past.after_update()
+        for member in (*table.versions(0), 4):
+            table.add_result(0, 0, member, 1.0)
+        past.after_update()
+
+    play(10)
+    state = past.get_state()
+    play(20)
+    expected = past.table()
+    again, learner, placement = past_versions(tmp_path, table, **settings)
+    for policy, member in ((placement.memory.policies[m], m) for m in table.versions(0)):  # the same memory is still there
+        policy.weights.publish(np.full(policy.weights.nbytes, member, np.uint8), member)
+    learner.progress.global_step = 10
+    again.set_state(state)
+    assert again.table() == expected
+    again.after_update()
+    assert again.table() == expected
+    assert [m[0] for m in again.get_state()["copies"]] == table.versions(0)  # type: ignore[index]
+    # Nor does one that was killed before its first checkpoint.
+    fresh, learner, _ = past_versions(tmp_path, table, **settings)
+    fresh.after_update()
+    assert fresh.table() == expected
