@@ -86,7 +86,7 @@ TASKS = {
     "apex-pong": Task(
         "atari/pong",
         18,
-        60,
+        32,
         {"learning.algorithm": "apex-dqn", "learning.num_threads": 2},
         stop_at=18.5,
         note="Ape-X DQN; protocol dqn; raw returns of whole games",
@@ -94,8 +94,8 @@ TASKS = {
     "apex-minatar-breakout": Task(
         "minatar/breakout", 10, 15, {"learning.algorithm": "apex-dqn"}, MINATAR, note="Ape-X DQN; 10x10 board, sticky actions 0.1"
     ),
-    "apex-cartpole-swingup": Task("dm_control/cartpole-swingup", 800, 30, {"learning.algorithm": "apex-dpg"}, note="Ape-X DPG"),
-    "apex-walker-walk": Task("dm_control/walker-walk", 800, 60, {"learning.algorithm": "apex-dpg"}, note="Ape-X DPG"),
+    "apex-cartpole-swingup": Task("dm_control/cartpole-swingup", 800, 13, {"learning.algorithm": "apex-dpg"}, note="Ape-X DPG"),
+    "apex-walker-walk": Task("dm_control/walker-walk", 800, 13, {"learning.algorithm": "apex-dpg"}, note="Ape-X DPG"),
     "memory-gru": Task("memory/corridor", 0.95, 5, imports=MEMORY, eval_episodes=200, note="with a GRU"),
     "memory-none": Task(
         "memory/corridor", 0.95, 1.5, {"policy.core": "none"}, MEMORY, 200, note="the control: without memory at most -0.5"
