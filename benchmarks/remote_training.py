@@ -1,13 +1,14 @@
-"""Training with environments near and far: frames/s and policy lag of IMPALA on MinAtar Breakout.
+"""Training with environments near and far: frames/s and policy lag of IMPALA on MinAtar Breakout, and on Atari Pong.
 
     pip install minatar
     python benchmarks/remote_training.py [--rounds 3] [--seconds 10] [--lines 0:8] [--json FILE] [--add]
 
-Everybody trains the network of `examples/impala.py` with its numbers: batches of 640 steps, groups of 16 environments, frameskip
-1, so that a frame is a step. The example has two actors of 16 environments each. `far` means: at a `headrace serve-envs` on this
-machine, with the round trip that a relay in user space adds (`remote_envs.py --relay`, a process which takes processor time of
-its own; the kernel of the machine that the results are of has no netem). All processes share the cores of one machine: what the
-table says of delay is how much of it is hidden, not what a second machine would bring.
+On MinAtar everybody trains the network of `examples/impala.py` with its numbers: batches of 640 steps, groups of 16
+environments, frameskip 1, so that a frame is a step. The example has two actors of 16 environments each. Pong has its own
+defaults and frameskip 4; its numbers are steps. `far` means: at a `headrace serve-envs` on this machine, with the round trip
+that a relay in user space adds (`remote_envs.py --relay`, a process which takes processor time of its own; the kernel of the
+machine that the results are of has no netem). All processes share the cores of one machine: what the table says of delay is how
+much of it is hidden, not what a second machine would bring.
 
 Runs take turns in rounds. A run is started anew for each, left alone for some seconds, and then measured; medians of the rounds.
 Results are written after every run; with --add the rounds that are in the file already count, too.
@@ -37,6 +38,7 @@ import summary  # noqa: E402
 from off_policy import import_flags, serve  # noqa: E402
 from remote_envs import relaying  # noqa: E402
 
+PONG = "atari/pong"
 ENV, FILE, EXAMPLE = "minatar/breakout", HERE / "learning" / "minatar_env.py", HERE.parent / "examples" / "impala.py"
 ENVS = 16
 """Of a group, where the line does not say otherwise."""
@@ -58,6 +60,7 @@ class Run:
     settings: tuple[str, ...] = ()
     envs: int = ENVS
     """Of a group."""
+    env: str = ENV
 
     @property
     def flags(self) -> list[str]:
@@ -81,6 +84,7 @@ RUNS = [
     *(Run("served, far", "served", groups, delay) for groups, delay in ((1, 0), (1, 1), (2, 0), (2, 1), (2, 20))),
     *(Run("served, far", "served", groups, delay) for groups in (8, 16, 32) for delay in (0, 20)),
     *(Run("served, far, groups of 32", "served", groups, delay, envs=32) for groups in (2, 4) for delay in (0, 1)),
+    *(Run("served, far, Pong, groups of 32", "served", groups, delay, (), 32, PONG) for groups in (1, 2) for delay in (0, 1)),
     Run("as SEED: all groups in a batch", "served", 4, 0, SEED),
     Run("as PolyBeast: a stream for each environment", "served", 32, 0, POLYBEAST),
 ]
@@ -90,11 +94,12 @@ def engine(run: Run, seconds: float) -> dict[str, float]:
     """Frames/s and lag of `headrace train`."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="remote-training-"))
-        command = [sys.executable, "-m", "headrace.cli", "train", "--env", ENV, *import_flags([FILE]), *run.flags]
+        imports = import_flags([FILE]) if run.env == ENV else []
+        command = [sys.executable, "-m", "headrace.cli", "train", "--env", run.env, *imports, *run.flags]
         command += ["--run.folder", folder, "--run.log-interval", "0.5", "--run.no-video", "--run.no-dashboard"]
         command += ["--learning.total-steps", "1000000000"]
         if run.delay is not None:
-            server = serve(ENV, 1024, import_flags([FILE]), stack)
+            server = serve(run.env, 1024, imports, stack)
             command += ["--envs.remote", stack.enter_context(relaying(server, run.delay))]
         log = stack.enter_context((Path(folder) / "output").open("w+"))
         process = subprocess.Popen(command, stdout=log, stderr=log)
