@@ -45,6 +45,7 @@ def test_clipped_policy_loss(data, clip):
     assert result.clip_fraction.item() == pytest.approx(((w < low) | (w > high)).mean())
     assert result.mean_ratio.item() == pytest.approx(w.mean())
     assert result.max_ratio.item() == pytest.approx(w.max())
+    assert result.entropy.item() == pytest.approx(-(w * kept(data, "log_prob")).mean())
     result.loss.backward()
     # d(w A)/d log pi = w A, unless clipping to the far side, or the bound of 20, made it constant.
     active = bounded & ~(((w > high) & (A > 0)) | ((w < low) & (A < 0)))

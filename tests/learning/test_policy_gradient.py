@@ -8,8 +8,9 @@ import torch
 
 from headrace import config as configs
 from headrace.config import Config
-from headrace.envs.contract import ActionSpec, ArraySpec, Categorical, EnvSpec
+from headrace.envs.contract import ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
 from headrace.learning.policy_gradient import PolicyGradient
+from headrace.policies.distributions import ActionDistribution
 
 T, B = 7, 5
 SPEC = EnvSpec({"obs": ArraySpec((3,), np.dtype(np.float32))}, ActionSpec((Categorical(4),)), 1, name="made up")
@@ -83,3 +84,32 @@ def test_the_shares_that_v_trace_truncates_are_counted_among_valid_samples() -> 
         assert float(statistics[name]) == pytest.approx(share)
     _, statistics = algorithm.loss(model, batch, configs.override(config, **{"learning.returns": "gae"}).learning)
     assert not counted.keys() & statistics.keys()
+
+
+@pytest.mark.parametrize("action", [Categorical(4), Continuous((-1.0, -1.0), (1.0, 1.0))], ids=["discrete", "continuous"])
+def test_entropy_that_is_only_reported_is_estimated(action: Categorical | Continuous, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From actions of other weights, 4,000 of them; and the exact one is not computed, which costs as much as the loss."""
+    config = configs.override(Config(env="made-up"), **{"policy.mlp": (16,), "learning.returns": "gae"})
+    spec, algorithm, n = EnvSpec(SPEC.observation, ActionSpec((action,)), 1, name="made up"), PolicyGradient(), 4000
+    torch.manual_seed(0)
+    model = algorithm.make_model(spec, config)
+    obs, core, first = torch.randn(2, n, 3), torch.zeros(n, 0), torch.zeros(2, n, dtype=torch.bool)
+    rows = {name: torch.zeros(1, n) for name in ("reward", "value", "target", "advantage")}
+    flags = {name: torch.zeros(1, n, dtype=torch.bool) for name in ("terminated", "truncated")}
+    with torch.no_grad():
+        behaviour = model.unroll({"obs": obs[:1]}, core, first[:1]).distribution
+        actions = behaviour.sample()
+        for parameter in model.action_head.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+        exact = float(model.unroll({"obs": obs[:1]}, core, first[:1]).distribution.entropy().mean())
+        log_prob = behaviour.log_prob(actions)
+    batch = {"obs/obs": obs, "core": core, "first": first, "action": actions, "log_prob": log_prob, **rows, **flags}
+    batch["mask"] = torch.ones(1, n, dtype=torch.bool)
+    assert abs(exact - float(behaviour.entropy().mean())) > 0.02
+    found = {}
+    for coefficient in (0.01, 0.0):
+        learning = configs.override(config, **{"learning.entropy_coef": coefficient}).learning
+        found[coefficient] = float(algorithm.loss(model, dict(batch), learning)[1]["losses/entropy"].detach())
+        monkeypatch.setattr(ActionDistribution, "entropy", None)
+    assert found[0.01] == pytest.approx(exact)
+    assert found[0.0] == pytest.approx(exact, abs=0.05)

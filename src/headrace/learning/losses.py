@@ -57,6 +57,9 @@ class PolicyLoss(NamedTuple):
     """Share of valid samples whose probability ratio is outside the clipping range."""
     mean_ratio: Tensor
     max_ratio: Tensor
+    entropy: Tensor
+    """Of pi, estimated by the mean of -w log pi (importance sampling). That of squashed Gaussians costs as many operations as the
+    rest of the loss when it is computed."""
 
 
 def policy_loss(
@@ -97,9 +100,9 @@ def policy_loss(
         clipped = (ratio < low) | (ratio > high)
     with torch.no_grad():
         # In one tensor, since on small batches an operation costs more than its arithmetic.
-        diagnostics = _kept(torch.stack((ratio - 1 - log_ratio, clipped.to(ratio.dtype), ratio)), mask)
-        approx_kl, clip_fraction, mean_ratio = (diagnostics.flatten(1).sum(1) / count).unbind()
-        return PolicyLoss(loss, approx_kl, clip_fraction, mean_ratio, max_ratio=diagnostics[2].max())
+        diagnostics = _kept(torch.stack((ratio - 1 - log_ratio, clipped.to(ratio.dtype), ratio, -ratio * log_prob)), mask)
+        approx_kl, clip_fraction, mean_ratio, entropy = (diagnostics.flatten(1).sum(1) / count).unbind()
+        return PolicyLoss(loss, approx_kl, clip_fraction, mean_ratio, diagnostics[2].max(), entropy)
 
 
 def value_loss(

@@ -96,7 +96,8 @@ class PolicyGradient(Algorithm):
         normalize = policy.normalize_value
         old = normalize(batch["value"]) if c.value_clip is not None else None
         value = losses.value_loss(normalize(values), normalize(targets.values), kept, old, c.value_clip, count)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and c.entropy_coef > 0):  # else it is only reported
+        entropy = surrogate.entropy  # an estimate will do where it is only reported
+        if c.exploration == "entropy" and c.entropy_coef > 0:
             entropy = losses.masked_mean(distribution.entropy(), kept, count)
         if c.exploration == "entropy":
             exploration = -entropy

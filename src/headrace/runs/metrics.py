@@ -41,7 +41,8 @@ KEYS: dict[str, str] = {
     "losses/loss": "Total loss: the weighted sum of the policy, value and exploration terms.",
     "losses/policy_loss": "Policy gradient loss.",
     "losses/value_loss": "Value loss, before its weight.",
-    "losses/entropy": "Mean entropy of the policy (nats; sum over the parts of an action).",
+    "losses/entropy": "Mean entropy of the policy (nats; sum over the parts of an action); where it is not a part of the loss, "
+    "an estimate from the actions taken.",
     "losses/exploration_loss": "Exploration term of the loss (negative entropy, or symmetric KL), before its weight.",
     "losses/approx_kl": "Estimate of the KL divergence from the behaviour policy: mean of ratio - 1 - log(ratio).",
     "losses/clipfrac": "Fraction of samples whose probability ratio was clipped.",
