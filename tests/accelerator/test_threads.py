@@ -6,11 +6,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from headrace import config as configs
+from headrace.accelerator import threads as threads_of_torch
 from headrace.accelerator.threads import PROBE_PERIOD, TRUST, AdaptiveThreads, probe
+from headrace.config import Config
+from headrace.sampling.placements.base import Message
+from headrace.sampling.placements.processes import learner_main
 
 SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nprint('spinning', flush=True)\nwhile True: pass"
 
@@ -96,6 +104,27 @@ def test_patience_grows_with_mistakes_and_is_forgotten_after_a_good_minute() -> 
         for _ in range(hold):
             threads.adapt(now := now + PROBE_PERIOD)
     assert waits == [1, 2, 4, 8, 16, 16, 16, 16, 1]
+
+
+@pytest.mark.parametrize(("fixed", "expected"), [(None, [8, 4, 4]), (6, [6, 6, 6])])
+def test_a_learner_in_a_process_of_its_own_adapts_unless_the_user_has_fixed_the_number(
+    fixed: int | None, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, found, sent = Machine(), [], []
+    machine.free = 4
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
+    monkeypatch.setattr(threads_of_torch, "AdaptiveThreads", partial(AdaptiveThreads, measure=machine))
+
+    def learn(placement: Any, p: int) -> Iterator[Message | None]:
+        for _ in expected:
+            found.append(torch.get_num_threads())
+            yield None
+
+    config = configs.override(Config(env="made-up"), **{"learning.num_threads": fixed, "learning.device": "cpu"})
+    report = SimpleNamespace(send=sent.append)
+    learner_main(SimpleNamespace(placement=SimpleNamespace(configs=[config]), index=0, argument=learn, report=report))  # type: ignore
+    assert found == expected
+    assert [message.content[:29] for message in sent] == ([] if fixed else ["Threads of torch: 4 instead o"])
 
 
 def test_with_a_program_that_spins_on_every_other_core() -> None:

@@ -9,6 +9,8 @@ from time import monotonic, perf_counter
 
 import torch
 
+from headrace.config import Config
+
 PROBE_PERIOD = 3.0
 """Seconds between two measurements of `AdaptiveThreads`."""
 GAIN = 1.2
@@ -103,3 +105,10 @@ class AdaptiveThreads:
             return False
         self._raised, self._in_favour = now, 0
         return True
+
+
+def adaptive_threads(config: Config) -> AdaptiveThreads | None:
+    """For a learner on the CPU. None where the user has fixed the number of its threads, or it is on another device."""
+    if config.device != "cpu" or config.learning.num_threads is not None:
+        return None
+    return AdaptiveThreads(config.learner_threads)

@@ -97,8 +97,8 @@ class LearningConfig:
     """Number of ranks: processes that learn one policy together, each with a GPU (or its share of the cores), rollout workers and
     batches of `batch_size` of its own. `torchrun` starts ranks on several machines and needs no setting."""
     num_threads: Annotated[int, Range(1, 4096)] | None = None
-    """CPU threads of a learner. None: half of the cores, divided by the number of learners; all cores in `serial` placement,
-    and in `device` placement as many of them as other programs leave free."""
+    """CPU threads of a learner. None: half of the cores, divided by the number of learners, in `device` placement all cores; in
+    either case fewer while other programs hold them. In `serial` placement all cores, always."""
 
 
 @dataclass

@@ -28,7 +28,7 @@ class Device(InProcess):
     """With one and the same number of threads; on a GPU, as far as its kernels are."""
     _sampler: DeviceSampler | None = None
     _threads: AdaptiveThreads | None = None
-    """Where the user has not fixed the number of threads."""
+    """See `adaptive_threads`."""
 
     def allocate(self, agents: list[Agent]) -> RunMemory:
         """Nothing is shared but the run control: trajectories are in the sampler's own memory."""
@@ -39,7 +39,7 @@ class Device(InProcess):
         """See `InProcess.make_sampler`."""
         from headrace.accelerator.graphs import set_up
         from headrace.accelerator.memory import keep_freed_memory
-        from headrace.accelerator.threads import AdaptiveThreads
+        from headrace.accelerator.threads import adaptive_threads
         from headrace.envs.registry import make_group
         from headrace.sampling.device_sampler import DeviceSampler
 
@@ -51,8 +51,7 @@ class Device(InProcess):
         algorithm, model = self.make_agent(config, self.spec)
         self._sampler = DeviceSampler(config, self.spec, algorithm, model, group, actor_seed(config, 0))
         self._notices.append(_summary(config))
-        if config.device == "cpu" and config.learning.num_threads is None:
-            self._threads = AdaptiveThreads(config.learner_threads)
+        self._threads = adaptive_threads(config)
         self._sampler.env_clock = self.memory.control.clock("rollout", 0)
         self._sampler.act_clock = self.memory.control.clock("policy", 0)
 

@@ -81,10 +81,15 @@ def learner_main(start: Start) -> None:
     import torch
 
     from headrace.accelerator.memory import keep_freed_memory
+    from headrace.accelerator.threads import adaptive_threads
 
-    torch.set_num_threads(start.placement.configs[start.index].learner_threads)
+    config = start.placement.configs[start.index]
+    torch.set_num_threads(config.learner_threads)
+    threads = adaptive_threads(config)
     keep_freed_memory()
-    for message in start.argument(start.placement, start.index):
+    for message in start.argument(start.placement, start.index):  # None after every round without a report
+        if threads is not None and (change := threads.adapt()) is not None:
+            start.report.send(Message("message", change, start.index))
         if message is not None:
             start.report.send(message)
 
