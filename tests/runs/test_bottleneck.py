@@ -47,6 +47,33 @@ def test_planted(metrics, part, words):
     assert words in str(found)
 
 
+@pytest.mark.parametrize("replay", [False, True])
+@pytest.mark.parametrize("placement", ["served", "inline", "device"])
+@pytest.mark.parametrize("busiest", ["environments", "policy", "learner"])
+def test_what_it_says_to_change_has_an_effect(busiest, placement, replay):
+    """Settings of other placements, and passes over a batch that a replay makes only one of, are not named."""
+    environments, policy, learner = (0.92 if part == busiest else 0.2 for part in ("environments", "policy", "learner"))
+    metrics = shares((environments, 1 - environments, 0.0), (policy, 1 - policy), (learner, 1 - learner))
+    found = find(metrics, placement, replay)
+    assert found.part == busiest
+    assert found.advice
+    if placement != "served":
+        assert "num-policy-workers" not in found.advice
+    if placement == "device":
+        assert "num-workers" not in found.advice
+        assert "num-groups" not in found.advice
+    if replay:
+        assert "num-epochs" not in found.advice
+        assert "batch-size" not in found.advice
+
+
+def test_in_one_process_the_parts_take_turns():
+    """Each waits while another has the device: that is no lack of work, nor of cores, and the one that takes longest is named."""
+    turns = {**shares((0.25, 0.75, 0.0), (0.3, 0.7), (0.45, 0.55)), "system/cpu": 0.97}
+    assert find(turns, "device").part == "learner"
+    assert find(turns).part == "processor"
+
+
 WORLD = """
     import os, time
     import gymnasium
