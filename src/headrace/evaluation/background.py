@@ -100,11 +100,11 @@ class BackgroundEvaluation:
 
     def finished(self) -> Iterator[Message]:
         """What there is to report: evaluations that have ended, and problems."""
-        yield from self._told()
+        yield from self._messages()
         if (result := self.poll()) is not None:
             yield result
 
-    def _told(self) -> Iterator[Message]:
+    def _messages(self) -> Iterator[Message]:
         while self._problems:
             yield Message("message", self._problems.pop(0))
 
@@ -156,7 +156,7 @@ class BackgroundEvaluation:
                 yield Message("message", f"{undone}: episodes without an end need a limit, envs.max_episode_steps")
                 return
             yield result
-            yield from self._told()
+            yield from self._messages()
 
     def __enter__(self) -> BackgroundEvaluation:
         return self

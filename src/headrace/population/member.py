@@ -67,7 +67,7 @@ class Member:
             record = self._record(None) | {"values": self._apply(), "before": before}
         self._fresh = False
         self._apply()
-        self._tell()
+        self._publish_objective()
         if self._pending is not None:
             self._ask(self._pending["donor"])
         if record is not None:
@@ -98,7 +98,7 @@ class Member:
         """Give copies to those who want them, take the one that is waited for, decide if it is time. `arrivals`: what came in."""
         if arrivals is not None:
             self._objectives.extend(arrivals.objectives.tolist())
-        self._tell()
+        self._publish_objective()
         self._placement.serve_copies(self._policy)
         if self._pending is not None:
             copy = self._placement.fetch_copy(self._pending["donor"], self._copied_after)
@@ -121,7 +121,7 @@ class Member:
     def _frames(self) -> int:
         return self._learner.progress.global_step * self._spec.frameskip
 
-    def _tell(self) -> None:
+    def _publish_objective(self) -> None:
         if self._games is not None:
             self._games.update()
         self._shared.objectives[self._policy] = self._objective()
