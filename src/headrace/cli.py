@@ -217,7 +217,7 @@ class Eval:
     num_envs: int | None = None
     """Number of environments that are stepped together. None: as many as games, at most 16."""
     deterministic: bool = False
-    """Take the most probable action instead of sampling one."""
+    """Draw no action at random: take the most probable one, or the one of the highest value."""
     policy: int = 0
     """Number of the policy, from 0, where the run trained several (`population.size`)."""
     checkpoint: Literal["newest", "best"] = "newest"
@@ -270,7 +270,7 @@ class Watch:
     episodes: int = 1
     """Number of games, recorded one after the other."""
     deterministic: bool = False
-    """Take the most probable action instead of sampling one."""
+    """Draw no action at random: take the most probable one, or the one of the highest value."""
     max_steps: int | None = None
     """Stop recording after this many steps. None: no limit."""
     task: str | None = None
@@ -314,7 +314,7 @@ class Play:
     num_envs: int | None = None
     """Number of matches that are played at the same time. None: as many as matches, at most 16."""
     deterministic: bool = False
-    """Take the most probable action instead of sampling one."""
+    """Draw no action at random: take the most probable one, or the one of the highest value."""
     policy: int = 0
     """Number of the first player's policy, from 0, where the run trained several."""
     against_policy: int = 0
@@ -328,7 +328,8 @@ class Play:
     json: bool = False
     """Print the results as JSON."""
     imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
-    """Python files to import first. They may register scripted opponents."""
+    """Python files to import first: those that the runs were trained with, and those that register scripted opponents. The run
+    folder names its own, but no file runs unasked."""
 
 
 def play(arguments: list[str]) -> int:
@@ -365,7 +366,7 @@ class Envs:
     pattern: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="PATTERN")] = ""
     """Show only ids that contain this text, or match it as a pattern with * and ?."""
     imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
-    """Python files to import first."""
+    """Python files to import first. They may register environments, which are listed then."""
 
 
 def envs(arguments: list[str]) -> int:

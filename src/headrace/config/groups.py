@@ -30,7 +30,8 @@ class EnvConfig:
     """The environment: which variant of it, and what is done to observations and rewards."""
 
     frameskip: Annotated[int, Range(1, 10_000)] | None = None
-    """Number of simulator frames per step. None: the default of the environment's family (Atari and VizDoom 4, others 1)."""
+    """Number of simulator frames per step. None: the default of the environment's family (Atari, VizDoom and DeepMind Lab 4,
+    others 1)."""
     protocol: Literal["dqn", "ale-v5"] = "dqn"
     """Atari only: the rules of an episode. `dqn`: no sticky actions, 1 to 30 no-ops and then FIRE at the start, the brighter of
     the last two frames, and a training episode ends when a life is lost. `ale-v5`: as the `ALE/*-v5` ids of Gymnasium: sticky
@@ -46,17 +47,19 @@ class EnvConfig:
     Reported returns count from there. None: episodes begin as the protocol says."""
     resize: tuple[Pixels, Pixels] | None = None
     """Height and width (pixels) to which images are resized. None: the default of the environment's family (Atari 84x84, VizDoom
-    72x128)."""
+    72x128, DeepMind Lab 72x96, others as they are)."""
     grayscale: bool | None = None
-    """Convert images from RGB to one grey channel. None: the default of the environment's family (Atari yes, VizDoom no)."""
+    """Convert images from RGB to one grey channel. None: the default of the environment's family (Atari yes, others no)."""
     frame_stack: Annotated[int, Range(1, 1024)] | None = None
     """Number of successive images in one observation. None: the default of the environment's family (Atari 4, others 1)."""
     max_episode_steps: Annotated[int, Range(1, 2**31 - 1)] | None = None
-    """Episodes are truncated after this many steps. None: the environment's own limit."""
+    """Episodes are truncated after this many steps. In `gym` and `torch` this replaces the environment's own limit; elsewhere a
+    lower limit of the environment stays. None: the environment's own limit."""
     info_action_mask: bool = False
     """Read the mask of allowed actions from `info["action_mask"]`, where gym/Taxi-v4 has it, instead of from the observation."""
     num_agents: Annotated[int, Range(1, 1024)] | None = None
-    """Number of agents of one match in a multi-agent environment, which sets it by itself. None: an environment of one agent."""
+    """Number of agents of one match. A multi-agent environment sets it, so it need not be given. None: an environment of one
+    agent."""
     reward_scale: float = 1.0
     """Rewards are multiplied by this before they are learned from. Reported returns are never scaled."""
     reward_clip: Positive | None = None
@@ -103,7 +106,8 @@ class PolicyConfig:
 
     encoder: str = "auto"
     """Network that encodes an observation: `nature-cnn`, `impala-shallow`, `impala-resnet`, `vizdoom-simple`, `vizdoom-full`,
-    `mlp`, or a name that an imported file registers. `auto`: `nature-cnn` for images, `mlp` for vectors."""
+    `mlp`, or a name that an imported file registers. `auto`: `nature-cnn` for images, `mlp` for vectors. `nature-conv`,
+    `shallow-conv`: the convolutions of `nature-cnn` and of `impala-shallow` alone, for the heads of Q-learning."""
     hidden: Width = 512
     """Width of the layer that follows an image encoder."""
     mlp: tuple[Width, ...] = (64, 64)
@@ -192,7 +196,8 @@ class RunConfig:
     goal: float | None = None
     """Training ends when the mean return of the last 100 episodes reaches this value. None: no goal."""
     max_minutes: Annotated[float, Range(0, 1e6, above=True)] | None = None
-    """Training ends after this wall-clock time (minutes), counted from the start of this process. None: no limit."""
+    """Training ends after this wall-clock time (minutes), counted from when it begins, or goes on, in this process. None: no
+    limit."""
     log_interval: Seconds = 5.0
     """Time (seconds) between two lines of metrics."""
     checkpoint_interval: Seconds = 120.0
@@ -208,8 +213,8 @@ class RunConfig:
     dashboard: bool = True
     """Show a live dashboard in the terminal. If it is off, or output is not a terminal, each interval prints one line."""
     video: bool = True
-    """Save a learning curve and a video of one episode in the run folder when training ends. This needs the extras `plots` and
-    `video`."""
+    """When training ends, draw the learning curve and, where there are several tasks, policies or players, pictures of those, and
+    save a video of one episode (at most 3,000 steps) in the run folder. This needs the extras `plots` and `video`."""
     track: bool = False
     """Log metrics to Weights & Biases as well. This needs the extra `wandb`."""
     wandb_project: str = "headrace"

@@ -59,7 +59,8 @@ class LearningConfig:
     normalize_advantages: bool = True
     """Normalise the advantages of each minibatch to mean 0 and standard deviation 1."""
     max_policy_lag: Annotated[int, Range(0, MANY)] = 1000
-    """Samples whose action was chosen by weights more than this many updates old are excluded from all losses and statistics."""
+    """Samples whose action was chosen by weights more than this many updates old are excluded from the losses and their
+    statistics. Without effect on algorithms with replay."""
     optimizer: Literal["adam", "rmsprop", "rmsprop-tf"] = "adam"
     """Optimizer of the network's weights. `rmsprop`: as PyTorch computes it. `rmsprop-tf`: as TensorFlow 1 does, with epsilon
     inside the square root and squared gradients that start at 1; IMPALA and Ape-X were published with it."""

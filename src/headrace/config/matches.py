@@ -24,13 +24,13 @@ class MatchesConfig:
     opponent_share: Share = 0.0
     """`self-play`: share of the matches against `opponents`. The league draws them like any other."""
     save_steps: Count = 20_000
-    """Steps of a policy between two past versions of it."""
+    """Number of steps of a policy after which another copy of it becomes a past version."""
     team_change: Count = 100_000
     """`self-play`: steps of a policy after which another agent of the match is the one that learns."""
     swap_steps: Annotated[int, Range(0, 2**62)] = 2_000
     """`self-play`: steps of a policy for which a match keeps its opponent; it changes between matches only."""
     window: Annotated[int, Range(1, 256)] = 10
-    """Past versions of a policy that are opponents: the newest ones."""
+    """Number of past versions of a policy that may be opponents: the newest ones."""
     play_against_latest_model_ratio: Share = 0.5
     """`self-play`, `league`: share of the matches against the newest version instead of a past one."""
     initial_elo: Annotated[float, Range(-1e6, 1e6)] = 1200.0
