@@ -1,5 +1,7 @@
 """The documentation is current, and its examples run."""
 
+import ast
+import dataclasses
 import importlib.util
 import json
 import re
@@ -11,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from headrace import cli
-from headrace.flags import parse_config
+from headrace.config import Config, describe
+from headrace.flags import full_name, parse_config
 
 ROOT = Path(__file__).parents[1]
 QUICK_START = (ROOT / "docs" / "quick-start.md").read_text()
 README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 CHEAP = ["--learning.total-steps", "1500", "--placement", "serial", "--batch-size", "512", "--no-video"]
 ONE_UPDATE = ["--learning.total-steps", "512", "--learning.num-epochs", "1"]
 NOTHING_TO_CHOOSE = ["--minutes", "0.05", "--num-workers", "1", "--envs-per-worker", "16", "--placement", "served"]
@@ -49,10 +53,19 @@ def test_the_help_of_what_generates_pages_writes_none():
 
 
 def test_links_between_pages_lead_somewhere():
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
-            if not target.startswith("http"):
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+    for page in PAGES:
+        for target, _, heading in re.findall(r"\]\(([^)#\s]*)(#([^)\s]+))?\)", page.read_text()):
+            if target.startswith("http"):
+                continue
+            there = (page.parent / target).resolve() if target else page
+            assert there.exists(), f"{page.name}: {target}"
+            assert not heading or heading in headings(there), f"{page.name}: {target}#{heading}"
+
+
+def headings(page):
+    """The names by which links lead to a page's headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", re.sub(r"\]\([^)]*\)", "", title)).lower().replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))])
@@ -77,6 +90,86 @@ def assert_there(name):
             found = getattr(found, part)
         return
     raise AssertionError(name)
+
+
+def plain(markdown):
+    """A page without its code blocks."""
+    return re.sub(r"^```.*?^```", "", markdown, flags=re.MULTILINE | re.DOTALL)
+
+
+def texts():
+    """Where, and what: the pages without their code blocks, and every text in the package's code: messages, help, docstrings."""
+    for page in PAGES:
+        yield page.name, plain(page.read_text())
+    for path in sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "examples").glob("*.py")]):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield f"{path.name}:{node.lineno}", node.value
+
+
+SETTINGS = {setting.name for setting in describe.settings(Config())}
+GROUPS = {name.partition(".")[0] for name in SETTINGS if "." in name}
+NO_SETTINGS = {"population.rating", "population.opponents", "learning.adam"}
+"""What a matchmaker may ask, and how the names of two settings begin."""
+FILES = ("json", "jsonl", "lock", "md", "png", "py")
+
+
+def test_every_setting_that_is_named_exists():
+    """In the pages, in help texts, in error messages: "use a larger learning.batch-size"."""
+    named = re.compile(rf"(?<![\w./-])(?:--)?((?:{'|'.join(sorted(GROUPS))})\.(?:no-)?[a-z][a-z0-9_-]*[a-z0-9])(?![\w(/])")
+    found = 0
+    for where, text in texts():
+        for name in named.findall(text):
+            setting = name.replace(".no-", ".").replace("-", "_")
+            if name not in NO_SETTINGS and setting.rpartition(".")[2] not in FILES:
+                assert setting in SETTINGS, f"{where}: {name}"
+                found += 1
+    assert found > 500
+
+
+OPTIONS = {
+    "eval": cli.Eval,
+    "watch": cli.Watch,
+    "play": cli.Play,
+    "envs": cli.Envs,
+    "serve-envs": cli.ServeEnvs,
+    "tune": cli.Tune,
+}
+
+
+def options(command):
+    """The flags of a command."""
+    own = {f"--{field.name}" for field in dataclasses.fields(OPTIONS[command])} if command in OPTIONS else set()
+    shared = SETTINGS if command in ("train", "tune") else {name for name in SETTINGS if name.startswith("envs.")}
+    return own | {f"--{name}" for name in shared} | {"--import", "--help", "--help_all"}
+
+
+def test_every_flag_of_a_command_in_the_pages_exists():
+    found = 0
+    for page in PAGES:
+        text = page.read_text().replace("\\\n", " ")
+        lines = re.findall(r"^(?:    |.*?)(headrace (?:[a-z-]+) .*)$", "\n".join(blocks("\\w*", text)), re.MULTILINE)
+        lines += re.findall(r"^    (headrace .*)$", plain(text), re.MULTILINE)
+        lines += [" ".join(code.split()) for code in re.findall(r"`(headrace [^`]*)`", plain(text))]
+        for line in lines:
+            command, *arguments = re.sub(r"'[^']*'", "{}", line.partition(" # ")[0]).split()[1:]
+            if not command.islower():
+                continue  # headrace COMMAND
+            for flag in (argument.partition("=")[0] for argument in arguments if argument.startswith("--")):
+                name = full_name(flag) if command in ("train", "tune") else flag
+                name = name.replace("-", "_").replace("__", "--", 1).replace(".no_", ".")
+                assert name in options(command), f"{page.name}: {flag} in {line}"
+                found += 1
+    assert found > 100
+
+
+def test_every_file_of_the_repository_that_is_named_exists():
+    paths = re.compile(r"(?<![\w/.])((?:tests|benchmarks|native|docs|src)/[\w./*-]*\w\.(?:py|md|hpp|cpp|cu|json))")
+    outside = ("docs/users/", "native/test_")  # DeepMind Lab's; in tests/
+    for where, text in texts():
+        for name in paths.findall(text):
+            there = name.startswith(outside) or any(ROOT.glob(name)) or name == "benchmarks/results/gpu_suite.json"
+            assert there, f"{where}: {name}"
 
 
 def test_quick_start_commands_run_in_order(tmp_path, monkeypatch, capsys):

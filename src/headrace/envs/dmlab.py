@@ -3,7 +3,7 @@ path (``dmlab/contributed/dmlab30/rooms_watermaze``, ``dmlab/demos/extra_entitie
 
 The package `deepmind_lab` is in no registry: it has to be built
 (https://github.com/google-deepmind/lab/blob/master/docs/users/build.md). This adapter has been tested with a stand-in for it that
-has its documented interface (tests/envs/deepmind_lab.py), never with the package itself.
+has its documented interface (tests/envs/lab_stand_in.py), never with the package itself.
 
 One step is 4 frames. Pictures are RGB, rendered at 96x72 (`envs.resize`). Actions are the 15 of Petrenko et al. 2020 (Sample
 Factory), or the 9 of Espeholt et al. 2018 (IMPALA). An episode ends in a state that has no future, as in both: the end of a level
