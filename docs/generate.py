@@ -55,7 +55,7 @@ Every `--run.log-interval` seconds a run adds one line to `metrics.jsonl` in the
 - A mean is taken over the updates of the interval; `lag/min` and `lag/max` are its extremes.
 - A key is absent if its value is unknown, for instance a return before the first episode has ended.
 - A share of time (`time/<part>/<phase>`) refers to all processes of that part. The shares of a part add up to 1.
-- Keys under `env/` are defined by the environment. `population/reward.NAME` is the weight NAME of a shaped reward.
+- `population/reward.NAME` is the weight NAME of a shaped reward.
 - Where a policy is trained on [several tasks](multi-task.md), `tasks/ID/episodic_return`, `tasks/ID/share` and `tasks/ID/score`
   are those of the task with this id, `tasks/mean_score` and `tasks/capped_mean_score` those of all, `eval/tasks/...` those of an
   evaluation; `charts/episodic_return_100` is the mean over the tasks, and `low` and `high` of the learning curve are the smallest

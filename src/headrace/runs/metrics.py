@@ -92,7 +92,7 @@ KEYS: dict[str, str] = {
     "eval/episodic_return": "Mean return of one evaluation (`run.eval_episodes` whole games).",
     "eval/episodic_length": "Mean length of the episodes of one evaluation (steps).",
 }
-"""Every key the engine logs, with its meaning and unit. Keys that begin with "env/" are the user's own."""
+"""Every key the engine logs, with its meaning and unit; a user's algorithm adds those that its `loss` returns."""
 
 CURVE = "curve.jsonl"
 """In the run folder: the learning curve, with more points than there are intervals."""
