@@ -53,3 +53,12 @@ def test_every_policy_learns_in_matches():
         with pytest.raises(ConfigError, match=f"of 3 policies .* only as many can learn as there are {as_many}"):
             validate(override(of_two, **{"population.size": 3, "matches.matchmaker": matchmaker}))
     validate(override(of_two, **{"population.size": 3, "matches.matchmaker": "uniform"}))
+
+
+def test_a_batch_of_matches_is_made_of_single_agents_slots():
+    sizes = {"envs.num_agents": 2, "sampling.rollout": 16, "learning.batch_size": 1000}
+    with pytest.raises(ConfigError, match=r"a multiple of sampling\.rollout \(16\), .*Nearest: 992 or 1008$"):
+        validate(make_config("gym/CartPole-v1", "ppo", **sizes))
+    of_one = {"sampling.num_workers": 1, "sampling.num_groups": 1, "sampling.envs_per_worker": 8}
+    with pytest.raises(ConfigError, match=r"environments per group \(16 x 8 = 128\): .*Nearest: 896 or 1024$"):
+        validate(make_config("gym/CartPole-v1", "ppo", **{**sizes, **of_one, "envs.num_agents": None}))

@@ -155,12 +155,15 @@ class SamplingConfig:
     """Number of steps (T) of a trajectory."""
     num_slots: Annotated[int, Range(1, 2**15)] | None = None  # a ticket has 15 bits for the slot
     """Number of trajectory slots in shared memory. A rollout worker waits when none is free, so the number of slots limits
-    memory, and the policy lag as long as the workers are equally fast. None: one per group, plus one or two batches."""
+    memory, and the policy lag as long as the workers are equally fast. None: one per group (in a multi-agent environment one per
+    agent), plus one or two batches."""
     min_request_groups: Length | None = None
-    """A policy worker waits until this many groups have requested actions, but no longer than `batch_timeout`. None: a third of
-    all groups, divided by the number of policy workers and rounded up."""
+    """A policy worker waits until this many groups (in a multi-agent environment: agents) have requested actions, but no longer
+    than `batch_timeout`. None: a third of all groups (of all matches), divided by the number of policy workers and rounded
+    up."""
     max_request_groups: Length | None = None
-    """A policy worker computes the actions of at most this many groups at once. None: no limit."""
+    """A policy worker computes the actions of at most this many groups (in a multi-agent environment: agents) at once. None: no
+    limit."""
     batch_timeout: Seconds = 0.005
     """Longest time (seconds) that a policy worker waits for `min_request_groups`, counted from the first request."""
     one_transfer: Literal["auto", "on", "off"] = "auto"

@@ -38,9 +38,11 @@ def validate(config: Config) -> None:
     elif not config.uses_replay and r.batch_size % unit:
         low, high = r.batch_size // unit * unit, -(-r.batch_size // unit) * unit
         near = f"{low} or {high}" if low else str(high)
+        of = f"sampling.rollout x environments per group ({s.rollout} x {config.lane_size} = {unit})"
+        if config.envs.num_agents:
+            of = f"sampling.rollout ({s.rollout}), the steps of one agent's slot"
         raise ConfigError(
-            f"learning.batch_size ({r.batch_size}) must be a multiple of sampling.rollout x environments per group "
-            f"({s.rollout} x {config.lane_size} = {unit}): batches are made of whole slots. Nearest: {near}"
+            f"learning.batch_size ({r.batch_size}) must be a multiple of {of}: batches are made of whole slots. Nearest: {near}"
         )
     trajectories = r.batch_size // s.rollout
     if trajectories % r.num_minibatches and not config.uses_replay:
