@@ -28,9 +28,9 @@ class LearningConfig:
     total_steps: Count = 10_000_000
     """Training ends after this many steps of experience."""
     batch_size: Annotated[int, Range(1, 2**31 - 1)] = 2048
-    """Steps per batch, a multiple of `sampling.rollout` times the environments of a group; in a multi-agent environment, of
-    `sampling.rollout`; in `device` placement, `sampling.rollout` times all environments or an equal part of them. With replay:
-    transitions per update."""
+    """Steps per batch. It must be a multiple of `sampling.rollout` times the environments of a group; in a multi-agent
+    environment, of `sampling.rollout`; in `device` placement it must be `sampling.rollout` times all environments, or an equal
+    part of that. With replay: transitions per update."""
     num_minibatches: Length = 1
     """Number of minibatches that a batch is divided into, in whole trajectories."""
     num_epochs: Annotated[int, Range(1, 1000)] = 1
