@@ -134,12 +134,11 @@ class Driver:
         choices = [part.n for part in spec.action.parts if isinstance(part, Categorical)]
         for group in groups:
             n = group.num_envs
-            obs = {name: np.zeros((n, *a.shape), a.dtype) for name, a in spec.observation.items()}
-            step = StepRow(*(np.zeros(n, kind) for kind in (np.float32, bool, bool, np.float32, np.int32)))  # type: ignore[arg-type]
+            step = StepRow.zeros(n)
             if spec.autoreset == "same-step":
-                step.final_obs = {name: array.copy() for name, array in obs.items()}
+                step.final_obs = ObsRow.zeros(spec, n).obs
             actions = np.stack([rng.integers(0, most, n) for most in choices], 1).astype(np.int32)
-            self._rows.append([LaneRow(actions, step, ObsRow(obs, np.zeros(n, bool), np.zeros(n, bool)))])
+            self._rows.append([LaneRow(actions, step, ObsRow.zeros(spec, n))])
             group.notify(self._woken.set)
         for group, rows in zip(groups, self._rows, strict=True):
             group.reset(0, [rows[0].after])

@@ -34,7 +34,7 @@ import psutil
 import summary
 
 from headrace.config import Config
-from headrace.envs.contract import ArraySpec, Categorical, EnvSpec, LaneRow
+from headrace.envs.contract import ArraySpec, Categorical, EnvSpec
 from headrace.envs.registry import describe, make_group
 from headrace.make_config import make_config
 from headrace.runs.processes import start_child
@@ -42,7 +42,7 @@ from headrace.sampling.placements.processes import rollout_main
 from headrace.sampling.placements.served import Served
 from headrace.sampling.reports import report_pipe
 from headrace.sampling.run_memory import RunMemory
-from headrace.sampling.trajectory_fields import obs_row, step_row
+from headrace.sampling.trajectory_fields import lane_row
 from headrace.sampling.worker_process import Start, pin, run_child
 from headrace.shm.primitives import Closed
 from headrace.shm.run_control import POLL_INTERVAL
@@ -125,7 +125,7 @@ def bare(start: Start) -> None:
     pin(config, start.index)
     groups = [make_group(config.env, config.envs, E) for _ in range(num_groups)]
     slots = [start.index * num_groups + g for g in range(num_groups)]
-    rows = [LaneRow(store.arrays["action"][s, 0], step_row(store, s, 0), obs_row(store, s, 1)) for s in slots]
+    rows = [lane_row(store.arrays, (s, 0), (s, 1)) for s in slots]
     choices = [part.n for part in start.placement.spec.action.parts if isinstance(part, Categorical)]
     rng = np.random.default_rng(start.index)
     for g, group in enumerate(groups):

@@ -46,20 +46,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def rows_of(spec: Any, n: int, tensors: bool) -> tuple[ObsRow, LaneRow]:
     """Memory for a first observation, and for a step."""
-
-    def memory(shape: tuple[int, ...], dtype: Any) -> Any:
-        array = np.zeros(shape, dtype)
-        return torch.from_numpy(array) if tensors else array
-
-    def observed() -> ObsRow:
-        array = spec.observation[PLAIN_KEY]
-        return ObsRow({PLAIN_KEY: memory((n, *array.shape), array.dtype)}, memory((n,), bool), memory((n,), bool))
-
-    kinds = {"reward": np.float32, "terminated": bool, "truncated": bool, "episode_return": np.float32}
-    step = StepRow(
-        **{name: memory((n,), dtype) for name, dtype in kinds.items()}, episode_length=memory((n,), np.int32), final_obs={}
-    )
-    return observed(), LaneRow(memory((n, 1), np.int32), step, observed())
+    first, row = ObsRow.zeros(spec, n), LaneRow(np.zeros((n, 1), np.int32), StepRow.zeros(n), ObsRow.zeros(spec, n))
+    return (first.map(torch.from_numpy), row.map(torch.from_numpy)) if tensors else (first, row)
 
 
 def contents(first: ObsRow, row: LaneRow) -> dict[str, np.ndarray]:

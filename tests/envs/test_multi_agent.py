@@ -11,9 +11,9 @@ from gymnasium import spaces
 
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs import registry
-from headrace.envs.contract import EnvironmentFault, LaneRow, ObsRow
+from headrace.envs.contract import EnvironmentFault, LaneRow, ObsRow, StepRow
 from headrace.envs.description import spec_from_json, spec_to_json
-from headrace.envs.multi_agent import MultiAgentGroup, multi_agent_group, scratch_step
+from headrace.envs.multi_agent import MultiAgentGroup, multi_agent_group
 
 Step = dict[str, Any]
 
@@ -72,7 +72,7 @@ class Lanes:
 
         self.obs = [[obs() for _ in range(self.T + 1)] for _ in range(group.lanes)]
         self.rows = [
-            [LaneRow(np.zeros((1, 1), np.int32), scratch_step(), lane[t + 1]) for t in range(self.T)] for lane in self.obs
+            [LaneRow(np.zeros((1, 1), np.int32), StepRow.zeros(1), lane[t + 1]) for t in range(self.T)] for lane in self.obs
         ]
         self.t = [-1] * group.lanes
         group.reset(100, [lane[0] for lane in self.obs])
@@ -88,7 +88,7 @@ class Lanes:
         for lane, action in enumerate(actions):
             if self.t[lane] >= 0:
                 self.rows[lane][self.t[lane]].actions[0, 0] = action
-        before = [LaneRow(None, scratch_step(), lane[0]) for lane in self.obs]
+        before = [LaneRow(None, StepRow.zeros(1), lane[0]) for lane in self.obs]
         self.group.send([self.rows[i][t] if t >= 0 else before[i] for i, t in enumerate(self.t)])
         self._advance()
         return list(self.group.advanced or ())

@@ -62,13 +62,6 @@ def test_arrays_have_the_shapes_of_their_fields_and_do_not_overlap() -> None:
     assert all((array == number).all() for number, array in enumerate(store.arrays.values()))
 
 
-def test_rows_of_fields_with_a_prefix_are_views() -> None:
-    store = make()
-    store.part("obs/", 2, 5)["x"][:] = 7
-    assert (store.arrays["obs/x"][2, 5] == 7).all()
-    assert store.arrays["obs/x"].sum() == 7 * 4
-
-
 def test_another_process_writes_to_the_same_memory() -> None:
     store = make()
     process = multiprocessing.get_context("spawn").Process(target=write_one, args=(store,))

@@ -47,7 +47,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import dropwhile
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, Self, TypeAlias
 
 import numpy as np
 
@@ -163,8 +163,24 @@ class EnvSpec:
 # -- rows: where a step reads and writes ------------------------------------------------------------------------------
 
 
+class Row:
+    """What rows have in common. Their fields are arrays, dictionaries of arrays, other rows, or None."""
+
+    def map(self, function: Callable[[Array], Array]) -> Self:
+        """The row of `function` of each array: of views of them, say, or of copies."""
+        return type(self)(**{name: _mapped(value, function) for name, value in vars(self).items()})
+
+
+def _mapped(value: Any, function: Callable[[Array], Array]) -> Any:
+    if isinstance(value, Row):
+        return value.map(function)
+    if isinstance(value, dict):
+        return {name: function(array) for name, array in value.items()}
+    return None if value is None else function(value)
+
+
 @dataclass
-class StepRow:
+class StepRow(Row):
     """What the actions of row t led to. Arrays of shape [C]."""
 
     reward: Array
@@ -184,6 +200,11 @@ class StepRow:
     task: Array | None = None
     """int32: the environment's task, by its number in `EnvSpec.tasks`. None where there is one, or nobody asks."""
 
+    @classmethod
+    def zeros(cls, C: int) -> Self:
+        """NumPy arrays for C agents."""
+        return cls(np.zeros(C, np.float32), np.zeros(C, bool), np.zeros(C, bool), np.zeros(C, np.float32), np.zeros(C, np.int32))
+
     def write_nothing(self) -> None:
         """Nothing happened: no reward, no end."""
         self.reward[:] = 0
@@ -194,7 +215,7 @@ class StepRow:
 
 
 @dataclass
-class ObsRow:
+class ObsRow(Row):
     """Observations to act on. Arrays of shape [C]."""
 
     obs: dict[str, Array]
@@ -204,9 +225,15 @@ class ObsRow:
     valid: Array
     """bool: False where the observation is the last of an episode, so that no transition starts here."""
 
+    @classmethod
+    def zeros(cls, spec: EnvSpec, C: int) -> Self:
+        """NumPy arrays for C agents."""
+        obs = {name: np.zeros((C, *array.shape), array.dtype) for name, array in spec.observation.items()}
+        return cls(obs, np.zeros(C, bool), np.zeros(C, bool))
+
 
 @dataclass
-class LaneRow:
+class LaneRow(Row):
     """One step of one lane."""
 
     actions: Array

@@ -181,7 +181,7 @@ class MultiAgentGroup(StepsAtOnce):
 
     def reset(self, seed: int, out: Sequence[ObsRow]) -> None:
         """See `EnvGroup.reset`; finished on return."""
-        rows = [LaneRow(None, scratch_step(), row) for row in out]
+        rows = [LaneRow(None, StepRow.zeros(1), row) for row in out]  # nobody reads what led to them
         self.advanced, self.ended = [], ()
         for m, match in enumerate(self.matches):
             match.seed, match.number = seed + m, -1
@@ -412,11 +412,6 @@ class MultiAgentGroup(StepsAtOnce):
     def close(self) -> None:
         """Close every environment, also when one of them fails to."""
         close_all([match.env for match in self.matches])
-
-
-def scratch_step() -> StepRow:
-    """A row's consequences that nobody reads, for lanes that have no row yet: arrays of shape [1]."""
-    return StepRow(np.zeros(1, np.float32), np.zeros(1, bool), np.zeros(1, bool), np.zeros(1, np.float32), np.zeros(1, np.int32))
 
 
 def multi_agent_group(

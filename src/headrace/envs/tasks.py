@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from headrace.config import Config, ConfigError, EnvConfig, override
 from headrace.config.tasks import tasks_of
 from headrace.envs import registry
-from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec, LaneRow, ObsRow, StepRow
+from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec, LaneRow, ObsRow
 from headrace.envs.group import close_all
 
 ADVICE = (
@@ -205,7 +206,7 @@ class TaskGroup:
         """See `EnvGroup.reset`. The environments of part k are seeded one behind the other, from `seed` + k E / parts on."""
         (row,) = out
         for k, part in enumerate(self.parts):
-            part.reset(seed + k * part.num_envs, [_obs_row(row, self._rows(k))])
+            part.reset(seed + k * part.num_envs, [row.map(itemgetter(self._rows(k)))])
         self._waiting = list(self.parts)
 
     def send(self, rows: Sequence[LaneRow]) -> None:
@@ -217,8 +218,7 @@ class TaskGroup:
             self.parts[0].send(rows)
         else:
             for k, part in enumerate(self.parts):
-                of_part = self._rows(k)
-                part.send([LaneRow(row.actions[of_part], _step_row(row.step, of_part), _obs_row(row.after, of_part))])
+                part.send([row.map(itemgetter(self._rows(k)))])
         self._waiting = list(self.parts)
 
     def _task_numbers(self, like: Any) -> Any:
@@ -257,21 +257,3 @@ class TaskGroup:
     def close(self) -> None:
         """Close all parts, also when one of them fails to."""
         close_all(self.parts)
-
-
-def _obs_row(row: ObsRow, which: slice) -> ObsRow:
-    """The views of some environments."""
-    return ObsRow({name: array[which] for name, array in row.obs.items()}, row.first[which], row.valid[which])
-
-
-def _step_row(row: StepRow, which: slice) -> StepRow:
-    """The views of some environments."""
-    return StepRow(
-        row.reward[which],
-        row.terminated[which],
-        row.truncated[which],
-        row.episode_return[which],
-        row.episode_length[which],
-        {name: array[which] for name, array in row.final_obs.items()},
-        None if row.episode_objective is None else row.episode_objective[which],
-    )

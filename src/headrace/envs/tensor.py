@@ -108,7 +108,7 @@ class TensorGroup(StepsAtOnce):
 
     def reset(self, seed: int, out: Sequence[ObsRow]) -> None:
         """See `EnvGroup.reset`. The environments are seeded together, by one number."""
-        row = out[0] if self.tensors else _as_tensors(out[0])
+        row = out[0] if self.tensors else out[0].map(torch.from_numpy)  # tensors of the same memory
         self._seed, self._steps = seed, 0
         self._returns.zero_()
         self._lengths.zero_()
@@ -123,7 +123,7 @@ class TensorGroup(StepsAtOnce):
 
     def send(self, rows: Sequence[LaneRow]) -> None:
         """See `EnvGroup.send`; on return the step is finished, or given to the device."""
-        self._call("step", self._step, rows[0] if self.tensors else _as_tensors(rows[0]))
+        self._call("step", self._step, rows[0] if self.tensors else rows[0].map(torch.from_numpy))
 
     @torch.no_grad()
     def _step(self, row: LaneRow) -> None:
@@ -230,19 +230,6 @@ def reward_transform(options: EnvConfig) -> Callable[[Tensor], Tensor]:
 def _only(x: Tensor, where: Tensor) -> Tensor:
     """`x` [N, ...] with zeros where `where` [N] is false."""
     return x.masked_fill(~where.view(-1, *[1] * (x.dim() - 1)), 0)
-
-
-def _as_tensors(row: Any) -> Any:
-    """A row of NumPy arrays as tensors of the same memory."""
-    if isinstance(row, LaneRow):
-        return LaneRow(torch.from_numpy(row.actions), _as_tensors(row.step), _as_tensors(row.after))
-    fields: dict[str, Any] = {}
-    for name, value in vars(row).items():
-        if isinstance(value, dict):
-            fields[name] = {key: torch.from_numpy(x) for key, x in value.items()}
-        else:
-            fields[name] = None if value is None else torch.from_numpy(value)
-    return type(row)(**fields)
 
 
 def _checked(leaf: Leaf, env_id: str) -> Leaf:

@@ -17,8 +17,8 @@ import torch
 from headrace.accelerator.threads import using_threads
 from headrace.config import ConfigError, EnvConfig
 from headrace.config.seeds import Use, environment_seed, random_seed
-from headrace.envs.contract import EnvironmentFault, EnvSpec, LaneRow, ObsRow
-from headrace.envs.multi_agent import MultiAgentGroup, multi_agent_group, scratch_step
+from headrace.envs.contract import EnvironmentFault, EnvSpec, LaneRow, ObsRow, StepRow
+from headrace.envs.multi_agent import MultiAgentGroup, multi_agent_group
 from headrace.envs.registry import make_parallel
 from headrace.evaluation.play import Game
 from headrace.evaluation.policy import TrainedPolicy
@@ -139,9 +139,7 @@ def _make(env: str, options: EnvConfig, video: Any) -> Any:
 
 def _row(spec: EnvSpec) -> LaneRow:
     """An agent's action, and its next observation."""
-    arrays = {k: np.zeros((1, *a.shape), a.dtype) for k, a in spec.observation.items()}
-    after = ObsRow(arrays, np.zeros(1, bool), np.zeros(1, bool))
-    return LaneRow(np.zeros((1, spec.action.width), spec.action.dtype), scratch_step(), after)
+    return LaneRow(np.zeros((1, spec.action.width), spec.action.dtype), StepRow.zeros(1), ObsRow.zeros(spec, 1))
 
 
 class _Table:

@@ -207,20 +207,10 @@ def _play(policy: TrainedPolicy, group: EnvGroup, episodes: int, deterministic: 
     share = [episodes // n + (i < episodes % n) for i in range(n)]
     played: list[list[Game]] = [[] for _ in range(n)]
     digests = [0] * n
-
-    def arrays() -> dict[str, np.ndarray]:
-        return {name: np.zeros((n, *array.shape), array.dtype) for name, array in spec.observation.items()}
-
-    def row() -> ObsRow:
-        return ObsRow(arrays(), np.zeros(n, bool), np.zeros(n, bool))
-
-    task = np.zeros(n, np.int32)
-    final = arrays() if spec.autoreset == "same-step" else {}
-    now = StepRow(
-        np.zeros(n, np.float32), np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, np.float32), np.zeros(n, np.int32), final,
-        task=task,
-    )  # fmt: skip
-    current, after = row(), row()
+    current, after, now = ObsRow.zeros(spec, n), ObsRow.zeros(spec, n), StepRow.zeros(n)
+    now.task = task = np.zeros(n, np.int32)
+    if spec.autoreset == "same-step":
+        now.final_obs = ObsRow.zeros(spec, n).obs
     step = LaneRow(None, now, after)
     completion = Completion(group)
     core = policy.initial_core(n)

@@ -24,10 +24,10 @@ from torch import nn
 
 from headrace.accelerator.graphs import CudaRecorder, Recorded, Tensors
 from headrace.config import Config
-from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec, LaneRow, ObsRow, StepRow
+from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec
 from headrace.envs.group import Completion
 from headrace.policies.policy import convert_weights
-from headrace.sampling.trajectory_fields import trajectory_fields
+from headrace.sampling.trajectory_fields import lane_row, obs_row, trajectory_fields
 from headrace.shm.run_control import PhaseClock
 
 KEPT = 4
@@ -86,25 +86,13 @@ class DeviceSampler:
         }
         self._rows_of = {name: field.rows for name, field in fields.items()}
         arrays: dict[str, Any] = self._memory if in_place else {name: x.numpy() for name, x in self._memory.items()}
-        self._views = [self._lane_row(arrays, t) for t in range(rows - 1)]
-        self._first_row = self._obs_row(arrays, 0)
+        self._views = [lane_row(arrays, t, t + 1) for t in range(rows - 1)]
+        self._first_row = obs_row(arrays, 0)
         self._core = torch.zeros(self.B, self._core_width, device=self.device)
         self._t = self._steps = 0
         self.started = False
         """Whether the environments were reset or brought back to where they were."""
         group.remember()
-
-    @staticmethod
-    def _obs_row(arrays: dict[str, Any], t: int) -> ObsRow:
-        obs = {name[4:]: x[t] for name, x in arrays.items() if name.startswith("obs/")}
-        return ObsRow(obs, arrays["first"][t], arrays["valid"][t])
-
-    def _lane_row(self, arrays: dict[str, Any], t: int) -> LaneRow:
-        names = ("reward", "terminated", "truncated", "episode_return", "episode_length")
-        final = {name[10:]: x[t] for name, x in arrays.items() if name.startswith("final_obs/")}
-        task = arrays["task"][t] if "task" in arrays else None
-        step = StepRow(**{name: arrays[name][t] for name in names}, final_obs=final, task=task)
-        return LaneRow(arrays["action"][t], step, self._obs_row(arrays, t + 1))
 
     @torch.no_grad()
     def take_weights(self, model: nn.Module, version: int) -> None:

@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, Literal
 
-from headrace.envs.contract import EnvGroup, EnvironmentFault, LaneRow, ObsRow
+from headrace.envs.contract import EnvGroup, EnvironmentFault, LaneRow, ObsRow, StepRow
 from headrace.envs.group import LocalGroup, close_all
-from headrace.envs.multi_agent import MultiAgentGroup, scratch_step
+from headrace.envs.multi_agent import MultiAgentGroup
 from headrace.sampling.lanes import Group, Lane
 from headrace.sampling.run_memory import RunMemory
 from headrace.sampling.seating import Seating
-from headrace.sampling.trajectory_fields import obs_row, step_row
+from headrace.sampling.trajectory_fields import lane_row, obs_row
 from headrace.shm.run_control import POLL_INTERVAL
 from headrace.shm.trajectory_store import TrajectoryStore
 
@@ -56,7 +56,7 @@ class RolloutWorker:
         self.groups = [self._group(g, make_group(first + g)) for g in range(self.requests.num_groups)]
         self._without_slots: list[Group] = []
         self._views: dict[tuple[int, int], tuple[ObsRow, list[LaneRow]]] = {}  # views of rows are made once for each slot
-        self._nobody = scratch_step()
+        self._nobody = StepRow.zeros(1)
         self.clock = memory.control.clock("rollout", index)
 
     def _group(self, g: int, envs: EnvGroup) -> Group:
@@ -174,7 +174,7 @@ class RolloutWorker:
         last = lane.rows[-1].after
         # Copied, because from the next line on the slot may be learned from and given to somebody else.
         if not lane.agent or last.valid[0]:
-            lane.last = ObsRow({name: array.copy() for name, array in last.obs.items()}, last.first.copy(), last.valid.copy())
+            lane.last = last.map(lambda array: array.copy())
         self._give(lane)
 
     def _give(self, lane: Lane) -> None:
@@ -295,8 +295,8 @@ class RolloutWorker:
                 others.append(lane)
                 continue
             assert isinstance(self._seat, Seating)
-            store = self._store(lane)
-            self._seat.act(lane.policy, store.part("obs/", lane.slot, lane.t), store.arrays["action"][lane.slot, lane.t])
+            arrays, at = self._store(lane).arrays, (lane.slot, lane.t)
+            self._seat.act(lane.policy, obs_row(arrays, at).obs, arrays["action"][at])
             self.requests.answered(lane.number)
         return others
 
@@ -371,11 +371,9 @@ class RolloutWorker:
         """Row 0's observation, and for every row its actions, their consequences and the observation after it."""
         views = self._views.get((policy, slot))
         if views is None:
-            store = self.memory.policies[policy].trajectories
-            observations = [obs_row(store, slot, t) for t in range(store.T + 1)]
-            actions = store.arrays["action"]
-            rows = [LaneRow(actions[slot, t], step_row(store, slot, t), observations[t + 1]) for t in range(store.T)]
-            views = self._views[policy, slot] = observations[0], rows
+            arrays = self.memory.policies[policy].trajectories.arrays
+            rows = [lane_row(arrays, (slot, t), (slot, t + 1)) for t in range(self.memory.T)]
+            views = self._views[policy, slot] = obs_row(arrays, (slot, 0)), rows
         return views
 
     def close(self) -> None:

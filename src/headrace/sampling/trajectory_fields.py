@@ -1,11 +1,13 @@
-"""The table that describes a trajectory: every field of the trajectory store, and the views a rollout worker writes through."""
+"""The table that describes a trajectory: its fields, and the views of their rows through which environments read and write."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from headrace.envs.contract import ArraySpec, EnvSpec, ObsRow, StepRow
-from headrace.shm.trajectory_store import Field, TrajectoryStore
+from headrace.envs.contract import Array, ArraySpec, EnvSpec, LaneRow, ObsRow, StepRow
+from headrace.shm.trajectory_store import Field
 
 
 def trajectory_fields(
@@ -39,21 +41,30 @@ def trajectory_fields(
     return fields | {name: Field("T", a.shape, a.dtype) for name, a in (extra or {}).items()}
 
 
-def obs_row(store: TrajectoryStore, slot: int, t: int) -> ObsRow:
-    """Views of the observation of row t, 0 <= t <= T."""
-    return ObsRow(store.part("obs/", slot, t), store.arrays["first"][slot, t], store.arrays["valid"][slot, t])
+Place = int | tuple[int, int]
+"""Of one row in the arrays of the fields: t, or (slot, t) in those of a trajectory store."""
 
 
-def step_row(store: TrajectoryStore, slot: int, t: int) -> StepRow:
-    """Views of the consequences of row t's actions, 0 <= t < T."""
-    a = store.arrays
-    return StepRow(
-        a["reward"][slot, t],
-        a["terminated"][slot, t],
-        a["truncated"][slot, t],
-        a["episode_return"][slot, t],
-        a["episode_length"][slot, t],
-        store.part("final_obs/", slot, t),
-        a["episode_objective"][slot, t] if "episode_objective" in a else None,
-        a["task"][slot, t] if "task" in a else None,
+def obs_row(arrays: Mapping[str, Array], at: Place) -> ObsRow:
+    """Views of the observation of a row."""
+    return ObsRow(_part(arrays, "obs/", at), arrays["first"][at], arrays["valid"][at])
+
+
+def lane_row(arrays: Mapping[str, Array], at: Place, after: Place) -> LaneRow:
+    """Views of the actions of a row, of their consequences, and of the observation in the row `after` it."""
+    step = StepRow(
+        arrays["reward"][at],
+        arrays["terminated"][at],
+        arrays["truncated"][at],
+        arrays["episode_return"][at],
+        arrays["episode_length"][at],
+        _part(arrays, "final_obs/", at),
+        arrays["episode_objective"][at] if "episode_objective" in arrays else None,
+        arrays["task"][at] if "task" in arrays else None,
     )
+    return LaneRow(arrays["action"][at], step, obs_row(arrays, after))
+
+
+def _part(arrays: Mapping[str, Array], prefix: str, at: Place) -> dict[str, Array]:
+    """The row in the fields whose names begin with `prefix`, by the rest of their name."""
+    return {name[len(prefix) :]: array[at] for name, array in arrays.items() if name.startswith(prefix)}

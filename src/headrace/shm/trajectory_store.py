@@ -85,10 +85,6 @@ class TrajectoryStore(Mapped):
         super().__setstate__(state)
         self._segment.prefault()  # the memory is there, but every process has its own page table
 
-    def part(self, prefix: str, slot: int, t: int) -> dict[str, np.ndarray]:
-        """Row t of the fields whose names begin with `prefix`, by the rest of their name: views [C, ...]."""
-        return {n[len(prefix) :]: a[slot, t] for n, a in self.arrays.items() if n.startswith(prefix)}
-
     # -- rollout workers --------------------------------------------------------------------------------------------------
 
     def acquire(self, worker: int, timeout: float | None) -> int | None:

@@ -15,8 +15,8 @@ from remote_servers import NAME, ServerProcess, finish, free_port, offer, servin
 from headrace import config as configs
 from headrace.config import Config, ConfigError, EnvConfig
 from headrace.envs import registry
-from headrace.envs.contract import EnvGroup, LaneRow, ObsRow
-from headrace.envs.multi_agent import multi_agent_group, scratch_step
+from headrace.envs.contract import EnvGroup, LaneRow, ObsRow, StepRow
+from headrace.envs.multi_agent import multi_agent_group
 from headrace.envs.remote.group import RemoteGroup
 from headrace.evaluation.play import evaluate
 from headrace.runs.metrics import read_jsonl
@@ -37,7 +37,7 @@ class Player:
 
     def __init__(self, group: Any) -> None:
         self.group = group
-        self.before = [LaneRow(None, scratch_step(), self._obs()) for _ in range(M * A)]
+        self.before = [LaneRow(None, StepRow.zeros(1), self._obs()) for _ in range(M * A)]
         self.rows: list[list[LaneRow]] = [[] for _ in range(M * A)]
         self.ended: list[list[Any]] = []
         group.reset(40, [row.after for row in self.before])
@@ -60,7 +60,7 @@ class Player:
         for lane in self.group.advanced:
             world, match, agent, _, _, tick, _, _ = self.row(lane).after.obs["obs"][0].astype(int)
             actions = np.full((1, 1), action_of(world, match, agent, tick), np.int32)
-            self.rows[lane].append(LaneRow(actions, scratch_step(), self._obs()))
+            self.rows[lane].append(LaneRow(actions, StepRow.zeros(1), self._obs()))
         self.ended += [[m, self.group.outcomes(m).tolist()] for m in self.group.ended]
 
     def step(self) -> None:
