@@ -25,8 +25,6 @@ class Lane:
     """A copy of row T of the slot before, to become row 0 of the next; None: the environments' first observation does."""
     rows: list[LaneRow] = field(default_factory=list)
     """Views of the slot's rows 0 to T-1."""
-    agent: bool = False
-    """It is one agent of a multi-agent environment."""
     before: LaneRow | None = None
     """What a row before row 0 would be: nobody's consequences, and row 0 after them."""
 
@@ -44,8 +42,6 @@ class Group:
     number: int
     envs: EnvGroup
     lanes: list[Lane]
-    agents: bool
-    """Every lane is one agent, and not all of them act in every step."""
     busy: Literal["", "slots", "seats", "reset", "step"] = ""
     """slots: it waits for free slots, to ask for actions; seats: the same, to begin a step. reset, step: what the environments
     are doing, so that `recv` has to be asked. "" while the group waits for actions."""

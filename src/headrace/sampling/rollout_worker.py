@@ -52,6 +52,9 @@ class RolloutWorker:
         seat: Seat | None = None,
     ):
         self.index, self.memory, self.requests, self._act, self._seat = index, memory, memory.requests, act, seat
+        # Not from the environments' specification: those that are elsewhere may not have given it yet.
+        self._multi_agent = memory.standings is not None
+        """Every lane is one agent of a multi-agent environment, and not all of them act in every step."""
         first = index * self.requests.num_groups
         self.groups = [self._group(g, make_group(first + g)) for g in range(self.requests.num_groups)]
         self._without_slots: list[Group] = []
@@ -61,13 +64,9 @@ class RolloutWorker:
 
     def _group(self, g: int, envs: EnvGroup) -> Group:
         lanes = [Lane(number, int(self.requests.policy[number])) for number in self.requests.lanes_of(self.index, g)]
-        # Not from the environments' specification: those that are elsewhere may not have given it yet.
-        agents = self.memory.standings is not None
-        for lane in lanes:
-            lane.agent = agents
         self._check_group(envs)
         envs.notify(lambda: self.requests.wake(self.index, g))
-        return Group(g, envs, lanes, agents)
+        return Group(g, envs, lanes)
 
     def _check_group(self, envs: EnvGroup) -> None:
         """What population-based training asks of environments and whole batches of them cannot do would be missed in silence."""
@@ -87,7 +86,7 @@ class RolloutWorker:
         """Reset all environments and ask for their first actions. Environment i of group g has seed `seed` + (g E + i)."""
         for group in self.groups:
             group.seed = seed + group.number * group.envs.num_envs
-            if group.agents:
+            if self._multi_agent:
                 self._match(group, range(group.envs.num_envs))
             self._go_on(group)
 
@@ -131,7 +130,7 @@ class RolloutWorker:
     def step(self, group: Group) -> None:
         """Step a group with the actions of its lanes' current rows; when that is done, ask for the actions of the next rows."""
         rows = group.rows
-        if group.agents:
+        if self._multi_agent:
             self._match(group, group.new_matches)
             group.new_matches = ()
             if not self._have_slots(group, group.lanes, "seats"):
@@ -150,12 +149,12 @@ class RolloutWorker:
         if not group.envs.recv():
             return
         stepped, group.busy = group.busy == "step", ""
-        if group.agents:
+        if self._multi_agent:
             self._advance(group)
         if stepped:
             self.clock.spent("step", perf_counter())
             self.clock.count(len(group.acting) * self.requests.C)
-        if stepped or group.agents:
+        if stepped or self._multi_agent:
             finished = False
             for lane in group.acting:
                 lane.t += 1
@@ -163,7 +162,7 @@ class RolloutWorker:
                     self._finish(lane)
                     finished = True
             if finished:
-                if group.agents:
+                if self._multi_agent:
                     group.set_acting([lane for lane in group.acting if lane.slot >= 0 or lane.last is not None])
                 self._go_on(group)
                 return
@@ -173,7 +172,7 @@ class RolloutWorker:
         """Hand the finished slot to the learner."""
         last = lane.rows[-1].after
         # Copied, because from the next line on the slot may be learned from and given to somebody else.
-        if not lane.agent or last.valid[0]:
+        if not self._multi_agent or last.valid[0]:
             lane.last = last.map(lambda array: array.copy())
         self._give(lane)
 
@@ -193,7 +192,7 @@ class RolloutWorker:
         lag."""
         if not self._have_slots(group, group.acting, "slots"):
             return
-        if self.memory.population is not None and not group.agents:
+        if self.memory.population is not None and not self._multi_agent:
             self._look_for_reward_weights(group)
         if group.seed is not None:
             first = [self._slot_views(lane.policy, lane.slot)[0] for lane in group.lanes]
@@ -253,19 +252,20 @@ class RolloutWorker:
         first, lane.rows = self._slot_views(lane.policy, slot)
         lane.slot, lane.t = slot, 0
         self.requests.cursor[lane.number] = slot, 0
-        if lane.agent:  # a saved state has nothing of an earlier trajectory in its unwritten rows: those differ after a resume
+        # A saved state has nothing of an earlier trajectory in its unwritten rows: those differ after a resume.
+        if self._multi_agent:
             for array in self._store(lane).arrays.values():
                 array[slot] = 0
         if lane.last is None:
             lane.before = LaneRow(None, self._nobody, first)
-            if lane.agent:
+            if self._multi_agent:
                 lane.t = -1
 
     def _request(self, group: Group) -> None:
         for lane in group.acting:
             self.requests.cursor[lane.number, 1] = lane.t
         asking = group.acting
-        if group.agents:
+        if self._multi_agent:
             asking = self._ask_scripts(asking)
             if not group.acting:
                 self.requests.wake(self.index, group.number)  # nobody acts in this step
@@ -358,7 +358,7 @@ class RolloutWorker:
                 self._store(lane).arrays[name][lane.slot] = array
             lane.t = state["row"]
             self.requests.cursor[lane.number, 1] = max(lane.t, 0)
-        if group.agents:
+        if self._multi_agent:
             group.set_acting([group.lanes[i] for i in acting])
             group.new_matches = new_matches
 

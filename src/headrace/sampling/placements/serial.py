@@ -175,7 +175,8 @@ class SerialSampler:
         envs = [[group.envs.get_state() for group in worker.groups] for worker in self.workers]
         groups = [(worker, group) for worker in self.workers for group in worker.groups]
         without = any(group.busy for _, group in groups)
-        without |= any(lane.slot < 0 for _, group in groups for lane in group.lanes if not lane.agent or lane.last is not None)
+        of_agents = self._memory.standings is not None
+        without |= any(lane.slot < 0 for _, group in groups for lane in group.lanes if not of_agents or lane.last is not None)
         if not self._started or without or any(state is None for states in envs for state in states):
             return None
         stores = [p.trajectories for p in self._memory.policies]
