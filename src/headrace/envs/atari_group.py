@@ -16,9 +16,8 @@ from headrace.config import EnvConfig
 from headrace.envs.atari_starts import TrainingStarts
 from headrace.envs.atari_vector import AtariVector
 from headrace.envs.contract import EnvironmentFault, EnvSpec, LaneRow, ObsRow, StepsAtOnce
-from headrace.envs.group import PLAYED_RETURN, PLAYED_STEPS
+from headrace.envs.group import PLAYED_RETURN, PLAYED_STEPS, reward_transform
 from headrace.envs.spaces import PLAIN_KEY, specs_of
-from headrace.envs.tensor import reward_transform
 
 
 class AtariTensorGroup(StepsAtOnce):
@@ -52,7 +51,7 @@ class AtariTensorGroup(StepsAtOnce):
         self.envs: Any = envs  # takes and gives tensors where its signatures say arrays
         self._life_loss, self._starts = life_loss, starts
         self.num_envs = self.lane_size = N = envs.num_envs
-        self._to_learn = reward_transform(options)
+        self._to_learn = reward_transform(options, torch)
 
         def zeros(dtype: torch.dtype) -> Tensor:
             return torch.zeros(N, dtype=dtype, device=envs.tensor_device)

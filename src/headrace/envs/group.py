@@ -23,6 +23,7 @@ from headrace.envs.action_log import ActionLog
 from headrace.envs.contract import (
     FAULTS,
     MASK_KEY,
+    Array,
     Categorical,
     EnvGroup,
     EnvironmentFault,
@@ -35,7 +36,7 @@ from headrace.envs.contract import (
 )
 from headrace.envs.spaces import Leaf, decoder, leaves
 
-RewardTransform = Callable[[np.ndarray], np.ndarray]
+RewardTransform = Callable[[Array], Array]
 _STATISTICS = ("_ended", "_returns", "_lengths", "_games")
 """Attributes that a group keeps from one step to the next."""
 BOUNDS_PERIOD = 1000
@@ -57,21 +58,19 @@ NEGATIVE = 0.3
 """What negative rewards are multiplied by where rewards are squashed."""
 
 
-def reward_transform(options: EnvConfig) -> RewardTransform:
+def reward_transform(options: EnvConfig, library: Any = np) -> RewardTransform:
     """A function from raw rewards to those that are learned from: scaled, squashed to x tanh(r / x) with negative ones times 0.3
-    (`reward_soft_clip` x; 5 in the code of Espeholt et al. 2018, IMPALA, for DMLab-30), then clipped to [-clip, clip]."""
+    (`reward_soft_clip` x; 5 in the code of Espeholt et al. 2018, IMPALA, for DMLab-30), then clipped to [-clip, clip].
+    `library`: numpy or torch, whose arrays the rewards are."""
     scale, clip, soft = options.reward_scale, options.reward_clip, options.reward_soft_clip
-    if soft is not None:
-        clipped = np.inf if clip is None else clip
-        return lambda raw: np.clip(squashed(raw * scale, soft), -clipped, clipped)
-    if clip is None:
-        return lambda raw: raw * scale
-    return lambda raw: np.clip(raw * scale, -clip, clip)
 
+    def to_learn(raw: Array) -> Array:
+        learned = raw * scale
+        if soft is not None:
+            learned = soft * library.tanh(learned / soft) * library.where(learned < 0, NEGATIVE, 1.0)
+        return learned if clip is None else library.clip(learned, -clip, clip)
 
-def squashed(rewards: np.ndarray, soft: float) -> np.ndarray:
-    """See `EnvConfig.reward_soft_clip`."""
-    return soft * np.tanh(rewards / soft) * np.where(rewards < 0, NEGATIVE, 1.0)
+    return to_learn
 
 
 class Completion:

@@ -327,7 +327,7 @@ class MultiAgentGroup(StepsAtOnce):
         """Finish a row of agent `a`: what the action before led to, and the observation after it. No observation: zeros."""
         name, own = self._names[a], self._spaces[a]
         now, after = row.step, row.after
-        now.reward[0] = self._to_learn(np.float64(reward))  # type: ignore[arg-type]
+        now.reward[0] = self._to_learn(np.float64(reward))
         now.terminated[0] = now.truncated[0] = False
         now.episode_return[0], now.episode_length[0] = np.nan, 0
         after.first[0], after.valid[0] = first, valid

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from headrace.config import EnvConfig
 from headrace.envs.contract import FAULTS, MASK_KEY, EnvironmentFault, EnvSpec, LaneRow, ObsRow, StepsAtOnce
-from headrace.envs.group import LARGEST, NEGATIVE, too_large
+from headrace.envs.group import LARGEST, reward_transform, too_large
 from headrace.envs.spaces import Leaf, UnsupportedSpace, leaves, specs_of
 
 CHECK_PERIOD = 64
@@ -97,7 +97,7 @@ class TensorGroup(StepsAtOnce):
         self._leaves = [_checked(leaf, env_id) for leaf in leaves(envs.single_observation_space)]
         self._floats = [name for name, array in observation.items() if array.dtype.kind == "f"]
         self._decode = _decoder(envs.single_action_space, device, env_id)
-        self._to_learn = reward_transform(options)
+        self._to_learn = reward_transform(options, torch)
         self._returns = torch.zeros(N, dtype=torch.float64, device=device)
         self._lengths = torch.zeros(N, dtype=torch.int32, device=device)
         self._seed = self._steps = 0
@@ -212,19 +212,6 @@ class TensorGroup(StepsAtOnce):
                 return f"{name} of environment {index} is {value:g}{at}{too_large(value)}"
         last = f"one of the last {self._check_period} steps"
         return f"in {last} an observation or a reward was not finite, or larger than {LARGEST:g} and so too large to learn from"
-
-
-def reward_transform(options: EnvConfig) -> Callable[[Tensor], Tensor]:
-    """See `headrace.envs.group.reward_transform`."""
-    scale, clip, soft = options.reward_scale, options.reward_clip, options.reward_soft_clip
-
-    def to_learn(raw: Tensor) -> Tensor:
-        learned = raw * scale
-        if soft is not None:
-            learned = soft * torch.tanh(learned / soft) * torch.where(learned < 0, NEGATIVE, 1.0)
-        return learned if clip is None else learned.clamp(-clip, clip)
-
-    return to_learn
 
 
 def _only(x: Tensor, where: Tensor) -> Tensor:
