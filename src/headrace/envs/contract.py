@@ -315,7 +315,7 @@ class StepsAtOnce:
 
 # -- errors -----------------------------------------------------------------------------------------------------------
 
-_MODULES = ("description", "group", "gym", "multi_agent", "pettingzoo", "registry", "spaces", "tasks", "wrappers")
+_MODULES = ("description", "group", "gym", "multi_agent", "pettingzoo", "registered", "registry", "spaces", "tasks", "wrappers")
 _INTERNAL = {str(Path(__file__).with_name(f"{name}.py")) for name in _MODULES}
 """Files of this package between the engine and an environment's own code."""
 

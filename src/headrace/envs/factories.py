@@ -48,7 +48,7 @@ class ParallelFactory(Protocol):
 
 class Family(Protocol):
     """The contents of an environment family's module. `agreement`, `make_group`, `make_mixed_group`, `make_parallel`,
-    `make_tensor`, `make_vector` and `observes` are optional."""
+    `make_tensor`, `make_vector` and `observes` are optional. A registered environment is a family of its own (`registered`)."""
 
     FRAMESKIP: int
     """Simulator frames per step, unless `EnvConfig.frameskip` is set."""

@@ -40,9 +40,9 @@ from headrace.envs.factories import Env, EnvFactory, Family, ParallelFactory, Te
 from headrace.envs.group import LocalGroup, reward_transform
 from headrace.envs.imports import import_files, imported, is_importing
 from headrace.envs.multi_agent import ParallelEnv, multi_agent_group
+from headrace.envs.registered import Registered, RegisteredEnv, RegisteredParallel, RegisteredTensor, RegisteredVector
 from headrace.envs.spaces import specs_of
-from headrace.envs.vector_group import vector_group
-from headrace.envs.wrappers import preprocess, render_without_screen
+from headrace.envs.wrappers import render_without_screen
 
 
 class UnknownEnvironment(ConfigError):
@@ -78,34 +78,18 @@ _TASKS = "headrace.envs.tasks"
 """The module for several tasks, which makes each of them through this one."""
 
 
-Kind = Literal["single", "vector", "tensor", "parallel"]
-_OTHER_KINDS = {"vector": "a vector environment", "parallel": "a multi-agent environment", "tensor": "environments of tensors"}
-
-
-@dataclass(frozen=True)
-class _Registered:
-    """An environment registered by the user."""
-
-    kind: Kind
-    factory: Any
-    """An `EnvFactory`, `VectorFactory`, `TensorFactory` or `ParallelFactory`, by `kind`."""
-    defaults: dict[str, Any]
-    by_import: bool
-    """Registered by a file of `import_files`, which another process can import too."""
-
-
-_registered: dict[str, _Registered] = {}
+_registered: dict[str, Registered] = {}
 _Factory = TypeVar("_Factory")
 
 
-def _register(env_id: str, kind: Kind, defaults: Mapping[str, Any]) -> Callable[[_Factory], _Factory]:
+def _register(env_id: str, kind: type[Registered], defaults: Mapping[str, Any]) -> Callable[[_Factory], _Factory]:
     if (prefix := env_id.partition("/")[0]) in FAMILIES:
         raise ValueError(f"{env_id!r}: {prefix!r} is a built-in family; choose another prefix")
     if SEPARATOR in env_id:
         raise ValueError(f"{env_id!r}: a comma separates tasks; choose an id without one")
 
     def add(factory: _Factory) -> _Factory:
-        _registered[env_id] = _Registered(kind, factory, dict(defaults), is_importing())
+        _registered[env_id] = kind(factory, defaults, is_importing())
         return factory
 
     return add
@@ -117,7 +101,7 @@ def register(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Calla
     `defaults` are dotted configuration overrides, e.g. ``{"learning.learning_rate": 3e-4}``. Registering an id again replaces the
     environment. Raises `ValueError` for ids of the built-in families.
     """
-    return _register(env_id, "single", defaults or {})
+    return _register(env_id, RegisteredEnv, defaults or {})
 
 
 def register_vector(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[VectorFactory], VectorFactory]:
@@ -125,7 +109,7 @@ def register_vector(env_id: str, *, defaults: Mapping[str, Any] | None = None) -
 
     Only the settings for rewards are applied to it. It cannot be watched, since there is no single environment to render.
     """
-    return _register(env_id, "vector", defaults or {})
+    return _register(env_id, RegisteredVector, defaults or {})
 
 
 def register_tensor(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[TensorFactory], TensorFactory]:
@@ -133,7 +117,7 @@ def register_tensor(env_id: str, *, defaults: Mapping[str, Any] | None = None) -
 
     Only the settings for rewards are applied to them. They cannot be watched, since there is no single environment to render.
     """
-    return _register(env_id, "tensor", defaults or {})
+    return _register(env_id, RegisteredTensor, defaults or {})
 
 
 def register_parallel(
@@ -141,13 +125,7 @@ def register_parallel(
 ) -> Callable[[ParallelFactory], ParallelFactory]:
     """Like `register`, for a function that makes a multi-agent environment with PettingZoo's ParallelEnv interface
     (`headrace.envs.multi_agent`). `agents`: how many `possible_agents` it has."""
-    return _register(env_id, "parallel", {"envs.num_agents": agents, **(defaults or {})})
-
-
-def _registered_as(env_id: str, kind: Kind) -> Any:
-    """The factory of an environment that the user has registered as this kind; None for any other."""
-    registered = _registered.get(env_id)
-    return registered.factory if registered is not None and registered.kind == kind else None
+    return _register(env_id, RegisteredParallel, {"envs.num_agents": agents, **(defaults or {})})
 
 
 def make_parallel(env_id: str, options: EnvConfig, *, render_mode: str | None = None) -> ParallelEnv | None:
@@ -161,10 +139,7 @@ def make_parallel(env_id: str, options: EnvConfig, *, render_mode: str | None = 
     if render_mode is not None:
         render_without_screen()
     with _making(env_id):
-        if env_id in _registered:
-            factory: ParallelFactory | None = _registered_as(env_id, "parallel")
-            return None if factory is None else factory(options, render_mode=render_mode)
-        family, name = _in_family(env_id)
+        family, name = family_of(env_id)
         return family.make_parallel(name, options, render_mode=render_mode) if hasattr(family, "make_parallel") else None
 
 
@@ -190,9 +165,12 @@ def check_id(env_id: str) -> None:
             raise UnknownEnvironment(f"there is no environment {task!r}; {_nearest(task)}")
 
 
-def family_of(env_id: str) -> Family | None:
-    """The family of an environment; None where the user has registered it. Raises as `check_id`."""
-    return None if env_id in _registered else _family(env_id.partition("/")[0])
+def family_of(env_id: str) -> tuple[Family, str]:
+    """The family of an environment, and its name there. Raises as `check_id`."""
+    if env_id in _registered:
+        return cast(Family, _registered[env_id]), env_id
+    prefix, _, name = env_id.partition("/")
+    return _family(prefix), name
 
 
 def check_one(env_id: str) -> None:
@@ -236,12 +214,6 @@ def _family(name: str) -> Family:
         raise MissingExtra(f"{name} environments need packages that are not installed: {how}") from error
 
 
-def _in_family(env_id: str) -> tuple[Family, str]:
-    """The family of an environment that is not the user's, and its name there."""
-    prefix, _, name = env_id.partition("/")
-    return _family(prefix), name
-
-
 def make_env(env_id: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
     """One environment with all settings applied but those of rewards: whole games, raw rewards. For evaluation and video.
 
@@ -261,13 +233,7 @@ def make_env(env_id: str, options: EnvConfig, *, render_mode: str | None = None)
 def _make_env(env_id: str, options: EnvConfig, render_mode: str | None) -> Env:
     check_one(env_id)
     with _making(env_id):
-        if env_id in _registered:
-            factory: EnvFactory | None = _registered_as(env_id, "single")
-            if factory is None:
-                kind = _OTHER_KINDS[_registered[env_id].kind]
-                raise ConfigError(f"{env_id} is registered as {kind}; there is no single environment to make")
-            return preprocess(factory(options, render_mode=render_mode), options)
-        family, name = _in_family(env_id)
+        family, name = family_of(env_id)
         return family.make(name, options, render_mode=render_mode)
 
 
@@ -319,21 +285,18 @@ def make_group(
         several = {"training": training, "threads": threads, "task": task, "device": device}
         return importlib.import_module(_TASKS).make_group(env_id, options, num_envs, **several)
     with _making(env_id):
-        if vector := _registered_as(env_id, "vector"):
-            return vector_group(vector(options, num_envs), options, env_id)
-        if make := _tensor_factory(env_id):
+        family, name = family_of(env_id)
+        if hasattr(family, "make_tensor"):
             from headrace.envs.tensor import TensorGroup  # imports torch
 
             place = device or "cpu"
-            return TensorGroup(make(options, num_envs, place), options, env_id, device=place, tensors=device is not None)
+            made = family.make_tensor(name, options, num_envs, place)
+            return TensorGroup(made, options, env_id, device=place, tensors=device is not None)
         if (first := make_parallel(env_id, options)) is not None:
-            return multi_agent_group(
-                _with_first(first, lambda: make_parallel(env_id, options)), options, num_envs, env_id, _frameskip(env_id)
-            )
-        if env_id not in _registered:
-            family, name = _in_family(env_id)
-            if hasattr(family, "make_group"):
-                return family.make_group(name, options, num_envs, training=training, threads=threads, device=device)
+            make = _with_first(first, lambda: make_parallel(env_id, options))
+            return multi_agent_group(make, options, num_envs, env_id, family.FRAMESKIP)
+        if hasattr(family, "make_group"):
+            return family.make_group(name, options, num_envs, training=training, threads=threads, device=device)
     with ExitStack() as opened:
         envs: list[Env] = []
         for _ in range(num_envs):
@@ -343,7 +306,7 @@ def make_group(
         for index, env in enumerate(envs):
             if (env.observation_space, env.action_space) != (envs[0].observation_space, envs[0].action_space):
                 raise EnvironmentFault(f"{env_id}: environment {index} has other spaces than environment 0")
-        skip, stack = options.frameskip or _frameskip(env_id), options.frame_stack or 1
+        skip, stack = options.frameskip or family.FRAMESKIP, options.frame_stack or 1
         spec = EnvSpec(observation, action, skip, name=env_id, frame_stack=stack)
         opened.pop_all()
     group = LocalGroup(envs, spec, reward_transform(options))
@@ -356,14 +319,6 @@ def _with_first(first: ParallelEnv, make: Callable[[], Any]) -> Callable[[], Par
     """A function that gives `first`, and then what `make` makes."""
     made = [first]
     return lambda: made.pop() if made else cast(ParallelEnv, make())
-
-
-def _tensor_factory(env_id: str) -> TensorFactory | None:
-    """What makes this environment, if it is one of tensors."""
-    if env_id in _registered:
-        return _registered_as(env_id, "tensor")  # type: ignore[no-any-return]
-    family, name = _in_family(env_id)
-    return partial(family.make_tensor, name) if hasattr(family, "make_tensor") else None
 
 
 def _address(env_id: str, remote: str, number: int | None) -> str | None:
@@ -401,14 +356,9 @@ def make_vec(env_id: str, num_envs: int, options: EnvConfig | None = None) -> Ve
     if options is None:
         options = default_options(env_id)
     with _making(env_id):
-        if vector := _registered_as(env_id, "vector"):
-            return cast(VectorEnv, vector(options, num_envs))
-        if env_id in _registered and (kind := _registered[env_id].kind) != "single":
-            raise ConfigError(f"{env_id} is registered as {_OTHER_KINDS[kind]}; there is no gymnasium.vector.VectorEnv to make")
-        if env_id not in _registered:
-            family, name = _in_family(env_id)
-            if hasattr(family, "make_vector"):
-                return family.make_vector(name, options, num_envs)
+        family, name = family_of(env_id)
+        if hasattr(family, "make_vector"):
+            return family.make_vector(name, options, num_envs)
         return SyncVectorEnv([partial(make_env, env_id, options)] * num_envs)
 
 
@@ -416,10 +366,6 @@ def default_options(env_id: str) -> EnvConfig:
     """The settings of an environment that `headrace train` starts from. Raises what `check_id` raises."""
     settings = {key: value for key, value in defaults(env_id).items() if key.startswith("envs.")}
     return override(Config(), **settings).envs
-
-
-def _frameskip(env_id: str) -> int:
-    return 1 if env_id in _registered else _in_family(env_id)[0].FRAMESKIP
 
 
 def describe(env_id: str, options: EnvConfig) -> EnvSpec:
@@ -460,9 +406,7 @@ def defaults(env_id: str) -> dict[str, Any]:
     check_id(env_id)
     if SEPARATOR in env_id:
         return importlib.import_module(_TASKS).common_defaults(tasks_of(env_id))
-    if env_id in _registered:
-        return dict(_registered[env_id].defaults)
-    family, name = _in_family(env_id)
+    family, name = family_of(env_id)
     return family.defaults(name)
 
 
@@ -470,8 +414,5 @@ def observes(env_id: str) -> Literal["images", "vectors"]:
     """What an environment observes, by its id, or the first of several tasks; "images" for those registered by the user. Raises
     what `check_id` raises."""
     check_id(env_id)
-    env_id = tasks_of(env_id)[0]
-    if env_id in _registered:
-        return "images"
-    family, name = _in_family(env_id)
+    family, name = family_of(tasks_of(env_id)[0])
     return family.observes(name) if hasattr(family, "observes") else family.OBSERVATIONS

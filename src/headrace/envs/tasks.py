@@ -73,7 +73,7 @@ def options_of(task: str, tasks: Sequence[str], options: EnvConfig) -> EnvConfig
 
 def agreement(tasks: Sequence[str], options: EnvConfig) -> dict[str, Any]:
     """Arguments of the constructors with which tasks of one family agree, where the family knows such."""
-    family: Any = registry.family_of(tasks[0])
+    family: Any = registry.family_of(tasks[0])[0]
     if len(tasks) == 1 or not _one_family(tasks) or not hasattr(family, "agreement"):
         return {}
     return family.agreement([task.partition("/")[2] for task in tasks], options)
@@ -149,7 +149,7 @@ def make_group(
     if num_envs % len(chosen):
         raise ConfigError(f"{num_envs} environments cannot be shared equally by {len(chosen)} tasks")
     own = [options_of(name, tasks, options) for name in chosen]
-    family: Any = registry.family_of(chosen[0])
+    family: Any = registry.family_of(chosen[0])[0]
     if len(chosen) > 1 and all(each == own[0] for each in own) and _one_family(chosen) and hasattr(family, "make_mixed_group"):
         names = [name.partition("/")[2] for name in chosen]
         mixed = family.make_mixed_group(names, own[0], num_envs, training=training, threads=threads, device=device)
