@@ -12,13 +12,18 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
+from pathlib import Path
 
 import numpy as np
 from atari_kernel_resources import write_into_docs
 
-import headrace.envs.atari_device as atari_device
-from headrace.envs.atari_kernels import WARP, HostKernels, KernelOptions
+from headrace.envs import atari_kernels
+from headrace.envs.atari_kernels import WARP, KernelOptions
 from headrace.envs.atari_vector import AtariVector
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "native"))
+from host_kernels import HostKernels
 
 GAMES = ["pong", "breakout", "space_invaders", "ms_pacman", "qbert", "seaquest", "riverraid", "boxing", "montezuma_revenge"]
 
@@ -40,12 +45,8 @@ def decorrelated_states(game: str, count: int) -> list[bytes]:
 def lane_use(game: str, states: list[bytes], steps: int, reconverge: bool) -> tuple[float, float]:
     """Share of active lanes by instructions, and instructions per block, over `steps` steps of all consoles."""
     kernels = HostKernels()
-    original, atari_device.kernels_for = atari_device.kernels_for, lambda device: kernels
-    try:
-        options = KernelOptions(reconverge=reconverge)
-        vector = AtariVector(game, len(states), device="cpu-kernels", kernels=options, reward_clipping=False)
-    finally:
-        atari_device.kernels_for = original
+    atari_kernels.CudaKernels = lambda device: kernels  # type: ignore[assignment,misc]
+    vector = AtariVector(game, len(states), device="cuda", kernels=KernelOptions(reconverge=reconverge), reward_clipping=False)
     vector.reset(seed=0)
     for env, state in enumerate(states):
         vector.load_state(env, state)

@@ -1,6 +1,6 @@
 """Consoles in the memory of a device as a group: its rows are those of the CPU's, and the device placement picks it.
 
-The kernels run on the CPU here (`device="cpu-kernels"`), in the interpreter.
+The kernels run on the CPU here (`host_kernels`), in the interpreter.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import torch
 
 pytest.importorskip("ale_py")
 
+from host_kernels import HostKernels
+
 from headrace.config import EnvConfig
-from headrace.envs import atari, atari_vector, registry
+from headrace.envs import atari, atari_kernels, atari_vector, registry
 from headrace.envs.atari_group import AtariTensorGroup
 from headrace.envs.atari_kernels import KernelOptions
 from headrace.envs.contract import LaneRow, ObsRow, StepRow
@@ -37,9 +39,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         if kwargs.get("device", "cpu") == "cpu":
             return vector(*args, **kwargs)
         made.append(dict(kwargs))
-        return vector(*args, **kwargs | {"device": "cpu-kernels", "kernels": INTERPRETER})
+        return vector(*args, **kwargs | {"kernels": INTERPRETER})
 
     monkeypatch.setattr(atari_vector, "AtariVector", on_the_cpu)
+    monkeypatch.setattr(atari_kernels, "CudaKernels", lambda device: HostKernels())
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     return made
 

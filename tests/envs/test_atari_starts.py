@@ -11,16 +11,22 @@ from gymnasium.vector import AutoresetMode
 
 pytest.importorskip("ale_py")
 
+from host_kernels import HostKernels
 from test_atari_group import contents, rows_of
 
 from headrace.config import ConfigError, EnvConfig
-from headrace.envs import registry
+from headrace.envs import atari_kernels, registry
 from headrace.envs.atari_kernels import KernelOptions
 from headrace.envs.atari_starts import read_states, save_states
 from headrace.envs.atari_vector import AtariVector
 
-DEVICES = [{"num_threads": 1}, {"device": "cpu-kernels", "kernels": KernelOptions("interpreter")}]
+DEVICES = [{"num_threads": 1}, {"device": "cuda", "kernels": KernelOptions("interpreter")}]
 SMALL: dict[str, Any] = {"img_height": 24, "img_width": 20, "reward_clipping": False}
+
+
+@pytest.fixture(autouse=True)
+def kernels_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atari_kernels, "CudaKernels", lambda device: HostKernels())
 
 
 def host(x: Any) -> np.ndarray:

@@ -14,19 +14,25 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
+from host_kernels import HostKernels
 
 import headrace._native.atari as native
-from headrace.envs import atari_device
-from headrace.envs.atari_kernels import HostKernels, KernelOptions, assemble, compiled, nvrtc_compile
+from headrace.envs import atari_kernels
+from headrace.envs.atari_kernels import KernelOptions, assemble, compiled, nvrtc_compile
 from headrace.envs.atari_vector import AtariVector, games, load_game
 
 SAME_STEP = AutoresetMode.SAME_STEP
 INTERPRETER = KernelOptions("interpreter")
 
 
+@pytest.fixture(autouse=True)
+def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atari_kernels, "CudaKernels", lambda device: HostKernels())
+
+
 def pair(game: Any, n: int, kernels: KernelOptions = INTERPRETER, **options: Any) -> tuple[AtariVector, AtariVector]:
     """The same environments on the kernels and on the CPU."""
-    return AtariVector(game, n, device="cpu-kernels", kernels=kernels, **options), AtariVector(game, n, num_threads=1, **options)
+    return AtariVector(game, n, device="cuda", kernels=kernels, **options), AtariVector(game, n, num_threads=1, **options)
 
 
 def assert_same(ours: tuple, theirs: tuple, finals: bool = True) -> None:
@@ -97,7 +103,7 @@ def test_consoles_per_warp_change_nothing(spread: KernelOptions) -> None:
 
 def test_lanes_of_a_phase_do_not_depend_on_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the opposite order they give the same, so on a GPU they may run at the same time."""
-    monkeypatch.setattr(atari_device, "kernels_for", lambda device: HostKernels(backwards=True))
+    monkeypatch.setattr(atari_kernels, "CudaKernels", lambda device: HostKernels(backwards=True))
     ours, theirs = pair("breakout", 3, autoreset_mode=SAME_STEP, max_num_frames_per_episode=20)
     assert_same(ours.reset(seed=1), theirs.reset(seed=1))
     assert play(ours, theirs, 12) > 0
@@ -160,7 +166,7 @@ def test_screens_are_rendered() -> None:
 
 
 def test_misuse_is_refused() -> None:
-    env = AtariVector("pong", 2, device="cpu-kernels", kernels=INTERPRETER)
+    env = AtariVector("pong", 2, device="cuda", kernels=INTERPRETER)
     with pytest.raises(RuntimeError, match="follows a reset"):
         env.step(np.zeros(2, int))
     with pytest.raises(RuntimeError, match="first reset"):
@@ -177,19 +183,20 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(RuntimeError, match="recv follows"):
         env.recv()
     # A tensor is not read back: an action outside is the nearest one inside.
-    other = AtariVector("pong", 2, device="cpu-kernels", kernels=INTERPRETER)
+    other = AtariVector("pong", 2, device="cuda", kernels=INTERPRETER)
     env.reset(seed=1)
     other.reset(seed=1)
     np.testing.assert_array_equal(env.step(torch.tensor([99, -1]))[0], other.step(np.array([5, 0]))[0])
     with pytest.raises(ValueError, match="batches are whole"):
-        AtariVector("pong", 4, batch_size=2, device="cpu-kernels")
+        AtariVector("pong", 4, batch_size=2, device="cuda")
     for wrong in ({"emulator": "other"}, {"consoles_per_warp": 33}, {"threads": 48}):
         with pytest.raises(ValueError, match="must be"):
             KernelOptions(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_the_error_says_so() -> None:
+def test_without_a_gpu_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     with pytest.raises(RuntimeError, match="needs an NVIDIA GPU"):
         AtariVector("pong", 1, device="cuda")
 
@@ -211,7 +218,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("reconverge", [True, False])
 def test_blocks_equal_the_cpu(reconverge: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = HostKernels()
-    monkeypatch.setattr(atari_device, "kernels_for", lambda device: kernels)
+    monkeypatch.setattr(atari_kernels, "CudaKernels", lambda device: kernels)
     options: dict[str, Any] = {"repeat_action_probability": 0.25, "autoreset_mode": SAME_STEP, "max_num_frames_per_episode": 40}
     ours, theirs = pair("pong", 8, KernelOptions(reconverge=reconverge), **options)
     assert_same(ours.reset(seed=3), theirs.reset(seed=3))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import headrace._native.atari as native
-from headrace.envs.atari_kernels import WARP, CudaKernels, HostKernels, KernelOptions, Kernels, Launchable
+from headrace.envs.atari_kernels import WARP, KernelOptions, Kernels, Launchable
 
 STEP, RESET, RESTART = range(3)
 """Task of native/atari/cuda/batch.hpp."""
@@ -21,11 +21,6 @@ LEAVE = -(2**63) + 1
 """In place of a seed: the console stays as it is."""
 SAVED = ("states", "screens", "noises", "twisters", "images", "pooled_pixels", "pooled_source", "noops")
 """What a saved state holds, in the order of native/atari/host/environment.hpp."""
-
-
-def kernels_for(device: str) -> Kernels:
-    """Where kernels run for a name of `AtariVector`: "cuda", "cuda:1"; "cpu-kernels" is for tests."""
-    return HostKernels() if device == "cpu-kernels" else CudaKernels(torch.device(device))
 
 
 class DeviceVector:

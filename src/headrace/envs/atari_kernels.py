@@ -1,16 +1,14 @@
-"""The Atari core's kernels: their source, and two ways to run them.
+"""The Atari core's kernels: their source, and how they run on a GPU.
 
 `CudaKernels` compiles them at first use with NVRTC through the package `cuda-core` (extra `cuda`) and launches them on the
-current stream of PyTorch. `HostKernels` runs the same source on the CPU, one lane after the other; it is for tests, and slow.
+current stream of PyTorch. In tests the same source runs on the CPU (tests/native/host_kernels.py).
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -168,8 +166,11 @@ def _cuda_core() -> Any:
 class CudaKernels:
     """Kernels on one GPU, on the stream of PyTorch that is current when they are launched."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, name: str) -> None:
         """
+        Args:
+            name: of the device, such as "cuda" or "cuda:1".
+
         Raises:
             RuntimeError: without a GPU that PyTorch can use.
             ImportError: without the package cuda-core.
@@ -179,7 +180,7 @@ class CudaKernels:
                 "AtariVector(device='cuda') needs an NVIDIA GPU and a PyTorch that is built for CUDA: "
                 "torch.cuda.is_available() is False here. device='cpu' emulates on the threads of the CPU"
             )
-        self._core = _cuda_core()
+        self._core, device = _cuda_core(), torch.device(name)
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         with torch.cuda.device(self.device):
             torch.cuda.current_stream().synchronize()  # makes the context that cuda.core shares
@@ -215,64 +216,3 @@ class _CudaModule:
         stream = self._core.Stream.from_handle(handle) if handle else self._core.LEGACY_DEFAULT_STREAM
         config = self._core.LaunchConfig(grid=grid, block=block)
         self._core.launch(stream, config, self._kernels[kernel], *words)
-
-
-class HostKernels:
-    """The same source on the CPU, for tests: `backwards` runs the lanes of a phase in the opposite order.
-
-    With the compiled blocks of a game the source is compiled with g++ first. `counts`: steps of warps in compiled blocks, lanes
-    that were active in them, and both weighted with instructions.
-    """
-
-    def __init__(self, backwards: bool = False) -> None:
-        self.device = torch.device("cpu")
-        self.backwards = backwards
-        self.counts = [0, 0, 0, 0]
-
-    def load(self, program: str | None) -> Launchable:
-        return _HostModule(self, None if program is None else host_library(program))
-
-    def together(self, launches: Sequence[Callable[[], None]]) -> None:
-        for launch in launches:
-            launch()
-
-    def add(self, counts: Sequence[int]) -> None:
-        self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
-
-
-def host_library(program: str) -> Path:
-    """The kernels with the compiled blocks of a game as a library of this machine."""
-    options = ["-std=c++20", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-DHR_PORTABLE"]
-    # Else the libraries of several games in a process share the tables of the first one: static data of inline functions.
-    options += ["-fvisibility=hidden", "-fno-gnu-unique"]
-    source = assemble()  # so that a change of any header is another key
-    folder = cache_folder() / "kernels"
-    digest = hashlib.sha256("\0".join([source, program, *options]).encode()).hexdigest()
-    library = folder / f"{digest}.so"
-    if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            (Path(scratch) / "program.hpp").write_text(program)
-            command = ["g++", *options, '-DHR_PROGRAM="program.hpp"', f"-I{scratch}", f"-I{SOURCES}"]
-            command += [str(SOURCES / "atari" / "cuda" / "host_entry.cpp"), "-o", f"{scratch}/library.so"]
-            subprocess.run(command, check=True, timeout=500)
-            os.replace(f"{scratch}/library.so", library)
-    return library
-
-
-class _HostModule:
-    def __init__(self, owner: HostKernels, library: Path | None) -> None:
-        self._owner = owner
-        self._launch = None if library is None else ctypes.CDLL(str(library)).launch_kernel
-
-    def launch(self, kernel: str, grid: int, block: int, words: Sequence[int]) -> None:
-        if self._launch is None:
-            import headrace._native.atari_kernels as host
-
-            self._owner.add(host.launch(kernel, grid, block, list(words), self._owner.backwards))
-            return
-        counts = (ctypes.c_ulonglong * 4)()
-        array = (ctypes.c_longlong * len(words))(*words)
-        if self._launch(kernel.encode(), grid, block, array, len(words), int(self._owner.backwards), counts):
-            raise ValueError(f"the arguments of the kernel {kernel} do not fit")
-        self._owner.add(list(counts))

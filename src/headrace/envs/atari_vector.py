@@ -179,10 +179,10 @@ class AtariVector(VectorEnv):
         if device == "cpu":
             seeds = np.random.SeedSequence().generate_state(self.num_envs).tolist()
             return native.Vector(games, options, seeds, self.batch_size, self.num_threads, offset)
-        from headrace.envs.atari_device import DeviceVector, kernels_for
-        from headrace.envs.atari_kernels import KernelOptions
+        from headrace.envs.atari_device import DeviceVector
+        from headrace.envs.atari_kernels import CudaKernels, KernelOptions
 
-        return DeviceVector(games, options, kernels_for(device), kernels or KernelOptions())
+        return DeviceVector(games, options, CudaKernels(device), kernels or KernelOptions())
 
     @property
     def tensor_device(self) -> Any:
