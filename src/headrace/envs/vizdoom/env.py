@@ -28,10 +28,8 @@ class VizdoomEnv(gymnasium.Env):
         self.game, self.heads = self.player.game, self.player.heads
         self.action_space, self.observation_space = self.player.action_space, self.player.observation_space
         self.render_mode = render_mode
-        self._bots = settings.bots
         self._hosts = bool(settings.bots) or name in BASE
         """A network game. Levels of deathmatches have no start for a single player: without bots, too, they are hosted."""
-        self._bot_args = f"+viz_bots_path {settings.bots_file}" if settings.bots_file else ""
         self._started = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -40,26 +38,21 @@ class VizdoomEnv(gymnasium.Env):
         if self.game.is_running():
             self.game.new_episode()
         elif self._hosts:
-            start_alone(self.game, self._bot_args)
+            start_alone(self.game, self.player.settings.bot_args)
         else:
             start(self.game)
-        if self._bots:
-            self.game.send_game_command("removebots")
-            for _ in range(self._bots):
-                self.game.send_game_command("addbot")
+        self.player.add_bots()
         self._started = self.game.get_episode_time()
         self.player.begin()
         return self.player.observe(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         player, limit = self.player, self.player.limit
-        frames = player.frameskip
-        if limit:
-            frames = max(1, min(frames, limit - self.game.get_episode_time() + self._started))
+        frames = player.step_frames(self.game.get_episode_time() - self._started)
         reward = player.reward(self.game.make_action(player.presses(action), frames), frames)
         terminated = self.game.is_episode_finished()
         truncated = not terminated and 0 < limit <= self.game.get_episode_time() - self._started
-        info = player.score() if self._bots and (terminated or truncated) else {}
+        info = player.score() if player.settings.bots and (terminated or truncated) else {}
         # after a termination there is no image; the one before it is given again, and is never bootstrapped from
         return player.observation if terminated else player.observe(), reward, terminated, truncated, info
 

@@ -83,7 +83,6 @@ class Match:
         self.render_mode = render_mode
         self.starts = 0
         """Times that the engines were started; one more than they were restarted."""
-        self._weights = self.settings.shaping
         self._own_weights: dict[str, dict[str, float]] = {}
         """By agent: those that it does not share with the others."""
         self._seats = self._new_seats()
@@ -94,9 +93,6 @@ class Match:
 
     def _new_seats(self) -> list[Seat]:
         seats = [Seat(Player(self._name, self._options, self.settings)) for _ in self.possible_agents]
-        for seat in seats:
-            if self._weights is not None:
-                seat.player.set_shaping(self._weights)
         for agent, seat in zip(self.possible_agents, seats, strict=True):
             if agent in self._own_weights:
                 seat.player.set_reward_weights(self._own_weights[agent])
@@ -136,11 +132,7 @@ class Match:
                 self._give_up()
         if not self._running:
             self._start(game_seed)
-        host = self._seats[0].player.game
-        if self.settings.bots:
-            host.send_game_command("removebots")
-            for _ in range(self.settings.bots):
-                host.send_game_command("addbot")
+        self._seats[0].player.add_bots()
         self._frames = 0
         self.agents = list(self.possible_agents)
         observations = {}
@@ -155,10 +147,8 @@ class Match:
         """All players make a step: observations, rewards, terminations, truncations, infos."""
         if not self.agents:
             raise RuntimeError("the match is over: reset it")
-        agents, limit = self.agents, self.players[0].limit
-        frames = self.players[0].frameskip
-        if limit:
-            frames = max(1, min(frames, limit - self._frames))
+        agents, players, limit = self.agents, self.players, self.players[0].limit
+        frames = players[0].step_frames(self._frames)
         presses = {id(seat): seat.player.presses(actions[agent]) for agent, seat in zip(agents, self._seats, strict=True)}
         rewards = dict.fromkeys(map(id, self._seats), 0.0)
 
@@ -177,17 +167,17 @@ class Match:
             self._together(play, self.settings.step_timeout)
         except MatchFailed:
             restarted = True
-            observed = [player.observation for player in self.players]
-            infos: dict[str, dict[str, Any]] = {agent: {"restarted": True, "outcome": np.nan} for agent in agents}
+        observed = [player.observation for player in players]
+        if restarted:
             self._give_up()
-        else:
-            observed = [player.observation for player in self.players]
-            infos = {agent: {} for agent in agents}
         self._frames += frames
-        over = not restarted and any(player.game.is_episode_finished() for player in self.players)  # by the level's own script
+        over = not restarted and any(player.game.is_episode_finished() for player in players)  # by the level's own script
         ended = restarted or over or 0 < limit <= self._frames
-        if ended and not restarted:
-            for agent, player in zip(agents, self.players, strict=True):
+        infos: dict[str, dict[str, Any]] = {agent: {} for agent in agents}
+        for agent, player in zip(agents, players, strict=True):
+            if restarted:
+                infos[agent] = {"restarted": True, "outcome": np.nan}
+            elif ended:
                 score = player.score()
                 infos[agent] = {**score, "outcome": score["frags"]}
         self.agents = [] if ended else agents
@@ -202,7 +192,7 @@ class Match:
 
     def set_shaping(self, weights: Mapping[str, float] | str) -> None:
         """Replace the weights of reward shaping of all players, from the next step on."""
-        self._weights = weights if isinstance(weights, str) else dict(weights)
+        self.settings.shaping = weights if isinstance(weights, str) else dict(weights)  # for players to come
         for player in self.players:
             player.set_shaping(weights)
 
@@ -235,7 +225,7 @@ class Match:
                 game = seat.player.game
                 seat.engine = Engine(guard(game))
                 role = f"-host {settings.players} -netmode 0 {DEATHMATCH_ARGS}" if index == 0 else "-join 127.0.0.1"
-                bots = f"+viz_bots_path {settings.bots_file}" if settings.bots_file and index == 0 else ""
+                bots = settings.bot_args if index == 0 else ""
                 game.set_game_args(f"{role} -port {port} +viz_connect_timeout {timeout} +name player_{index} {bots}")
                 game.set_seed(seed)
             try:

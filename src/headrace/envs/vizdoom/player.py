@@ -79,6 +79,11 @@ class Settings:
             raise ConfigError(f"aim_choices must be an odd number of at least 3, not {settings.aim_choices}")
         return settings
 
+    @property
+    def bot_args(self) -> str:
+        """On the command line of the engine that hosts the game."""
+        return f"+viz_bots_path {self.bots_file}" if self.bots_file else ""
+
 
 _NAMES = frozenset(Settings.__dataclass_fields__) - {"game"}
 
@@ -145,6 +150,17 @@ class Player:
         else:
             self.observation = image
         return self.observation
+
+    def step_frames(self, played: int) -> int:
+        """Frames of a step that begins `played` frames after its episode: fewer than usual at the time limit."""
+        return max(1, min(self.frameskip, self.limit - played)) if self.limit else self.frameskip
+
+    def add_bots(self) -> None:
+        """An episode begins, in which bots play: those of the one before are gone. For the player who hosts the game."""
+        if self.settings.bots:
+            self.game.send_game_command("removebots")
+            for _ in range(self.settings.bots):
+                self.game.send_game_command("addbot")
 
     def begin(self) -> None:
         """An episode begins."""
