@@ -22,7 +22,7 @@ from headrace.envs.contract import EnvSpec
 from headrace.learning import losses
 from headrace.learning.algorithm import Algorithm, Mode
 from headrace.learning.gae import Targets, gae
-from headrace.learning.rows import following_values, named
+from headrace.learning.rows import all_values, following_values, named
 from headrace.learning.vtrace import vtrace
 from headrace.policies.policy import Policy, PolicyOutput
 
@@ -59,7 +59,7 @@ class PolicyGradient(Algorithm):
         policy, T, several = cast(Policy, model), len(batch["reward"]), config.num_epochs * config.num_minibatches > 1
         policy.update_normalizers({n: x[:T] for n, x in named(batch, "obs/").items()}, batch["mask"])
         if config.returns == "gae" and (several or policy.returns is not None):
-            targets = self._gae(policy, batch, config, _values(policy, batch))
+            targets = self._gae(policy, batch, config, all_values(policy, _value, batch))
             if several:
                 batch["target"], batch["advantage"] = targets
             policy.update_returns(targets.values, batch["mask"])
@@ -157,17 +157,3 @@ def _with_row_T(policy: Policy, batch: dict[str, Tensor], out: PolicyOutput) -> 
     T = len(batch["reward"])
     last = policy.act({n: x[T] for n, x in named(batch, "obs/").items()}, out.core, batch["first"][T]).value
     return torch.cat([out.value.detach(), last.unsqueeze(0)])
-
-
-@torch.no_grad()
-def _values(policy: Policy, batch: dict[str, Tensor]) -> Tensor:
-    """[T+1, B]: V of every row. Acting computed those of rows 0 to T-1 already; only row T's is computed here.
-
-    The stored values are those of the weights that acted, as old as the log-probabilities stored with them. A recurrent policy is
-    unrolled over all rows, because the core state of row T depends on them.
-    """
-    obs, first = named(batch, "obs/"), batch["first"]
-    if batch["core"].shape[-1]:
-        return policy.unroll(obs, batch["core"], first).value
-    last = policy.unroll({n: x[-1:] for n, x in obs.items()}, batch["core"], first[-1:]).value
-    return torch.cat([batch["value"], last])

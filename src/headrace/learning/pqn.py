@@ -19,7 +19,7 @@ from headrace.learning.algorithm import Algorithm, Mode
 from headrace.learning.apex_dqn import EVALUATION_EPSILON
 from headrace.learning.dqn import DQNetwork
 from headrace.learning.lambda_returns import lambda_returns
-from headrace.learning.rows import following_values, named
+from headrace.learning.rows import all_values, following_values, named
 from headrace.policies.activations import ACTIVATIONS
 from headrace.policies.q_network import QOutput
 
@@ -93,14 +93,10 @@ class PQN(Algorithm):
         cast(PQNetwork, model).epsilon.fill_(self._first + (self._last - self._first) * share)
 
     def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
-        """The targets. V of rows 0 to T-1 is what acting computed, as old as the actions; that of row T is computed here."""
-        network, T, obs = cast(PQNetwork, model), len(batch["reward"]), named(batch, "obs/")
-        network.trunk.update_normalizers({n: x[:T] for n, x in obs.items()}, batch["mask"])
-        if batch["core"].shape[-1]:
-            values = _best(network.unroll(obs, batch["core"], batch["first"]))
-        else:
-            last = network.unroll({n: x[-1:] for n, x in obs.items()}, batch["core"], batch["first"][-1:])
-            values = torch.cat([batch["value"], _best(last)])
+        """The targets."""
+        network, T = cast(PQNetwork, model), len(batch["reward"])
+        network.trunk.update_normalizers({n: x[:T] for n, x in named(batch, "obs/").items()}, batch["mask"])
+        values = all_values(network, _best, batch)
         target = lambda_returns(
             batch["reward"], values, batch["terminated"], batch["truncated"], batch["mask"], config.gamma, config.gae_lambda,
             following_values(network, _best, batch, values),

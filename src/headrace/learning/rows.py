@@ -15,6 +15,20 @@ def named(batch: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
+def all_values(net: Any, value_of: Callable[[Any], Tensor], batch: dict[str, Tensor]) -> Tensor:
+    """[T+1, B]: V of every row. Acting computed those of rows 0 to T-1 already; only row T's is computed here.
+
+    The stored values are those of the weights that acted, as old as the actions stored with them. A recurrent network is unrolled
+    over all rows, because the core state of row T depends on them. Arguments as for `following_values`.
+    """
+    obs, first = named(batch, "obs/"), batch["first"]
+    if batch["core"].shape[-1]:
+        return value_of(net.unroll(obs, batch["core"], first))
+    last = net.unroll({n: x[-1:] for n, x in obs.items()}, batch["core"], first[-1:])
+    return torch.cat([batch["value"], value_of(last)])
+
+
+@torch.no_grad()
 def following_values(net: Any, value_of: Callable[[Any], Tensor], batch: dict[str, Tensor], values: Tensor) -> Tensor | None:
     """[T, B]: V of the observation that followed row t. None: it is the next row's (`next-step` environments).
 
