@@ -24,6 +24,8 @@ from headrace.shm.run_control import PhaseClock
 if TYPE_CHECKING:
     from torch import nn
 
+    from headrace.accelerator.weights import Publisher
+
 
 class RunFailed(UserError, RuntimeError):
     """A part of the run failed for good; the message holds its error."""
@@ -68,6 +70,7 @@ class Placement(ABC):
         self.moment = 0
         """How often all policies were saved together."""
         self._copies: dict[int, Copy] = {}
+        self._publishers: dict[int, Publisher] = {}
         self.restarts = 0
         """Processes replaced so far."""
         self.configs = policy_configs(config)
@@ -124,9 +127,18 @@ class Placement(ABC):
     def batches(self, p: int, reported_envs: range) -> Any:
         """The experience that policy p learns from. `reported_envs`: the environments whose episodes are reported."""
 
-    @abstractmethod
     def publish(self, p: int, model: nn.Module, version: int) -> None:
-        """Give the model's weights, under this version, to whoever acts with policy p. The first call lets sampling start."""
+        """Give the model's weights, under this version, to whoever acts with policy p. The first call lets sampling start.
+        Later ones do not wait for a GPU's weights: a thread does."""
+        from headrace.accelerator.weights import Publisher
+
+        first = p not in self._publishers
+        if first:
+            self._publishers[p] = Publisher(model, self.memory.policies[p].weights, self.configs[p].device)
+        self._publishers[p].publish(version)
+        if first:
+            self._publishers[p].wait()
+            self.memory.control.set_ready(p)
 
     # -- copies of policies, for population-based training -------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.sampling.placements.base import Learn, Message, Placement
 from headrace.sampling.rollout_worker import InlineAct, RolloutWorker
@@ -14,10 +14,6 @@ from headrace.sampling.supervisor import Supervisor
 from headrace.sampling.worker_process import Role, Start, environment_seed, make_group, matchmaking_seed, pin
 from headrace.shm.primitives import Closed
 
-if TYPE_CHECKING:
-    from torch import nn
-
-
 Main = Callable[[Start], None]
 
 
@@ -25,14 +21,13 @@ class ProcessPlacement(Placement):
     """Itself an argument of every process it starts: there it is the learner's side of it, without the supervisor."""
 
     _supervisor: Supervisor | None = None
-    _publishers: dict[int, Any]
 
     @abstractmethod
     def workers(self) -> dict[Role, tuple[int, Main]]:
         """The workers beside the learners: how many of each role, and what they run."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_supervisor", "_publishers")}
+        return self.__dict__ | {"_supervisor": None}
 
     def start(self, learn: Learn) -> None:
         """Start every process. The learners first: the others wait until these have their weights."""
@@ -61,19 +56,6 @@ class ProcessPlacement(Placement):
         from headrace.experience import make_experience
 
         return make_experience(self.configs[p], self.memory.policies[p], self.memory.control, reported_envs)
-
-    def publish(self, p: int, model: nn.Module, version: int) -> None:
-        """See `Placement.publish`. On CUDA a thread waits for the weights, not the caller."""
-        from headrace.accelerator.weights import Publisher
-
-        publishers = self.__dict__.setdefault("_publishers", {})
-        if p in publishers:
-            publishers[p].publish(version)
-            return
-        publishers[p] = Publisher(model, self.memory.policies[p].weights, self.configs[p].device)
-        publishers[p].publish(version)
-        publishers[p].wait()
-        self.memory.control.set_ready(p)
 
 
 def learner_main(start: Start) -> None:

@@ -43,7 +43,6 @@ class Serial(InProcess):
 
     def make_sampler(self) -> None:
         """See `InProcess.make_sampler`."""
-        self._publishers: dict[int, Any] = {}
         self._made = SerialSampler(self)
 
     def close_sampler(self) -> None:
@@ -66,13 +65,8 @@ class Serial(InProcess):
         )
 
     def publish(self, p: int, model: nn.Module, version: int) -> None:
-        """See `Placement.publish`."""
-        from headrace.accelerator.weights import Publisher
-
-        if p not in self._publishers:
-            self._publishers[p] = Publisher(model, self.memory.policies[p].weights, self.configs[p].device)
-            self.memory.control.set_ready(p)
-        self._publishers[p].publish(version)
+        """See `Placement.publish`; the weights are there on return."""
+        super().publish(p, model, version)
         self._publishers[p].wait()
 
     def get_state(self) -> dict[str, Any] | None:
