@@ -33,6 +33,7 @@ import torch
 
 from headrace.config.errors import UserError
 from headrace.config.reading import Unreadable, parse_json, read_bytes, shortened
+from headrace.runs import state_tree
 from headrace.runs.explain import reason
 from headrace.runs.files import free_space, sha256, write_synced
 from headrace.runs.state_tree import on_cpu, pack, unpack
@@ -347,13 +348,11 @@ def _seal(manifest: dict[str, Any]) -> bytes:
 
 
 def to_bytes(found: Checkpoint) -> bytes:
-    """A checkpoint for another process: its tensors as safetensors, the rest as their metadata."""
-    about = {"path": str(found.path), "step": found.step, "score": found.score, "state": found.state}
-    return safetensors.torch.save(found.tensors, {"checkpoint": json.dumps(about)})
+    """A checkpoint for another process."""
+    return state_tree.to_bytes([str(found.path), found.step, found.score, found.tensors, found.state])
 
 
 def from_bytes(data: bytes) -> Checkpoint:
     """The inverse of `to_bytes`."""
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    about = json.loads(header["__metadata__"]["checkpoint"])
-    return Checkpoint(Path(about["path"]), about["step"], about["score"], safetensors.torch.load(data), about["state"])
+    path, *rest = state_tree.from_bytes(data)
+    return Checkpoint(Path(path), *rest)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from headrace.config.reading import open_regular
 
 
 def free_space(path: Path) -> str:
@@ -39,14 +44,30 @@ def write_whole(path: Path, text: str) -> None:
     aside = path.with_name(f".tmp-{path.name}")
     aside.unlink(missing_ok=True)
     try:
-        with open(aside, "x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        write_synced(aside, text.encode())
         os.replace(aside, path)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    """What the lines of a file hold; those that a crash cut short or a power failure garbled are left out. Raises `OSError`."""
+    with open_regular(path) as file:
+        try:
+            texts = file.read().decode(errors="replace").split("\n")
+        except MemoryError as error:
+            raise OSError(errno.ENOMEM, "not enough memory to read it", str(path)) from error
+    lines = []
+    for text in texts:
+        with suppress(ValueError, RecursionError):
+            lines.append(json.loads(text))
+    return lines
+
+
+def write_json_lines(path: Path, lines: Iterable[Any]) -> None:
+    """Replace a file by one with these lines, as `write_whole`."""
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 class AppendFile:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import ConfigError
-from headrace.runs.files import AppendFile, write_whole
+from headrace.runs.files import AppendFile, read_json_lines, write_json_lines
 from headrace.runs.plots import new_figure
 
 FILE, PICTURE = "population.jsonl", "population.png"
@@ -51,7 +51,7 @@ class Lineage:
         """Remove all other lines."""
         self.close()
         kept = [line for line in read(self.path.parent) if wanted(line)]
-        write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        write_json_lines(self.path, kept)
         self._newest = {line["policy"]: line.get("decision", -1) for line in kept}
 
     def close(self) -> None:
@@ -63,15 +63,7 @@ class Lineage:
 
 def read(run: os.PathLike[str] | str) -> list[dict[str, Any]]:
     """The decisions of a run in the order in which they were made; a line that a crash cut short is left out."""
-    lines = []
-    for text in (Path(run) / FILE).read_text(errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(line, dict) and "policy" in line:
-            lines.append(line)
-    return lines
+    return [line for line in read_json_lines(Path(run) / FILE) if isinstance(line, dict) and "policy" in line]
 
 
 def sentence(record: dict[str, Any]) -> str | None:

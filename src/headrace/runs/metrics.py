@@ -6,7 +6,6 @@ agents) over all environments.
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -21,9 +20,8 @@ from typing import Any
 from headrace.config import Config, ConfigError, flattened, to_dict
 from headrace.config.pbt import KINDS
 from headrace.config.ranges import MANY
-from headrace.config.reading import open_regular
 from headrace.runs.events import EventFile
-from headrace.runs.files import AppendFile, write_whole
+from headrace.runs.files import AppendFile, read_json_lines, write_json_lines
 from headrace.shm.phases import PARTS, PHASES
 
 KEYS: dict[str, str] = {
@@ -170,29 +168,19 @@ class MetricsWriter:
 
 def read_jsonl(path: os.PathLike[str] | str) -> list[dict[str, float]]:
     """The lines of a metrics.jsonl; lines that a crash cut short or a power failure garbled are left out. Raises `OSError`."""
-    lines = []
-    with open_regular(Path(path)) as file:
-        try:
-            texts = file.read().decode(errors="replace").split("\n")
-        except MemoryError as error:
-            raise OSError(errno.ENOMEM, "not enough memory to read it", str(path)) from error
-    for text in texts:
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        numbers = isinstance(line, dict) and all(type(value) in (int, float) for value in line.values())
-        if numbers and abs(line.get("global_step", math.inf)) < MANY:
-            lines.append(line)
-    return lines
+    return [
+        line
+        for line in read_json_lines(Path(path))
+        if isinstance(line, dict)
+        and all(type(value) in (int, float) for value in line.values())
+        and abs(line.get("global_step", math.inf)) < MANY
+    ]
 
 
 def rewind(path: Path, step: int) -> None:
     """Keep only the lines of `path` up to global step `step`. A crash leaves the old or the new file."""
-    if not os.path.lexists(path):
-        return
-    kept = [json.dumps(line) + "\n" for line in read_jsonl(path) if line["global_step"] <= step]
-    write_whole(path, "".join(kept))
+    if os.path.lexists(path):
+        write_json_lines(path, [line for line in read_jsonl(path) if line["global_step"] <= step])
 
 
 def hyperparameters_table(config: Config) -> str:
