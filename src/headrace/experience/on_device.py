@@ -17,12 +17,10 @@ def counted(fields: dict[str, Tensor], envs: range, reported: range) -> tuple[di
     """The fields `COUNTED` in host memory, and what arrived with them.
 
     Args:
-        fields: of the trajectories of B environments, [T+1, B] or [T, B] each. Empty: nothing arrived.
+        fields: of the trajectories of B environments, [T+1, B] or [T, B] each.
         envs: their indices.
         reported: the environments whose episodes are reported.
     """
-    if not fields:
-        return {}, Arrivals.sum([])
     host = {name: fields[name].cpu() for name in (*COUNTED, "task") if name in fields}
     index = np.arange(envs.start, envs.stop)
     of_reported = (index >= reported.start) & (index < reported.stop)

@@ -21,7 +21,7 @@ from headrace.config import Config
 from headrace.config.reading import read_bytes, read_json
 from headrace.config.seeds import Use, random_seed
 from headrace.envs.contract import EnvSpec
-from headrace.experience.batch import Batch, Filling
+from headrace.experience.batch import Arrivals, Batch, Filling
 from headrace.experience.on_device import counted
 from headrace.experience.replay.experience import REPLAY_FOLDER, replay_metrics
 from headrace.experience.replay.layout import observation_fields
@@ -59,7 +59,7 @@ class DeviceReplayExperience:
     def next(self, timeout: float | None = None) -> Batch | Filling:
         """The next batch. Where no more samples are allowed of what is there (`replay.samples_per_insert`; without that limit,
         one batch for each trajectory), T steps of all environments are made first; `Filling` if that is not enough."""
-        arrivals = counted({}, range(0), self._reported)[1]
+        arrivals = Arrivals.sum([])
         if self._credit < self._size:
             fields, envs = self._collect()
             host, arrivals = counted(fields, envs, self._reported)
