@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from headrace.accelerator.memory import keep_freed_memory
 from headrace.policies.activations import ACTIVATIONS, ELU
-from headrace.policies.encoders import ConvEncoder
+from headrace.policies.encoders import ConvEncoder, convolutions
 
 IMAGE = (3, 72, 128)
 LAYERS = ((32, 8, 4), (64, 4, 2), (128, 3, 2))
@@ -104,7 +104,7 @@ def encoder(function: Function, batch: int, dtype: torch.dtype, learns: bool) ->
     """The whole encoder in the given precision with `function` as its activation."""
     name = f"benchmarked {id(function)}"
     ACTIVATIONS[name] = type("Benchmarked", (Activation,), {"function": staticmethod(function)})
-    network = ConvEncoder(IMAGE, LAYERS, 512, name).to(memory_format=torch.channels_last)
+    network = ConvEncoder(IMAGE, convolutions(IMAGE[0], LAYERS, name), 512, name).to(memory_format=torch.channels_last)
     images = torch.randint(256, (batch, *IMAGE), dtype=torch.uint8)
 
     def run() -> None:

@@ -51,11 +51,11 @@ class PixelConv2d(nn.Conv2d):
 
 
 class ConvEncoder(nn.Module):
-    """Convolutions `(channels, kernel, stride)` with an activation after each, then a linear layer."""
+    """Convolutions, then a linear layer with an activation."""
 
-    def __init__(self, shape: tuple[int, ...], layers: tuple[tuple[int, int, int], ...], hidden: int, activation: str):
+    def __init__(self, shape: tuple[int, ...], convolutions: nn.Module, hidden: int, activation: str):
         super().__init__()
-        self.convolutions = _convolutions(shape[0], layers, activation)
+        self.convolutions = convolutions
         self.linear = orthogonal_(nn.Linear(_flat_width(self.convolutions, shape), hidden))
         self.activation = ACTIVATIONS[activation]()
         self.out_features = hidden
@@ -71,7 +71,7 @@ class Convolutions(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], layers: tuple[tuple[int, int, int], ...], activation: str):
         super().__init__()
-        self.convolutions = _convolutions(shape[0], layers, activation)
+        self.convolutions = convolutions(shape[0], layers, activation)
         self.out_features = _flat_width(self.convolutions, shape)
 
     def forward(self, image: Tensor) -> Tensor:
@@ -79,7 +79,8 @@ class Convolutions(nn.Module):
         return self.convolutions(image).flatten(1)
 
 
-def _convolutions(channels: int, layers: tuple[tuple[int, int, int], ...], activation: str) -> nn.Sequential:
+def convolutions(channels: int, layers: tuple[tuple[int, int, int], ...], activation: str) -> nn.Sequential:
+    """Convolutions `(channels, kernel, stride)` of images with so many channels, an activation after each."""
     modules: list[nn.Module] = []
     for i, (out, kernel, stride) in enumerate(layers):
         convolution = (PixelConv2d if i == 0 else nn.Conv2d)(channels, out, kernel, stride)
@@ -105,30 +106,18 @@ class ResidualBlock(nn.Module):
         return x + self.residual(x)
 
 
-class ImpalaResNet(nn.Module):
+def residual_stages(channels: int, activation: str) -> nn.Sequential:
     """IMPALA's deep network (Espeholt et al., 2018, figure 3): three stages of convolution, pooling and two residual blocks."""
-
-    def __init__(self, shape: tuple[int, ...], hidden: int, activation: str, stages: tuple[int, ...] = (16, 32, 32)):
-        super().__init__()
-        channels = shape[0]
-        modules: list[nn.Module] = []
-        for i, out in enumerate(stages):
-            modules += [
-                orthogonal_((PixelConv2d if i == 0 else nn.Conv2d)(channels, out, 3, padding=1)),
-                nn.MaxPool2d(3, 2, padding=1),
-                ResidualBlock(out, activation),
-                ResidualBlock(out, activation),
-            ]
-            channels = out
-        modules.append(ACTIVATIONS[activation]())
-        self.convolutions = nn.Sequential(*modules)
-        self.linear = orthogonal_(nn.Linear(_flat_width(self.convolutions, shape), hidden))
-        self.activation = ACTIVATIONS[activation]()
-        self.out_features = hidden
-
-    def forward(self, image: Tensor) -> Tensor:
-        """uint8 [N, C, H, W] -> [N, hidden]."""
-        return self.activation(self.linear(self.convolutions(image).flatten(1)))
+    modules: list[nn.Module] = []
+    for i, out in enumerate(RESIDUAL_STAGES):
+        modules += [
+            orthogonal_((PixelConv2d if i == 0 else nn.Conv2d)(channels, out, 3, padding=1)),
+            nn.MaxPool2d(3, 2, padding=1),
+            ResidualBlock(out, activation),
+            ResidualBlock(out, activation),
+        ]
+        channels = out
+    return nn.Sequential(*modules, ACTIVATIONS[activation]())
 
 
 class VectorEncoder(nn.Module):
@@ -170,6 +159,8 @@ SHALLOW_LAYERS = ((16, 8, 4), (32, 4, 2))
 """Mnih et al., 2013 (arXiv 1312.5602); the shallow network of IMPALA: a third of the Nature CNN's arithmetic."""
 VIZDOOM_LAYERS = ((32, 8, 4), (64, 4, 2), (128, 3, 2))
 """Petrenko et al., 2020 (Sample Factory): both of its VizDoom networks."""
+RESIDUAL_STAGES = (16, 32, 32)
+"""Channels of the stages of IMPALA's deep network."""
 MEASUREMENT_LAYERS = (128, 128)
 """The MLP over game variables of the full VizDoom network."""
 
@@ -189,17 +180,22 @@ def _network(
     )
 
 
+def _plain(layers: tuple[tuple[int, int, int], ...], c: PolicyConfig) -> Callable[[tuple[int, ...]], nn.Module]:
+    """An encoder of images that has these convolutions."""
+    return lambda s: ConvEncoder(s, convolutions(s[0], layers, c.activation), c.hidden, c.activation)
+
+
 @register_network("auto")
 @register_network("nature-cnn")
 def nature_cnn(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
     """The Nature CNN (32@8s4, 64@4s2, 64@3s1, FC `hidden`) for images, an MLP for vectors."""
-    return _network(observation, config, lambda s: ConvEncoder(s, NATURE_LAYERS, config.hidden, config.activation))
+    return _network(observation, config, _plain(NATURE_LAYERS, config))
 
 
 @register_network("impala-shallow")
 def impala_shallow(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
     """IMPALA's shallow network (16@8s4, 32@4s2, FC `hidden`, 256 in the paper) for images, an MLP for vectors."""
-    return _network(observation, config, lambda s: ConvEncoder(s, SHALLOW_LAYERS, config.hidden, config.activation))
+    return _network(observation, config, _plain(SHALLOW_LAYERS, config))
 
 
 @register_network("nature-conv")
@@ -217,21 +213,20 @@ def shallow_conv(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.
 @register_network("vizdoom-simple")
 def vizdoom_simple(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
     """32@8s4, 64@4s2, 128@3s2, FC `hidden` for images, an MLP (`policy.mlp`) for vectors."""
-    return _network(observation, config, lambda s: ConvEncoder(s, VIZDOOM_LAYERS, config.hidden, config.activation))
+    return _network(observation, config, _plain(VIZDOOM_LAYERS, config))
 
 
 @register_network("vizdoom-full")
 def vizdoom_full(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
     """The convolutions of `vizdoom-simple`, and a 128-128 MLP over the game variables; `policy.mlp` is not used."""
-    return _network(
-        observation, config, lambda s: ConvEncoder(s, VIZDOOM_LAYERS, config.hidden, config.activation), MEASUREMENT_LAYERS
-    )
+    return _network(observation, config, _plain(VIZDOOM_LAYERS, config), MEASUREMENT_LAYERS)
 
 
 @register_network("impala-resnet")
 def impala_resnet(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
     """IMPALA's residual network (stages 16/32/32, FC `hidden`) for images, an MLP for vectors."""
-    return _network(observation, config, lambda s: ImpalaResNet(s, config.hidden, config.activation))
+    c = config
+    return _network(observation, c, lambda s: ConvEncoder(s, residual_stages(s[0], c.activation), c.hidden, c.activation))
 
 
 @register_network("mlp")
