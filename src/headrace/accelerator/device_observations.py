@@ -20,7 +20,7 @@ import numpy as np
 
 from headrace.accelerator import cuda_memory
 from headrace.shm.primitives import Words
-from headrace.shm.segment import Segment
+from headrace.shm.segment import Mapped, Segment
 from headrace.shm.trajectory_store import TrajectoryStore
 
 if TYPE_CHECKING:  # rollout workers, which are given this too, never import torch
@@ -30,7 +30,7 @@ _NOW, _LAST = 0, 1
 """Words: the generation that may be attached to (0: none), and the highest there has been."""
 
 
-class DeviceObservations:
+class DeviceObservations(Mapped):
     """Made by the parent, passed to every child."""
 
     def __init__(self, store: TrajectoryStore, device: str):
@@ -40,7 +40,7 @@ class DeviceObservations:
         self._words = Words(2)
         self._segment = Segment(cuda_memory.HANDLE_BYTES + 4 * self._slots * self._T)
         self._shared = Segment(self.nbytes, purpose="observations left for the learner") if device == "cpu" else None
-        self._forget()
+        self._map()
 
     @property
     def nbytes(self) -> int:
@@ -50,7 +50,7 @@ class DeviceObservations:
     def _size(self, name: str) -> int:
         return self._slots * self._T * math.prod(self._fields[name]) * self._dtypes[name].itemsize
 
-    def _forget(self) -> None:
+    def _map(self) -> None:
         """This process knows nothing of the device yet."""
         self._handle = self._segment.ndarray(np.uint8, cuda_memory.HANDLE_BYTES)
         self._stamps = self._segment.ndarray(np.int32, (self._slots, self._T), cuda_memory.HANDLE_BYTES)
@@ -59,12 +59,7 @@ class DeviceObservations:
         """By field, [slots T, C, ...]; empty where the memory could not be reached."""
 
     def __getstate__(self) -> dict[str, Any]:
-        here = ("_handle", "_stamps", "_generation", "_rows")
-        return {k: v for k, v in self.__dict__.items() if k not in here}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
+        return super().__getstate__() | {"_rows": {}}
 
     # -- the learner --------------------------------------------------------------------------------------------------------
 
