@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
@@ -25,6 +24,7 @@ from typing import NoReturn
 
 from headrace.config import Config, ConfigError, machine
 from headrace.config.errors import RANK_LOST
+from headrace.runs.failures import Failures
 from headrace.runs.interrupt import SIGNALS
 
 GRACE = 20.0
@@ -44,7 +44,7 @@ def needs_launch(config: Config) -> bool:
 def launch(arguments: list[str], config: Config) -> int:
     """Run `headrace train` with these arguments once per device; returns the exit code of the first rank, or of one that
     failed."""
-    sampling, killed_at = config.sampling, deque[float]()
+    failures = Failures(config.sampling)
     for start in count():
         # The run exists when its ranks start again.
         again = ["--run.no-must-be-new"] if start else []
@@ -52,12 +52,8 @@ def launch(arguments: list[str], config: Config) -> int:
         killed = any(code < 0 or code == RANK_LOST for code in codes)
         if asked or not killed:
             break
-        killed_at.append(time.monotonic())
-        while killed_at[-1] - killed_at[0] > sampling.restart_window:
-            killed_at.popleft()
-        if len(killed_at) > sampling.max_restarts:
-            failure = f"the failure number {len(killed_at)} within {sampling.restart_window:,.0f} s"
-            print(f"headrace: {_ends(codes)}, {failure}; sampling.max_restarts is {sampling.max_restarts}", flush=True)
+        if too_many := failures.add(time.monotonic()):
+            print(f"headrace: {_ends(codes)}, {too_many}", flush=True)
             break
         print(f"headrace: {_ends(codes)}; all ranks start again from the newest checkpoint (restart {start + 1})", flush=True)
     return next((code for code in codes if code > 0), 1 if killed and not asked else codes[0])

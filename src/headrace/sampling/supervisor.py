@@ -15,6 +15,7 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.config import machine
+from headrace.runs.failures import Failures
 from headrace.runs.processes import end_stuck_fork_server
 from headrace.runs.programs import end_programs
 from headrace.sampling.child import Child
@@ -70,8 +71,7 @@ class Supervisor:
         self._due: list[_Due] = []
         self._notices: deque[str] = deque()
         """Texts for the user, not yet passed on."""
-        self._failures: deque[float] = deque()
-        """When processes were replaced, within the last `restart_window` seconds (monotonic)."""
+        self._failures = Failures(self.config.sampling)
         self._looked = self._awake_since = perf_counter()
         self._untaken: list[set[int]] = [set() for _ in self.memory.policies]
         self._last_sweep = 0.0
@@ -191,16 +191,8 @@ class Supervisor:
 
     def _count_failure(self, what: str, details: str) -> None:
         """Note one failure. Raises `RunFailed` if there were too many within the window."""
-        s, now = self.config.sampling, monotonic()
-        self._failures.append(now)
-        while now - self._failures[0] > s.restart_window:
-            self._failures.popleft()
-        if len(self._failures) > s.max_restarts:
-            detail = f":\n{details}" if details else ""
-            raise RunFailed(
-                f"{what}, the failure number {len(self._failures)} within {s.restart_window:,.0f} s; "
-                f"sampling.max_restarts is {s.max_restarts}{detail}"
-            )
+        if too_many := self._failures.add(monotonic()):
+            raise RunFailed(f"{what}, {too_many}" + (f":\n{details}" if details else ""))
 
     def _recover(self, child: Child) -> None:
         """Put right what a dead process leaves in the tables, and let another take its place; or try again at the next look."""
