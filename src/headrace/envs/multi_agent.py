@@ -94,14 +94,26 @@ class Match:
     """What the group knows of one environment's present match. A: its agents."""
 
     def __init__(self, env: ParallelEnv, agents: Sequence[Any]) -> None:
-        n = len(agents)
         self.env, self.agents = env, list(agents)
         self.number = -1
         """Matches that this environment has begun before."""
         self.seed = 0
         """Seed of its first match."""
-        self.steps = 0
+        self.weights: list[dict[str, float]] = []
+        """By agent: of the parts of its rewards; empty where nobody has set them."""
+        self.clear()
         self.over = True
+
+    @property
+    def reset_seed(self) -> int:
+        """The seed of the present match."""
+        return (self.seed + self.number * SEED_STEP) % 2**31
+
+    def clear(self) -> None:
+        """A match begins."""
+        n = len(self.agents)
+        self.steps = 0
+        self.over = False
         self.playing = [False] * n
         """In an episode: from the first observation to the end."""
         self.acting: list[int] = []
@@ -116,26 +128,8 @@ class Match:
         """float64 [A]: by which agents are compared: the sum of all rewards, or what the infos say."""
         self.given: dict[int, float] = {}
         """Outcomes that infos gave."""
-        self.weights: list[dict[str, float]] = []
-        """By agent: of the parts of its rewards; empty where nobody has set them."""
         self.actions: list[tuple[list[int], list[np.ndarray]]] = []
         """With `MultiAgentGroup.remember`: who acted in each step of the match, and how."""
-
-    @property
-    def reset_seed(self) -> int:
-        """The seed of the present match."""
-        return (self.seed + self.number * SEED_STEP) % 2**31
-
-    def clear(self) -> None:
-        """A match begins."""
-        n = len(self.agents)
-        self.number += 1
-        self.steps = 0
-        self.over = False
-        self.playing, self.acting = [False] * n, []
-        self.pending, self.returns, self.lengths = [0.0] * n, [0.0] * n, [0] * n
-        self.outcomes = np.zeros(n)
-        self.given, self.actions = {}, []
 
 
 @dataclass(frozen=True)
@@ -230,6 +224,7 @@ class MultiAgentGroup(StepsAtOnce):
         return [self._spaces[a % len(self._names)].decode(row)[0] for a, row in zip(agents, actions, strict=True)]
 
     def _begin(self, m: int, match: Match, rows: Sequence[LaneRow]) -> None:
+        match.number += 1
         match.clear()
         try:
             observations, infos = match.env.reset(seed=match.reset_seed)
