@@ -8,13 +8,20 @@ from typing import Any
 from headrace.config import Config, ConfigError, PolicyConfig
 from headrace.learning.algorithm import Algorithm
 
-# -- Ape-X, on a replay ------------------------------------------------------------------------------------------------
-
-# Horgan et al. 2018, appendices C and D. Actors look for new weights every 400 frames = 100 steps.
-APEX_DQN = {
+ON_A_REPLAY: dict[str, Any] = {
     "policy.normalize_observations": False,
     "policy.normalize_returns": False,
     "policy.separate_critic": False,
+    "learning.lr_schedule": "constant",
+    "learning.num_epochs": 1,
+    "learning.num_minibatches": 1,
+}
+"""Of all of them, whatever the environment's own algorithm has."""
+
+# -- Ape-X, on a replay ------------------------------------------------------------------------------------------------
+
+# Horgan et al. 2018, appendices C and D. Actors look for new weights every 400 frames = 100 steps.
+APEX_DQN = ON_A_REPLAY | {
     "policy.encoder": "nature-conv",
     "policy.hidden": 512,
     "sampling.rollout": 50,
@@ -23,13 +30,10 @@ APEX_DQN = {
     "learning.batch_size": 512,
     "learning.optimizer": "rmsprop-tf",
     "learning.learning_rate": 0.00025 / 4,
-    "learning.lr_schedule": "constant",
     "learning.optimizer_eps": 1.5e-7,
     "learning.rmsprop_alpha": 0.95,
     "learning.rmsprop_centered": True,
     "learning.max_grad_norm": 40.0,
-    "learning.num_epochs": 1,
-    "learning.num_minibatches": 1,
 }
 APEX_DQN_PAPER: dict[str, dict[str, Any]] = {
     "images": {
@@ -42,19 +46,13 @@ APEX_DQN_PAPER: dict[str, dict[str, Any]] = {
     "vectors": {"learning.gamma": 0.99, "run.goal": None},
 }
 """What `learning.preset paper` adds, by what the environment observes: training episodes of 50,000 frames, 22,800M frames."""
-APEX_DPG = {
-    "policy.normalize_observations": False,
-    "policy.normalize_returns": False,
-    "policy.separate_critic": False,
+APEX_DPG = ON_A_REPLAY | {
     "sampling.rollout": 50,
     "sampling.weights_period": 100,
-    "learning.lr_schedule": "constant",
     "learning.batch_size": 256,
     "learning.optimizer": "adam",
     "learning.learning_rate": 1e-4,
     "learning.max_grad_norm": 40.0,
-    "learning.num_epochs": 1,
-    "learning.num_minibatches": 1,
     "replay.capacity": 1_000_000,
     "replay.slack": 2.0,
     "replay.evict_alpha": -0.4,
@@ -141,18 +139,12 @@ def apex_dpg_defaults(observations: str, env_defaults: Mapping[str, Any], preset
 
 # Mnih et al. 2015, extended data table 1, and Hessel et al. 2018, table 1 and section 4. One update of 32 transitions follows 4
 # steps, whatever the number of environments: 8 samples per transition.
-DQN = {
-    "policy.normalize_observations": False,
-    "policy.normalize_returns": False,
-    "policy.separate_critic": False,
+DQN = ON_A_REPLAY | {
     "policy.encoder": "nature-conv",
     "policy.hidden": 512,
     "sampling.rollout": 4,
     "learning.batch_size": 32,
     "learning.gamma": 0.99,
-    "learning.lr_schedule": "constant",
-    "learning.num_epochs": 1,
-    "learning.num_minibatches": 1,
     "replay.capacity": 1_000_000,
     "replay.samples_per_insert": 8.0,
     "q.double": False,
