@@ -84,7 +84,8 @@ class RemoteGroup:
         self._welcomed = threading.Event()
         self._opening: Link | None = None
         # what follows belongs to the owner's thread
-        self._layout: Layout | None = None
+        self._layout: Layout
+        """Of the server that was there last; not set before the first."""
         self._link: Link | None = None
         self._begun: Link | None = None
         """The link on which an episode has begun: no other can go on with it."""
@@ -145,7 +146,6 @@ class RemoteGroup:
         elif self._link is None or self._link is not self._begun:
             self._cut()
         else:
-            assert self._layout is not None
             self._sequence += 1
             self._waits_for = "stepped"
             self._link.send(self._layout.step(self._sequence % 2**32, rows))
@@ -184,7 +184,6 @@ class RemoteGroup:
         self._waits_for = "observed"
         if self._link is None:
             return
-        assert self._layout is not None
         try:
             self._layout.check(self._out)
         except Refused as refused:
@@ -197,7 +196,6 @@ class RemoteGroup:
         self._link.send(protocol.reset_request(self._sequence % 2**32, seed))
 
     def _message(self, reply: bytes) -> None:
-        assert self._layout is not None
         assert self._link is not None
         try:
             kind = self._layout.kind(reply, self._sequence % 2**32)
@@ -222,7 +220,6 @@ class RemoteGroup:
         self._task = ""
 
     def _first_observed(self, reply: bytes) -> None:
-        assert self._layout is not None
         lanes = self._advanced()
         self._layout.read_obs(reply, self._out, lanes)
         for lane in lanes:
@@ -233,13 +230,11 @@ class RemoteGroup:
         self._ended = False
 
     def _advanced(self) -> Sequence[int]:
-        assert self._layout is not None
         return range(self._layout.lanes) if self.advanced is None else self.advanced
 
     def _cut(self) -> None:
         """The step is lost, and the episodes with it."""
         layout = self._layout
-        assert layout is not None
         valid = layout.valid(self._last)
         if layout.spec.agents:  # the last reply has every lane's last observation, also of those that wait for their turn
             self.advanced = [lane for lane in range(layout.lanes) if valid[lane][0]]
