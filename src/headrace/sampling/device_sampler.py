@@ -14,7 +14,6 @@ Dalton et al. 2020, section 5: multi-batching; V-trace corrects for that).
 
 from __future__ import annotations
 
-import math
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -197,11 +196,6 @@ class DeviceSampler:
         self._t, self._steps = len(world["rows"]["action"]), world["steps"]
         self.started = True
         return None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the rows' memory."""
-        return sum(math.prod(x.shape) * x.element_size() for x in self._memory.values())
 
     def close(self) -> None:
         """Close the environments."""
