@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -313,8 +315,11 @@ def test_faults_of_reset_and_of_vector_environments() -> None:
     actions = np.zeros((2, 1), np.int32)
     for _ in range(2):
         step_group(vector, actions, now, after)
-    with pytest.raises(EnvironmentFault, match=r"my/vector, group of 2 environments \(seeds 7 to 8\).*ZeroDivisionError"):
+    error = r"my/vector, group of 2 environments \(seeds 7 to 8\).*ZeroDivisionError"
+    with pytest.raises(EnvironmentFault, match=error) as caught:
         step_group(vector, actions, now, after)
+    files = re.findall(r'File "(.*?)"', caught.value.frames)
+    assert [Path(file).name for file in files] == ["worlds.py"]  # the environment's own
 
 
 def test_results_of_other_interfaces_are_refused() -> None:

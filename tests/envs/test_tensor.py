@@ -142,8 +142,9 @@ def test_numbers_that_nothing_can_learn_from_are_stopped_and_errors_name_the_env
         group = group_of(envs)
         now, after = rows_for(group.spec, N)
         reset_group(group, 7, after)
-        with pytest.raises(EnvironmentFault, match=message):
+        with pytest.raises(EnvironmentFault, match=message) as caught:
             step_group(group, np.array([[0], [0], [1], [0], [1]], np.int32), now, after)
+        assert "envs/tensor.py" not in caught.value.frames  # but what is the environment's own
 
     class Broken(Counter):
         """`observe` gives `value` in environment 3 from step `at` on."""

@@ -315,10 +315,14 @@ class StepsAtOnce:
 
 # -- errors -----------------------------------------------------------------------------------------------------------
 
-_MODULES = ("description", "group", "gym", "multi_agent", "pettingzoo", "registered", "registry", "spaces", "tasks", "wrappers")
+_MODULES = (
+    *("description", "group", "gym", "multi_agent", "pettingzoo", "registered", "registry", "spaces", "tasks", "tensor"),
+    *("vector_group", "wrappers"),
+)
 _INTERNAL = {str(Path(__file__).with_name(f"{name}.py")) for name in _MODULES}
 """Files of this package between the engine and an environment's own code."""
-
+_WRAPPERS = ("/gymnasium/", "/torch/utils/")
+"""In the names of files of others that are there, too."""
 
 FAULTS = (Exception, SystemExit)
 """What a call of an environment may raise that is its own fault. `sys.exit` in one would end the run without a word."""
@@ -340,7 +344,7 @@ class EnvironmentFault(UserError, RuntimeError):
         if self.__cause__ is None:
             return self._frames
         frames = traceback.extract_tb(self.__cause__.__traceback__)
-        own = [*dropwhile(lambda frame: frame.filename in _INTERNAL or "/gymnasium/" in frame.filename, frames)]
+        own = [*dropwhile(lambda frame: frame.filename in _INTERNAL or any(part in frame.filename for part in _WRAPPERS), frames)]
         return "".join(["Traceback (most recent call last):\n", *traceback.format_list(own)]) if own else ""
 
 
