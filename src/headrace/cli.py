@@ -224,6 +224,8 @@ class Eval:
     """Checkpoint that is loaded."""
     seed: int = 0
     """Seed of the environments and of action sampling. The same seed gives the same games, and none gives games of training."""
+    max_episode_steps: int | None = None
+    """Longest game in steps; it is cut off then. None: `envs.max_episode_steps` of the run."""
     imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
     """Python files to import first: those that the run was trained with. The run folder names them, but no file runs unasked."""
     json: bool = False
@@ -242,6 +244,7 @@ def evaluate(arguments: list[str]) -> int:
     """`headrace eval`."""
     asked: Eval = parse(Eval, "eval", arguments)
     _check_numbers(seed=(asked.seed, 0), episodes=(asked.episodes, 1), num_envs=(asked.num_envs, 1))
+    _check_numbers(max_episode_steps=(asked.max_episode_steps, 1))
     start_fork_server()
     from headrace.evaluation.play import evaluate as play
 
@@ -254,6 +257,7 @@ def evaluate(arguments: list[str]) -> int:
         which=asked.checkpoint,
         number=asked.policy,
         imports=asked.imports,
+        max_episode_steps=asked.max_episode_steps,
     )
     show(result.to_json() if asked.json else str(result))
     return 0
@@ -325,6 +329,9 @@ class Play:
     """Name of an mp4 file for the first match. None: no video."""
     seed: int = 0
     """Seed of the environments and of action sampling."""
+    max_episode_steps: int | None = None
+    """Longest match in steps; it is cut off then, and whoever has the higher return by then wins. None:
+    `envs.max_episode_steps` of the first player's run."""
     json: bool = False
     """Print the results as JSON."""
     imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
@@ -336,16 +343,18 @@ def play(arguments: list[str]) -> int:
     """`headrace play`."""
     asked: Play = parse(Play, "play", arguments)
     _check_numbers(seed=(asked.seed, 0), matches=(asked.matches, 1), num_envs=(asked.num_envs, 1))
+    _check_numbers(max_episode_steps=(asked.max_episode_steps, 1))
     start_fork_server()
     from headrace.envs.imports import import_files
     from headrace.evaluation.matches import play as play_matches
     from headrace.evaluation.policy import load_policy
+    from headrace.evaluation.waiting import with_limit
     from headrace.population import matchmaking
 
     import_files(asked.imports)
     one = load_policy(asked.run, which=asked.checkpoint, policy=asked.policy, imports=asked.imports)
     other = matchmaking.load_player(asked.against, one.spec, asked.checkpoint, asked.against_policy, asked.imports)
-    options = one.config.envs
+    options = with_limit(one.config, asked.max_episode_steps)
     results = play_matches(
         one, other, one.config.env, options, asked.matches, num_envs=asked.num_envs, deterministic=asked.deterministic,
         seed=asked.seed,

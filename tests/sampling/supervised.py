@@ -201,3 +201,11 @@ def report_and_hang(*arguments: Any) -> None:
     """An evaluation whose environment does not let it end. Among its arguments is the pipe for its report."""
     next(a for a in arguments if hasattr(a, "send")).send(("eval", {"global_step": 1.0}))
     time.sleep(1000)
+
+
+def say_and_report(*arguments: Any) -> None:
+    """An evaluation that goes on for long, and says so."""
+    pipe = next(a for a in arguments if hasattr(a, "send"))
+    pipe.send(("notice", "no episode has ended", 0))
+    time.sleep(0.3)
+    pipe.send(("eval", {"global_step": 1.0}, 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -16,15 +17,19 @@ import torch
 
 from headrace.config import Config, ConfigError
 from headrace.config.seeds import Use
+from headrace.envs.contract import OutOfBounds
 from headrace.envs.trust import needed_code
 from headrace.evaluation.play import evaluate
 from headrace.runs import checkpoint
 from headrace.runs.processes import die_with_parent, forked_children_die_too, start_child
 from headrace.runs.programs import end_programs
 from headrace.sampling.placements.base import Message
+from headrace.sampling.worker_process import warnings_reported
 
 MOST_WAITING = 16
 """Checkpoints that may wait for their evaluation."""
+NOTICE = "notice"
+"""First part of what an evaluation says before its report: a text for the user."""
 DRAIN_TIMEOUT = 600.0
 """Seconds that the end of a run waits for the evaluations still to be made: an episode may have no end."""
 MOST_TEXT = 2000
@@ -109,7 +114,7 @@ class BackgroundEvaluation:
             yield Message("message", self._problems.pop(0))
 
     def poll(self, wait: float = 0) -> Message | None:
-        """An evaluation that has ended, or the message of one that failed, else None.
+        """An evaluation that has ended, or the message of one that failed or goes on for long, else None.
 
         Waits up to `wait` seconds for the one that is running; starts the next.
         """
@@ -119,7 +124,10 @@ class BackgroundEvaluation:
         if not report.poll(wait):  # an end without a report is something to receive, too
             return None
         try:
-            result = Message(*report.recv())
+            kind, *content = report.recv()
+            if kind == NOTICE:
+                return Message("message", *content)
+            result = Message(kind, *content)
         except (EOFError, OSError):  # it died before it could report
             child.join(END_TIMEOUT)
             result = Message("message", f"the evaluation ended with exit code {child.exitcode}")
@@ -192,8 +200,14 @@ def _evaluate(
     forked_children_die_too()
     os.nice(10)
     torch.set_num_threads(1)
+
+    def notice(text: str) -> None:
+        report.send((NOTICE, f"Evaluation of {Path(held).name}: {text}", policy))
+
     try:
-        result = evaluate(folder, episodes, which=held, number=policy, imports=imports, seed=seed, use=Use.BACKGROUND)
+        with warnings.catch_warnings(), warnings_reported(notice):
+            warnings.simplefilter("ignore", OutOfBounds)  # training has said so
+            result = evaluate(folder, episodes, which=held, number=policy, imports=imports, seed=seed, use=Use.BACKGROUND)
     except Exception as error:  # the run goes on without this evaluation, and says why
         report.send(("message", f"evaluation failed: {type(error).__name__}: {error}"[:MOST_TEXT]))
         return

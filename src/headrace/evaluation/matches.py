@@ -22,7 +22,8 @@ from headrace.envs.multi_agent import MultiAgentGroup, multi_agent_group
 from headrace.envs.registry import make_parallel
 from headrace.evaluation.play import Game
 from headrace.evaluation.policy import TrainedPolicy
-from headrace.evaluation.video import picture, video_of
+from headrace.evaluation.video import RECORDING, picture, video_of
+from headrace.evaluation.waiting import Waiting, at_limit
 from headrace.sampling.seating import Script
 
 Player = TrainedPolicy | Script
@@ -49,6 +50,9 @@ class MatchResults:
     """Matches that differ in an observation, an action or the first player's place. Where neither players nor environment are
     random, matches repeat, and the interval says nothing of other matches."""
     seconds: float
+    at_limit: int = 0
+    """Matches as long as `envs.max_episode_steps` allows, which were cut off unless they ended with the same step. What the
+    players had by then was compared."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -60,6 +64,7 @@ class MatchResults:
             f"{self.wins} wins, {self.losses} losses, {self.ties} ties: win rate {self.win_rate:.3f} "
             f"(95 % CI {low:.3f} to {high:.3f}), score {self.score:.3f}"
             + (f", {self.distinct} distinct matches" if self.distinct < len(self.lengths) else "")
+            + (f", {self.at_limit} at the limit of {max(self.lengths):,} steps" if self.at_limit else "")
         )
 
 
@@ -87,7 +92,8 @@ def play(
     """Play matches of one player against another, who is everybody else in the match. The first player takes every place in turn.
 
     The matches are shared out evenly over `num_envs` environments beforehand: taking the first to finish would favour short ones.
-    `video`: an mp4 file with the first of them.
+    `video`: an mp4 file with the first of them. A match without an end is waited for, with a `UserWarning` after a minute and
+    then after twice as long each time; `options.max_episode_steps` cuts it off.
 
     Raises `ConfigError` where the environment has only one agent or has no pictures, `ValueError` if `matches` is below 1, and
     `EnvironmentFault` where `MOST_LOST` matches in a row were lost with a game process.
@@ -111,7 +117,7 @@ def play(
         table = _Table(group, (one, other), deterministic, environment_seed(Use.EVALUATION, seed))
         share = [matches // n + (m < matches % n) for m in range(n)]
         frames = stack.enter_context(video_of(group.matches[0].env, video)) if video is not None else None
-        played = [0] * n
+        played, waiting = [0] * n, Waiting("match", matches)
         table.begin()
         while any(done < wanted for done, wanted in zip(played, share, strict=True)):
             if frames is not None and not outcomes:
@@ -122,11 +128,12 @@ def play(
                     outcomes.append((table.difference(m), group.matches[m].steps, table.digests[m]))
                     if frames is not None and len(outcomes) == 1:
                         frames.add(picture(group.matches[0].env, env))
+            waiting.look(len(outcomes), lambda: {m: group.matches[m].steps for m in range(n) if played[m] < share[m]})
     wins, losses = sum(d > 0 for d, *_ in outcomes), sum(d < 0 for d, *_ in outcomes)
-    ties = matches - wins - losses
+    ties, lengths = matches - wins - losses, [length for _, length, _ in outcomes]
     return MatchResults(
-        wins, losses, ties, wins / matches, wilson(wins, matches), (wins + ties / 2) / matches, [n for _, n, _ in outcomes],
-        len({digest for *_, digest in outcomes}), time.perf_counter() - started,
+        wins, losses, ties, wins / matches, wilson(wins, matches), (wins + ties / 2) / matches, lengths,
+        len({digest for *_, digest in outcomes}), time.perf_counter() - started, at_limit(lengths, options),
     )  # fmt: skip
 
 
@@ -233,9 +240,7 @@ def _whole_table(group: MultiAgentGroup, policy: TrainedPolicy, deterministic: b
     return _Table(group, team, deterministic, seed, seats if spec.of_agents else [0] * len(spec.agents))
 
 
-def episodes_of(
-    policy: TrainedPolicy, group: MultiAgentGroup, episodes: int, deterministic: bool, seed: int
-) -> list[Game]:
+def episodes_of(policy: TrainedPolicy, group: MultiAgentGroup, episodes: int, deterministic: bool, seed: int) -> list[Game]:
     """The agents' episodes where the policy acts for all agents (of its spaces: the others are acted for by its team), in matches
     that are shared out evenly over the group's environments; at least `episodes` of them, cut to as many. `seed`: of the
     environments. A match that is lost with a game process is played again. Raises `EnvironmentFault` where that is no use, and
@@ -245,6 +250,11 @@ def episodes_of(
     played: list[tuple[tuple[int, int], Game]] = []
     """By environment and the number of its match."""
     lost: set[tuple[int, int]] = set()
+
+    def unfinished() -> dict[int, int]:
+        return {m: match.steps for m, match in enumerate(group.matches) if match.number < share[m]}
+
+    waiting = Waiting("match", sum(share))  # agents may come and go in one that has no end
     table.begin()
     while any(match.number < most for match, most in zip(group.matches, share, strict=True)):
         counted = [match.number < most for match, most in zip(group.matches, share, strict=True)]
@@ -264,6 +274,7 @@ def episodes_of(
                     game = Game(float(now.episode_return[0]), int(now.episode_length[0]), digests[lane])
                     played.append(((m, group.matches[m].number), game))
                 digests[lane] = 0
+        waiting.look(sum(match.number for match in group.matches), unfinished)
     found = [game for match, game in played if match not in lost]
     if not found:
         raise EnvironmentFault(
@@ -282,7 +293,7 @@ def watch(
     env, options = policy.config.env, policy.config.envs
     group = multi_agent_group(lambda: _make(env, options, path), options, 1, env)
     found: list[dict[str, float]] = []
-    steps = 0
+    steps, waiting = 0, Waiting("match", matches, RECORDING)
     try:
         with using_threads(1), policy.seeded(random_seed(Use.VIDEO, seed)), video_of(group.matches[0].env, path) as frames:
             table = _whole_table(group, policy, deterministic, environment_seed(Use.VIDEO, seed))
@@ -296,6 +307,7 @@ def watch(
                         break
                     frames.add(picture(group.matches[0].env, env))
                 steps += 1
+                waiting.look(len(found), lambda: {0: group.matches[0].steps})
     finally:
         group.close()
     return found

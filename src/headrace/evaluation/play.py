@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.accelerator.threads import using_threads
-from headrace.config import ConfigError
+from headrace.config import ConfigError, EnvConfig
 from headrace.config.seeds import Use, environment_seed, random_seed
 from headrace.envs.contract import EnvGroup, LaneRow, ObsRow, StepRow
 from headrace.envs.group import Completion
@@ -24,6 +24,7 @@ from headrace.envs.multi_agent import MultiAgentGroup
 from headrace.envs.registry import make_group
 from headrace.envs.scores import normalized
 from headrace.evaluation.policy import TrainedPolicy, Which, load_policy
+from headrace.evaluation.waiting import Waiting, at_limit, with_limit
 from headrace.learning.task_log import task_metrics
 
 
@@ -71,6 +72,8 @@ class EvalResult:
     seconds: float
     tasks: dict[str, TaskResult] = dataclasses.field(default_factory=dict)
     """By id, where there are several."""
+    at_limit: int = 0
+    """Episodes as long as `envs.max_episode_steps` allows, which were cut off unless they ended with the same step."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -94,6 +97,7 @@ class EvalResult:
         interval = "" if math.isnan(low) else f" (95 % CI {low:.2f} to {high:.2f}, std {self.std:.2f})"
         how = "deterministic" if self.deterministic else "sampled actions"
         games = f"{len(self.returns)} episodes" + (f", {self.distinct} distinct" if self.distinct < len(self.returns) else "")
+        games += f", {self.at_limit} at the limit of {max(self.lengths):,} steps" if self.at_limit else ""
         if not self.tasks:
             return f"{self.env}: mean return {self.mean:.2f}{interval} over {games}, step {self.step:,}, {how}"
         lines = [f"{task}: {result}" for task, result in self.tasks.items()]
@@ -124,18 +128,20 @@ def evaluate(
     number: int = 0,
     imports: Iterable[os.PathLike[str] | str] = (),
     use: Use = Use.EVALUATION,
+    max_episode_steps: int | None = None,
 ) -> EvalResult:
     """Play whole games with a policy or with the policy of a run folder (`number`, where the run trained several).
 
     The episodes are shared out evenly over `num_envs` environments (at most 16 unless given) beforehand: taking the first
     `episodes` to finish would favour short ones. The same seed gives the same episodes, also with a policy that has played
-    before; no seed gives episodes of training, whatever the run's seed was (`headrace.config.seeds`). An episode without an end
-    is waited for: set `envs.max_episode_steps` where the environment has no limit. `num_threads`: torch's, on the CPU. `use`:
-    each has other games for the same seed. In a multi-agent environment the policy acts for all agents, and the episodes are
-    those of all of them. Several tasks have equal shares of the episodes, at least one each. `imports`: see `load_policy`.
+    before; no seed gives episodes of training, whatever the run's seed was (`headrace.config.seeds`). `max_episode_steps`: as
+    `envs.max_episode_steps`, instead of the run's. An episode without an end is waited for, with a `UserWarning` after a minute
+    and then after twice as long each time. `num_threads`: torch's, on the CPU. `use`: each has other games for the same seed.
+    In a multi-agent environment the policy acts for all agents, and the episodes are those of all of them. Several tasks have
+    equal shares of the episodes, at least one each. `imports`: see `load_policy`.
 
-    Raises `ValueError` if `episodes` or `num_envs` is below 1, `ConfigError` for a negative seed and for a multi-agent
-    environment that only an environment server has, and what `load_policy` raises.
+    Raises `ValueError` if `episodes` or `num_envs` is below 1, `ConfigError` for a negative seed, an impossible
+    `max_episode_steps` and a multi-agent environment that only an environment server has, and what `load_policy` raises.
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; it must be at least 1")
@@ -150,7 +156,8 @@ def evaluate(
         num_envs = -(-num_envs // len(tasks)) * len(tasks)
     started = time.perf_counter()
     environments, actions = environment_seed(use, seed), random_seed(use, seed)
-    group = make_group(policy.config.env, policy.config.envs, num_envs, training=False)
+    options = with_limit(policy.config, max_episode_steps)
+    group = make_group(policy.config.env, options, num_envs, training=False)
     try:
         with using_threads(num_threads), policy.seeded(actions):
             if isinstance(group, MultiAgentGroup):
@@ -163,11 +170,12 @@ def evaluate(
                 played = _play(policy, group, episodes, deterministic, environments)
     finally:
         group.close()
-    return _result(policy, played, deterministic, time.perf_counter() - started)
+    return _result(policy, played, deterministic, time.perf_counter() - started, options)
 
 
-def _result(policy: TrainedPolicy, played: Sequence[Game], deterministic: bool, seconds: float) -> EvalResult:
+def _result(policy: TrainedPolicy, played: Sequence[Game], deterministic: bool, seconds: float, options: EnvConfig) -> EvalResult:
     tasks, returns = policy.spec.tasks, np.array([game.episode_return for game in played])
+    lengths = [game.length for game in played]
     std = float(returns.std(ddof=1)) if len(played) > 1 else math.nan
     of_tasks = [returns[[game.task == k for game in played]] for k in range(len(tasks))]
     return EvalResult(
@@ -175,13 +183,14 @@ def _result(policy: TrainedPolicy, played: Sequence[Game], deterministic: bool, 
         step=policy.step,
         deterministic=deterministic,
         returns=returns.tolist(),
-        lengths=[game.length for game in played],
+        lengths=lengths,
         mean=float(np.mean([own.mean() for own in of_tasks or [returns]])),
         std=std,
         ci95=stratified_ci(of_tasks) if tasks else bootstrap_ci(returns),
         distinct=len({game.digest for game in played}),
         seconds=seconds,
         tasks={task: _task_result(task, own) for task, own in zip(tasks, of_tasks, strict=True)},
+        at_limit=at_limit(lengths, options),
     )
 
 
@@ -206,14 +215,18 @@ def _play(policy: TrainedPolicy, group: EnvGroup, episodes: int, deterministic: 
     n, spec = group.num_envs, group.spec
     share = [episodes // n + (i < episodes % n) for i in range(n)]
     played: list[list[Game]] = [[] for _ in range(n)]
-    digests = [0] * n
+    digests, steps = [0] * n, np.zeros(n, np.int64)
     current, after, now = ObsRow.zeros(spec, n), ObsRow.zeros(spec, n), StepRow.zeros(n)
     now.task = task = np.zeros(n, np.int32)
     if spec.autoreset == "same-step":
         now.final_obs = ObsRow.zeros(spec, n).obs
+
+    def unfinished() -> dict[int, int]:
+        return {i: int(steps[i]) for i in range(n) if len(played[i]) < share[i]}
+
     step = LaneRow(None, now, after)
     completion = Completion(group)
-    core = policy.initial_core(n)
+    core, waiting = policy.initial_core(n), Waiting("episode", episodes)
     group.reset(seed, [current])
     completion.wait()
     while any(len(done) < wanted for done, wanted in zip(played, share, strict=True)):
@@ -221,13 +234,15 @@ def _play(policy: TrainedPolicy, group: EnvGroup, episodes: int, deterministic: 
         step.after = after
         group.send([step])
         completion.wait()
+        steps += current.valid
         for i in np.flatnonzero(current.valid):
             for part in (*(rows[i] for rows in current.obs.values()), step.actions[i], now.reward[i]):
                 digests[i] = zlib.crc32(part.tobytes(), digests[i])
         for i in np.flatnonzero(~np.isnan(now.episode_return)):
             if len(played[i]) < share[i]:
                 played[i].append(Game(float(now.episode_return[i]), int(now.episode_length[i]), digests[i], int(task[i])))
-            digests[i] = 0
+            digests[i] = steps[i] = 0
+        waiting.look(sum(map(len, played)), unfinished)
         current, after = after, current
     return [episode for done in played for episode in done]
 

@@ -14,9 +14,13 @@ from headrace.config import ConfigError
 from headrace.config.seeds import Use, environment_seed, random_seed
 from headrace.envs.contract import EnvironmentFault
 from headrace.evaluation.policy import TrainedPolicy, Which, load_policy
+from headrace.evaluation.waiting import Waiting
 
 if TYPE_CHECKING:
     from headrace.runs.video import VideoWriter
+
+RECORDING = "A recording without an end needs a limit: --max-steps of headrace watch, max_steps in Python"
+"""What to do about an episode that does not end."""
 
 
 def record(
@@ -49,7 +53,11 @@ def record(
     first = environment_seed(Use.VIDEO, seed)
     env = policy.make_env(render_mode="rgb_array", task=task)
     returns: list[float] = []
-    steps = 0
+    steps, begun, waiting = 0, 0, Waiting("episode", episodes, RECORDING)
+
+    def step() -> dict[int, int]:
+        return {0: steps - begun}
+
     try:
         actions = policy.seeded(random_seed(Use.VIDEO, seed))
         with using_threads(1), actions, video_of(env, path) as video:
@@ -59,7 +67,7 @@ def record(
                 observation, _ = env.reset(seed=first + episode)
                 policy.reset()
                 returns.append(0.0)
-                over = False
+                over, begun = False, steps
                 while not over and (max_steps is None or steps < max_steps):
                     video.add(picture(env, policy.config.env))
                     action = policy.act(observation, deterministic=deterministic)
@@ -67,6 +75,7 @@ def record(
                     returns[-1] += float(reward)
                     over = terminated or truncated
                     steps += 1
+                    waiting.look(episode, step)
                 video.add(picture(env, policy.config.env))
     finally:
         env.close()

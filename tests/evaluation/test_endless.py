@@ -1,0 +1,172 @@
+"""Episodes and matches that have no end: they are cut off where the user says so, and nobody waits for them without a word."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import supervised
+
+import headrace
+from headrace import cli
+from headrace.config import ConfigError, EnvConfig
+from headrace.envs.registry import import_files, register_parallel
+from headrace.evaluation import background, waiting
+from headrace.evaluation.background import BackgroundEvaluation
+from headrace.evaluation.matches import play
+from headrace.evaluation.play import evaluate
+from headrace.evaluation.waiting import Waiting
+from headrace.make_config import make_config
+
+WORLD = str(Path(__file__).with_name("higher_wins.py"))
+NAMED = r"environment \d is at step \d+.*: --max-episode-steps of headrace eval and play"
+
+
+class Endless(gymnasium.Env[np.ndarray, int]):
+    """Every step pays 1, and there is always another one."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+
+class EndlessMatch:
+    """Two agents; every step pays the first one 1."""
+
+    possible_agents = ("one", "other")
+
+    def observation_space(self, agent: str) -> Any:
+        return gymnasium.spaces.Box(0, 2, (2,), np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return gymnasium.spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        self.agents = list(self.possible_agents)
+        return self._seen(), {}
+
+    def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
+        return self._seen(), {"one": 1.0, "other": 0.0}, dict.fromkeys(actions, False), dict.fromkeys(actions, False), {}
+
+    def _seen(self) -> dict[str, np.ndarray]:
+        return {agent: np.zeros(2, np.float32) for agent in self.agents}
+
+    def close(self) -> None:
+        pass
+
+
+headrace.envs.register("test/endless")(lambda options, render_mode=None: Endless())
+register_parallel("endless-match", agents=2)(lambda options, render_mode=None: EndlessMatch())
+
+
+def trained(env: str, folder: Path) -> str:
+    """A run folder."""
+    settings = {
+        "run.folder": str(folder), "sampling.placement": "serial", "sampling.num_workers": 1, "sampling.envs_per_worker": 4,
+        "sampling.rollout": 4, "learning.batch_size": 16, "learning.total_steps": 16, "learning.algorithm": "ppo",
+        "learning.num_minibatches": 1, "learning.device": "cpu", "policy.mlp": [4], "run.dashboard": False, "run.video": False,
+    }  # fmt: skip
+    return headrace.train(make_config(env, **settings)).folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return trained("test/endless", tmp_path_factory.mktemp("run") / "r")
+
+
+def test_warnings_come_ever_more_rarely_until_an_episode_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(waiting, "monotonic", lambda: now)
+    look, warned = Waiting("match", 10).look, []
+    for second in range(1, 1000):
+        now = float(second)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            look(int(second >= 300), lambda: {0: 5, 1: 20, 2: 9000, 3: 7, 4: 6})
+        warned += [(second, str(warning.message)) for warning in caught]
+    assert [second for second, _ in warned] == [60, 120, 240, 360, 420, 540, 780]
+    assert "no match has ended for 120 s, 0 of 10 so far: environment 2 is at step 9,000, environment 1 is" in warned[1][1]
+    assert "environment 3 is at step 7, 2 more play. What has no end" in warned[1][1]
+    assert "no match has ended for 60 s, 1 of 10 so far" in warned[3][1]
+
+
+def test_games_are_cut_off_at_the_limit(run: str) -> None:
+    result = evaluate(run, 5, num_envs=2, max_episode_steps=7)
+    assert result.lengths == [7] * 5
+    assert result.returns == [7.0] * 5
+    assert result.at_limit == 5
+    assert "over 5 episodes, 1 distinct, 5 at the limit of 7 steps, step 16" in str(result)
+    with pytest.raises(ConfigError, match=r"max_episode_steps"):
+        evaluate(run, 5, max_episode_steps=0)
+
+
+def test_the_commands_take_the_limit(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["eval", run, "--episodes", "3", "--max-episode-steps", "6", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["lengths"] == [6] * 3
+    assert cli.main(["eval", run, "--max-episode-steps", "0"]) == 2
+    assert "--max-episode-steps is 0; it must be at least 1" in capsys.readouterr().err
+    matches = trained("endless-match", tmp_path / "m")
+    assert cli.main(["play", matches, "--matches", "4", "--num-envs", "1", "--max-episode-steps", "5", "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert results["lengths"] == [5] * 4
+    assert (results["wins"], results["losses"], results["at_limit"]) == (2, 2, 4), "the first agent is ahead"
+    assert evaluate(matches, 4, num_envs=2, max_episode_steps=5).lengths == [5] * 4
+
+
+def test_what_is_waited_for_is_named(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "QUIET", 0.0)
+    with pytest.warns(UserWarning, match=rf"no episode has ended for 0 s, 0 of 3 so far: {NAMED}"):
+        evaluate(run, 3, max_episode_steps=9)
+    import_files([WORLD])
+    for env in ("endless-match", "higher-wins"):
+        with pytest.warns(UserWarning, match=rf"no match has ended for 0 s, 0 of 3 so far: {NAMED}"):
+            result = play(lambda o, g: 0, lambda o, g: 0, env, EnvConfig(max_episode_steps=9), 3)
+    assert result.at_limit == 0
+    assert "at the limit" not in str(result)
+
+
+def test_an_evaluation_beside_training_is_heard_of(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the child sends while it plays."""
+    sent: list[Any] = []
+    monkeypatch.setattr(waiting, "QUIET", 0.0)
+    for name in ("os.nice", "torch.set_num_threads"):  # what a process of its own does to itself
+        monkeypatch.setattr(name, lambda number: None)
+    for name in ("forked_children_die_too", "die_with_parent"):
+        monkeypatch.setattr(background, name, lambda: None)
+    real = background.evaluate
+    monkeypatch.setattr(background, "evaluate", lambda *a, **k: real(*a, **k, max_episode_steps=9))
+    pipe = type("Pipe", (), {"send": lambda self, report: sent.append(report)})()
+    background._evaluate(run, "newest", 2, 0, (), pipe, 0)
+    *notices, report = sent
+    assert report[0] == "eval"
+    assert {(kind, policy) for kind, _, policy in notices} == {(background.NOTICE, 0)}
+    assert notices[0][1].startswith("Evaluation of newest: no episode has ended for 0 s, 0 of 2 so far: environment ")
+
+
+def test_a_notice_is_not_the_end_of_an_evaluation(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "_evaluate", supervised.say_and_report)
+    settings = {"run.folder": run, "run.eval_interval_steps": 1, "learning.device": "cpu"}
+    evaluations = BackgroundEvaluation(make_config("test/endless", **settings))
+    try:
+        evaluations.started(0)
+        evaluations.saved(16)
+        first = evaluations.poll(wait=60)
+        assert first is not None
+        assert (first.kind, first.content) == ("message", "no episode has ended")
+        assert evaluations._child is not None
+        second = evaluations.poll(wait=60)
+        assert second is not None
+        assert second.kind == "eval"
+        assert evaluations._child is None
+    finally:
+        evaluations.close()
