@@ -57,6 +57,8 @@ class Checkpointing:
         self._policy, self._member = policy, member
         self._folder = self._folder_of(policy)
         placement.savers[policy] = self
+        self._common: int | None = None
+        """The moment that the whole population goes back to, if there is one."""
         self._ended = False
         """Whether the newest checkpoint is the last that there will be of the policy."""
         self._saved_at, self._saved_step, self._saved_updates = perf_counter(), 0, -1
@@ -80,9 +82,13 @@ class Checkpointing:
         with _unlike(found.path, " Delete it to go on from the one before."):
             if self._member is not None and state.get("member") is not None:
                 self._member.set_state(state["member"])
-            messages += self._past.set_state(state.get("past"))
+            # Of a policy that had learned enough before that moment, the rest of the world is that of the others' checkpoints.
+            newest = not self._together or state.get("moment") == self._common
+            messages += self._past.set_state(state.get("past"), None if self._common is None else newest)
             self._ended = bool(state.get("ended"))
-            if self._exact:
+            if self._exact and not newest and self._common is None:
+                messages.append("Episodes begin anew: there is no moment of which all policies have a checkpoint")
+            elif self._exact and newest:
                 if state["sampler"] is not None and (problem := self._placement.set_state(state["sampler"])):
                     messages.append(problem)
                 if state["random"] is not None:
@@ -128,6 +134,7 @@ class Checkpointing:
         for number in numbers:
             found = [{path for path, one in of_policy.items() if _is_of(number, *one)} for of_policy in every]
             if all(found):
+                self._common = number
                 return checkpoint.load_newest(self._folder, self._take, found[self._policy])
         return checkpoint.load_newest(self._folder, self._take)
 

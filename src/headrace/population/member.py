@@ -24,6 +24,16 @@ from headrace.runs import state_tree
 from headrace.runs.training_state import load_optimizer
 from headrace.sampling.placements.base import Message, Placement
 
+RECORDS = 16
+"""Newest decisions that a checkpoint has with it. The process that writes them down may be killed before it does."""
+WITHOUT = {
+    "return": "no episode has ended",
+    "true_objective": "no episode has ended",
+    "win_rate": "no game against another member has ended since the policy began or became a copy",
+    "elo": "no game against another member has ended since the policy began or became a copy",
+}
+"""By `pbt.objective`: why a policy has none."""
+
 
 class Member:
     """See the module. Made for each learner where `pbt.rule` is not "off"."""
@@ -49,6 +59,9 @@ class Member:
         self._games = None if self._standings is None else RecentGames(self._standings, policy)
         self._replaced = self._mutated = 0
         self._fresh = True
+        self._records: deque[dict[str, Any]] = deque(maxlen=RECORDS)
+        self._explained = False
+        """Whether the user was told why nothing is decided."""
 
     def _initial(self, name: str) -> pbt.Value:
         value = self._weights[name.removeprefix(REWARD)] if name.startswith(REWARD) else pbt.get(self._base, name)
@@ -70,15 +83,16 @@ class Member:
         self._publish_objective()
         if self._pending is not None:
             self._ask(self._pending["donor"])
+        yield from [Message("population", earlier, self._policy) for earlier in self._records]
         if record is not None:
-            yield Message("population", record, self._policy)
+            yield self._report(record)
 
     def get_state(self) -> dict[str, Any]:
         """For the policy's checkpoints."""
         return {
             "values": self._values, "first": self._first, "decisions": self._decisions, "next": self._next,
             "pending": self._pending, "objectives": list(self._objectives), "replaced": self._replaced, "mutated": self._mutated,
-            "games": None if self._games is None else self._games.get_state(),
+            "games": None if self._games is None else self._games.get_state(), "records": list(self._records),
         }  # fmt: skip
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -90,6 +104,7 @@ class Member:
         if self._games is not None and state.get("games") is not None:
             self._games.set_state(state["games"])
         self._replaced, self._mutated = state["replaced"], state["mutated"]
+        self._records.extend(state.get("records", ()))  # checkpoints of earlier versions have none
         self._fresh = False
 
     # -- after every round of the learner ----------------------------------------------------------------------------------
@@ -103,12 +118,15 @@ class Member:
         if self._pending is not None:
             copy = self._placement.fetch_copy(self._pending["donor"], self._copied_after)
             if copy is not None:
-                yield Message("population", self._adopt(state_tree.from_bytes(copy)), self._policy)
+                yield self._report(self._adopt(state_tree.from_bytes(copy)))
         elif self._frames >= self._next:
             yield from self._decide()
 
     def finish(self) -> None:
-        """The policy learns no more; it may still be copied."""
+        """The policy learns no more; it may still be copied. Without an objective it will never have one, and the others go on:
+        then it counts as the worst."""
+        if math.isnan(self._shared.objectives[self._policy]):
+            self._shared.objectives[self._policy] = -math.inf
         self._placement.serve_copies(self._policy, last=True)
 
     def metrics(self) -> dict[str, float]:
@@ -144,7 +162,8 @@ class Member:
         self._next += self._pbt.period * (1 + (self._frames - self._next) // self._pbt.period)
         self._decisions += 1
         decision = pbt.decide(self._pbt, self._policy, self._shared.objectives.tolist(), self._generator(mutation=False))
-        if decision is None:  # some policy has not ended an episode yet
+        if decision is None:
+            yield from self._explain()
             return
         record = self._record(decision)
         if decision.donor is not None:
@@ -152,11 +171,31 @@ class Member:
             self._ask(decision.donor)
             copy = self._placement.fetch_copy(decision.donor, self._copied_after)
             if copy is not None:  # at once, where learners take turns
-                yield Message("population", self._adopt(state_tree.from_bytes(copy)), self._policy)
+                yield self._report(self._adopt(state_tree.from_bytes(copy)))
             return
         if decision.mutate:
             self._mutate()
-        yield Message("population", record | {"values": self._apply()}, self._policy)
+        yield self._report(record | {"values": self._apply()})
+
+    def _report(self, record: dict[str, Any]) -> Message:
+        self._records.append(record)
+        return Message("population", record, self._policy)
+
+    def _explain(self) -> Iterator[Message]:
+        """Say why nothing is decided: once, since that may take long."""
+        if self._explained:
+            return
+        self._explained = True
+        missing = [str(q) for q, value in enumerate(self._shared.objectives.tolist()) if math.isnan(value)]
+        several = len(missing) > 1
+        who = f"policies {', '.join(missing[:-1])} and {missing[-1]} have" if several else f"policy {missing[0]} has"
+        objective, tasks = self._pbt.objective, " of some task" if self._spec.tasks else ""
+        text = (
+            f"Population: nothing is decided about policy {self._policy} at step {self._learner.progress.global_step:,}, because "
+            f"{who} no objective (pbt.objective {objective}: {WITHOUT[objective]}{tasks}). Nobody is replaced or mutated before "
+            f"all have one; learning goes on, and the next decision about this policy is due at frame {self._next:,}"
+        )
+        yield Message("message", text, self._policy)
 
     def _ask(self, donor: int) -> None:
         self._copied_after = self._placement.want_copy(donor, self._policy)
@@ -167,7 +206,7 @@ class Member:
             "global_step": self._learner.progress.global_step,
             "frames": self._frames,
             "decision": self._decisions,
-            "objectives": [None if math.isnan(value) else value for value in self._shared.objectives.tolist()],
+            "objectives": [value if math.isfinite(value) else None for value in self._shared.objectives.tolist()],
             "rank": None if decision is None else decision.rank,
             "donor": None if decision is None else decision.donor,
             "before": dict(self._values),

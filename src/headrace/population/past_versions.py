@@ -195,7 +195,7 @@ class PastVersions:
         return {
             "saved": int(s.saved[self._p]), "copies": copies, "seen": s.rated_or_old(self._p) - s.baseline[self._p],
             "record": s.record(), "ratings": s.rating.copy(), "moved": s.moved[self._p].copy(), "members": self._members,
-            "recent": s.recent[self._p].copy(),
+            "recent": s.recent.copy(),
         }  # fmt: skip
 
     @property
@@ -204,9 +204,13 @@ class PastVersions:
         assert self._standings is not None
         return [self._standings.P, self._standings.V, *self._settings.opponents]
 
-    def set_state(self, state: dict[str, Any] | None) -> list[str]:
+    def set_state(self, state: dict[str, Any] | None, newest: bool | None = None) -> list[str]:
         """Go on from `get_state`, when a run begins; returns what the user should know. A run that is resumed with other
-        opponents or another window begins its standings anew."""
+        opponents or another window begins its standings anew.
+
+        `newest`: where all policies go back to one moment, whether this state is from then, and not from when the policy had
+        learned enough, before it: results are of everybody. None: each policy goes back to a moment of its own.
+        """
         s = self._standings
         if s is None or state is None:
             return []
@@ -216,11 +220,17 @@ class PastVersions:
         if s.begun[self._p]:
             return []
         mine = [self._p, *s.past(self._p), *(s.opponents if self._p == 0 else ())]
-        for m in mine:
-            s.baseline[m], s.baseline[:, m] = -state["record"][m], -state["record"][:, m]
-            s.rating[m] = state["ratings"][m]
+        s.rating[mine] = state["ratings"][mine]
+        recent = state.get("recent", np.zeros_like(s.recent))
+        if recent.ndim == 2:  # checkpoints of earlier versions have only their own row, or none
+            recent = np.where(np.arange(s.P)[:, None, None] == self._p, recent, s.recent)
+        if newest:
+            s.baseline[:], s.recent[:] = -state["record"], recent
+        elif newest is None:
+            for m in mine:
+                s.baseline[m], s.baseline[:, m] = -state["record"][m], -state["record"][:, m]
+            s.recent[self._p] = recent[self._p]
         s.moved[self._p] = state.get("moved", 0.0)  # a checkpoint without has it in `ratings`
-        s.recent[self._p] = state.get("recent", 0.0)  # checkpoints of earlier versions have none
         s.saved[self._p], s.rated[self._p] = state["saved"], state["seen"] - state["record"][self._p]
         for m, version, weights, step, rating, is_open in state["copies"]:
             self._placement.memory.policies[m].weights.publish(weights, version)

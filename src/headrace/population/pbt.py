@@ -47,7 +47,8 @@ class Decision:
 
 
 def decide(pbt: PbtConfig, policy: int, objectives: Sequence[float], rng: np.random.Generator) -> Decision | None:
-    """What happens to a policy. `objectives`: of every policy; None while one of them is not known (NaN)."""
+    """What happens to a policy. `objectives`: of every policy, -inf of one that has ended without; None while one of them is not
+    known (NaN)."""
     N = len(objectives)
     if any(math.isnan(value) for value in objectives):
         return None

@@ -41,6 +41,13 @@ class Lineage:
         self._file = self._file or AppendFile(self.path)
         return self._file.append(json.dumps(record).encode() + b"\n")
 
+    def has(self, record: dict[str, Any]) -> bool:
+        """Whether the file has this line. A learner that goes on from a checkpoint gives its newest lines once more: the process
+        that writes them may have been killed before it had read them."""
+        with suppress(OSError):  # the folder was deleted, say
+            return record["decision"] <= self._newest.get(record["policy"], -1) and record in read(self.path.parent)
+        return False
+
     def rewind(self, policy: int, step: int) -> None:
         """Training of this policy goes on from this global step: its later lines are removed, and those of copies that were
         decided before and had not been taken over yet."""

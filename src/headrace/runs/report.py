@@ -76,7 +76,7 @@ class Reporter:
                 self._lineage.rewind(policy, report.content)
         elif kind == "message":
             self.message(report.content)
-        elif kind == "population":
+        elif kind == "population" and not self._lineage.has(report.content):
             for text in (self._lineage.append(report.content), sentence(report.content)):
                 if text:
                     self.message(text)

@@ -32,7 +32,8 @@ class PopulationMemory(Mapped):
     def _map(self) -> None:
         P, K = self._P, self._K
         self.objectives = self._segment.ndarray(np.float64, P)
-        """[P]: how well each policy does; NaN while that is not known. Each is written by its policy's learner."""
+        """[P]: how well each policy does; NaN while that is not known, -inf where the policy has ended without an objective. Each
+        is written by its policy's learner."""
         self.reward_weights = self._segment.ndarray(np.float64, (P, K), 8 * P)
         """[P, K]: weights of the shaped reward that each policy learns with; written by its learner, read by rollout workers."""
         self.reward_updates, self._finished = self._segment.ndarray(np.int64, (2, P), 8 * P * (1 + K))
