@@ -21,11 +21,10 @@ from headrace.learning.training_log import EPISODE_WINDOW, TrainingLog
 from headrace.population import pbt
 from headrace.population.results import RecentGames
 from headrace.runs import state_tree
+from headrace.runs.lineage import NEWEST
 from headrace.runs.training_state import load_optimizer
 from headrace.sampling.placements.base import Message, Placement
 
-RECORDS = 16
-"""Newest decisions that a checkpoint has with it. The process that writes them down may be killed before it does."""
 WITHOUT = {
     "return": "no episode has ended",
     "true_objective": "no episode has ended",
@@ -59,7 +58,7 @@ class Member:
         self._games = None if self._standings is None else RecentGames(self._standings, policy)
         self._replaced = self._mutated = 0
         self._fresh = True
-        self._records: deque[dict[str, Any]] = deque(maxlen=RECORDS)
+        self._records: deque[dict[str, Any]] = deque(maxlen=NEWEST)
         self._explained = False
         """Whether the user was told why nothing is decided."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,9 @@ from headrace.runs.files import AppendFile, read_json_lines, write_json_lines
 from headrace.runs.plots import new_figure
 
 FILE, PICTURE = "population.jsonl", "population.png"
+NEWEST = 16
+"""Decisions about a policy that its checkpoints have with them: the process that writes the file may be killed before it has read
+what a learner reported."""
 
 
 class Lineage:
@@ -27,26 +31,26 @@ class Lineage:
     def __init__(self, run: os.PathLike[str] | str) -> None:
         self.path = Path(run) / FILE
         self._file: AppendFile | None = None
-        self._newest: dict[int, int] = {}
-        """By policy, the number of its newest decision in the file."""
+        self._newest: dict[int, deque[dict[str, Any]]] = {}
+        """By policy, its newest lines in the file."""
 
     def append(self, record: dict[str, Any]) -> str | None:
         """Add a line; returns a message for the user if the disk is full. A learner that died when it had decided and no
         checkpoint said so decides once more: the line replaces that one."""
         policy, decision = record["policy"], record["decision"]
-        if decision <= self._newest.get(policy, -1):
+        if (lines := self._newest.get(policy)) and decision <= lines[-1].get("decision", -1):
             with suppress(OSError):  # a full disk: the older line stays, too
                 self._keep(lambda line: line["policy"] != policy or line.get("decision", -1) < decision)
-        self._newest[policy] = decision
+        self._note(record)
         self._file = self._file or AppendFile(self.path)
         return self._file.append(json.dumps(record).encode() + b"\n")
 
     def has(self, record: dict[str, Any]) -> bool:
-        """Whether the file has this line. A learner that goes on from a checkpoint gives its newest lines once more: the process
-        that writes them may have been killed before it had read them."""
-        with suppress(OSError):  # the folder was deleted, say
-            return record["decision"] <= self._newest.get(record["policy"], -1) and record in read(self.path.parent)
-        return False
+        """Whether this is one of the newest lines of its policy: a learner that goes on from a checkpoint reports them again."""
+        return record in self._newest.get(record["policy"], ())
+
+    def _note(self, line: dict[str, Any]) -> None:
+        self._newest.setdefault(line["policy"], deque(maxlen=NEWEST)).append(line)
 
     def rewind(self, policy: int, step: int) -> None:
         """Training of this policy goes on from this global step: its later lines are removed, and those of copies that were
@@ -59,7 +63,9 @@ class Lineage:
         self.close()
         kept = [line for line in read(self.path.parent) if wanted(line)]
         write_json_lines(self.path, kept)
-        self._newest = {line["policy"]: line.get("decision", -1) for line in kept}
+        self._newest = {}
+        for line in kept:
+            self._note(line)
 
     def close(self) -> None:
         """Close the file."""
