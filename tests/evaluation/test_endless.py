@@ -75,6 +75,7 @@ def trained(env: str, folder: Path) -> str:
         "run.folder": str(folder), "sampling.placement": "serial", "sampling.num_workers": 1, "sampling.envs_per_worker": 4,
         "sampling.rollout": 4, "learning.batch_size": 16, "learning.total_steps": 16, "learning.algorithm": "ppo",
         "learning.num_minibatches": 1, "learning.device": "cpu", "policy.mlp": [4], "run.dashboard": False, "run.video": False,
+        "run.log_interval": 1000.0,
     }  # fmt: skip
     return headrace.train(make_config(env, **settings)).folder
 
@@ -116,6 +117,7 @@ def test_the_commands_take_the_limit(run: str, tmp_path: Path, capsys: pytest.Ca
     assert cli.main(["eval", run, "--max-episode-steps", "0"]) == 2
     assert "--max-episode-steps is 0; it must be at least 1" in capsys.readouterr().err
     matches = trained("endless-match", tmp_path / "m")
+    capsys.readouterr()
     assert cli.main(["play", matches, "--matches", "4", "--num-envs", "1", "--max-episode-steps", "5", "--json"]) == 0
     results = json.loads(capsys.readouterr().out)
     assert results["lengths"] == [5] * 4

@@ -27,12 +27,13 @@ def matches(folder: Path, **settings: Any) -> Config:
     """Policies that play each other, their past versions and a random player."""
     import_files([WORLD])
     fixed = {
-        "run.folder": str(folder), "run.dashboard": False, "run.video": False, "run.log_interval": 0.0, "learning.device": "cpu",
-        "sampling.placement": "serial", "sampling.num_workers": 2, "sampling.envs_per_worker": 4, "sampling.num_groups": 2,
-        "sampling.rollout": 4, "policy.mlp": [8], "learning.batch_size": 32, "learning.total_steps": 800,
-        "learning.algorithm": "ppo", "learning.learning_rate": 0.01, "learning.num_minibatches": 1, "learning.num_epochs": 1,
-        "population.size": 2, "matches.matchmaker": "league", "matches.opponents": ["random"], "matches.save_steps": 100,
-        "matches.window": 3, "matches.swap_steps": 60, "matches.team_change": 170, "learning.num_threads": 1,
+        "run.folder": str(folder), "run.dashboard": False, "run.video": False, "run.log_interval": 1000.0,
+        "learning.device": "cpu", "sampling.placement": "serial", "sampling.num_workers": 2, "sampling.envs_per_worker": 4,
+        "sampling.num_groups": 2, "sampling.rollout": 4, "policy.mlp": [8], "learning.batch_size": 32,
+        "learning.total_steps": 400, "learning.algorithm": "ppo", "learning.learning_rate": 0.01, "learning.num_minibatches": 1,
+        "learning.num_epochs": 1, "learning.num_threads": 1, "population.size": 2, "matches.matchmaker": "league",
+        "matches.opponents": ["random"], "matches.save_steps": 60, "matches.window": 3, "matches.swap_steps": 40,
+        "matches.team_change": 90,
     }  # fmt: skip
     return make_config("higher-wins", imports=[WORLD], **{**fixed, **settings})
 
@@ -65,23 +66,24 @@ def states(folder: Path, P: int) -> list[dict[str, Any]]:
     return [{name: state[name] for name in EVERYTHING} for state in unpacked]
 
 
-PBT = {"pbt.rule": "paper", "pbt.objective": "win_rate", "pbt.period": 100, "pbt.mutation_rate": 0.5, "pbt.gap": 0.0}
-CASES = {
+PBT = {"pbt.rule": "paper", "pbt.objective": "win_rate", "pbt.period": 60, "pbt.mutation_rate": 0.5, "pbt.gap": 0.0}
+CASES: dict[str, tuple[dict[str, Any], int]] = {
     "league": ({}, 9),
     "self-play": ({"matches.matchmaker": "self-play", "matches.opponent_share": 0.2}, 9),
-    "league-and-pbt": ({**PBT, "population.size": 3}, 13),
-    "one-has-ended": ({"population.overrides": {"1": {"learning.total_steps": 200}}}, 12),
-    "the-first-has-ended": ({"population.overrides": {"0": {"learning.total_steps": 200}}}, 12),
+    "league-and-pbt": (PBT, 9),
+    "one-has-ended": ({"population.overrides": {"1": {"learning.total_steps": 100}}}, 14),
+    "the-first-has-ended": ({"population.overrides": {"0": {"learning.total_steps": 100}}}, 14),
 }
+SLOW = ("league", "one-has-ended")
 """Settings, and the number of checkpoints before the kill, by which not all policies have been saved equally often."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
 def test_a_population_in_matches_goes_on_bit_for_bit(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, saves = CASES[case]
     headrace.train(matches(tmp_path / "whole", **settings))
     P = settings.get("population.size", 2)
-    train_until_killed(matches(tmp_path / "parts", **settings, **{"run.milestone_steps": 60}), saves, monkeypatch)
+    train_until_killed(matches(tmp_path / "parts", **settings, **{"run.milestone_steps": 40}), saves, monkeypatch)
     newest = [max(checkpoint.moments(tmp_path / "parts" / f"policy-{p}" / "checkpoints").values()) for p in range(P)]
     assert len({moment for moment, _ in newest}) > 1, "killed between two moments: the test shows nothing"
     assert [p for p, (_, ended) in enumerate(newest) if ended] == [int(p) for p in settings.get("population.overrides", ())]
@@ -94,7 +96,7 @@ def test_a_population_in_matches_goes_on_bit_for_bit(tmp_path: Path, case: str, 
     standings = [json.loads((tmp_path / name / "standings.json").read_text()) for name in ("whole", "parts")]
     assert standings[0] == standings[1]
     assert any(state["past"]["copies"] for state in whole), "no past versions: the test shows nothing"
-    assert standings[0]["games"][0][1] > 0, "they never met"
+    assert all(sum(games) > 20 for games in standings[0]["games"][:P])
     if "pbt.rule" in settings:
         lines = [sorted(json.dumps(line) for line in lineage.read(tmp_path / name)) for name in ("whole", "parts")]
         assert lines[0] == lines[1]
@@ -104,12 +106,12 @@ def test_a_population_in_matches_goes_on_bit_for_bit(tmp_path: Path, case: str, 
 def test_decisions_that_were_not_written_down_in_time_are_written_later(tmp_path: Path) -> None:
     """The learner had reported them, and saved a checkpoint; the process that writes them was killed before it read them."""
     config = {**PBT, "matches.matchmaker": "uniform", "pbt.mutation_rate": 1.0}
-    headrace.train(matches(tmp_path, **config, **{"learning.total_steps": 400}))
+    headrace.train(matches(tmp_path, **config, **{"learning.total_steps": 260}))
     lines = lineage.read(tmp_path)
     for p in (0, 1):
         assert len([line for line in lines if line["policy"] == p]) >= 2
     (tmp_path / lineage.FILE).write_text("".join(json.dumps(line) + "\n" for line in lines[:-3]) + json.dumps(lines[-3])[:40])
-    headrace.train(matches(tmp_path, **config, **{"learning.total_steps": 700}))
+    headrace.train(matches(tmp_path, **config, **{"learning.total_steps": 400}))
     after = lineage.read(tmp_path)
     assert sorted(map(json.dumps, lines)) == sorted(map(json.dumps, after[: len(lines)]))
     for p in (0, 1):

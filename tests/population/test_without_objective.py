@@ -147,11 +147,11 @@ register_parallel("silent-agent", agents=3)(lambda options, render_mode=None: Si
 @pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=pytest.mark.slow)])
 def test_a_run_says_what_it_waits_for_and_goes_on_without_it(tmp_path: Path, placement: str) -> None:
     config = make_config("silent-agent", imports=[THIS], **{
-        "run.folder": str(tmp_path), "run.dashboard": False, "run.video": False, "run.log_interval": 0.0, "policy.mlp": [4],
+        "run.folder": str(tmp_path), "run.dashboard": False, "run.video": False, "run.log_interval": 1000.0, "policy.mlp": [4],
         "learning.device": "cpu", "sampling.placement": placement, "sampling.num_workers": 1, "sampling.envs_per_worker": 4,
-        "sampling.rollout": 4, "learning.batch_size": 32, "learning.total_steps": 800, "learning.algorithm": "ppo",
-        "learning.num_minibatches": 1, "population.size": 3, "pbt.rule": "paper", "pbt.period": 100, "pbt.mutation_rate": 1.0,
-        "population.overrides": {"2": {"learning.total_steps": 260}},
+        "sampling.rollout": 4, "learning.batch_size": 32, "learning.total_steps": 500, "learning.algorithm": "ppo",
+        "learning.num_minibatches": 1, "learning.num_threads": 1, "population.size": 3, "pbt.rule": "paper", "pbt.period": 100,
+        "pbt.mutation_rate": 1.0, "population.overrides": {"2": {"learning.total_steps": 260}},
     })  # fmt: skip
     assert headrace.train(config).reason == "total_steps"
     log = (tmp_path / "log.txt").read_text()
