@@ -212,7 +212,7 @@ def test_a_killed_server_of_matches_comes_back(tmp_path: Path) -> None:
 
     def restart() -> None:
         for _ in range(2):
-            wait_until(lambda: any((tmp_path / "ledger").iterdir()), 60)
+            wait_until(lambda: any((tmp_path / "ledger").iterdir()), 200)  # a start takes a minute on a busy machine
             threading.Event().wait(3)
             made.kill()
             made.start(log)
