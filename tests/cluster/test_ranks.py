@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +142,12 @@ def cartpole(folder: Path, ranks: int, **settings: Any) -> Run:
 def children(run: Run) -> list[psutil.Process]:
     """The ranks of a run, in order."""
     assert run.process is not None
-    ranks = [p for p in psutil.Process(run.process.pid).children() if p.status() != psutil.STATUS_ZOMBIE]
-    return sorted(ranks, key=lambda p: int(p.environ()["RANK"]))
+    found = {}
+    for child in psutil.Process(run.process.pid).children():
+        with suppress(psutil.Error):
+            found[child.environ().get("RANK")] = child  # one that does not yet run its program has none
+    found.pop(None, None)
+    return [found[rank] for rank in sorted(found)]
 
 
 def test_a_run_is_interrupted_and_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:

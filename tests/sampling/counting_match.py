@@ -171,12 +171,18 @@ class Model(nn.Module):
         self.register_buffer("policy", torch.tensor(-1.0))
 
 
+def _agents_own(match: Tensor, agent: Tensor, P: int) -> Tensor:
+    return agent
+
+
 class CountingMatches(Algorithm):
     """The algorithm."""
 
     def __init__(self, config: Config) -> None:
         self._P, self._folder = config.population.size, config.envs.kwargs.get("ledger")
-        self._by_formula = config.matches.matchmaker == "by-formula"
+        self._policy_of = {"by-formula": policy_of, "fixed": _agents_own}.get(config.matches.matchmaker)
+        """Which policy acts, by match, agent and number of policies; None: the rows do not tell."""
+        self._may_be_cut = bool(config.envs.remote)
         self._ledger: int | None = None
 
     def make_model(self, spec: EnvSpec, config: Config) -> Model:
@@ -195,8 +201,8 @@ class CountingMatches(Algorithm):
     def prepare(self, model: Any, batch: dict[str, Tensor], config: LearningConfig) -> None:
         rows = batch["obs/obs"][: len(batch["reward"])][batch["valid"][: len(batch["reward"])]].long()
         acted = batch["policy"][batch["valid"][: len(batch["reward"])]]
-        if self._by_formula:
-            policies = policy_of(rows[:, 1], rows[:, 2], self._P).unique().tolist()
+        if self._policy_of is not None:
+            policies = self._policy_of(rows[:, 1], rows[:, 2], self._P).unique().tolist()
             assert len(policies) <= 1, f"samples of the policies {policies} in one batch"
             for mine in policies:
                 assert float(model.policy) in (-1.0, mine)
@@ -211,7 +217,7 @@ class CountingMatches(Algorithm):
             os.write(self._ledger, text.encode())
 
     def loss(self, model: Any, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
-        check({name: t.detach().cpu().numpy() for name, t in batch.items()})
+        check({name: t.detach().cpu().numpy() for name, t in batch.items()}, self._may_be_cut)
         loss = model.updates.sum()
         return loss, {"losses/loss": loss}
 
@@ -222,22 +228,30 @@ def make_algorithm(config: Config) -> CountingMatches:
     return CountingMatches(config)
 
 
-def check(batch: dict[str, np.ndarray]) -> None:
-    """Every number of a batch [T(+1), B]."""
+def check(batch: dict[str, np.ndarray], may_be_cut: bool = False) -> None:
+    """Every number of a batch [T(+1), B]. `may_be_cut`: matches may have been lost with their server."""
     world, match, agent, episode, step, tick, end, _ = np.moveaxis(batch["obs/obs"], -1, 0).astype(np.int64)
     equal, T = np.testing.assert_array_equal, len(batch["reward"])
     now, then = np.s_[:T], np.s_[1 : T + 1]
     valid = batch["valid"]
-    equal(valid, end == 0)
+    lost = ~valid & (end == 0)  # the last observation of a match that was cut
+    assert may_be_cut or not lost.any()
+    assert not (valid & (end != 0)).any()
     equal(batch["first"], (step == 0) & valid)
-    real = valid[now]
+    cut = valid[now] & lost[then]
+    assert batch["truncated"][cut].all()
+    for name in ("reward", "terminated", "episode_length"):
+        assert not batch[name][cut].any()
+    for x in (world, match, agent, episode, step):
+        equal(x[then][cut], x[now][cut])
+    acted, real = valid[now], valid[now] & ~cut
 
     def where(values: np.ndarray) -> np.ndarray:
         return values[real]
 
-    equal(where(batch["action"][..., 0]), where(action_of(world, match, agent, tick)[now]))
-    equal(where(batch["log_prob"]), where(-step[now]))
-    equal(where(batch["value"]), where(step[now] + 1))
+    equal(batch["action"][..., 0][acted], action_of(world, match, agent, tick)[now][acted])
+    equal(batch["log_prob"][acted], -step[now][acted])
+    equal(batch["value"][acted], step[now][acted] + 1)
     equal(np.where(batch["first"][0], 0, batch["core"][:, 0])[valid[0]], step[0][valid[0]])
     # a valid row is followed by the next step of the same episode
     for x in (world, match, agent, episode):
@@ -250,15 +264,17 @@ def check(batch: dict[str, np.ndarray]) -> None:
     equal(where(batch["truncated"]), where(end[then] == 2))
     equal(where(batch["episode_length"]), where(np.where(end[then] > 0, step[then], 0)))
     # an invalid row is followed by a first one, later, or by copies of itself to the end
-    for t, b in np.argwhere(~real):
+    for t, b in np.argwhere(~valid[now]):
         assert batch["reward"][t, b] == 0
         assert not batch["terminated"][t, b]
         assert not batch["truncated"][t, b]
         assert np.isnan(batch["episode_return"][t, b])
         if valid[t + 1, b]:
             assert step[t + 1, b] == 0
-            assert (match[t + 1, b], episode[t + 1, b]) > (match[t, b], episode[t, b])
-            assert (world[t + 1, b], agent[t + 1, b]) == (world[t, b], agent[t, b])
+            assert agent[t + 1, b] == agent[t, b]
+            if not may_be_cut:  # else a new server's worlds may have begun
+                assert world[t + 1, b] == world[t, b]
+                assert (match[t + 1, b], episode[t + 1, b]) > (match[t, b], episode[t, b])
         else:
             equal(batch["obs/obs"][t:, b], np.broadcast_to(batch["obs/obs"][t, b], batch["obs/obs"][t:, b].shape))
 

@@ -15,6 +15,7 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.config import machine
+from headrace.runs.explain import reason
 from headrace.runs.failures import Failures
 from headrace.runs.processes import end_stuck_fork_server
 from headrace.runs.programs import end_programs
@@ -98,7 +99,10 @@ class Supervisor:
         try:
             self.children.append(Child(due.role, due.number, due.main, due.argument, self.placement))
         except (OSError, EOFError) as error:
-            return f"{due.role} {due.number} could not be started: {type(error).__name__}: {error}"
+            cause = f"{type(error).__name__}: {error}"
+            if isinstance(error, OSError) and error.errno is not None:
+                cause = reason(error)
+            return f"{due.role} {due.number} could not be started: {cause}"
         self._due.remove(due)
         return None
 

@@ -207,15 +207,19 @@ def test_every_sample_is_learned_from_once_by_the_policy_that_acted(
 def test_a_killed_server_of_matches_comes_back(tmp_path: Path) -> None:
     """Nothing is learned from twice, and what is lost is only what was under way."""
     made = server(tmp_path, 0.002)
-    settings = {"envs.kwargs": {"ledger": str(tmp_path / "ledger"), "step_seconds": 0.002}, "learning.total_steps": 6000}
+    settings = {"envs.kwargs": {"ledger": str(tmp_path / "ledger"), "step_seconds": 0.002}, "learning.total_steps": 15_000}
+    settings["matches.matchmaker"] = "fixed"  # the matches of a new server are counted from 0
     log = tmp_path / "server.log"
 
+    restarts: list[int] = []
+
     def restart() -> None:
-        for _ in range(2):
-            wait_until(lambda: any((tmp_path / "ledger").iterdir()), 200)  # a start takes a minute on a busy machine
+        for number in range(2):
+            wait_until(lambda: any(tmp_path.glob("ledger/*")), 200)  # a start takes a minute on a busy machine
             threading.Event().wait(3)
             made.kill()
             made.start(log)
+            restarts.append(number)
 
     try:
         made.start(log)
@@ -224,6 +228,7 @@ def test_a_killed_server_of_matches_comes_back(tmp_path: Path) -> None:
         result = train(config(tmp_path, made.address, **settings))
         thread.join(60)
         assert result.reason == "total_steps"
+        assert len(restarts) == 2
         samples = read_ledger(tmp_path / "ledger")
         assert all(len(set(rows)) == len(rows) for rows in samples.values())
         lives = {(life, world) for _, life, world, _ in samples}
