@@ -172,7 +172,7 @@ class Model(nn.Module):
 
 
 def _agents_own(match: Tensor, agent: Tensor, P: int) -> Tensor:
-    return agent
+    return agent % P
 
 
 class CountingMatches(Algorithm):
