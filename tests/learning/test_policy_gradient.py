@@ -88,7 +88,7 @@ def test_the_shares_that_v_trace_truncates_are_counted_among_valid_samples() -> 
 
 @pytest.mark.parametrize("action", [Categorical(4), Continuous((-1.0, -1.0), (1.0, 1.0))], ids=["discrete", "continuous"])
 def test_entropy_that_is_only_reported_is_estimated(action: Categorical | Continuous, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From actions of other weights, 4,000 of them; and the exact one is not computed, which costs as much as the loss."""
+    """From actions of other weights, 4,000 of them; and the exact one, which costs more, is not computed."""
     config = configs.override(Config(env="made-up"), **{"policy.mlp": (16,), "learning.returns": "gae"})
     spec, algorithm, n = EnvSpec(SPEC.observation, ActionSpec((action,)), 1, name="made up"), PolicyGradient(), 4000
     torch.manual_seed(0)
