@@ -103,7 +103,7 @@ class Member:
         if self._games is not None and state.get("games") is not None:
             self._games.set_state(state["games"])
         self._replaced, self._mutated = state["replaced"], state["mutated"]
-        self._records.extend(state.get("records", ()))  # checkpoints of earlier versions have none
+        self._records.extend(state["records"])
         self._fresh = False
 
     # -- after every round of the learner ----------------------------------------------------------------------------------

@@ -221,15 +221,12 @@ class PastVersions:
             return []
         mine = [self._p, *s.past(self._p), *(s.opponents if self._p == 0 else ())]
         s.rating[mine] = state["ratings"][mine]
-        recent = state.get("recent", np.zeros_like(s.recent))
-        if recent.ndim == 2:  # checkpoints of earlier versions have only their own row, or none
-            recent = np.where(np.arange(s.P)[:, None, None] == self._p, recent, s.recent)
         if newest:
-            s.baseline[:], s.recent[:] = -state["record"], recent
+            s.baseline[:], s.recent[:] = -state["record"], state["recent"]
         elif newest is None:
             for m in mine:
                 s.baseline[m], s.baseline[:, m] = -state["record"][m], -state["record"][:, m]
-            s.recent[self._p] = recent[self._p]
+            s.recent[self._p] = state["recent"][self._p]
         s.moved[self._p] = state.get("moved", 0.0)  # a checkpoint without has it in `ratings`
         s.saved[self._p], s.rated[self._p] = state["saved"], state["seen"] - state["record"][self._p]
         for m, version, weights, step, rating, is_open in state["copies"]:
