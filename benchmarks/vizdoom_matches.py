@@ -10,6 +10,10 @@ an order that is turned by one each round. Counted are frames of players: a fram
     alone, 1 process the same engines, stepped one after the other by one process
     match            `headrace.envs.vizdoom.match.Match`, 4 frames per step
     2 matches        two processes with a match each
+    spinning         the match without the library by which waiting engines yield their cores (native/doom/yield.cpp)
+    2, spinning      two of these
+    one core         the match on one core
+    one, spinning    the same without the library
     example          as examples/python/multiple_instances.py of vizdoom: a Python process per player, one frame per action
     example, skip 4  the same with 4 frames per action (`make_action(action, 4)`); where it hangs, the frames up to then count
     asynchronous     as examples/python/cig_multiplayer.py: the asynchronous mode, in real time, 35 frames per second
@@ -37,6 +41,7 @@ import vizdoom
 
 from headrace.config import EnvConfig
 from headrace.envs.vizdoom import VizdoomEnv
+from headrace.envs.vizdoom import game as engine
 from headrace.envs.vizdoom.game import DEATHMATCH_ARGS, configured, free_port, start
 from headrace.envs.vizdoom.match import Match
 
@@ -68,6 +73,18 @@ def alone(scenario: str, engines: int, seconds: float, counter: Counter) -> None
         env.close()
 
 
+def on_one_core(play: Callable[..., None], *args: Any) -> None:
+    """The same on one core, engines included."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    play(*args)
+
+
+def spinning(scenario: str, players: int, seconds: float, counter: Counter) -> None:
+    """One match without the library."""
+    engine.yield_library = lambda: None  # type: ignore[assignment]
+    match(scenario, players, seconds, counter)
+
+
 def match(scenario: str, players: int, seconds: float, counter: Counter) -> None:
     """One match."""
     env = Match(scenario, EnvConfig(kwargs={"players": players, "shaping": None, "episode_timeout": LONG}))
@@ -84,8 +101,9 @@ def match(scenario: str, players: int, seconds: float, counter: Counter) -> None
 def example_player(
     scenario: str, index: int, players: int, port: int, skip: int, mode: str, seconds: float, counter: Counter, ready: Any
 ) -> None:
-    """One player of the example."""
-    game = configured(scenario, {}, gray=False)
+    """One player of the example, whose engine has no library of ours."""
+    engine.yield_library = lambda: None  # type: ignore[assignment]
+    game = configured(scenario, {"episode_timeout": LONG}, gray=False)
     game.set_mode(getattr(vizdoom.Mode, mode))
     role = f"-host {players} {DEATHMATCH_ARGS}" if index == 0 else "-join 127.0.0.1"
     game.set_game_args(f"{role} -port {port} +name player_{index}")
@@ -134,6 +152,10 @@ def contenders(scenario: str, players: int, seconds: float) -> dict[str, Callabl
     return {
         "match": lambda: run([(match, (scenario, players))], seconds),
         "2 matches": lambda: run([(match, (scenario, players))] * 2, seconds),
+        "spinning": lambda: run([(spinning, (scenario, players))], seconds),
+        "2, spinning": lambda: run([(spinning, (scenario, players))] * 2, seconds),
+        "one core": lambda: run([(on_one_core, (match, scenario, players))], seconds),
+        "one, spinning": lambda: run([(on_one_core, (spinning, scenario, players))], seconds),
         "alone": lambda: run([(alone, (scenario, 1))] * players, seconds),
         "alone, 1 process": lambda: run([(alone, (scenario, players))], seconds),
         "example": lambda: example(1, "PLAYER"),

@@ -139,6 +139,20 @@ def test_a_start_that_fails_is_repeated_on_another_port(monkeypatch: pytest.Monk
         assert play(env, np.random.default_rng(0))[0] == 10
 
 
+def test_the_engines_folder_is_there_before_they_start() -> None:
+    """Two engines that both find no folder `_vizdoom` both make it, one fails, and the library takes this process with it."""
+    with match() as env:
+        assert (family.game.guard(env.players[0].game).parent / "_vizdoom").is_dir()
+
+
+def test_engines_have_the_library_that_yields() -> None:
+    """Without it, engines that share a core keep each other from running (benchmarks/vizdoom_matches.py)."""
+    with match() as env:
+        env.reset(seed=0)
+        for pid in env.engine_pids:
+            assert str(family.game.yield_library()) in Path(f"/proc/{pid}/maps").read_text()
+
+
 def test_the_family_knows_matches() -> None:
     assert {"multi_duel", "multi_deathmatch", "multi_cig"} <= set(family.ids())
     assert family.make_parallel("cig", EnvConfig()) is None

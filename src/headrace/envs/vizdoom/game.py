@@ -16,6 +16,8 @@ from typing import Any
 
 import vizdoom
 
+from headrace import _native
+
 FILES = {
     "duel_bots": "multi_duel",
     "deathmatch_bots": "multi",
@@ -161,9 +163,19 @@ started with our folder, and removes the folder and their shared memory."""
 
 
 @cache
+def yield_library() -> Path | None:
+    """The library that lets engines yield their cores (native/doom/yield.cpp); None where it was not built."""
+    paths = (Path(folder) / "doom_yield.so" for folder in _native.__path__)
+    return next((path for path in paths if path.is_file()), None)
+
+
+@cache
 def _process_folder(pid: int) -> Path:
     """A folder for the Doom engines of this process, and a watcher that removes both when this process has ended."""
     folder = Path(tempfile.mkdtemp(prefix="headrace-vizdoom-"))
+    # Engines that start at the same time and do not find this folder all make it; all but one fail, and the library takes the
+    # process that waits for them with it.
+    (folder / "_vizdoom").mkdir()
     _watchers.append(
         subprocess.Popen(
             ["sh", "-c", _REAPER, str(folder)], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
@@ -184,6 +196,7 @@ def guard(game: vizdoom.DoomGame) -> Path:
     folder = _process_folder(os.getpid())
     os.environ["HEADRACE_VIZDOOM_FOLDER"] = str(folder)
     os.environ["HEADRACE_VIZDOOM_ENGINE"] = str(Path(vizdoom.__file__).parent / "vizdoom")
+    os.environ["HEADRACE_VIZDOOM_YIELD"] = str(yield_library() or "")
     game.set_vizdoom_path(str(Path(__file__).with_name("engine.sh")))
     settings = folder / f"settings-{id(game)}.ini"
     game.set_doom_config_path(str(settings))
