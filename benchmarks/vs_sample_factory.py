@@ -7,7 +7,8 @@ Both: 2 rollout workers, two groups each (double buffering), asynchronous, one p
 the CPU. Atari: Nature CNN, frameskip 4. VizDoom: the simplified network of the paper with a GRU of 512, 72x128, frameskip 4.
 Sample Factory is relieved of normalising observations and returns, which Headrace does not do here. `headrace` computes its
 own way: bf16 where the processor has it, its own Atari core, whose games are ale-py's bit for bit. `headrace, same means` is
-kept to float32 and ale-py, which are what Sample Factory has.
+kept to float32 and ale-py, which are what Sample Factory has. `headrace, device` is the device placement, in one process without
+workers: all environments are one group, whose steps since the last update are the batch.
 
 How it is measured: training_contest.py. Prints a table, writes results/vs_sample_factory.json.
 """
@@ -64,8 +65,13 @@ def main() -> None:
     def ours(like: dict[str, Any]) -> System:
         return lambda env, folder: headrace(env, args.envs, args.batch, folder, like | (doom if "doom" in env else {}))
 
+    device = {
+        "sampling.placement": "device", "sampling.num_workers": 1, "sampling.num_groups": 1,
+        "sampling.envs_per_worker": args.envs, "sampling.rollout": args.batch // args.envs,
+    }  # fmt: skip
     systems: dict[str, System] = {
         "headrace": ours(SAME_LEARNING),
+        "headrace, device": ours(SAME_LEARNING | device),
         "sample-factory": lambda env, folder: sample_factory(args.python, env, args.envs, args.batch, folder),
         "headrace, same means": ours(SAME_MEANS),
     }

@@ -2,6 +2,8 @@
 
     python benchmarks/learning/time_to_pong.py --seeds 3
     python benchmarks/learning/time_to_pong.py --seeds 3 --set learning.learning_rate=1e-3 sampling.num_groups=2
+    python benchmarks/learning/time_to_pong.py --seeds 1 --record benchmarks/learning/results/device_pong.json --all \
+        --set learning.algorithm=pqn sampling.placement=device
     python benchmarks/learning/time_to_pong.py --show
 
 Settings are those of `headrace train --env atari/pong` but for `--set`. The time counts from the start of `headrace train` in a
@@ -9,7 +11,7 @@ process of its own, start-up included, to the first line of metrics with a mean 
 A seed that does not get there within `--minutes` has none. Afterwards the newest policy plays 30 whole games. Whether the machine
 was quiet is written down with it: the load before each seed, and the share of the processor that all programs used meanwhile. The
 record is results/time_to_pong.json, written after each seed; the table it prints has one row for each entry, newest last. The
-curves of the newest entry are in results/time_to_pong.png.
+curves of the newest entry are in results/time_to_pong.png; with --all those of every entry, one colour each.
 """
 
 from __future__ import annotations
@@ -47,6 +49,11 @@ def reached(curve: list[tuple[float, float, float]], goal: float = GOAL) -> tupl
     return next(((minutes, step) for minutes, step, mean in curve if mean >= goal), None)
 
 
+def read(record: Path) -> list[dict[str, Any]]:
+    """The entries of a record; none where there is no file."""
+    return json.loads(record.read_text())["entries"] if record.exists() else []
+
+
 def entry_of(seeds: list[dict[str, Any]], settings: dict[str, str], facts: dict[str, Any], date: str) -> dict[str, Any]:
     """One entry of the record."""
     commit = (facts.get("git") or {}).get("commit") or "unknown"
@@ -72,6 +79,26 @@ def table(entries: list[dict[str, Any]]) -> str:
         commit = str(entry["commit"])[:7]
         lines.append(f"| {entry['date']} | {commit} | {settings} | {'; '.join(times)} | {scores} | {rates} | {loads} |")
     return "\n".join(lines)
+
+
+def draw(path: Path, entries: list[dict[str, Any]]) -> None:
+    """The curves of all entries over steps and over minutes, one colour for each entry."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for number, entry in enumerate(entries):
+        label = entry["settings"].get("learning.algorithm", "default")
+        for axes, column, unit in zip(panels, (1, 0), (1e6, 1.0), strict=True):
+            for seed in entry["seeds"]:
+                points = [(point[column] / unit, point[2]) for point in seed["curve"]]
+                axes.plot(*zip(*points, strict=True), color=f"C{number}", label=label if seed is entry["seeds"][0] else None)
+    for axes, name in zip(panels, ("million steps", "minutes"), strict=True):
+        axes.axhline(GOAL, color="grey", linewidth=0.8, linestyle="--")
+        axes.set(xlabel=name, ylabel="mean return of 100 games")
+        axes.grid(alpha=0.3)
+    panels[0].legend(fontsize="small")
+    figure.savefig(path, dpi=100)
 
 
 def train(seed: int, settings: dict[str, str], minutes: float, folder: Path) -> dict[str, Any]:
@@ -117,9 +144,10 @@ def main() -> int:
     parser.add_argument("--set", nargs="*", default=[], metavar="SETTING=VALUE", help="settings beyond the defaults")
     parser.add_argument("--runs", type=Path, default=Path("runs/time-to-pong"), help="where the run folders go")
     parser.add_argument("--record", type=Path, default=RECORD)
+    parser.add_argument("--all", action="store_true", help="draw all entries of the record, not the newest alone")
     parser.add_argument("--show", action="store_true", help="print the record and train nothing")
     arguments = parser.parse_args()
-    entries = json.loads(arguments.record.read_text())["entries"] if arguments.record.exists() else []
+    entries = read(arguments.record)
     if not arguments.show:
         from headrace.runs.plots import learning_curve
 
@@ -129,11 +157,16 @@ def main() -> int:
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
             folders.append(arguments.runs / f"{stamp}-{seed}")
             seeds.append(train(seed, settings, arguments.minutes, folders[-1]))
-            found = [*entries, entry_of(seeds, settings, facts, time.strftime("%Y-%m-%d"))]
-            summary.write(arguments.record, {"goal": GOAL, "entries": found})
-            print(table(found).splitlines()[-1], flush=True)
-        learning_curve(folders, arguments.record.with_suffix(".png"), title="Pong, as make train runs it", goal=GOAL)
-        entries = found
+            new = entry_of(seeds, settings, facts, time.strftime("%Y-%m-%d"))
+            others = [entry for entry in read(arguments.record) if entry["machine"] != facts]  # others may have come meanwhile
+            entries = [*others, new]
+            summary.write(arguments.record, {"goal": GOAL, "entries": entries})
+            print(table(entries).splitlines()[-1], flush=True)
+        picture = arguments.record.with_suffix(".png")
+        if arguments.all:
+            draw(picture, entries)
+        else:
+            learning_curve(folders, picture, title="Pong, as make train runs it", goal=GOAL)
     print(table(entries))
     return 0
 
