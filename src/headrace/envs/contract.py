@@ -263,6 +263,11 @@ class EnvGroup(Protocol):
     ended: Sequence[int]
     """Matches that ended with the last step: the next `send` begins others. Empty where `EnvSpec.agents` is."""
 
+    @property
+    def called(self) -> int | None:
+        """The environment (0 to num_envs - 1) that was called last, where they are called one after the other; None where they
+        are not. Any thread may read it."""
+
     def reset(self, seed: int, out: Sequence[ObsRow]) -> None:
         """Begin the first episodes; `out`: row 0 of each lane, finished when `recv` returns True.
 
@@ -301,6 +306,7 @@ class StepsAtOnce:
 
     advanced: Sequence[int] | None = None
     ended: Sequence[int] = ()
+    called: int | None = None
 
     def recv(self) -> bool:
         """See `EnvGroup.recv`."""

@@ -261,6 +261,7 @@ class LocalGroup(OneAgentGroup):
         for i, log in enumerate(self._logs):
             log.start_episode(seed + i)
         for i, env in enumerate(self.envs):
+            self.called = i
             try:
                 observation = first_of(env.reset(seed=seed + i), dict)
                 for leaf in self._leaves:
@@ -281,6 +282,7 @@ class LocalGroup(OneAgentGroup):
         i = 0
         try:
             for i, (env, action) in enumerate(zip(self.envs, self._decode(actions), strict=True)):
+                self.called = i
                 if starting[i]:
                     observation = first_of(env.reset(), dict)
                     raw[i], terminated[i], truncated[i] = 0.0, False, False

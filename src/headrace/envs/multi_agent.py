@@ -226,6 +226,7 @@ class MultiAgentGroup(StepsAtOnce):
     def _begin(self, m: int, match: Match, rows: Sequence[LaneRow]) -> None:
         match.number += 1
         match.clear()
+        self.called = m
         try:
             observations, infos = match.env.reset(seed=match.reset_seed)
             if not match.env.agents:
@@ -240,6 +241,7 @@ class MultiAgentGroup(StepsAtOnce):
 
     def _step(self, m: int, match: Match, actions: dict[Any, Any], rows: Sequence[LaneRow]) -> None:
         acting: list[int] = []
+        self.called = m
         try:
             observations, rewards, terminations, truncations, infos = match.env.step(actions)
             match.steps += 1

@@ -197,15 +197,24 @@ class TaskGroup:
             raise ConfigError(f"{self.spec.name}: some of these tasks are environments of tensors and some are not")
         self._numbers: Any = None
         self._waiting: list[EnvGroup] = []
+        self._called = 0
+        """The part that was called last."""
 
     def _rows(self, part: int) -> slice:
         """Which environments are of this part."""
         return slice(part, None, len(self.parts))
 
+    @property
+    def called(self) -> int | None:
+        """See `EnvGroup.called`."""
+        number = self.parts[self._called].called
+        return None if number is None else self._called + number * len(self.parts)
+
     def reset(self, seed: int, out: Sequence[ObsRow]) -> None:
         """See `EnvGroup.reset`. The environments of part k are seeded one behind the other, from `seed` + k E / parts on."""
         (row,) = out
         for k, part in enumerate(self.parts):
+            self._called = k
             part.reset(seed + k * part.num_envs, [row.map(itemgetter(self._rows(k)))])
         self._waiting = list(self.parts)
 
@@ -218,6 +227,7 @@ class TaskGroup:
             self.parts[0].send(rows)
         else:
             for k, part in enumerate(self.parts):
+                self._called = k
                 part.send([row.map(itemgetter(self._rows(k)))])
         self._waiting = list(self.parts)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import threading
 import warnings
 from collections import deque
 from collections.abc import Iterator
@@ -201,8 +202,11 @@ def _evaluate(
     os.nice(10)
     torch.set_num_threads(1)
 
+    one_at_a_time = threading.Lock()  # what waits for an environment is said by another thread
+
     def notice(text: str) -> None:
-        report.send((NOTICE, f"Evaluation of {Path(held).name}: {text}", policy))
+        with one_at_a_time:
+            report.send((NOTICE, f"Evaluation of {Path(held).name}: {text}", policy))
 
     try:
         with warnings.catch_warnings(), warnings_reported(notice):

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from headrace.envs.registry import make_parallel
 from headrace.evaluation.play import Game
 from headrace.evaluation.policy import TrainedPolicy
 from headrace.evaluation.video import RECORDING, picture, video_of
-from headrace.evaluation.waiting import Waiting, at_limit
+from headrace.evaluation.waiting import Answers, Waiting, at_limit, environment_of
 from headrace.sampling.seating import Script
 
 Player = TrainedPolicy | Script
@@ -93,7 +94,8 @@ def play(
 
     The matches are shared out evenly over `num_envs` environments beforehand: taking the first to finish would favour short ones.
     `video`: an mp4 file with the first of them. A match without an end is waited for, with a `UserWarning` after a minute and
-    then after twice as long each time; `options.max_episode_steps` cuts it off.
+    then after twice as long each time; `options.max_episode_steps` cuts it off. Where an environment
+    does not answer there is one after 30 seconds.
 
     Raises `ConfigError` where the environment has only one agent or has no pictures, `ValueError` if `matches` is below 1, and
     `EnvironmentFault` where `MOST_LOST` matches in a row were lost with a game process.
@@ -118,6 +120,7 @@ def play(
         share = [matches // n + (m < matches % n) for m in range(n)]
         frames = stack.enter_context(video_of(group.matches[0].env, video)) if video is not None else None
         played, waiting = [0] * n, Waiting("match", matches)
+        stack.enter_context(table.answers)
         table.begin()
         while any(done < wanted for done, wanted in zip(played, share, strict=True)):
             if frames is not None and not outcomes:
@@ -166,10 +169,13 @@ class _Table:
         self._cores = [p.initial_core(group.lanes) if isinstance(p, TrainedPolicy) else None for p in players]
         self._lost = [0] * group.num_envs
         """Matches of each environment that were lost since one was not."""
+        self.answers = Answers(partial(environment_of, group))
+        """To be entered before `begin`."""
 
     def begin(self) -> None:
         """Begin the first matches."""
-        self.group.reset(self._seed, self._obs)
+        with self.answers.expected():
+            self.group.reset(self._seed, self._obs)
 
     def seat(self, m: int) -> int:
         """Which agent of match m the first player is."""
@@ -219,7 +225,8 @@ class _Table:
             m = lane // self.A
             for part in (np.array([lane % self.A, self.seat(m)]), *self._obs[lane].obs.values(), self.rows[lane].actions):
                 self.digests[m] = zlib.crc32(np.ascontiguousarray(part).tobytes(), self.digests[m])
-        self.group.send(self.rows)
+        with self.answers.expected():
+            self.group.send(self.rows)
         return list(self.group.ended)
 
     def _ask(self, player: TrainedPolicy, core: Any, lanes: list[int]) -> None:
@@ -255,26 +262,27 @@ def episodes_of(policy: TrainedPolicy, group: MultiAgentGroup, episodes: int, de
         return {m: match.steps for m, match in enumerate(group.matches) if match.number < share[m]}
 
     waiting = Waiting("match", sum(share))  # agents may come and go in one that has no end
-    table.begin()
-    while any(match.number < most for match, most in zip(group.matches, share, strict=True)):
-        counted = [match.number < most for match, most in zip(group.matches, share, strict=True)]
-        ended = table.step()
-        for m in ended:
-            if counted[m] and table.lost(m):
-                lost.add((m, group.matches[m].number))
-                share[m] += 1
-        for lane in group.advanced or ():
-            if table.players[table.player(lane)] is not policy:
-                continue
-            now = table.rows[lane].step
-            for part in (*table.rows[lane].after.obs.values(), table.rows[lane].actions, now.reward):
-                digests[lane] = zlib.crc32(np.ascontiguousarray(part).tobytes(), digests[lane])
-            if not np.isnan(now.episode_return[0]):
-                if counted[m := lane // table.A]:
-                    game = Game(float(now.episode_return[0]), int(now.episode_length[0]), digests[lane])
-                    played.append(((m, group.matches[m].number), game))
-                digests[lane] = 0
-        waiting.look(sum(match.number for match in group.matches), unfinished)
+    with table.answers:
+        table.begin()
+        while any(match.number < most for match, most in zip(group.matches, share, strict=True)):
+            counted = [match.number < most for match, most in zip(group.matches, share, strict=True)]
+            ended = table.step()
+            for m in ended:
+                if counted[m] and table.lost(m):
+                    lost.add((m, group.matches[m].number))
+                    share[m] += 1
+            for lane in group.advanced or ():
+                if table.players[table.player(lane)] is not policy:
+                    continue
+                now = table.rows[lane].step
+                for part in (*table.rows[lane].after.obs.values(), table.rows[lane].actions, now.reward):
+                    digests[lane] = zlib.crc32(np.ascontiguousarray(part).tobytes(), digests[lane])
+                if not np.isnan(now.episode_return[0]):
+                    if counted[m := lane // table.A]:
+                        game = Game(float(now.episode_return[0]), int(now.episode_length[0]), digests[lane])
+                        played.append(((m, group.matches[m].number), game))
+                    digests[lane] = 0
+            waiting.look(sum(match.number for match in group.matches), unfinished)
     found = [game for match, game in played if match not in lost]
     if not found:
         raise EnvironmentFault(
@@ -295,8 +303,9 @@ def watch(
     found: list[dict[str, float]] = []
     steps, waiting = 0, Waiting("match", matches, RECORDING)
     try:
-        with using_threads(1), policy.seeded(random_seed(Use.VIDEO, seed)), video_of(group.matches[0].env, path) as frames:
-            table = _whole_table(group, policy, deterministic, environment_seed(Use.VIDEO, seed))
+        table = _whole_table(group, policy, deterministic, environment_seed(Use.VIDEO, seed))
+        actions = policy.seeded(random_seed(Use.VIDEO, seed))
+        with using_threads(1), actions, table.answers, video_of(group.matches[0].env, path) as frames:
             table.begin()
             while len(found) < matches:
                 cut = max_steps is not None and steps >= max_steps

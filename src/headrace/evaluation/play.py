@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from headrace.envs.multi_agent import MultiAgentGroup
 from headrace.envs.registry import make_group
 from headrace.envs.scores import normalized
 from headrace.evaluation.policy import TrainedPolicy, Which, load_policy
-from headrace.evaluation.waiting import Waiting, at_limit, with_limit
+from headrace.evaluation.waiting import Answers, Waiting, at_limit, environment_of, with_limit
 from headrace.learning.task_log import task_metrics
 
 
@@ -136,7 +137,8 @@ def evaluate(
     `episodes` to finish would favour short ones. The same seed gives the same episodes, also with a policy that has played
     before; no seed gives episodes of training, whatever the run's seed was (`headrace.config.seeds`). `max_episode_steps`: as
     `envs.max_episode_steps`, instead of the run's. An episode without an end is waited for, with a `UserWarning` after a minute
-    and then after twice as long each time. `num_threads`: torch's, on the CPU. `use`: each has other games for the same seed.
+    and then after twice as long each time; where an environment does not answer, after 30 seconds. `num_threads`:
+    torch's, on the CPU. `use`: each has other games for the same seed.
     In a multi-agent environment the policy acts for all agents, and the episodes are those of all of them. Several tasks have
     equal shares of the episodes, at least one each. `imports`: see `load_policy`.
 
@@ -227,23 +229,26 @@ def _play(policy: TrainedPolicy, group: EnvGroup, episodes: int, deterministic: 
     step = LaneRow(None, now, after)
     completion = Completion(group)
     core, waiting = policy.initial_core(n), Waiting("episode", episodes)
-    group.reset(seed, [current])
-    completion.wait()
-    while any(len(done) < wanted for done, wanted in zip(played, share, strict=True)):
-        step.actions, core = policy.act_rows(current.obs, core, current.first, deterministic=deterministic)
-        step.after = after
-        group.send([step])
-        completion.wait()
-        steps += current.valid
-        for i in np.flatnonzero(current.valid):
-            for part in (*(rows[i] for rows in current.obs.values()), step.actions[i], now.reward[i]):
-                digests[i] = zlib.crc32(part.tobytes(), digests[i])
-        for i in np.flatnonzero(~np.isnan(now.episode_return)):
-            if len(played[i]) < share[i]:
-                played[i].append(Game(float(now.episode_return[i]), int(now.episode_length[i]), digests[i], int(task[i])))
-            digests[i] = steps[i] = 0
-        waiting.look(sum(map(len, played)), unfinished)
-        current, after = after, current
+    with Answers(partial(environment_of, group)) as answers:
+        with answers.expected():
+            group.reset(seed, [current])
+            completion.wait()
+        while any(len(done) < wanted for done, wanted in zip(played, share, strict=True)):
+            step.actions, core = policy.act_rows(current.obs, core, current.first, deterministic=deterministic)
+            step.after = after
+            with answers.expected():
+                group.send([step])
+                completion.wait()
+            steps += current.valid
+            for i in np.flatnonzero(current.valid):
+                for part in (*(rows[i] for rows in current.obs.values()), step.actions[i], now.reward[i]):
+                    digests[i] = zlib.crc32(part.tobytes(), digests[i])
+            for i in np.flatnonzero(~np.isnan(now.episode_return)):
+                if len(played[i]) < share[i]:
+                    played[i].append(Game(float(now.episode_return[i]), int(now.episode_length[i]), digests[i], int(task[i])))
+                digests[i] = steps[i] = 0
+            waiting.look(sum(map(len, played)), unfinished)
+            current, after = after, current
     return [episode for done in played for episode in done]
 
 

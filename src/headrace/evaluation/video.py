@@ -14,7 +14,7 @@ from headrace.config import ConfigError
 from headrace.config.seeds import Use, environment_seed, random_seed
 from headrace.envs.contract import EnvironmentFault
 from headrace.evaluation.policy import TrainedPolicy, Which, load_policy
-from headrace.evaluation.waiting import Waiting
+from headrace.evaluation.waiting import Answers, Waiting
 
 if TYPE_CHECKING:
     from headrace.runs.video import VideoWriter
@@ -60,18 +60,22 @@ def record(
 
     try:
         actions = policy.seeded(random_seed(Use.VIDEO, seed))
-        with using_threads(1), actions, video_of(env, path) as video:
+        name = task or policy.config.tasks[0]
+        with using_threads(1), actions, Answers(lambda: name) as answers, video_of(env, path) as video:
             for episode in range(episodes):
                 if max_steps is not None and steps >= max_steps:
                     break
-                observation, _ = env.reset(seed=first + episode)
+                with answers.expected():
+                    observation, _ = env.reset(seed=first + episode)
                 policy.reset()
                 returns.append(0.0)
                 over, begun = False, steps
                 while not over and (max_steps is None or steps < max_steps):
-                    video.add(picture(env, policy.config.env))
+                    with answers.expected():
+                        video.add(picture(env, policy.config.env))
                     action = policy.act(observation, deterministic=deterministic)
-                    observation, reward, terminated, truncated, _ = env.step(action)
+                    with answers.expected():
+                        observation, reward, terminated, truncated, _ = env.step(action)
                     returns[-1] += float(reward)
                     over = terminated or truncated
                     steps += 1

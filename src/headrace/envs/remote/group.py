@@ -69,6 +69,7 @@ class RemoteGroup:
 
     advanced: Sequence[int] | None = None
     ended: Sequence[int] = ()
+    called: int | None = None
 
     def __init__(
         self, address: str, env: str, options: EnvConfig, num_envs: int, *, training: bool = True, spec: EnvSpec | None = None
