@@ -1,12 +1,17 @@
 """The bottleneck is named rightly when one is planted."""
 
+import dataclasses
+import itertools
+import re
 import subprocess
 import sys
 import textwrap
 
 import pytest
 
-from headrace.runs.bottleneck import find
+from headrace.config import Config, machine, override
+from headrace.runs import bottleneck
+from headrace.runs.bottleneck import ADVICE, ADVICE_OF_PLACEMENT, advise, find
 from headrace.runs.metrics import read_jsonl
 
 
@@ -16,6 +21,11 @@ def shares(rollout, policy, learner):
         "time/policy/forward": policy[0], "time/policy/wait": policy[1],
         "time/learner/train": learner[0], "time/learner/wait": learner[1],
     }  # fmt: skip
+
+
+@pytest.fixture
+def two_cores(monkeypatch):
+    monkeypatch.setattr(machine, "cores", lambda: 2)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +51,8 @@ def shares(rollout, policy, learner):
         ({"charts/SPS": 1.0}, "unknown", "No timings"),
     ],
 )
-def test_planted(metrics, part, words):
-    found = find(metrics)
+def test_planted(metrics, part, words, two_cores):
+    found = find(metrics, override(Config(), **{"sampling.num_workers": 1}))
     assert found.part == part
     assert words in str(found)
 
@@ -54,7 +64,8 @@ def test_what_it_says_to_change_has_an_effect(busiest, placement, replay):
     """Settings of other placements, and passes over a batch that a replay makes only one of, are not named."""
     environments, policy, learner = (0.92 if part == busiest else 0.2 for part in ("environments", "policy", "learner"))
     metrics = shares((environments, 1 - environments, 0.0), (policy, 1 - policy), (learner, 1 - learner))
-    found = find(metrics, placement, replay)
+    settings = {"sampling.placement": placement, "learning.experience": "replay" if replay else "trajectories"}
+    found = find(metrics, override(Config(), **settings))
     assert found.part == busiest
     assert found.advice
     if placement != "served":
@@ -70,8 +81,62 @@ def test_what_it_says_to_change_has_an_effect(busiest, placement, replay):
 def test_in_one_process_the_parts_take_turns():
     """Each waits while another has the device: that is no lack of work, nor of cores, and the one that takes longest is named."""
     turns = {**shares((0.25, 0.75, 0.0), (0.3, 0.7), (0.45, 0.55)), "system/cpu": 0.97}
-    assert find(turns, "device").part == "learner"
-    assert find(turns).part == "processor"
+    assert find(turns, override(Config(), **{"sampling.placement": "device"})).part == "learner"
+    assert find(turns, Config()).part == "processor"
+
+
+CASES = [
+    *itertools.product(
+        ("served", "inline", "device"), ADVICE, ("cpu", "cuda"), ("float32", "bf16", "auto"), ("native", "emulated"), (1, 4),
+        (1, 2),
+    )
+]  # fmt: skip
+"""Placement, part, device, precision, bf16 of the machine, epochs, rollout workers (there are two cores)."""
+
+
+def test_only_what_is_not_already_so_is_advised(monkeypatch, two_cores):
+    """Every line of the table, with every setting that it names as it is and as it could be."""
+    said = set()
+    for placement, part, device, precision, bf16, epochs, workers in CASES:
+        monkeypatch.setattr(machine, "native_bf16", lambda device, bf16=bf16: bf16 == "native")
+        settings = {"sampling.placement": placement, "learning.device": device, "learning.precision": precision}
+        settings |= {"learning.num_epochs": epochs, "sampling.num_workers": workers}
+        config = override(Config(), **settings)
+        advice = advise(part, config)
+        names = [change.text for change in ADVICE_OF_PLACEMENT.get(placement, {}).get(part) or ADVICE[part]]
+
+        def agrees(words, possible, advice=advice, names=names):
+            """The words are advised where that is possible, if they are in the table."""
+            return (words in advice) == (possible and any(words in name for name in names))
+
+        case = f"{placement}, {part}, {settings}, bf16 {bf16}: {advice}"
+        assert agrees("precision bf16", config.precision == "float32" and bf16 == "native"), case
+        assert agrees("accelerator", device == "cpu"), case
+        assert agrees("num-epochs", epochs > 1), case
+        assert agrees("up to one per core", workers < 2), case
+        assert re.fullmatch(r"Use [^.].*[^. ]\.", advice), case
+        said |= {name for name in names if name in advice}
+    table = [*ADVICE.values(), *(changes for parts in ADVICE_OF_PLACEMENT.values() for changes in parts.values())]
+    assert said == {change.text for changes in table for change in changes}, "some advice is never given"
+
+
+def test_advice_at_a_limit(monkeypatch, two_cores):
+    assert "batch-timeout" in advise("handover", Config())
+    assert "batch-timeout" not in advise("handover", override(Config(), **{"sampling.batch_timeout": 0.0}))
+    in_process = override(Config(), **{"sampling.placement": "device"})
+    assert "several cores" in advise("environments", in_process)
+    monkeypatch.setattr(machine, "cores", lambda: 1)
+    assert advise("environments", in_process) == "Use more environments at a time (sampling.envs-per-worker)."
+    monkeypatch.setitem(bottleneck.ADVICE, "learner", ())
+    assert advise("learner", Config()) == ""
+
+
+def test_advice_names_settings_that_there_are():
+    table = [*ADVICE.values(), *(changes for parts in ADVICE_OF_PLACEMENT.values() for changes in parts.values())]
+    for change in itertools.chain(*table):
+        for group, name in re.findall(r"\b(learning|sampling)\.([\w-]+)", change.text):
+            fields = [field.name for field in dataclasses.fields(getattr(Config(), group))]
+            assert name.replace("-", "_") in fields, change.text
 
 
 WORLD = """
@@ -121,4 +186,4 @@ def test_planted_in_a_real_run(part, seconds, tmp_path, monkeypatch):
                "--num-workers", "1", "--log-interval", "2", "--max-minutes", "0.15"]  # fmt: skip
     subprocess.run(list(map(str, command)), check=True, timeout=120, capture_output=True)
     last = [line for line in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "time/learner/wait" in line][-1]
-    assert find(last).part == part.lower(), last
+    assert find(last, Config()).part == part.lower(), last

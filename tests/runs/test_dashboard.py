@@ -26,7 +26,7 @@ METRICS = {
 
 def draw(metrics_list, width=130, height=50, **settings):
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None)
-    with Dashboard(override(Config(), **settings), console) as dashboard:
+    with Dashboard(override(Config(), **{"learning.device": "cpu", **settings}), console) as dashboard:
         for metrics in metrics_list:
             dashboard.curve([metrics.get("charts/episodic_return_100", 0.0)])
             dashboard.update(metrics)

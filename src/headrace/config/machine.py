@@ -34,6 +34,11 @@ def rank() -> Rank:
     return Rank(int(os.environ["RANK"]), size, local, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
 
 
+def cores() -> int:
+    """Cores that this process may use, shared out among the ranks of a run on this machine."""
+    return max(1, len(os.sched_getaffinity(0)) // rank().local_size)
+
+
 def default_device() -> str:
     """`cuda` where there is a CUDA device, else `cpu`."""
     import torch

@@ -12,7 +12,6 @@ Units: a *step* is one decision of one agent; a *frame* is one frame of the simu
 from __future__ import annotations
 
 import math
-import os
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,7 +189,7 @@ class Config:
     def learner_threads(self) -> int:
         """CPU threads of a learner. All learners together have half of the cores where rollout workers need the others: a thread
         that loses its core to a worker in the middle of a matrix product holds up all other threads."""
-        cores = max(1, len(os.sched_getaffinity(0)) // machine.rank().local_size)
+        cores = machine.cores()
         alone = self.sampling.placement in ("serial", "device")
         return self.learning.num_threads or (cores if alone else max(1, cores // 2 // self.population.size))
 

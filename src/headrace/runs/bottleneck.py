@@ -6,9 +6,11 @@ need the slots that the learner frees. In a ring the part that waits least is th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from headrace.config import Config, machine
 from headrace.shm.phases import waiting_share
 
 Part = Literal["environments", "policy", "learner", "processor", "handover", "unknown"]
@@ -21,29 +23,72 @@ SATURATED = 0.9
 """If more than this share of the processor is in use, parts that wait are waiting for its cores."""
 
 _WHO: dict[Part, str] = {"learner": "learner", "policy": "policy", "environments": "rollout workers"}
-_NETWORK = "learning.precision bf16, a smaller network or an accelerator."
-_ADVICE: dict[Part, str] = {
-    "learner": f"Use a larger learning.batch-size, fewer learning.num-epochs, {_NETWORK}",
-    "policy": f"Use more environments per request (sampling.envs-per-worker), more sampling.num-policy-workers, {_NETWORK}",
-    "environments": "Use more sampling.num-workers (up to one per core) or more environments per worker.",
-    "processor": "Use more or faster cores, an accelerator for the network, a smaller network or fewer epochs.",
-    "handover": "Use more sampling.envs-per-worker, more sampling.num-groups or a smaller sampling.batch_timeout.",
+
+
+class Change(NamedTuple):
+    """Something that may help."""
+
+    text: str
+    possible: Callable[[Config], bool] = lambda config: True
+    """Whether a run with these settings can be changed so: it is not like that already, and this machine can do it."""
+
+
+def _bf16_helps(config: Config) -> bool:
+    return config.precision != "bf16" and machine.native_bf16(config.device)
+
+
+def _cores_left(config: Config) -> bool:
+    return config.sampling.num_workers < machine.cores()
+
+
+_BF16 = Change("learning.precision bf16", _bf16_helps)
+_SMALLER_NETWORK = Change("a smaller network")
+_ACCELERATOR = Change("an accelerator", lambda config: config.device == "cpu")
+_EPOCHS = Change("fewer learning.num-epochs", lambda config: config.learning.num_epochs > 1)
+_MORE_WORKERS = Change("more sampling.num-workers (up to one per core)", _cores_left)
+_MORE_ENVS = Change("more environments per worker (sampling.envs-per-worker)")
+_MORE_AT_A_TIME = Change("more environments at a time (sampling.envs-per-worker)")
+
+ADVICE: dict[Part, tuple[Change, ...]] = {
+    "learner": (
+        Change("a larger learning.batch-size", lambda config: not config.uses_replay),
+        *(_EPOCHS, _BF16, _SMALLER_NETWORK, _ACCELERATOR),
+    ),
+    "policy": (
+        Change("more environments per request (sampling.envs-per-worker)"),
+        Change("more sampling.num-policy-workers"),
+        *(_BF16, _SMALLER_NETWORK, _ACCELERATOR),
+    ),
+    "environments": (_MORE_WORKERS, _MORE_ENVS),
+    "processor": (Change("more or faster cores"), _ACCELERATOR, _SMALLER_NETWORK, _EPOCHS),
+    "handover": (
+        *(_MORE_ENVS, Change("more sampling.num-groups")),
+        Change("a smaller sampling.batch-timeout", lambda config: config.sampling.batch_timeout > 0),
+    ),
 }
-_ADVICE_INLINE: dict[Part, str] = {
-    "policy": "Use more sampling.num-workers (up to one per core), more environments per worker (sampling.envs-per-worker), "
-    "learning.precision bf16 or a smaller network.",
-    "handover": "Use more sampling.envs-per-worker or more sampling.num-workers.",
+"""What may help where a part is the bottleneck."""
+ADVICE_OF_PLACEMENT: dict[str, dict[Part, tuple[Change, ...]]] = {
+    "inline": {
+        # Rollout workers compute on the processor, whatever the learner's device is.
+        "policy": (
+            *(_MORE_WORKERS, _MORE_ENVS),
+            Change("learning.precision bf16", lambda config: config.precision != "bf16" and machine.native_bf16("cpu")),
+            _SMALLER_NETWORK,
+        ),
+        "handover": (_MORE_ENVS, Change("more sampling.num-workers")),
+    },
+    "device": {
+        "policy": (_MORE_AT_A_TIME, _BF16, _SMALLER_NETWORK, _ACCELERATOR),
+        "environments": (
+            _MORE_AT_A_TIME,
+            Change(
+                "with environments in Python sampling.placement served, which steps them on several cores",
+                lambda config: machine.cores() > 1,
+            ),
+        ),
+    },
 }
-_ADVICE_DEVICE: dict[Part, str] = {
-    "policy": f"Use more environments at a time (sampling.envs-per-worker), {_NETWORK}",
-    "environments": "Use more environments at a time (sampling.envs-per-worker), or with environments in Python "
-    "sampling.placement served, which steps them on several cores.",
-}
-_ADVICE_REPLAY: dict[Part, str] = {
-    "learner": f"Use {_NETWORK}",
-    "processor": "Use more or faster cores, an accelerator for the network or a smaller network.",
-}
-"""What is said instead of `_ADVICE` in a placement and with a replay, where some settings have no effect."""
+"""What may help instead in a placement where some of these settings have no effect."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +103,21 @@ class Bottleneck:
         return f"{self.finding} {self.advice}".strip()
 
 
-def find(metrics: dict[str, float], placement: str = "served", replay: bool = False) -> Bottleneck:
+def advise(part: Part, config: Config) -> str:
+    """What a run with these settings can change where this part is the bottleneck, as a sentence; empty if nothing is known."""
+    changes = ADVICE_OF_PLACEMENT.get(config.sampling.placement, {}).get(part) or ADVICE[part]
+    texts = [change.text for change in changes if change.possible(config)]
+    if len(texts) < 2:
+        return f"Use {texts[0]}." if texts else ""
+    return f"Use {', '.join(texts[:-1])} or {texts[-1]}."
+
+
+def find(metrics: dict[str, float], config: Config) -> Bottleneck:
     """Find the bottleneck from `metrics`: `time/<part>/<phase>` (shares of each part's time, 0 to 1) and `system/cpu`.
 
-    A part without such keys (policy workers in `inline` placement) is left out. Other keys are ignored. `placement` and `replay`
-    (whether the run learns from one) decide which settings there are to change.
+    A part without such keys (policy workers in `inline` placement) is left out. Other keys are ignored. `config`: of the run; it
+    decides which settings there are to change.
     """
-    of_placement = {"inline": _ADVICE_INLINE, "device": _ADVICE_DEVICE}.get(placement, {})
-    advice = _ADVICE | of_placement | (_ADVICE_REPLAY if replay else {})
     if "time/learner/wait" not in metrics or "time/rollout/step" not in metrics:
         return Bottleneck("unknown", "No timings yet.", "")
     waiting: dict[Part, float] = {
@@ -79,17 +131,17 @@ def find(metrics: dict[str, float], placement: str = "served", replay: bool = Fa
         waiting["policy"] = waiting.pop("environments")
 
     part = min(waiting, key=lambda name: waiting[name])
-    least, in_turns = waiting[part], placement == "device"  # there each part waits while another has the device
+    least, in_turns = waiting[part], config.sampling.placement == "device"  # there each part waits while another has the device
     if max(waiting.values()) < BUSY:
-        return Bottleneck("processor", "No part waits: every part is busy all the time.", advice["processor"])
+        return Bottleneck("processor", "No part waits: every part is busy all the time.", advise("processor", config))
     if least > IDLE and not in_turns and metrics.get("system/cpu", 0.0) > SATURATED:
         finding = f"The processor is the bottleneck ({metrics['system/cpu']:.0%} in use): the parts take turns on its cores."
-        return Bottleneck("processor", finding, advice["processor"])
+        return Bottleneck("processor", finding, advise("processor", config))
     if least > IDLE and not in_turns:
         finding = f"Every part waits (the busiest one {least:.0%} of its time): too little work is in progress at a time."
-        return Bottleneck("handover", finding, advice["handover"])
+        return Bottleneck("handover", finding, advise("handover", config))
     others = ", ".join(f"{_WHO[name]} {waiting[name]:.0%}" for name in sorted(waiting, key=lambda name: waiting[name]))
     subject = "The environments are" if part == "environments" else f"The {part} is"
     if part == "policy" and "time/policy/wait" not in metrics:
         others += f"; rollout workers compute actions {computing:.0%} of their time"
-    return Bottleneck(part, f"{subject} the bottleneck (time spent waiting: {others}).", advice[part])
+    return Bottleneck(part, f"{subject} the bottleneck (time spent waiting: {others}).", advise(part, config))

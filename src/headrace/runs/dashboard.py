@@ -148,7 +148,7 @@ class Dashboard:
             words = f"Serial placement: {learning:.0%} of the time is spent learning, the rest collecting experience."
             finding = "" if math.isnan(learning) else words
             return bottleneck.Bottleneck("unknown", finding, "")
-        return bottleneck.find(self.metrics, self.config.sampling.placement, self.config.uses_replay)
+        return bottleneck.find(self.metrics, self.config)
 
     def _screen(self) -> RenderableType:
         """The fullest screen that the terminal has room for: rich would cut off the end of a higher one."""
