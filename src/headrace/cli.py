@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -30,6 +30,9 @@ from headrace.make_config import check_config
 from headrace.runs.explain import explain
 from headrace.runs.output import show, show_without_source, tolerantly
 from headrace.runs.processes import start_fork_server
+
+if TYPE_CHECKING:
+    from headrace.train import TrainResult
 
 USAGE = """usage: headrace COMMAND [OPTIONS]
 
@@ -109,10 +112,21 @@ def train(arguments: list[str]) -> int:
     if first:
         show(
             f"{result.reason} at step {result.global_step:,}; mean return of the last 100 episodes {result.mean_return:.2f}\n"
-            f"headrace eval {result.folder}\nheadrace watch {result.folder}"
-            + (f"\nheadrace play {result.folder} --against random" if config.envs.num_agents else "")
+            + "\n".join(_next_commands(result, config))
         )
     return 130 if result.reason == "interrupted" else 0
+
+
+def _next_commands(result: TrainResult, config: Config) -> list[str]:
+    """What the user may do with the run that has ended."""
+    from headrace.envs.trust import needed_code
+
+    commands = [["eval", result.folder], ["watch", result.folder]]
+    if len(result.spec.agents) > 1 and not result.spec.of_agents:  # one player can take every place of a match
+        commands.append(["play", result.folder, "--against", "random"])
+    code = needed_code(config)
+    imports = ["--import", *code] if code else []
+    return [shlex.join(["headrace", *command, *imports]) for command in commands]
 
 
 # -- tune -------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from headrace.accelerator.ranks import RankLost, Ranks
 from headrace.checkpointing import Checkpointing
 from headrace.cluster.launch import settings_of_rank
 from headrace.config import Config
-from headrace.envs.contract import EnvironmentFault
+from headrace.envs.contract import EnvironmentFault, EnvSpec
 from headrace.envs.registry import describe
 from headrace.envs.tasks import summary
 from headrace.evaluation.background import BackgroundEvaluation
@@ -48,7 +48,7 @@ from headrace.shm.run_control import POLL_INTERVAL
 
 @dataclass
 class TrainResult:
-    """How a run ended."""
+    """How a run ended. `spec`: what the agents of its environment observe and do."""
 
     folder: str
     reason: str
@@ -57,6 +57,7 @@ class TrainResult:
     """Steps learned from, over all policies."""
     mean_return: float
     """Mean return of the last 100 episodes (of the first policy); NaN if none has ended."""
+    spec: EnvSpec
 
 
 def train(config: Config) -> TrainResult:
@@ -79,8 +80,7 @@ def train(config: Config) -> TrainResult:
                     ends = _run(placement, reporter, evaluation)
                 returns = [ends.get(p, {"mean_return": math.nan})["mean_return"] for p in range(own.population.size)]
                 draw_curve_and_video(own, reporter.message, returns, again=reporter.learned)
-    reason = ends[0]["reason"] if 0 in ends else "interrupted"
-    return TrainResult(str(folder.path), reason, reporter.global_step, returns[0])
+    return TrainResult(str(folder.path), ends.get(0, {}).get("reason", "interrupted"), reporter.global_step, returns[0], spec)
 
 
 def _run(placement: Placement, reporter: Reporter, evaluation: BackgroundEvaluation) -> dict[int, dict[str, Any]]:

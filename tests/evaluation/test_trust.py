@@ -3,6 +3,7 @@
 import json
 import shlex
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,33 @@ def run(tmp_path, forget):
     forget()
     marker.unlink()
     return tmp_path / "run", file, marker
+
+
+HERE = Path(__file__).parent
+DIFFERENT = ["--population.size", "2", "--sampling.envs-per-worker", "4", "--sampling.num-groups", "1", "--sampling.rollout", "8"]
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "commands"),
+    [
+        (HERE / "higher_wins.py", ["--env", "higher-wins"], ["eval", "watch", "play"]),
+        (HERE.parent / "sampling" / "test_different_spaces.py", ["--env", "different", *DIFFERENT], ["eval", "watch"]),
+    ],
+)
+def test_the_commands_that_a_run_ends_with_work(forget, tmp_path, capsys, file, flags, commands):
+    """In a new process. Agents that observe or do different things cannot take each other's place in `headrace play`."""
+    pytest.importorskip("imageio_ffmpeg")
+    folder = tmp_path / "a run"
+    train = ["train", "--import", str(file), *flags, *TINY, "--run.folder", str(folder), "--total-steps", "512"]
+    assert cli.main(train) == 0
+    *_, ended, hints = capsys.readouterr().out.partition("mean return of the last 100 episodes")
+    assert ended
+    hints = hints.splitlines()[1:]
+    assert [shlex.split(hint)[:3] for hint in hints] == [["headrace", command, str(folder)] for command in commands]
+    for hint in hints:
+        forget()
+        assert cli.main(shlex.split(hint)[1:]) == 0, hint
+        assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("command", [["eval", "--episodes", "2"], ["watch", "--max-steps", "3"]])
