@@ -8,6 +8,7 @@ import sys
 import textwrap
 import venv
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -64,6 +65,9 @@ def test_the_wheel_installs_and_trains_where_there_is_no_compiler(tmp_path):
     )  # fmt: skip
     (wheel,) = (tmp_path / "dist").iterdir()
     assert "manylinux" in wheel.name
+    parts = {Path(name).name.split(".")[0] for name in ZipFile(wheel).namelist() if name.endswith(".so")}
+    assert parts >= {"atari", "elu", "ipc", "replay"}
+    assert "atari_kernels" not in parts, "only tests use it"
     venv.create(tmp_path / "clean", with_pip=True)
     binaries = tmp_path / "clean/bin"
     environment = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or "proxy" in name.lower()}

@@ -65,7 +65,7 @@ class _HostModule:
 
     def launch(self, kernel: str, grid: int, block: int, words: Sequence[int]) -> None:
         if self._launch is None:
-            import headrace._native.atari_kernels as host
+            import headrace._native.atari_kernels as host  # only there where headrace was installed with pip install -e
 
             self._owner.add(host.launch(kernel, grid, block, list(words), self._owner.backwards))
             return
