@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from headrace.population.past_versions import PastVersions
 
 
+PARTS = {
+    "model", "optimizer", "progress", "generator", "learner", "returns", "task_returns", "sampler", "random", "experience",
+    "member", "moment", "ended", "past",
+}  # fmt: skip
+"""What every checkpoint has, by name; None where a run has no such part."""
+
+
 @contextmanager
 def _unlike(path: Path, advice: str = "") -> Iterator[None]:
     """Whatever is raised by taking a state that does not fit becomes a `CheckpointError` that names the checkpoint."""
@@ -80,12 +87,12 @@ class Checkpointing:
         self._saved_step, self._saved_updates = progress.global_step, progress.updates
         messages = [*found.damaged, f"Going on from {found.path.name}: step {progress.global_step:,}"]
         with _unlike(found.path, " Delete it to go on from the one before."):
-            if self._member is not None and state.get("member") is not None:
+            if self._member is not None and state["member"] is not None:
                 self._member.set_state(state["member"])
             # Of a policy that had learned enough before that moment, the rest of the world is that of the others' checkpoints.
-            newest = not self._together or state.get("moment") == self._common
-            messages += self._past.set_state(state.get("past"), None if self._common is None else newest)
-            self._ended = bool(state.get("ended"))
+            newest = not self._together or state["moment"] == self._common
+            messages += self._past.set_state(state["past"], None if self._common is None else newest)
+            self._ended = bool(state["ended"])
             if self._exact and not newest and self._common is None:
                 messages.append("Episodes begin anew: there is no moment of which all policies have a checkpoint")
             elif self._exact and newest:
@@ -93,7 +100,7 @@ class Checkpointing:
                     messages.append(problem)
                 if state["random"] is not None:
                     training_state.set_random_state(state["random"])
-            messages += self._experience.restore(found.path, state.get("experience"))
+            messages += self._experience.restore(found.path, state["experience"])
         return [Message("message", text, self._policy) for text in messages]
 
     def _take(self, found: checkpoint.Checkpoint) -> None:
@@ -101,6 +108,8 @@ class Checkpointing:
         what an older checkpoint holds."""
         state, learner = found.unpack(), self._learner
         with _unlike(found.path):
+            if missing := PARTS - state.keys():
+                raise ValueError(f"it lacks {', '.join(sorted(missing))}")
             progress = Progress(**state["progress"])
             if not all(type(count) is int and count >= 0 for count in dataclasses.asdict(progress).values()):
                 raise ValueError(f"its counters are {state['progress']}")

@@ -8,12 +8,15 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import damage as damages
 import pytest
 import torch
 
+import headrace
+from headrace import checkpointing
+from headrace.make_config import make_config
 from headrace.runs import checkpoint
 from headrace.runs.checkpoint import CheckpointError
 from headrace.runs.folder import RunFolder
@@ -54,6 +57,39 @@ def test_every_damage_to_a_checkpoint_is_passed_over(tmp_path):
             how(copy / "000001-step-1" / file)
             with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged"):
                 load(copy, unpacked)
+
+
+def test_a_checkpoint_that_lacks_a_part_is_passed_over(tmp_path):
+    """Also where its checksums are right: what a missing part would be replaced by is not what the run had."""
+    settings = {
+        "run.folder": str(tmp_path / "run"), "run.dashboard": False, "run.video": False, "run.checkpoint_interval": 0.0,
+        "sampling.placement": "serial", "sampling.num_workers": 1, "sampling.envs_per_worker": 4, "sampling.rollout": 4,
+        "learning.batch_size": 16, "learning.num_minibatches": 1, "learning.algorithm": "ppo", "learning.device": "cpu",
+        "policy.mlp": [4], "learning.total_steps": 48,
+    }  # fmt: skip
+    headrace.train(make_config("gym/CartPole-v1", **settings))
+    *_, older, newest = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    whole = json.loads((newest / "state.json").read_text())
+    assert set(checkpoint.load(newest).unpack()) == checkpointing.PARTS
+
+    def lacking(part):
+        def damage(path):
+            path.write_text(json.dumps({name: value for name, value in whole.items() if name != part}))
+
+        return damages.sealed(damage)
+
+    learner = SimpleNamespace(progress=None)
+    taking = SimpleNamespace(_learner=learner)
+    for part in checkpointing.PARTS:
+        lacking(part)(newest / "state.json")
+        with pytest.raises(CheckpointError, match=rf"{newest.name} does not fit: ValueError: it lacks {part}\."):
+            checkpointing.Checkpointing._take(taking, checkpoint.load(newest))
+    assert learner.progress is None, "nothing was taken"
+    lacking("past")(newest / "state.json")
+    assert headrace.train(make_config("gym/CartPole-v1", **settings)).reason == "total_steps"
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert f"{newest.name} does not fit: ValueError: it lacks past." in log
+    assert f"Going on from {older.name}" in log
 
 
 def test_checkpoints_that_cannot_be_listed_are_no_reason_to_start_anew(tmp_path):

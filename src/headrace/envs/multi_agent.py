@@ -385,7 +385,7 @@ class MultiAgentGroup(StepsAtOnce):
         """See `EnvGroup.set_state`. Matches are played again from their seeds."""
         for m, (match, saved) in enumerate(zip(self.matches, state["matches"], strict=True)):
             match.seed, match.number = saved["seed"], saved["number"]
-            if saved.get("weights"):
+            if saved["weights"]:
                 self.set_reward_weights(m, saved["weights"])
             if saved["env"] is not None:
                 match.env.set_state(saved["env"])  # type: ignore[attr-defined]

@@ -67,7 +67,7 @@ class TaskLog:
         """Go on from `get_state`."""
         for task, returns in zip(self.tasks, self.returns, strict=True):
             returns.clear()
-            returns.extend(float(value) for value in state.get(task, ()))
+            returns.extend(float(value) for value in state[task])
 
 
 def task_metrics(means: Mapping[str, float], count: int, prefix: str = "") -> dict[str, float]:

@@ -100,7 +100,7 @@ class Member:
         self._first |= {name: value for name, value in state["first"].items() if name in self._first}
         self._decisions, self._next, self._pending = state["decisions"], state["next"], state["pending"]
         self._objectives.extend(state["objectives"])
-        if self._games is not None and state.get("games") is not None:
+        if self._games is not None and state["games"] is not None:
             self._games.set_state(state["games"])
         self._replaced, self._mutated = state["replaced"], state["mutated"]
         self._records.extend(state["records"])

@@ -214,7 +214,7 @@ class PastVersions:
         s = self._standings
         if s is None or state is None:
             return []
-        if state["record"].shape != (s.N, s.N, 2) or state.get("members", self._members) != self._members:
+        if state["record"].shape != (s.N, s.N, 2) or state["members"] != self._members:
             return ["Ratings, results and past versions begin anew: the matches have other opponents or another window"]
         s.now[self._p] = self._learner.progress.global_step
         if s.begun[self._p]:
@@ -227,7 +227,7 @@ class PastVersions:
             for m in mine:
                 s.baseline[m], s.baseline[:, m] = -state["record"][m], -state["record"][:, m]
             s.recent[self._p] = state["recent"][self._p]
-        s.moved[self._p] = state.get("moved", 0.0)  # a checkpoint without has it in `ratings`
+        s.moved[self._p] = state["moved"]
         s.saved[self._p], s.rated[self._p] = state["saved"], state["seen"] - state["record"][self._p]
         for m, version, weights, step, rating, is_open in state["copies"]:
             self._placement.memory.policies[m].weights.publish(weights, version)

@@ -57,7 +57,7 @@ def restore(replay: Replay, folder: os.PathLike[str] | str) -> bool:
     state = read_json(folder / _STATE)
     fields = json.loads(json.dumps([dataclasses.asdict(f) for f in replay.fields]))
     try:
-        if state["fields"] != fields or state["config"].get("histories") != replay.config.histories:
+        if state["fields"] != fields or state["config"]["histories"] != replay.config.histories:
             raise ValueError(f"{folder} holds a replay with other fields or another number of histories")
         saved = [(saved["first"], saved["sha256"]) for saved in state["histories"]]
         stats = {name: state["stats"][name] for name in dataclasses.asdict(replay.stats())}

@@ -75,7 +75,7 @@ class Serial(InProcess):
 
     def set_state(self, state: dict[str, Any]) -> str | None:
         """See `Placement.set_state`."""
-        self._turn = state.get("turn")
+        self._turn = state["turn"]
         return self.sampler.set_state(state)
 
 
@@ -159,8 +159,9 @@ class SerialSampler:
         state: dict[str, Any] = {"generators": [actor.generator.get_state() for actor in actors], "world": self._world()}
         state["members"] = self._members
         state["seats"] = [None if seat is None else seat.get_state() for seat in self.seats]
-        if self._config.sampling.weights_period > 1:  # then actors hold older weights than the checkpoint
-            state["acting"] = [{"answered": worker.answered, **worker.actor.get_weights()} for worker in self._policy_workers]
+        # With a longer period actors hold older weights than the checkpoint.
+        older = self._policy_workers if self._config.sampling.weights_period > 1 else ()
+        state["acting"] = [{"answered": worker.answered, **worker.actor.get_weights()} for worker in older]
         return state
 
     def _world(self) -> dict[str, Any] | None:
@@ -194,7 +195,7 @@ class SerialSampler:
         requests = self._memory.requests
         for actor, generator in zip([*self.actors, *self.frozen.values()], state["generators"], strict=False):
             actor.generator.set_state(generator)
-        for policy_worker, acting in zip(self._policy_workers, state.get("acting", ()), strict=False):
+        for policy_worker, acting in zip(self._policy_workers, state["acting"], strict=False):
             policy_worker.answered = acting["answered"]
             policy_worker.actor.set_weights(acting)
         world = state["world"]
