@@ -88,6 +88,21 @@ def finish(group: EnvGroup, seconds: float = 60) -> None:
         wait_until(group.recv, seconds)
 
 
+def messages_of(group: EnvGroup, until: str, seconds: float = 60) -> list[str]:
+    """What the group says, up to a message that contains `until`."""
+    found: list[str] = []
+
+    def said() -> bool:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            group.recv()
+        found.extend(str(warning.message) for warning in caught)
+        return any(until in text for text in found)
+
+    wait_until(said, seconds)
+    return found
+
+
 class Stepper:
     """Steps a group with one lane, and keeps every row."""
 

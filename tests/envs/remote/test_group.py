@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from remote_servers import (
     counting,
     finish,
     free_port,
+    messages_of,
     offer,
     remote_group,
     serving,
@@ -191,21 +191,6 @@ def test_a_lost_server_ends_the_episode_as_truncated(make, when: str) -> None:  
         for _ in range(10):
             stepper.step()
         group.close()
-
-
-def messages_of(group: EnvGroup, until: str, seconds: float = 60) -> list[str]:
-    """What the group says, up to a message that contains `until`."""
-    found: list[str] = []
-
-    def said() -> bool:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            group.recv()
-        found.extend(str(warning.message) for warning in caught)
-        return any(until in text for text in found)
-
-    wait_until(said, seconds)
-    return found
 
 
 def test_a_group_without_a_server_waits_and_says_why() -> None:

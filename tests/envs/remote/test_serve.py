@@ -8,7 +8,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +22,7 @@ from remote_servers import (
     finish,
     free_port,
     fuzz,
+    messages_of,
     offer,
     remote_group,
     serving,
@@ -192,12 +192,11 @@ def test_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not own.admits(metadata)
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
+def make_certificate(folder: Path, names: str) -> tuple[str, str]:
+    """A certificate that signs itself, and its key."""
+    cert, key = (str(folder / f"{abs(hash(names))}-{file}.pem") for file in ("cert", "key"))
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", cert]
+    command += ["-subj", "/CN=localhost", "-addext", f"subjectAltName={names}", "-keyout", key, "-out", cert]
     try:
         subprocess.run(command, check=True, capture_output=True)
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
@@ -205,7 +204,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return cert, key
 
 
-def test_tls(certificate: tuple[str, str], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    return make_certificate(tmp_path_factory.mktemp("tls"), "DNS:localhost,IP:127.0.0.1")
+
+
+def test_tls(certificate: tuple[str, str]) -> None:
     cert, key = certificate
     with serving(own=Credentials(cert=cert, key=key)) as address:
         group = remote_group(address, remote_ca=cert)
@@ -213,11 +217,78 @@ def test_tls(certificate: tuple[str, str], tmp_path: Path) -> None:
         stepper.reset()
         stepper.step()
         group.close()
-        plain = remote_group(address)
-        Stepper(plain, counting(1)).begin_reset()
-        time.sleep(1)
-        assert not plain.recv()
-        plain.close()
+
+
+DISAGREE = "the TLS settings do not agree: "
+
+
+def said_by_a_run(own: Credentials, ca: str | None) -> str:
+    """What a run, which has this certificate or none, says of a server with these credentials."""
+    with serving(own=own) as address:
+        group = remote_group(address, **({} if ca is None else {"remote_ca": ca}))
+        Stepper(group, counting(1)).begin_reset()
+        text = messages_of(group, "no connection")[-1]
+        assert not group.recv()
+        group.close()
+    return text
+
+
+def test_tls_on_one_side_only_is_named(certificate: tuple[str, str]) -> None:
+    """A run without TLS cannot know why the connection was closed, so it goes on trying."""
+    cert, key = certificate
+    text = said_by_a_run(Credentials(cert=cert, key=key), None)
+    assert ": if it uses TLS, give the certificate that signed its own here, too (--envs.remote-ca)" in text
+    text = said_by_a_run(Credentials(), cert)
+    assert f"{DISAGREE}it does not use TLS; start it with --tls-cert and --tls-key, or leave out --envs.remote-ca" in text
+
+
+def test_a_wrong_certificate_is_named(certificate: tuple[str, str], tmp_path: Path) -> None:
+    cert, key = certificate
+    other = make_certificate(tmp_path, "DNS:localhost,IP:127.0.0.1")
+    text = said_by_a_run(Credentials(cert=cert, key=key), other[0])
+    assert f"{DISAGREE}its certificate was not signed by that of --envs.remote-ca" in text
+    far = make_certificate(tmp_path, "DNS:far,IP:10.0.0.7")
+    text = said_by_a_run(Credentials(cert=far[0], key=far[1]), far[0])
+    assert f"{DISAGREE}its certificate is not for the name or address by which it is called" in text
+
+
+def test_a_run_does_not_start_where_tls_does_not_agree(certificate: tuple[str, str]) -> None:
+    cert, key = certificate
+    with serving() as address, pytest.raises(ConfigError, match=rf"{address}: no connection .*{DISAGREE}it does not use TLS"):
+        connect.ask(NAME, EnvConfig(remote=address, remote_ca=cert))
+    with serving(own=Credentials(cert=cert, key=key)) as address, pytest.raises(ConfigError, match="if it uses TLS, give"):
+        connect.ask(NAME, EnvConfig(remote=address), patience=0.5)
+
+
+def test_a_simulator_is_told_its_own_flags(certificate: tuple[str, str]) -> None:
+    cert, key = certificate
+    address, said = f"127.0.0.1:{free_port()}", list[str]()
+    group = RemoteGroup(f"listen:{address}", NAME, EnvConfig(remote_tls_cert=cert, remote_tls_key=key), 5)
+    dialler = Dialler(offer(), address, Credentials(), said.append)
+    threading.Thread(target=dialler.run, daemon=True).start()
+    advice = "if it uses TLS, give the certificate that signed its own here, too (--tls-ca)"
+    wait_until(lambda: any(advice in text for text in said))
+    dialler.stop()
+    group.close()
+    group = RemoteGroup(f"listen:{address}", NAME, EnvConfig(), 5)
+    dialler = Dialler(offer(), address, Credentials(ca=cert), said.append)
+    threading.Thread(target=dialler.run, daemon=True).start()
+    advice = "start it with --envs.remote-tls-cert and --envs.remote-tls-key, or leave out --tls-ca here"
+    wait_until(lambda: any(advice in text for text in said))
+    dialler.stop()
+    group.close()
+
+
+def test_a_server_that_is_stopped_is_not_taken_for_one_with_tls() -> None:
+    """Once it has answered, a closed connection says nothing of TLS."""
+    port = free_port()
+    with serving(port=port) as address:
+        group = remote_group(address)
+        stepper = Stepper(group, counting(1))
+        stepper.reset()
+    stepper.begin_step()
+    assert not any("TLS" in text for text in messages_of(group, "Connection refused"))
+    group.close()
 
 
 def test_tls_of_a_run_that_listens(certificate: tuple[str, str]) -> None:

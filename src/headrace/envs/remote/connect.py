@@ -15,7 +15,17 @@ from headrace.config import ConfigError, EnvConfig
 from headrace.envs.contract import EnvSpec
 from headrace.envs.remote import protocol
 from headrace.envs.remote.protocol import Hello, ProtocolError, Refused, Welcome
-from headrace.envs.remote.transport import Credentials, Handler, Link, channel_options, check_address, credentials, dial
+from headrace.envs.remote.transport import (
+    OF_RUN,
+    WRONG_TLS,
+    Credentials,
+    Handler,
+    Link,
+    channel_options,
+    check_address,
+    credentials,
+    dial,
+)
 
 LISTEN = "listen:"
 """Before an address at which the trainer listens for simulators."""
@@ -61,7 +71,7 @@ def connector(entry: str, options: EnvConfig) -> Connector:
 
 class _Dialling:
     def __init__(self, address: str, own: Credentials, compression: bool) -> None:
-        self._arguments = address, own, protocol.MOST_REPLY, compression
+        self._arguments = address, own, OF_RUN, protocol.MOST_REPLY, compression
 
     def open(self, closed: threading.Event) -> Link:
         return dial(*self._arguments)
@@ -187,7 +197,7 @@ def ask(env: str, options: EnvConfig, patience: float = 60.0) -> Welcome:
                 _known[remote, env] = welcome
                 return welcome
         listed = "; ".join(f"{entry}: {why}" for entry, why in reasons.items())
-        refused |= any("token" in why or "no environment server" in why for why in reasons.values())
+        refused |= any(sign in why for why in reasons.values() for sign in ("token", "no environment server", WRONG_TLS))
         if refused or monotonic() >= deadline:
             raise ConfigError(f"no environment server of envs.remote can be used: {listed}")
         if not warned:

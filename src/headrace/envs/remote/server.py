@@ -18,7 +18,16 @@ from headrace.envs import registry
 from headrace.envs.remote import protocol
 from headrace.envs.remote.protocol import Hello
 from headrace.envs.remote.session import Offer, Session
-from headrace.envs.remote.transport import Credentials, Handler, Link, channel_options, check_address, credentials, dial
+from headrace.envs.remote.transport import (
+    OF_SIMULATOR,
+    Credentials,
+    Handler,
+    Link,
+    channel_options,
+    check_address,
+    credentials,
+    dial,
+)
 
 SPARE_STREAMS = 16
 """Streams beside those of the environments: questions for the specification, and refusals."""
@@ -113,7 +122,7 @@ class Dialler:
                 self._stopped.wait(FIRST_PAUSE)
                 continue
             self._taken.clear()
-            link = dial(self._address, self._own, protocol.MOST_REQUEST, self._compression)
+            link = dial(self._address, self._own, OF_SIMULATOR, protocol.MOST_REQUEST, self._compression)
             thread = threading.Thread(target=self._stream, args=(link,), name="remote-envs", daemon=True)
             thread.start()
             late = monotonic() + ANSWER_TIMEOUT

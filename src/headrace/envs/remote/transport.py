@@ -170,8 +170,50 @@ def _refuse(_: Iterator[bytes], context: Any) -> Iterator[bytes]:
     yield b""
 
 
-def reason(error: grpc.RpcError) -> str:
-    """In words, why a stream ended."""
+@dataclass(frozen=True)
+class TlsFlags:
+    """What the settings of TLS are called, where one side calls the other."""
+
+    ca: str
+    """Of the caller: the certificate that signed the listener's."""
+    certificate: str
+    """Of the listener: its own certificate and key."""
+
+
+OF_RUN = TlsFlags("--envs.remote-ca", "--tls-cert and --tls-key")
+"""Where a run calls an environment server."""
+OF_SIMULATOR = TlsFlags("--tls-ca", "--envs.remote-tls-cert and --envs.remote-tls-key")
+"""Where a simulator calls a run that listens."""
+WRONG_TLS = "TLS settings do not agree"
+"""In the reason where both sides were there, but cannot understand each other: waiting does not help."""
+
+
+def tls_advice(details: str, uses_tls: bool, flags: TlsFlags) -> str:
+    """What to set where a call failed before the first answer because of TLS, or may have; empty where TLS is not the cause.
+
+    `details`: gRPC's. `uses_tls`: whether the caller does. A listener with TLS closes the connection of a caller without, as one
+    does that is stopped.
+    """
+    if not uses_tls:
+        closed = re.search("Socket closed|Connection reset", details)
+        return f": if it uses TLS, give the certificate that signed its own here, too ({flags.ca})" if closed else ""
+    for sign, advice in (
+        ("WRONG_VERSION_NUMBER", f"it does not use TLS; start it with {flags.certificate}, or leave out {flags.ca} here"),
+        ("CERTIFICATE_VERIFY_FAILED", f"its certificate was not signed by that of {flags.ca}, or its time is over"),
+        ("not in peer certificate", "its certificate is not for the name or address by which it is called"),
+    ):
+        if sign in details:
+            return f": the {WRONG_TLS}: {advice}"
+    return ""
+
+
+def no_advice(details: str) -> str:
+    """Where there is nothing to advise."""
+    return ""
+
+
+def reason(error: grpc.RpcError, advice: Callable[[str], str] = no_advice) -> str:
+    """In words, why a stream ended. `advice`: what to do about a connection that could not be made, from gRPC's details."""
     code, details = error.code(), (error.details() or "").strip()  # type: ignore[attr-defined]
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return "it refuses the token: both sides must have the same"
@@ -182,9 +224,10 @@ def reason(error: grpc.RpcError) -> str:
     if code is grpc.StatusCode.UNAVAILABLE:
         last = details.rpartition("last error: ")[2]
         known = re.search(r"Connection refused|Connection reset|Connection timed out|No route to host|Socket closed|ping timeout|"
-                          r"keepalive watchdog timeout|Name or service not known|GOAWAY|Handshake|CERTIFICATE_VERIFY_FAILED|"
+                          r"keepalive watchdog timeout|Name or service not known|GOAWAY|WRONG_VERSION_NUMBER|"
+                          r"CERTIFICATE_VERIFY_FAILED|not in peer certificate|Handshake|"
                           r"Network is unreachable|Timeout occurred", last, re.IGNORECASE)  # fmt: skip
-        return f"no connection ({known[0] if known else last[:200] or 'unavailable'})"
+        return f"no connection ({known[0] if known else last[:200] or 'unavailable'}){advice(details)}"
     return f"{code.name.lower().replace('_', ' ')}: {details[:200]}" if details else code.name.lower()
 
 
@@ -205,6 +248,8 @@ class Link:
         self.sent_at = 0.0
         """When the request was sent that is not answered; 0 if all are."""
         self.warned = False
+        self.advice = no_advice
+        """What to do where the stream ends, for this reason of gRPC's, before the first message has come."""
         self._messages, self._cancel = messages, cancel
         self.timeout = 60.0
         """Seconds that an answer may take."""
@@ -225,13 +270,15 @@ class Link:
         self._messages, self._cancel = messages, cancel
 
     def __iter__(self) -> Iterator[bytes]:
+        answered = False
         try:
             for message in self._messages:
-                self.sent_at = 0.0
+                self.sent_at, answered = 0.0, True
                 yield message
             self.ended = self.ended or "the other side ended the stream"
         except grpc.RpcError as error:
-            self.ended = self.ended or (reason(error) if hasattr(error, "code") else "the stream was cut")
+            advice = no_advice if answered else self.advice
+            self.ended = self.ended or (reason(error, advice) if hasattr(error, "code") else "the stream was cut")
         except Exception as error:  # of gRPC's server: the peer is gone
             self.ended = self.ended or f"the stream was cut ({type(error).__name__})"
         finally:
@@ -280,10 +327,11 @@ def _close_late() -> None:
             link.on_slow(waited)
 
 
-def dial(address: str, own: Credentials, most_received: int, compression: bool = False) -> Link:
-    """Call a listener; the connection is made meanwhile."""
+def dial(address: str, own: Credentials, flags: TlsFlags, most_received: int, compression: bool = False) -> Link:
+    """Call a listener; the connection is made meanwhile. `flags`: for messages."""
     channel = own.channel(address, most_received, compression)
     link = Link(None, lambda: None)
+    link.advice = lambda details: tls_advice(details, own.ca is not None, flags)
     call = channel.stream_stream(METHOD)(link.outgoing(), metadata=own.metadata)
 
     def cancel() -> None:
