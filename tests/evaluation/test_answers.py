@@ -218,7 +218,7 @@ def test_warnings_come_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None
     def wait(interval: float) -> bool:
         nonlocal now
         now += 500 if now == 250 else interval
-        return now > 2000
+        return now > 1500
 
     monkeypatch.setattr(answers._closed, "wait", wait)
     monkeypatch.setattr(warnings, "warn", lambda text, **more: spoken.append((now, text)))

@@ -55,22 +55,22 @@ def run(tmp_path, forget):
 
 
 HERE = Path(__file__).parent
-DIFFERENT = ["--population.size", "2", "--sampling.envs-per-worker", "4", "--sampling.num-groups", "1", "--sampling.rollout", "8"]
+DIFFERENT = ["--env", "different", "--population.size", "2", "--sampling.envs-per-worker", "4", "--sampling.rollout", "8"]
 
 
 @pytest.mark.parametrize(
     ("file", "flags", "commands"),
     [
         (HERE / "higher_wins.py", ["--env", "higher-wins"], ["eval", "watch", "play"]),
-        (HERE.parent / "sampling" / "test_different_spaces.py", ["--env", "different", *DIFFERENT], ["eval", "watch"]),
+        (HERE.parent / "sampling" / "test_different_spaces.py", [*DIFFERENT, "--policy.mlp", "4"], ["eval", "watch"]),
     ],
 )
 def test_the_commands_that_a_run_ends_with_work(forget, tmp_path, capsys, file, flags, commands):
     """In a new process. Agents that observe or do different things cannot take each other's place in `headrace play`."""
     pytest.importorskip("imageio_ffmpeg")
     folder = tmp_path / "a run"
-    train = ["train", "--import", str(file), *flags, *TINY, "--run.folder", str(folder), "--total-steps", "512"]
-    assert cli.main(train) == 0
+    train = ["train", "--import", str(file), *flags, *TINY, "--run.folder", str(folder), "--total-steps", "128"]
+    assert cli.main([*train, "--batch-size", "128"]) == 0
     *_, ended, hints = capsys.readouterr().out.partition("mean return of the last 100 episodes")
     assert ended
     hints = hints.splitlines()[1:]

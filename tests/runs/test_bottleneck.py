@@ -99,9 +99,9 @@ def test_only_what_is_not_already_so_is_advised(monkeypatch, two_cores):
     said = set()
     for placement, part, device, precision, bf16, epochs, workers in CASES:
         monkeypatch.setattr(machine, "native_bf16", lambda device, bf16=bf16: bf16 == "native")
-        settings = {"sampling.placement": placement, "learning.device": device, "learning.precision": precision}
-        settings |= {"learning.num_epochs": epochs, "sampling.num_workers": workers}
-        config = override(Config(), **settings)
+        config = Config()
+        config.sampling.placement, config.sampling.num_workers = placement, workers
+        config.learning.device, config.learning.precision, config.learning.num_epochs = device, precision, epochs
         advice = advise(part, config)
         names = [change.text for change in ADVICE_OF_PLACEMENT.get(placement, {}).get(part) or ADVICE[part]]
 
@@ -109,7 +109,7 @@ def test_only_what_is_not_already_so_is_advised(monkeypatch, two_cores):
             """The words are advised where that is possible, if they are in the table."""
             return (words in advice) == (possible and any(words in name for name in names))
 
-        case = f"{placement}, {part}, {settings}, bf16 {bf16}: {advice}"
+        case = f"{placement}, {part}, {device}, {precision}, bf16 {bf16}, {epochs} epochs, {workers} workers: {advice}"
         assert agrees("precision bf16", config.precision == "float32" and bf16 == "native"), case
         assert agrees("accelerator", device == "cpu"), case
         assert agrees("num-epochs", epochs > 1), case

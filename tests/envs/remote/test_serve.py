@@ -252,6 +252,20 @@ def test_a_wrong_certificate_is_named(certificate: tuple[str, str], tmp_path: Pa
     assert f"{DISAGREE}its certificate is not for the name or address by which it is called" in text
 
 
+def test_files_that_are_no_certificates_are_named(certificate: tuple[str, str], tmp_path: Path) -> None:
+    cert, key = certificate
+    text, other = tmp_path / "text.pem", make_certificate(tmp_path, "DNS:other")
+    text.write_text("hello")
+    locked = str(tmp_path / "locked.pem")
+    subprocess.run(["openssl", "pkey", "-in", key, "-aes256", "-passout", "pass:secret", "-out", locked], check=True)
+    with pytest.raises(ConfigError, match=r"text\.pem holds no TLS certificate"):
+        credentials(None, ca=str(text))
+    for its_cert, its_key in ((str(text), key), (cert, str(text)), (cert, other[1]), (cert, locked)):
+        with pytest.raises(ConfigError, match=f"{its_cert} and {its_key} are not a TLS certificate and its private key"):
+            credentials(None, cert=its_cert, key=its_key)
+    assert credentials(None, ca=cert, cert=cert, key=key).cert == cert
+
+
 def test_a_run_does_not_start_where_tls_does_not_agree(certificate: tuple[str, str]) -> None:
     cert, key = certificate
     with serving() as address, pytest.raises(ConfigError, match=rf"{address}: no connection .*{DISAGREE}it does not use TLS"):

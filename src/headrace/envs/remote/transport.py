@@ -10,6 +10,7 @@ import ipaddress
 import os
 import queue
 import re
+import ssl
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -128,12 +129,13 @@ class Credentials:
 
 def credentials(token_file: str | None, ca: str | None = None, cert: str | None = None, key: str | None = None) -> Credentials:
     """The token is that of the file, or of the environment variable HEADRACE_TOKEN, or none. Raises `ConfigError` for files that
-    cannot be read and for a token that gRPC cannot send."""
+    cannot be read or are no certificates, and for a token that gRPC cannot send."""
     if (cert is None) != (key is None):
         raise ConfigError("a TLS certificate and its key belong together: give both files, or none")
     for path in (ca, cert, key):
         if path is not None:
             _read(path)
+    _check_certificates(ca, cert, key)
     token = os.environ.get(TOKEN_VARIABLE, "") if token_file is None else _read(token_file).decode(errors="replace").strip()
     where = TOKEN_VARIABLE if token_file is None else token_file
     if token_file is not None and not token:
@@ -141,6 +143,21 @@ def credentials(token_file: str | None, ca: str | None = None, cert: str | None 
     if token and not re.fullmatch(r"[\x21-\x7e]{8,4096}", token):
         raise ConfigError(f"the token in {where} must be 8 to 4096 visible ASCII characters without spaces")
     return Credentials(token, ca, cert, key)
+
+
+def _check_certificates(ca: str | None, cert: str | None, key: str | None) -> None:
+    """Raise `ConfigError` for what gRPC would only say later, and not why."""
+    try:
+        if ca is not None:
+            ssl.create_default_context(cafile=ca)
+    except ssl.SSLError as error:
+        raise ConfigError(f"{ca} holds no TLS certificate in PEM format ({error.reason or error})") from error
+    try:
+        if cert is not None:  # a key with a password would ask for it
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
+    except ssl.SSLError as error:
+        what = f"a TLS certificate and its private key, without password, in PEM format ({error.reason or error})"
+        raise ConfigError(f"{cert} and {key} are not {what}") from error
 
 
 def _read(path: str) -> bytes:
@@ -200,7 +217,7 @@ def tls_advice(details: str, uses_tls: bool, flags: TlsFlags) -> str:
     for sign, advice in (
         ("WRONG_VERSION_NUMBER", f"it does not use TLS; start it with {flags.certificate}, or leave out {flags.ca} here"),
         ("CERTIFICATE_VERIFY_FAILED", f"its certificate was not signed by that of {flags.ca}, or its time is over"),
-        ("not in peer certificate", "its certificate is not for the name or address by which it is called"),
+        ("Hostname Verification Check failed", "its certificate is not for the name or address by which it is called"),
     ):
         if sign in details:
             return f": the {WRONG_TLS}: {advice}"
@@ -224,8 +241,8 @@ def reason(error: grpc.RpcError, advice: Callable[[str], str] = no_advice) -> st
     if code is grpc.StatusCode.UNAVAILABLE:
         last = details.rpartition("last error: ")[2]
         known = re.search(r"Connection refused|Connection reset|Connection timed out|No route to host|Socket closed|ping timeout|"
-                          r"keepalive watchdog timeout|Name or service not known|GOAWAY|WRONG_VERSION_NUMBER|"
-                          r"CERTIFICATE_VERIFY_FAILED|not in peer certificate|Handshake|"
+                          r"keepalive watchdog timeout|Name or service not known|GOAWAY|Handshake|CERTIFICATE_VERIFY_FAILED|"
+                          r"Hostname Verification Check failed|"
                           r"Network is unreachable|Timeout occurred", last, re.IGNORECASE)  # fmt: skip
         return f"no connection ({known[0] if known else last[:200] or 'unavailable'}){advice(details)}"
     return f"{code.name.lower().replace('_', ' ')}: {details[:200]}" if details else code.name.lower()
