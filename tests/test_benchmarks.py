@@ -139,7 +139,7 @@ def test_emulator_throughput(tmp_path: Path) -> None:
 
 def test_four_in_a_line_and_the_player_who_looks_one_move_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "learning"))
-    games, generator = importlib.import_module("games"), np.random.default_rng(0)
+    games, generator = importlib.import_module("connect_four"), np.random.default_rng(0)
 
     def slow(pieces: np.ndarray) -> bool:
         lines = [
@@ -167,7 +167,7 @@ def test_the_fast_connect_four_is_pettingzoos(monkeypatch: pytest.MonkeyPatch) -
     from headrace.envs import pettingzoo
 
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "learning"))
-    fast, slow = importlib.import_module("games").ConnectFour(), pettingzoo.make_parallel("connect_four_v3", EnvConfig())
+    fast, slow = importlib.import_module("connect_four").ConnectFour(), pettingzoo.make_parallel("connect_four_v3", EnvConfig())
     generator, outcomes = np.random.default_rng(0), set()
     for agent in fast.possible_agents:
         assert fast.observation_space(agent) == slow.observation_space(agent)
@@ -187,6 +187,48 @@ def test_the_fast_connect_four_is_pettingzoos(monkeypatch: pytest.MonkeyPatch) -
         outcomes.add(rewards["player_0"])
     assert outcomes >= {1, -1}  # both have won
     slow.close()
+
+
+def test_random_openings_of_connect_four_end_no_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "learning"))
+    games = importlib.import_module("connect_four")
+    env, lengths = games.ConnectFour(opening=12), set()
+    for seed in range(300):
+        ((agent, seen),) = env.reset(seed=seed)[0].items()
+        pieces = seen["observation"].sum((0, 1)).tolist()  # own, and the other's
+        assert pieces[0] == pieces[1] - (agent == "player_1"), "player_0 moved first"
+        assert not any(games.has_four(seen["observation"][..., side] > 0) for side in (0, 1))
+        assert np.array_equal(seen["observation"], next(iter(env.reset(seed=seed)[0].values()))["observation"])
+        lengths.add(sum(pieces))
+    assert lengths == set(range(13))
+    assert not next(iter(games.ConnectFour().reset(seed=1)[0].values()))["observation"].any()
+
+
+def test_the_network_of_connect_four_finds_every_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from headrace.config import PolicyConfig
+
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "learning"))
+    games = importlib.import_module("connect_four")
+    net = games.lines({}, PolicyConfig(mlp=(32,)))
+    seen = [next(iter(games.ConnectFour(opening=35).reset(seed=seed)[0].values())) for seed in range(300)]
+    boards = np.stack([one["observation"] for one in seen])
+    x = torch.from_numpy(boards).float()
+    worth = np.zeros((4, 4, 4, 4, 4, 4, 16), np.float32)  # direction, the squares of the line from the last to the first, place
+    for place in range(4):
+        for side in (1, 2):
+            content = [3 if 3 - k == place else side for k in range(4)]
+            worth[(slice(None), *content, place, side)] = 1  # three of a side, and a piece lands in the fourth square
+    net.column = torch.nn.Identity()
+    found = net.columns(net.contents(x, x.sum(-1)), x.sum((1, 3)).long(), torch.from_numpy(worth).view(1024, 64)).view(300, 7, -1)
+    expected = np.array([
+        [[bool(mask[c]) and games.has_four(games.drop(board > 0, c, s)[..., s]) for s in (0, 1)] for c in range(7)]
+        for board, mask in ((one["observation"], one["action_mask"]) for one in seen)
+    ])  # fmt: skip
+    assert np.array_equal(found[..., 1:3].numpy() > 0, expected)
+    assert expected.any((0, 1)).all()
+    assert not expected.all(1).any()
 
 
 def test_the_ratio_of_two_rates_has_an_interval(load: Load) -> None:

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,8 @@ from headrace.runs.training_state import load_weights  # noqa: E402
 from headrace.train import train  # noqa: E402
 
 RESULTS = HERE / "results"
-GAMES = str(HERE / "games.py")
-import_files((GAMES,))  # as the runs do: imported twice, it would register its network twice
+GAMES, CONNECT_FOUR_FILE = str(HERE / "games.py"), str(HERE / "connect_four.py")
+import_files((GAMES, CONNECT_FOUR_FILE))  # as the runs do: imported twice, it would register its network twice
 games = next(module for module in sys.modules.values() if getattr(module, "__file__", None) == GAMES)
 
 
@@ -51,7 +52,7 @@ def run(env: str, folder: Path, **settings: Any) -> float:
     """Train; returns the minutes it took."""
     fixed = {"run.folder": str(folder), "run.dashboard": False, "run.video": False, "run.log_interval": 5.0}
     started = time.perf_counter()
-    train(make_config(env, None, (GAMES,), **fixed, **settings))
+    train(make_config(env, None, (GAMES, CONNECT_FOUR_FILE), **fixed, **settings))
     return (time.perf_counter() - started) / 60
 
 
@@ -76,10 +77,11 @@ def keep(name: str, found: dict[str, Any]) -> None:
 
 
 CONNECT_FOUR: dict[str, Any] = {
-    "matches.matchmaker": "self-play", "matches.save_steps": 100_000, "matches.team_change": 100_000, "matches.window": 10,
-    "matches.swap_steps": 2_000, "matches.play_against_latest_model_ratio": 0.7, "sampling.placement": "inline",
-    "sampling.num_workers": 1, "sampling.envs_per_worker": 128, "sampling.rollout": 16, "policy.encoder": "board",
-    "policy.mlp": [256, 256], "learning.algorithm": "ppo", "learning.batch_size": 4096, "learning.num_minibatches": 8,
+    "envs.kwargs": {"opening": 12}, "matches.matchmaker": "self-play", "matches.save_steps": 200_000,
+    "matches.team_change": 100_000, "matches.window": 4, "matches.swap_steps": 20_000,
+    "matches.play_against_latest_model_ratio": 0.8, "sampling.placement": "inline", "sampling.num_workers": 1,
+    "sampling.num_groups": 1, "sampling.envs_per_worker": 192, "sampling.rollout": 16, "policy.encoder": "lines",
+    "policy.mlp": [128, 128], "learning.algorithm": "ppo", "learning.batch_size": 6144, "learning.num_minibatches": 8,
     "learning.num_epochs": 3, "learning.learning_rate": 1e-3, "learning.lr_schedule": "linear", "learning.entropy_coef": 0.02,
     "learning.ppo_clip": 0.2, "learning.gae_lambda": 0.9, "learning.returns": "gae",
 }  # fmt: skip
@@ -92,21 +94,22 @@ def connect_four(folder: Path, asked: argparse.Namespace) -> None:
         "learning.total_steps": asked.steps, "run.milestone_steps": asked.steps // 10, "run.max_minutes": asked.minutes,
     })  # fmt: skip
     policy = load_policy(folder, device="cpu")
+    options = replace(policy.config.envs, kwargs={})  # matches from the empty board
     lines = [line for line in read_jsonl(folder / "metrics.jsonl") if "matches/elo" in line]
     rivals = {rival: make_script(rival, policy.spec) for rival in ("random", "one-move")}
     results = {}
     for rival, script in rivals.items():
         for how in (False, True):
-            found = play(policy, script, env, policy.config.envs, 500, deterministic=how)
+            found = play(policy, script, env, options, 500, deterministic=how)
             results[f"{rival}, {'most probable' if how else 'sampled'} moves"] = str(found)
-    scripts = play(rivals["one-move"], rivals["random"], env, policy.config.envs, 500)
+    scripts = play(rivals["one-move"], rivals["random"], env, options, 500)
     points = sorted((folder / "checkpoints").iterdir(), key=lambda path: path.name)
     curve: dict[str, tuple[list[float], list[float]]] = {rival: ([], []) for rival in rivals}
     for checkpoint in points:
         past = load_policy(folder, which=checkpoint, device="cpu")
         for rival, script in rivals.items():
             curve[rival][0].append(past.step)
-            curve[rival][1].append(play(past, script, env, past.config.envs, 100).win_rate)
+            curve[rival][1].append(play(past, script, env, options, 100).win_rate)
     elo = [x["global_step"] for x in lines], [x["matches/elo"] for x in lines]
     draw_connect_four(RESULTS / "self-play-connect-four.png", elo, curve)
     keep("connect-four", {
