@@ -34,7 +34,7 @@ PARTS = {
 
 
 @contextmanager
-def _unlike(path: Path, advice: str = "") -> Iterator[None]:
+def _naming(path: Path, advice: str = "") -> Iterator[None]:
     """Whatever is raised by taking a state that does not fit becomes a `CheckpointError` that names the checkpoint."""
     try:
         yield
@@ -64,7 +64,7 @@ class Checkpointing:
         self._policy, self._member = policy, member
         self._folder = self._folder_of(policy)
         placement.savers[policy] = self
-        self._common: int | None = None
+        self._common_moment: int | None = None
         """The moment that the whole population goes back to, if there is one."""
         self._ended = False
         """Whether the newest checkpoint is the last that there will be of the policy."""
@@ -86,14 +86,14 @@ class Checkpointing:
         state, progress = found.unpack(), self._learner.progress
         self._saved_step, self._saved_updates = progress.global_step, progress.updates
         messages = [*found.damaged, f"Going on from {found.path.name}: step {progress.global_step:,}"]
-        with _unlike(found.path, " Delete it to go on from the one before."):
+        with _naming(found.path, " Delete it to go on from the one before."):
             if self._member is not None and state["member"] is not None:
                 self._member.set_state(state["member"])
             # Of a policy that had learned enough before that moment, the rest of the world is that of the others' checkpoints.
-            newest = not self._together or state["moment"] == self._common
-            messages += self._past.set_state(state["past"], None if self._common is None else newest)
+            newest = not self._together or state["moment"] == self._common_moment
+            messages += self._past.set_state(state["past"], None if self._common_moment is None else newest)
             self._ended = bool(state["ended"])
-            if self._exact and not newest and self._common is None:
+            if self._exact and not newest and self._common_moment is None:
                 messages.append("Episodes begin anew: there is no moment of which all policies have a checkpoint")
             elif self._exact and newest:
                 if state["sampler"] is not None and (problem := self._placement.set_state(state["sampler"])):
@@ -107,7 +107,7 @@ class Checkpointing:
         """Take what the learner needs. Raises `CheckpointError` where it does not fit: what was taken until then is replaced by
         what an older checkpoint holds."""
         state, learner = found.unpack(), self._learner
-        with _unlike(found.path):
+        with _naming(found.path):
             if missing := PARTS - state.keys():
                 raise ValueError(f"it lacks {', '.join(sorted(missing))}")
             progress = Progress(**state["progress"])
@@ -141,9 +141,9 @@ class Checkpointing:
         numbers = sorted({moment for of_policy in every for moment, _ in of_policy.values()}, reverse=True)
         self._placement.moment = max(numbers, default=0)
         for number in numbers:
-            found = [{path for path, one in of_policy.items() if _is_of(number, *one)} for of_policy in every]
+            found = [{path for path, one in of_policy.items() if _belongs_to(number, *one)} for of_policy in every]
             if all(found):
-                self._common = number
+                self._common_moment = number
                 return checkpoint.load_newest(self._folder, self._take, found[self._policy])
         return checkpoint.load_newest(self._folder, self._take)
 
@@ -249,6 +249,7 @@ class Checkpointing:
         return Message("message", f"Checkpoint {name}", self._policy)
 
 
-def _is_of(moment: int, number: int, ended: bool) -> bool:
-    """Whether a checkpoint of the moment `number` is what a policy goes back to with a population of this moment."""
-    return number == moment or (ended and number < moment)
+def _belongs_to(moment: int, saved_at: int, ended: bool) -> bool:
+    """Whether a checkpoint that was saved at the moment `saved_at` is what its policy goes back to where the population goes back
+    to `moment`: also an older one, if the policy had learned enough by then (`ended`)."""
+    return saved_at == moment or (ended and saved_at < moment)

@@ -309,13 +309,13 @@ def watch(arguments: list[str]) -> int:
     _check_numbers(seed=(asked.seed, 0), episodes=(asked.episodes, 1), max_steps=(asked.max_steps, 1))
     start_fork_server()
     from headrace.evaluation.policy import load_policy
-    from headrace.evaluation.video import record_and_tell
+    from headrace.evaluation.video import record_and_describe
 
     policy = load_policy(asked.run, which=asked.checkpoint, policy=asked.policy, imports=asked.imports)
     prefix = "" if policy.config.population.size == 1 else f"policy-{asked.policy}-"
     path = asked.video or asked.run / "videos" / f"{prefix}step-{policy.step}.mp4"
     how: Any = {"deterministic": asked.deterministic, "max_steps": asked.max_steps, "seed": asked.seed, "task": asked.task}
-    show(f"{path}: {record_and_tell(policy, path, asked.episodes, **how)}")
+    show(f"{path}: {record_and_describe(policy, path, asked.episodes, **how)}")
     return 0
 
 

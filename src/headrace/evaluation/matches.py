@@ -126,7 +126,7 @@ def play(
             if frames is not None and not outcomes:
                 frames.add(picture(group.matches[0].env, env))
             for m in table.step():
-                if played[m] < share[m] and not table.lost(m):
+                if played[m] < share[m] and not table.note_if_lost(m):
                     played[m] += 1
                     outcomes.append((table.difference(m), group.matches[m].steps, table.digests[m]))
                     if frames is not None and len(outcomes) == 1:
@@ -191,8 +191,8 @@ class _Table:
         outcomes, seat = self.group.outcomes(m), self.seat(m)
         return float(outcomes[seat] - np.delete(outcomes, seat).max())
 
-    def lost(self, m: int) -> bool:
-        """Whether match m, which has ended, was lost with a game process and is to be played again. To be asked once. Raises
+    def note_if_lost(self, m: int) -> bool:
+        """Count match m, which has ended, if it was lost with a game process; whether it was, and is to be played again. Raises
         `EnvironmentFault` where `MOST_LOST` in a row were."""
         self._lost[m] = self._lost[m] + 1 if np.isnan(self.group.outcomes(m)).any() else 0
         if self._lost[m] >= MOST_LOST:
@@ -230,6 +230,7 @@ class _Table:
         return list(self.group.ended)
 
     def _ask(self, player: TrainedPolicy, core: Any, lanes: list[int]) -> None:
+        """Write the player's actions in these lanes, and its core states after them."""
         obs = {name: np.concatenate([self._obs[lane].obs[name] for lane in lanes]) for name in self._obs[lanes[0]].obs}
         first = np.concatenate([self._obs[lane].first for lane in lanes])
         index = torch.tensor(lanes, device=core.device)
@@ -268,7 +269,7 @@ def episodes_of(policy: TrainedPolicy, group: MultiAgentGroup, episodes: int, de
             counted = [match.number < most for match, most in zip(group.matches, share, strict=True)]
             ended = table.step()
             for m in ended:
-                if counted[m] and table.lost(m):
+                if counted[m] and table.note_if_lost(m):
                     lost.add((m, group.matches[m].number))
                     share[m] += 1
             for lane in group.advanced or ():

@@ -86,7 +86,7 @@ def record(
     return returns
 
 
-def record_and_tell(
+def record_and_describe(
     policy: TrainedPolicy, path: os.PathLike[str] | str, episodes: int, *, deterministic: bool, max_steps: int | None, seed: int,
     task: str | None,
 ) -> str:  # fmt: skip

@@ -22,9 +22,9 @@ MOST_GAMES = 200
 
 LEFT_OUT_AFTER = 300.0
 """Seconds after which a policy for which no agent acts learns no more, once all others have learned enough."""
-STEPPED = 0.1
-"""Share of these seconds that workers have spent stepping environments meanwhile, all of them together. While environment servers
-are away, or an environment hangs, nobody acts either."""
+STEPPED_SHARE = 0.1
+"""Only where workers, all together, have stepped environments for this share of these seconds: while environment servers are
+away, or an environment hangs, nobody acts either."""
 
 
 def expected_score(rating: float, other: float) -> float:
@@ -59,8 +59,12 @@ class PastVersions:
         self._placement, self._p, self._learner = placement, p, learner
         self._settings = placement.config.matches
         self._standings = placement.memory.standings
-        self._rows, self._acted_at, self._stepped = b"", 0.0, 0.0
-        """Where the lanes of p were when that last changed; when that was (perf_counter); seconds of stepping until then."""
+        self._cursors = b""
+        """The slots and rows of the lanes that p acts for, when they last changed."""
+        self._acted_at = 0.0
+        """When that was (perf_counter); 0 before the first look."""
+        self._stepped = 0.0
+        """Seconds that all workers had spent stepping environments until then."""
 
     def after_update(self) -> None:
         """Call after every update."""
@@ -108,10 +112,10 @@ class PastVersions:
         if s is None or s.done[: s.P].sum() < s.P - 1:
             return None
         requests, stepped = memory.requests, memory.control.seconds("rollout", "step")
-        rows = requests.cursor[requests.policy == self._p].tobytes()
-        if rows != self._rows or not self._acted_at:
-            self._rows, self._acted_at, self._stepped = rows, now, stepped
-        long = now - self._acted_at > LEFT_OUT_AFTER and stepped - self._stepped > STEPPED * LEFT_OUT_AFTER
+        cursors = requests.cursor[requests.policy == self._p].tobytes()
+        if cursors != self._cursors or not self._acted_at:
+            self._cursors, self._acted_at, self._stepped = cursors, now, stepped
+        long = now - self._acted_at > LEFT_OUT_AFTER and stepped - self._stepped > STEPPED_SHARE * LEFT_OUT_AFTER
         return "no_samples" if long else None
 
     def _why_no_samples(self) -> str:

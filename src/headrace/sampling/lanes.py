@@ -20,13 +20,13 @@ class Lane:
     finished: int = 0
     """Slots so far."""
     t: int = 0
-    """-1: the next observation will be row 0 (multi-agent environments)."""
+    """The row that the lane acts on. -1: none yet, the next observation is written to row 0 (multi-agent environments)."""
     last: ObsRow | None = None
     """A copy of row T of the slot before, to become row 0 of the next; None: the environments' first observation does."""
     rows: list[LaneRow] = field(default_factory=list)
     """Views of the slot's rows 0 to T-1."""
     before: LaneRow | None = None
-    """What a row before row 0 would be: nobody's consequences, and row 0 after them."""
+    """What the environments write where `t` is -1: rewards and ends, which nobody reads, and the observation of row 0."""
 
     @property
     def row(self) -> LaneRow:
@@ -43,8 +43,8 @@ class Group:
     envs: EnvGroup
     lanes: list[Lane]
     busy: Literal["", "slots", "seats", "reset", "step"] = ""
-    """slots: it waits for free slots, to ask for actions; seats: the same, to begin a step. reset, step: what the environments
-    are doing, so that `recv` has to be asked. "" while the group waits for actions."""
+    """What the group waits for. slots: free slots, before it asks for actions. seats: free slots for the agents of matches that
+    begin, before its environments are stepped. reset, step: its environments, so that `recv` has to be asked. "": actions."""
     reward_weights: dict[str, float] | None = None
     """Those that population-based training has given its environments last."""
     reward_updates: int = 0

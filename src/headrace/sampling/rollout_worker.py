@@ -59,7 +59,7 @@ class RolloutWorker:
         self.groups = [self._group(g, make_group(first + g)) for g in range(self.requests.num_groups)]
         self._without_slots: list[Group] = []
         self._views: dict[tuple[int, int], tuple[ObsRow, list[LaneRow]]] = {}  # views of rows are made once for each slot
-        self._nobody = StepRow.zeros(1)
+        self._no_step = StepRow.zeros(1)
         self.clock = memory.control.clock("rollout", index)
 
     def _group(self, g: int, envs: EnvGroup) -> Group:
@@ -87,7 +87,7 @@ class RolloutWorker:
         for group in self.groups:
             group.seed = seed + group.number * group.envs.num_envs
             if self._multi_agent:
-                self._match(group, range(group.envs.num_envs))
+                self._seat_matches(group, range(group.envs.num_envs))
             self._go_on(group)
 
     def run(self) -> None:
@@ -131,9 +131,9 @@ class RolloutWorker:
         """Step a group with the actions of its lanes' current rows; when that is done, ask for the actions of the next rows."""
         rows = group.rows
         if self._multi_agent:
-            self._match(group, group.new_matches)
+            self._seat_matches(group, group.new_matches)
             group.new_matches = ()
-            if not self._have_slots(group, group.lanes, "seats"):
+            if not self._get_slots(group, group.lanes, "seats"):
                 return
             for i, lane in enumerate(group.lanes):
                 rows[i] = lane.row
@@ -174,9 +174,9 @@ class RolloutWorker:
         # Copied, because from the next line on the slot may be learned from and given to somebody else.
         if not self._multi_agent or last.valid[0]:
             lane.last = last.map(lambda array: array.copy())
-        self._give(lane)
+        self._hand_in(lane)
 
-    def _give(self, lane: Lane) -> None:
+    def _hand_in(self, lane: Lane) -> None:
         """Give the lane's slot to the learner, or back where there is none."""
         policy, standings = self.memory.policies[lane.policy], self.memory.standings
         if policy.learns and (standings is None or not standings.done[lane.policy]):
@@ -187,10 +187,11 @@ class RolloutWorker:
         lane.slot = -1
 
     def _go_on(self, group: Group) -> None:
-        """Give the group's lanes the slots they need, and go on in them if there are enough: the last row of the slot before is
-        the first of the next. The only brake: without a free slot the learner is behind, and waiting bounds memory and policy
+        """Get the slots that the group's lanes need and, when all have theirs, reset the environments or ask for actions.
+
+        This is the only brake of the engine: without a free slot the learner is behind, and waiting bounds memory and policy
         lag."""
-        if not self._have_slots(group, group.acting, "slots"):
+        if not self._get_slots(group, group.acting, "slots"):
             return
         if self.memory.population is not None and not self._multi_agent:
             self._look_for_reward_weights(group)
@@ -202,14 +203,19 @@ class RolloutWorker:
             self._receive(group)
             return
         for lane in group.acting:
-            if lane.last is not None:
-                row = self._slot_views(lane.policy, lane.slot)[0]
-                for name, array in row.obs.items():
-                    array[:] = lane.last.obs[name]
-                row.first[:], row.valid[:] = lane.last.first, lane.last.valid
-                lane.last = None
+            self._write_first_row(lane)
         self.clock.spent("other", perf_counter())
         self._request(group)
+
+    def _write_first_row(self, lane: Lane) -> None:
+        """The last observation of the slot before is the first of this one."""
+        if lane.last is None:
+            return
+        row = self._slot_views(lane.policy, lane.slot)[0]
+        for name, array in row.obs.items():
+            array[:] = lane.last.obs[name]
+        row.first[:], row.valid[:] = lane.last.first, lane.last.valid
+        lane.last = None
 
     def _look_for_reward_weights(self, group: Group) -> None:
         """Once per trajectory: the weights of the policy's reward, if population-based training has changed them."""
@@ -227,8 +233,9 @@ class RolloutWorker:
         group.envs.set_reward_weights(weights)  # type: ignore[attr-defined]
         group.reward_weights = weights
 
-    def _have_slots(self, group: Group, lanes: Sequence[Lane], busy: Literal["slots", "seats"]) -> bool:
-        """Whether all of these lanes have slots; else the group waits for them, and is `busy` with that."""
+    def _get_slots(self, group: Group, lanes: Sequence[Lane], busy: Literal["slots", "seats"]) -> bool:
+        """Get a slot for each of these lanes that has none. False where there are too few: the group then waits for them, and is
+        `busy` with that."""
         for lane in lanes:
             if lane.slot < 0 and not self._acquire(lane, timeout=0):
                 if group.busy != busy:
@@ -245,10 +252,11 @@ class RolloutWorker:
         slot = self._store(lane).acquire(self.index, timeout)
         if slot is None:
             return False
-        self._enter(lane, slot)
+        self._begin_slot(lane, slot)
         return True
 
-    def _enter(self, lane: Lane, slot: int) -> None:
+    def _begin_slot(self, lane: Lane, slot: int) -> None:
+        """The lane's next rows are those of this slot."""
         first, lane.rows = self._slot_views(lane.policy, slot)
         lane.slot, lane.t = slot, 0
         self.requests.cursor[lane.number] = slot, 0
@@ -257,11 +265,12 @@ class RolloutWorker:
             for array in self._store(lane).arrays.values():
                 array[slot] = 0
         if lane.last is None:
-            lane.before = LaneRow(None, self._nobody, first)
+            lane.before = LaneRow(None, self._no_step, first)
             if self._multi_agent:
                 lane.t = -1
 
     def _request(self, group: Group) -> None:
+        """Ask for the actions of the group's acting lanes; where this worker holds the policy, compute them."""
         for lane in group.acting:
             self.requests.cursor[lane.number, 1] = lane.t
         asking = group.acting
@@ -300,7 +309,7 @@ class RolloutWorker:
             self.requests.answered(lane.number)
         return others
 
-    def _match(self, group: Group, matches: Sequence[int]) -> None:
+    def _seat_matches(self, group: Group, matches: Sequence[int]) -> None:
         """Let `seat` choose who acts in these matches, which the next step begins. A lane whose policy changes hands over its
         slot."""
         if self._seat is None or not matches:
@@ -333,7 +342,7 @@ class RolloutWorker:
                     if field_.rows != "once":
                         store.arrays[name][slot, t + 1 :] = store.arrays[name][slot, t]
                 store.arrays["first"][slot, t + 1 :] = False
-                self._give(lane)
+                self._hand_in(lane)
         lane.last = None
 
     # -- exact resume -----------------------------------------------------------------------------------------------------

@@ -120,18 +120,20 @@ class Seating:
 
     def __call__(self, number: int, group: Any, m: int, lanes: list[int]) -> Sequence[int]:
         """See `headrace.sampling.rollout_worker.Seat`."""
-        before = self._seated.get(number)
+        previous = self._seated.get(number)
         match = self._matches.setdefault(number, Match(number, 0, self._agents))
-        if before is not None:
-            self._report(before, group.outcomes(m))
+        if previous is not None:
+            self._report(previous, group.outcomes(m))
             match.played += 1
-        now = self._choose(match)
-        for member in before or ():
+        chosen = self._choose(match)
+        for member in previous or ():  # only now: who plays on never leaves
             self._standings.leave(self._worker, member)
-        self._seated[number] = now
-        return now
+        self._seated[number] = chosen
+        return chosen
 
     def _choose(self, match: Match) -> list[int]:
+        """The members that the matchmaker chooses, which count as users of their places from now on. Raises `ValueError` for a
+        choice that cannot be."""
         for _ in range(TRIES):
             chosen = [int(member) for member in self.making.choose(match, self._population, self.generator)]
             if len(chosen) != len(match.agents) or not all(0 <= member < self._standings.N for member in chosen):
@@ -157,6 +159,7 @@ class Seating:
         raise ValueError(f"the matchmaker chose members that may not be matched, {TRIES} times: {chosen}")
 
     def _report(self, members: list[int], outcomes: np.ndarray) -> None:
+        """Count the result of each of these members, the agents of a match, against each other."""
         for i, one in enumerate(members):
             for j in range(i + 1, len(members)):
                 difference = outcomes[i] - outcomes[j]

@@ -75,6 +75,7 @@ class Supervisor:
         self._failures = Failures(self.config.sampling)
         self._looked = self._awake_since = perf_counter()
         self._untaken: list[set[int]] = [set() for _ in self.memory.policies]
+        """By policy, tickets of finished slots that at the last sweep were in no queue and in nobody's hands."""
         self._last_sweep = 0.0
         self._removed: dict[int, float] = {}
         """Processes that have ended, by pid, and when; programs of theirs may be alive."""
@@ -126,6 +127,7 @@ class Supervisor:
             self._wait(min(left, POLL))
             for child in list(self.children):
                 yield from self._read(child)
+                self._kill_when_stacks_are_written(child)
                 if child.ended is None and self._has_ended(child):
                     yield from self._read(child)
                     self._note_end(child)
@@ -160,12 +162,16 @@ class Supervisor:
                 child.done |= message.kind == "done"
                 yield message
 
+    def _kill_when_stacks_are_written(self, child: Child) -> None:
+        """Kill a hung process that has written its stacks, or had the time to."""
+        if child.asked and not child.killed and child.ended is None:
+            patience = STACKS_TIME if child.stack_text else STACKS_TIMEOUT
+            if perf_counter() > child.asked + patience:
+                child.kill()
+
     def _has_ended(self, child: Child) -> bool:
         """Whether the process is gone, or as good as: one that was killed never runs again, whatever the kernel waits for."""
-        now = perf_counter()
-        if child.asked and not child.killed and now > child.asked + (STACKS_TIME if child.stack_text else STACKS_TIMEOUT):
-            child.kill()
-        if child.killed and now > child.killed + KILL_TIMEOUT and not child.gone:
+        if child.killed and perf_counter() > child.killed + KILL_TIMEOUT and not child.gone:
             pid = child.process.pid
             self._notices.append(f"{child.name} was killed {KILL_TIMEOUT:.0f} s ago; process {pid} is still there, in the kernel")
             return True
@@ -203,7 +209,7 @@ class Supervisor:
         requests, policies = self.memory.requests, self.memory.policies
         if child.role == "rollout":
             if holders := requests.withdraw(child.index):
-                self._hurry(child, holders)
+                self._end_late_policy_workers(child, holders)
                 return
             requests.clear_wake_up(child.index)
             freed = sum(policy.trajectories.free_worker(child.index) for policy in policies)
@@ -221,8 +227,9 @@ class Supervisor:
         self._remove(child)
         self._due.append(_Due(monotonic(), child.role, child.index, child.main, child.argument))
 
-    def _hurry(self, dead: Child, holders: set[int]) -> None:
-        """A dead rollout worker's slots wait for these policy workers, which may still write to them: not for ever."""
+    def _end_late_policy_workers(self, dead: Child, holders: set[int]) -> None:
+        """The slots of a dead rollout worker cannot be given to others while these policy workers may still write to them: kill
+        those that take too long."""
         assert dead.ended is not None
         if perf_counter() > dead.ended + ANSWER_TIMEOUT:
             for child in self.children:
@@ -310,6 +317,7 @@ class Supervisor:
             self._wait(0.2)
             for child in list(self.children):
                 yield from self._read(child)
+                self._kill_when_stacks_are_written(child)
                 if child.ended is not None or self._has_ended(child):
                     yield from self._read(child)
                     if child.role == "learner" and child.error:

@@ -18,7 +18,7 @@ from headrace.config import Config, policy_configs
 from headrace.config.errors import RANK_LOST, UserError
 from headrace.envs.contract import EnvSpec
 from headrace.sampling.run_memory import Agent, MakeAgent, RunMemory, make_run_memory
-from headrace.sampling.seating import Crew
+from headrace.sampling.seating import Crew, Frozen
 from headrace.shm.run_control import PhaseClock
 
 if TYPE_CHECKING:
@@ -90,18 +90,27 @@ class Placement(ABC):
         from headrace.experience.replay.layout import make_replay
 
         frozen = self.crew.frozen if self.crew is not None else []
-        made = {id(own): agent for own, agent in zip(self.configs, agents, strict=True)}
-        crew = [f.config and (made.get(id(f.config)) or self.make_agent(f.config, self.spec)) for f in frozen]
-        memory = make_run_memory(self.configs, self.spec, [*agents, *crew], self.crew)
-        for f, agent, policy in zip(frozen, crew, memory.policies[len(agents) :], strict=True):
-            if f.weights is not None:
-                agent[1].load_state_dict(f.weights)
-                FlatWeights(agent[1]).publish(policy.weights, 1)
-                f.weights = None  # every process is given the crew
+        frozen_agents = [self._agent_of(member, agents) for member in frozen]
+        memory = make_run_memory(self.configs, self.spec, [*agents, *frozen_agents], self.crew)
+        for member, agent, policy in zip(frozen, frozen_agents, memory.policies[len(agents) :], strict=True):
+            if member.weights is not None:
+                assert agent is not None
+                _, model = agent
+                model.load_state_dict(member.weights)
+                FlatWeights(model).publish(policy.weights, 1)
+                member.weights = None  # every process is given the crew, and needs no second copy of them
         if self.config.uses_replay:
             for config, policy, (_, model) in zip(self.configs, memory.policies, agents, strict=True):
                 policy.replay = make_replay(config, self.spec, model.core_width)  # type: ignore[arg-type]
         return memory
+
+    def _agent_of(self, member: Frozen, agents: list[Agent]) -> Agent | None:
+        """The algorithm and the model of a member that does not learn; None for a scripted opponent. `agents`: of the policies
+        that learn. A past version is like its policy, so it is described by the same ones."""
+        if member.config is None:
+            return None
+        same = (agent for config, agent in zip(self.configs, agents, strict=True) if config is member.config)
+        return next(same, None) or self.make_agent(member.config, self.spec)
 
     # -- for `train` ------------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from headrace.shm.run_control import POLL_INTERVAL
 if TYPE_CHECKING:
     from torch import nn
 
-ELSEWHERE = 0.001
+REMOTE_POLL = 0.001
 """Seconds between two looks at environments of which none has finished its step."""
 
 
@@ -127,13 +127,13 @@ class SerialSampler:
                 worker.start(environment_seed(self._config, worker.index, version=self._memory.policies[0].weights.version))
             self._started = True
         enough = {p: self._slots_per_batch[p] for p in self.policies} | {policy: slots}
-        finished = [(stores[p].qsize, n) for p, n in enough.items()]
+        batches = [(stores[p].qsize, n) for p, n in enough.items()]
         deadline: float | None = None
         last_one = self._memory.standings is not None and len(self.policies) == 1
         until = monotonic() + POLL_INTERVAL if last_one else math.inf
         while True:
-            for qsize, n in finished:
-                if qsize() >= n:
+            for finished_slots, wanted in batches:
+                if finished_slots() >= wanted:
                     return
             if not self._ready:
                 if self._memory.control.hurried or monotonic() > until:
@@ -151,7 +151,7 @@ class SerialSampler:
                 return
             else:  # all environments are elsewhere, at work
                 for worker in self.workers:
-                    self._memory.requests.wait(worker.index, ELSEWHERE / len(self.workers))
+                    self._memory.requests.wait(worker.index, REMOTE_POLL / len(self.workers))
 
     def get_state(self) -> dict[str, Any]:
         """Everything between two updates: environments, half-filled slots, core states, who waits for what."""
