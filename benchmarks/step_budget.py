@@ -6,11 +6,15 @@ The components are the real ones, called in turn in one process with one thread,
 measured, not wall-clock time, so that other work on the machine disturbs little. `engine` is what is neither environment nor
 network: finding slots, exchanging requests, gathering observations and writing actions, forming batches. Prints a table, writes
 results/step_budget.json.
+
+`--train 20` then trains in the `served` placement with the same settings for that many seconds. All cores together could do
+cores x 10^6 over the sum of the microseconds in steps per second; printed is what share of that training reaches.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +23,7 @@ from typing import Any
 
 import summary
 import torch
+from whole_and_parts import whole
 
 from headrace.accelerator.memory import keep_freed_memory
 from headrace.accelerator.weights import FlatWeights
@@ -45,10 +50,15 @@ def timed(call: Callable[..., Any], seconds: dict[str, float], part: str) -> Cal
     return wrapper
 
 
+SETTINGS: dict[str, Any] = {
+    "learning.num_epochs": 1, "learning.num_minibatches": 1, "learning.returns": "vtrace", "learning.device": "cpu",
+}  # fmt: skip
+"""One pass over each batch."""
+
+
 def budget(env: str, updates: int) -> dict[str, float]:
     """CPU microseconds per step of every part."""
-    settings: dict[str, Any] = {"learning.num_epochs": 1, "learning.num_minibatches": 1, "learning.returns": "vtrace"}
-    config: Config = make_config(env, **settings, **{"sampling.placement": "serial", "learning.device": "cpu"})
+    config: Config = make_config(env, **SETTINGS, **{"sampling.placement": "serial"})
     spec = describe(config.env, config.envs)
     algorithm, model = make_agent(config, spec)
     placement = Serial(config, spec, make_agent)
@@ -83,16 +93,28 @@ def main() -> None:
     parser.add_argument("--env", nargs="*", default=["atari/breakout", "vizdoom/basic", "gym/CartPole-v1"])
     parser.add_argument("--updates", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "step_budget.json")
+    parser.add_argument("--train", type=float, default=0.0, metavar="SECONDS", help="of training that count; 0: none")
     args = parser.parse_args()
+    load = os.getloadavg()[0]
     torch.set_num_threads(1)
     keep_freed_memory()
-    rows = {}
+    rows, trained = {}, {}
     print("CPU microseconds per step\n\n| | " + " | ".join(PARTS) + " | engine, share |\n|" + "---|" * (len(PARTS) + 2))
     for env in args.env:
         rows[env] = budget(env, args.updates)
         share = sum(value for part, value in rows[env].items() if part.startswith("engine")) / sum(rows[env].values())
         print(f"| {env} | " + " | ".join(f"{value:.1f}" for value in rows[env].values()) + f" | {share:.1%} |", flush=True)
-    summary.write(args.out, {"machine": summary.machine(), "cpu_us_per_step": rows})
+    found = {"machine": summary.machine(), "cpu_us_per_step": rows}
+    if args.train:
+        cores = len(os.sched_getaffinity(0))
+        print(f"\n| | {cores} cores could do, steps/s | training does | share |\n|---|---|---|---|")
+        for env in args.env:
+            possible = cores * 1e6 / sum(rows[env].values())
+            rate = whole(env, SETTINGS | {"sampling.placement": "served"}, args.train)["steps_per_second"]
+            trained[env] = {"possible": possible, "training": rate, "share": rate / possible}
+            print(f"| {env} | {possible:,.0f} | {rate:,.0f} | {rate / possible:.0%} |", flush=True)
+        found |= {"steps_per_second": trained, "load_before": load}
+    summary.write(args.out, found)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def parts(config: Config, rounds: int) -> dict[str, float]:
     return {part: statistics.median(values) for part, values in times.items()}
 
 
-def whole(env: str, settings: dict[str, str], seconds: float) -> dict[str, float]:
+def whole(env: str, settings: dict[str, Any], seconds: float) -> dict[str, float]:
     """Steps per second of training, and its microseconds per step by part. Raises `SystemExit` if training fails."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "headrace.cli", "train", "--env", env, "--run.folder", folder, "--no-dashboard"]
@@ -97,9 +97,9 @@ def whole(env: str, settings: dict[str, str], seconds: float) -> dict[str, float
     }
 
 
-def flags(settings: dict[str, str]) -> list[str]:
+def flags(settings: dict[str, Any]) -> list[str]:
     """The settings as command line flags."""
-    return [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", *value.split())]
+    return [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", *str(value).split())]
 
 
 def main() -> None:
