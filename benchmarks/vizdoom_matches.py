@@ -12,7 +12,7 @@ an order that is turned by one each round. Counted are frames of players: a fram
     2 matches        two processes with a match each
     spinning         the match without the library by which waiting engines yield their cores (native/doom/yield.cpp)
     2, spinning      two of these
-    one core         the match on one core
+    one core         the match with all its engines on one core
     one, spinning    the same without the library
     example          as examples/python/multiple_instances.py of vizdoom: a Python process per player, one frame per action
     example, skip 4  the same with 4 frames per action (`make_action(action, 4)`); where it hangs, the frames up to then count
@@ -73,10 +73,25 @@ def alone(scenario: str, engines: int, seconds: float, counter: Counter) -> None
         env.close()
 
 
-def on_one_core(play: Callable[..., None], *args: Any) -> None:
-    """The same on one core, engines included."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    play(*args)
+def match(scenario: str, players: int, seconds: float, counter: Counter, cores: frozenset[int] = frozenset()) -> None:
+    """One match; its engines run on these cores only, if there are any."""
+    env = Match(scenario, EnvConfig(kwargs={"players": players, "shaping": None, "episode_timeout": LONG}))
+    env.reset(seed=0)
+    for pid in env.engine_pids if cores else ():
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.sched_setaffinity(int(thread), cores)
+    space = env.action_space("player_0")
+    begin = time.monotonic()
+    while time.monotonic() < begin + seconds:
+        env.step({agent: space.sample() for agent in env.agents})
+        counter.value += FRAMESKIP * players
+    assert env.starts == 1
+    env.close()
+
+
+def one_core(scenario: str, players: int, seconds: float, counter: Counter) -> None:
+    """One match whose engines share a core."""
+    match(scenario, players, seconds, counter, frozenset({min(os.sched_getaffinity(0))}))
 
 
 def spinning(scenario: str, players: int, seconds: float, counter: Counter) -> None:
@@ -85,17 +100,10 @@ def spinning(scenario: str, players: int, seconds: float, counter: Counter) -> N
     match(scenario, players, seconds, counter)
 
 
-def match(scenario: str, players: int, seconds: float, counter: Counter) -> None:
-    """One match."""
-    env = Match(scenario, EnvConfig(kwargs={"players": players, "shaping": None, "episode_timeout": LONG}))
-    env.reset(seed=0)
-    space = env.action_space("player_0")
-    begin = time.monotonic()
-    while time.monotonic() < begin + seconds:
-        env.step({agent: space.sample() for agent in env.agents})
-        counter.value += FRAMESKIP * players
-    assert env.starts == 1
-    env.close()
+def one_core_spinning(scenario: str, players: int, seconds: float, counter: Counter) -> None:
+    """One match without the library, whose engines share a core."""
+    engine.yield_library = lambda: None  # type: ignore[assignment]
+    one_core(scenario, players, seconds, counter)
 
 
 def example_player(
@@ -154,8 +162,8 @@ def contenders(scenario: str, players: int, seconds: float) -> dict[str, Callabl
         "2 matches": lambda: run([(match, (scenario, players))] * 2, seconds),
         "spinning": lambda: run([(spinning, (scenario, players))], seconds),
         "2, spinning": lambda: run([(spinning, (scenario, players))] * 2, seconds),
-        "one core": lambda: run([(on_one_core, (match, scenario, players))], seconds),
-        "one, spinning": lambda: run([(on_one_core, (spinning, scenario, players))], seconds),
+        "one core": lambda: run([(one_core, (scenario, players))], seconds),
+        "one, spinning": lambda: run([(one_core_spinning, (scenario, players))], seconds),
         "alone": lambda: run([(alone, (scenario, 1))] * players, seconds),
         "alone, 1 process": lambda: run([(alone, (scenario, players))], seconds),
         "example": lambda: example(1, "PLAYER"),
