@@ -20,6 +20,7 @@ import headrace
 from headrace.evaluation.matches import play
 from headrace.evaluation.policy import load_policy
 from headrace.population.matchmaking import make_script
+from headrace.runs import lineage
 from headrace.runs.metrics import read_jsonl
 from headrace.runs.plots import curve
 
@@ -79,10 +80,11 @@ def main() -> None:
         last = {key: row[key] for row in rows for key in (*CURVES, "matches/games") if key in row}
         policies.append({"steps": policy.step, "against random": str(result), **last})
         print(f"policy {p}: {policies[-1]}", flush=True)
-    copies = read_jsonl(folder / "population.jsonl") if (folder / "population.jsonl").exists() else []
+    decisions = lineage.read(folder)
     summary.write(asked.out, {
         "settings": {key: value for key, value in given.items() if key != "run.folder"}, "policies": policies,
-        "decisions": len(copies), "load_before": round(load, 1), "machine": summary.machine(),
+        "decisions": len(decisions), "mutations": sum(one["before"] != one["values"] for one in decisions),
+        "copies": sum(one["donor"] is not None for one in decisions), "load_before": round(load, 1), "machine": summary.machine(),
     })  # fmt: skip
 
 
