@@ -15,7 +15,7 @@ import torch
 
 from headrace import config as configs
 from headrace.accelerator import threads as threads_of_torch
-from headrace.accelerator.threads import PROBE_PERIOD, TRUST, AdaptiveThreads, probe
+from headrace.accelerator.threads import PROBE_PERIOD, TRUST, AdaptiveThreads, LearnerThreads, ThreadTrials, probe
 from headrace.config import Config
 from headrace.sampling.placements.base import Message
 from headrace.sampling.placements.processes import learner_main
@@ -121,10 +121,133 @@ def test_a_learner_in_a_process_of_its_own_adapts_unless_the_user_has_fixed_the_
             yield None
 
     config = configs.override(Config(env="made-up"), **{"learning.num_threads": fixed, "learning.device": "cpu"})
-    report = SimpleNamespace(send=sent.append)
-    learner_main(SimpleNamespace(placement=SimpleNamespace(configs=[config]), index=0, argument=learn, report=report))  # type: ignore
+    report, control = SimpleNamespace(send=sent.append), SimpleNamespace(seconds=lambda role, phase, index: 0.0)
+    placement = SimpleNamespace(configs=[config], memory=SimpleNamespace(control=control), version=lambda p: 0)
+    learner_main(SimpleNamespace(placement=placement, index=0, argument=learn, report=report))  # type: ignore[arg-type]
     assert found == expected
     assert [message.content[:29] for message in sent] == ([] if fixed else ["Threads of torch: 4 instead o"])
+
+
+class Training:
+    """A learner that is given one second after the other: `rates` are its updates per second by number of threads, `busy` is the
+    share of the time that it computes."""
+
+    def __init__(self, threads: ThreadTrials | LearnerThreads, rates: dict[int, float], busy: float = 1.0):
+        self.threads, self.rates, self.busy = threads, rates, busy
+        self.now, self.computed, self.updates = 100.0, 0.0, 0.0
+        self.used: list[int] = []
+        self.said: list[str] = []
+
+    def measured(self) -> tuple[float, int]:
+        return self.computed, int(self.updates)
+
+    def go_on(self, seconds: int) -> None:
+        for _ in range(seconds):
+            number = torch.get_num_threads()
+            self.used.append(number)
+            self.now += 1.0
+            self.computed += self.busy
+            self.updates += self.rates[number]
+            more = () if isinstance(self.threads, LearnerThreads) else self.measured()
+            said = self.threads.adapt(self.now, *more)
+            self.said += [said] if said else []
+
+
+def trained(rates: dict[int, float], busy: float = 1.0, seconds: int = 300) -> Training:
+    torch.set_num_threads(1)
+    training = Training(ThreadTrials(1, 2), rates, busy)
+    training.go_on(seconds)
+    return training
+
+
+def test_more_threads_are_kept_where_updates_come_faster() -> None:
+    training = trained({1: 4.0, 2: 5.0})
+    assert training.used[:20] == [1] * 20
+    assert training.used[25:80] == [2] * 55
+    assert training.said == ["Threads of torch: 2 instead of 1 (5 updates/s with 2, 4 with 1)"]
+    assert training.used.count(1) <= 60, "few threads are tried again now and then, one window each"
+    assert training.used[-1] == 2
+
+
+def test_more_threads_are_given_back_where_they_gain_too_little() -> None:
+    training = trained({1: 4.0, 2: 4.0}, seconds=1000)
+    assert training.said == []
+    assert training.used[-1] == 1
+    assert 20 <= training.used.count(2) <= 60, "each trial of a window comes after twice the time"
+
+
+def test_a_learner_that_waits_for_others_tries_nothing() -> None:
+    assert set(trained({1: 4.0, 2: 9.0}, busy=0.9).used) == {1}
+
+
+def test_nothing_is_tried_while_other_programs_hold_cores() -> None:
+    torch.set_num_threads(1)
+    training = Training(ThreadTrials(4, 8), {1: 4.0, 4: 4.0, 8: 9.0})
+    training.go_on(100)
+    assert set(training.used) == {1}
+
+
+def test_few_threads_are_taken_again_at_once_when_updates_become_slower() -> None:
+    training = trained({1: 4.0, 2: 5.0}, seconds=60)
+    training.rates = {1: 3.0, 2: 1.0}
+    training.go_on(25)
+    assert training.used[-1] == 1
+    assert training.said[1:] == ["Threads of torch: 1 instead of 2, since updates have become slower than with 1"]
+    training.rates = {1: 4.0, 2: 5.0}
+    training.go_on(100)
+    assert training.used[-1] == 2
+
+
+def test_few_threads_are_taken_again_when_they_have_become_as_fast() -> None:
+    training = trained({1: 4.0, 2: 5.0}, seconds=60)
+    training.rates = {1: 5.0, 2: 5.0}
+    training.go_on(120)
+    assert training.used[-1] == 1
+    assert training.said[1:] == ["Threads of torch: 1 instead of 2 (5 updates/s with 1, 5 with 2)"]
+
+
+def test_slow_updates_make_long_windows() -> None:
+    """A window has at least five updates."""
+    training = trained({1: 0.1, 2: 0.2}, seconds=120)
+    assert training.used[:100] == [1] * 100
+    assert training.used[-1] == 2
+
+
+@pytest.mark.parametrize(("settings", "cores", "expected"), [
+    ({}, 2, {1, 2}), ({}, 1, {1}), ({"learning.num_threads": 1}, 2, {1}), ({"population.size": 2}, 2, {1}),
+    ({"population.size": 2}, 8, {2, 4}), ({"learning.experience": "replay"}, 2, {1}),
+    ({"learning.experience": "replay", "replay.samples_per_insert": 8.0}, 2, {1, 2}),
+])  # fmt: skip
+def test_a_learner_tries_its_share_of_all_cores_unless_the_user_has_fixed_the_number(
+    settings: dict[str, Any], cores: int, expected: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    monkeypatch.setattr(threads_of_torch, "AdaptiveThreads", partial(AdaptiveThreads, measure=lambda number: 1.0 / number))
+    config = configs.override(Config(env="made-up"), **{"learning.device": "cpu"}, **settings)
+    torch.set_num_threads(config.learner_threads)
+    training: Training
+    threads = LearnerThreads(config, lambda: training.measured())
+    training = Training(threads, dict.fromkeys((1, 2, 3, 4), 0.5) | {max(expected): 1.0})
+    training.go_on(60)
+    assert set(training.used) == expected
+    assert training.used[-1] == max(expected)
+
+
+def test_a_policy_that_became_a_copy_has_not_made_the_updates_that_its_versions_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions then go on 1001 higher, which would make the threads that are being tried look many times as fast."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(threads_of_torch, "AdaptiveThreads", partial(AdaptiveThreads, measure=lambda number: 1.0 / number))
+    config = configs.override(Config(env="made-up"), **{"learning.device": "cpu"})
+    torch.set_num_threads(1)
+    training: Training
+    threads = LearnerThreads(config, lambda: training.measured())
+    training = Training(threads, {1: 1.0, 2: 0.5})
+    training.go_on(25)
+    assert training.used[-1] == 2, "they are being tried"
+    training.updates += 1001
+    training.go_on(35)
+    assert training.used[-1] == 1
+    assert training.said == []
 
 
 def test_with_a_program_that_spins_on_every_other_core() -> None:

@@ -112,3 +112,118 @@ def adaptive_threads(config: Config) -> AdaptiveThreads | None:
     if config.device != "cpu" or config.learning.num_threads is not None:
         return None
     return AdaptiveThreads(config.learner_threads)
+
+
+class ThreadTrials:
+    """Lets a learner that everybody waits for try more threads than it began with, and keep them if updates then come faster.
+
+    Which is better cannot be told in advance: a second thread takes its time from the rollout workers, and is worth it where they
+    wait for the learner anyway. So updates are counted in windows of `WINDOW` seconds. If the learner has computed for `BUSY` of
+    one, the next has `most` threads; they are kept if it had `WORTH` times as many updates per second. Later `few` threads are
+    tried in the same way. Each trial that changes nothing doubles the time to the next, from `FIRST_PERIOD` to `LONGEST_PERIOD`.
+    If updates become slower than they were with few threads, these are taken at once.
+
+    Args:
+        few: threads at the start.
+        most: the other number, larger.
+    """
+
+    WINDOW = 10.0
+    """Seconds; longer if it has fewer updates than `UPDATES`."""
+    UPDATES = 5
+    BUSY = 0.95
+    WORTH = 1.05
+    FIRST_PERIOD = 60.0
+    LONGEST_PERIOD = 960.0
+
+    def __init__(self, few: int, most: int):
+        self.few, self.most, self.threads = few, most, few
+        self._window: tuple[float, float, int] | None = None
+        self._windows = 0
+        """Complete ones. Nothing is tried in the first: processes are still starting."""
+        self._before: float | None = None
+        """While the other number is tried: updates per second with the one before."""
+        self._few_reached = 0.0
+        """Updates per second with few threads when these were tried last."""
+        self._period, self._next = self.FIRST_PERIOD, float("-inf")
+
+    @property
+    def idle(self) -> bool:
+        """Whether the learner has few threads, and nothing is tried."""
+        return self.threads == self.few and self._before is None
+
+    def adapt(self, now: float, computed: float, updates: int) -> str | None:
+        """To be called after every round. Sets torch's number of threads; returns a line for the log if another one is kept.
+
+        `now`: seconds (monotonic). `computed`: seconds that the learner has spent on updates. `updates`: their number.
+        """
+        began = self._window or (now, computed, updates)
+        self._window = began
+        seconds, done = now - began[0], updates - began[2]
+        if seconds < self.WINDOW or done < self.UPDATES:
+            return None
+        self._window, self._windows = (now, computed, updates), self._windows + 1
+        return self._judge(done / seconds, (computed - began[1]) / seconds, now)
+
+    def _judge(self, rate: float, busy: float, now: float) -> str | None:
+        """Decide what the next window has. `rate`: updates per second; `busy`: share of the time spent on updates."""
+        if self._before is not None:
+            return self._end_trial(rate, self._before, now)
+        if self.threads == self.most and rate < self._few_reached:
+            self._take(self.few)
+            self._next = now + self._period
+            return f"Threads of torch: {self.few} instead of {self.most}, since updates have become slower than with {self.few}"
+        waited_for = self.threads == self.most or (busy >= self.BUSY and torch.get_num_threads() == self.few)
+        if waited_for and self._windows > 1 and now >= self._next:
+            self._before = rate
+            self._take(self.few + self.most - self.threads)
+        return None
+
+    def _end_trial(self, rate: float, rate_before: float, now: float) -> str | None:
+        tried, self._before = self.threads, None
+        before = self.few + self.most - tried
+        of_few, of_most = (rate, rate_before) if tried == self.few else (rate_before, rate)
+        best = self.most if of_most >= self.WORTH * of_few else self.few
+        self._few_reached = of_few
+        self._take(best)
+        self._period = min(2 * self._period, self.LONGEST_PERIOD) if best == before else self.FIRST_PERIOD
+        self._next = now + self._period
+        rates = f"{rate:.3g} updates/s with {tried}, {rate_before:.3g} with {before}"
+        return None if best == before else f"Threads of torch: {best} instead of {before} ({rates})"
+
+    def _take(self, threads: int) -> None:
+        self.threads = threads
+        torch.set_num_threads(threads)
+
+
+class LearnerThreads:
+    """Torch's threads in a learner beside workers: fewer while other programs hold cores (`AdaptiveThreads`), more while
+    everybody waits for the learner (`ThreadTrials`). While more are in use or tried, only updates are measured.
+
+    `measured`: seconds that this learner has spent on updates, and the version of its weights.
+    """
+
+    def __init__(self, config: Config, measured: Callable[[], tuple[float, int]]):
+        self._adaptive, self._measured = adaptive_threads(config), measured
+        self._version = self._updates = 0
+        self._trials: ThreadTrials | None = None
+        # Without a ratio nobody waits for a learner on a replay: more updates would only mean fewer steps between them.
+        waited_for = not config.uses_replay or config.replay.samples_per_insert is not None
+        if self._adaptive is not None and waited_for and config.most_learner_threads > config.learner_threads:
+            self._trials = ThreadTrials(config.learner_threads, config.most_learner_threads)
+
+    def adapt(self, now: float | None = None) -> str | None:
+        """To be called after every round, which makes one update at most. Returns a line for the log if another number of threads
+        is kept.
+
+        `now`: seconds (monotonic).
+        """
+        now = monotonic() if now is None else now
+        computed, version = self._measured()
+        self._updates += version != self._version  # not their difference: of a policy that became a copy, versions leap
+        self._version = version
+        if self._trials is not None and (change := self._trials.adapt(now, computed, self._updates)) is not None:
+            return change
+        if self._adaptive is None or (self._trials is not None and not self._trials.idle):
+            return None
+        return self._adaptive.adapt(now)

@@ -99,8 +99,9 @@ class LearningConfig:
     """Number of ranks: processes that learn one policy together, each with a GPU (or its share of the cores), rollout workers and
     batches of `batch_size` of its own. `torchrun` starts ranks on several machines and needs no setting."""
     num_threads: Annotated[int, Range(1, 4096)] | None = None
-    """CPU threads of a learner. None: half of the cores, divided by the number of learners, in `device` placement all cores; in
-    either case fewer while other programs hold them. In `serial` placement all cores, always."""
+    """CPU threads of a learner. None: half of the cores, divided by the number of learners; all cores, divided in the same way,
+    if rollout workers wait for the learner and a trial has made at least 1.05 times as many updates with them; in `device`
+    placement all cores; in each case fewer while other programs hold them. In `serial` placement all cores, always."""
 
 
 @dataclass

@@ -194,6 +194,11 @@ class Config:
         return self.learning.num_threads or (cores if alone else max(1, cores // 2 // self.population.size))
 
     @property
+    def most_learner_threads(self) -> int:
+        """CPU threads that a learner without a fixed number may try: its share of all cores."""
+        return self.learning.num_threads or max(1, machine.cores() // self.population.size)
+
+    @property
     def update_period(self) -> int:
         """`device` placement: steps between two updates. All environments are divided into as many parts as batches are needed to
         hold T steps of each; the parts' trajectories of T steps end one after the other, this many steps apart."""

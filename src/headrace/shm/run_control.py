@@ -109,9 +109,10 @@ class RunControl(Mapped):
         """The supervisor looks at the processes now."""
         self._supervisor[_LIVES] = perf_counter()
 
-    def seconds(self, role: str, phase: str) -> float:
-        """Seconds that all workers of a role have spent in this phase."""
-        return float(self.clocks[role][:, list(PHASES[role]).index(phase)].sum())
+    def seconds(self, role: str, phase: str, index: int | None = None) -> float:
+        """Seconds that one worker of a role, or all together, have spent in this phase."""
+        spent = self.clocks[role][:, list(PHASES[role]).index(phase)]
+        return float(spent.sum() if index is None else spent[index])
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """A copy of all clocks, by role."""

@@ -63,15 +63,16 @@ def learner_main(start: Start) -> None:
     import torch
 
     from headrace.accelerator.memory import keep_freed_memory
-    from headrace.accelerator.threads import adaptive_threads
+    from headrace.accelerator.threads import LearnerThreads
 
-    config = start.placement.configs[start.index]
+    placement, p = start.placement, start.index
+    config, control = placement.configs[p], placement.memory.control
     torch.set_num_threads(config.learner_threads)
-    threads = adaptive_threads(config)
+    threads = LearnerThreads(config, lambda: (control.seconds("learner", "train", p), placement.version(p)))
     keep_freed_memory()
-    for message in start.argument(start.placement, start.index):  # None after every round without a report
-        if threads is not None and (change := threads.adapt()) is not None:
-            start.report.send(Message("message", change, start.index))
+    for message in start.argument(placement, p):  # None after every round without a report
+        if (change := threads.adapt()) is not None:
+            start.report.send(Message("message", change, p))
         if message is not None:
             start.report.send(message)
 
