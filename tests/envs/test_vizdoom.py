@@ -24,6 +24,7 @@ from headrace.envs.contract import Categorical
 from headrace.envs.vizdoom import SCALES, VizdoomEnv, ids
 from headrace.envs.vizdoom.actions import FULL_BUTTONS, combine, heads_for
 from headrace.envs.vizdoom.game import free_port
+from headrace.runs import programs
 
 
 def test_scenarios() -> None:
@@ -244,8 +245,9 @@ def _shared_memory(instances: list[str]) -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /proc")
-@pytest.mark.parametrize("end", [signal.SIGKILL, None], ids=["killed", "by itself"])
-def test_nothing_outlives_the_process(end: signal.Signals | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGKILL, "sweep", None], ids=["killed", "killed with its programs", "by itself"])
+def test_nothing_outlives_the_process(end: signal.Signals | str | None, tmp_path: Path) -> None:
+    """The supervisor of a run looks for programs of its processes that have ended, and kills them."""
     code = (
         "import sys; from headrace.config import EnvConfig; from headrace.envs.vizdoom import VizdoomEnv\n"
         "envs = [VizdoomEnv('basic', EnvConfig()) for _ in range(2)]\n"
@@ -256,7 +258,7 @@ def test_nothing_outlives_the_process(end: signal.Signals | None, tmp_path: Path
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=tmp_path,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
+        env=os.environ | {"TMPDIR": str(tmp_path), programs.STARTED_BY: f"test-{tmp_path}:1"},
     )
     assert child.stdout is not None
     assert child.stdin is not None
@@ -266,7 +268,9 @@ def test_nothing_outlives_the_process(end: signal.Signals | None, tmp_path: Path
     assert len(engines) == 2
     instances = [p.cmdline()[p.cmdline().index("+viz_instance_id") + 1] for p in engines]
     assert len(_shared_memory(instances)) == 6
-    child.stdin.close() if end is None else child.send_signal(end)
+    child.stdin.close() if end is None else child.kill()
+    if end == "sweep":
+        programs.end_all_programs(f"test-{tmp_path}")
     child.wait(60)
     deadline = time.monotonic() + 60  # the watcher shares the processor with whatever else runs
     while time.monotonic() < deadline and (_engines(folder) or folder.exists()):

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import vizdoom
 
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs import vizdoom as family
 from headrace.envs.vizdoom.match import Match, MatchFailed
+from headrace.envs.vizdoom.shaping import PRESETS
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /proc")
 
@@ -151,6 +156,98 @@ def test_engines_have_the_library_that_yields() -> None:
         env.reset(seed=0)
         for pid in env.engine_pids:
             assert str(family.game.yield_library()) in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_they_have_it_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of libraries to preload is divided at spaces and colons."""
+    library = tmp_path / "a folder: mine" / "doom_yield.so"
+    library.parent.mkdir()
+    shutil.copy(family.game.yield_library(), library)
+    monkeypatch.setattr(family.game, "yield_library", lambda: library)
+    monkeypatch.setattr(family.game, "_process_folder", cache(family.game._process_folder.__wrapped__))
+    with match() as env:
+        env.reset(seed=0)
+        for pid in env.engine_pids:
+            assert str(library) in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_engines_write_to_the_terminal_only_where_they_are_asked_to(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with match() as env:
+        env.reset(seed=0)
+    assert capfd.readouterr() == ("", "")
+    monkeypatch.setenv("HEADRACE_VIZDOOM_LOG", str(tmp_path / "log"))
+    with match() as env:
+        env.reset(seed=0)
+    assert "player_1" in (tmp_path / "log").read_text()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_frames_of_a_step_and_a_level_by_its_path(tmp_path: Path) -> None:
+    """The paper's Duel has 2 frames per step; its levels are not in the package."""
+    shutil.copy(Path(vizdoom.scenarios_path) / "multi_duel.wad", tmp_path / "own.wad")
+    (tmp_path / "own.cfg").write_text(
+        "doom_scenario_path = own.wad\ndoom_map = map01\nepisode_timeout = 90\n"
+        "available_buttons = { MOVE_FORWARD ATTACK TURN_LEFT_RIGHT_DELTA }\navailable_game_variables = { HEALTH FRAGCOUNT }\n"
+    )
+    rng = np.random.default_rng(0)
+    with match(f"{tmp_path}/own.cfg", frameskip=2, players=2, buttons="full", variables="full") as env:
+        assert [len(head.presses) for head in env.players[0].heads] == [3, 3, 2, 2, 2, 8, 21]
+        observations, _ = env.reset(seed=0)
+        assert observations["player_1"]["measurements"].shape == (24,)
+        begun = env.players[0].game.get_episode_time()
+        for step in range(1, 6):
+            env.step(actions(env, rng))
+            assert [player.game.get_episode_time() for player in env.players] == [begun + 2 * step] * 2
+        assert play(env, rng)[0] == 15, "40 frames"
+
+
+def test_every_player_has_its_own_weights_also_after_a_restart() -> None:
+    """As population-based training gives them, policy by policy."""
+    with match(shaping="self_play") as env:
+        env.set_reward_weights({"player_1": {"frag": 3.0}})
+        for starts in (1, 2):
+            env.reset(seed=0)
+            assert env.starts == starts
+            weights = [player.shaping.weights for player in env.players if player.shaping is not None]
+            assert weights == [PRESETS["self_play"], PRESETS["self_play"] | {"frag": 3.0}]
+            os.kill(env.engine_pids[0], signal.SIGKILL)
+            env.step(actions(env, np.random.default_rng(0)))
+
+
+def test_a_player_that_hangs_ends_its_match_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process runs, and gives no answer."""
+    rng = np.random.default_rng(0)
+    monkeypatch.setattr("headrace.envs.vizdoom.match.CLOSE_TIMEOUT", 0.5)
+    with match(step_timeout=1.0) as env:
+        env.reset(seed=0)
+        env.step(actions(env, rng))
+        hung, answered = env.players[1].game, threading.Event()
+        monkeypatch.setattr(env.players[1], "observe", lambda: answered.wait(60) and hung.get_state())
+        begun = time.monotonic()
+        _, rewards, _, truncations, infos = env.step(actions(env, rng))
+        assert time.monotonic() - begun < 30
+        assert set(truncations.values()) == {True}
+        assert set(rewards.values()) == {0.0}
+        assert infos["player_0"]["restarted"]
+        answered.set()
+        env.reset()
+        assert play(env, rng)[0] == 10
+        assert env.starts == 2
+
+
+def test_a_picture_shows_all_players() -> None:
+    made = Match("multi_duel", EnvConfig(kwargs={"episode_timeout": 40, "players": 3}), "rgb_array")
+    try:
+        made.reset(seed=0)
+        picture = made.render()
+        assert picture is not None
+        assert picture.shape == (360, 3 * 480, 3)
+        views = np.split(picture, 3, axis=1)
+        assert len({view.tobytes() for view in views}) == 3
+    finally:
+        made.close()
 
 
 def test_the_family_knows_matches() -> None:

@@ -2,10 +2,20 @@
 # Starts the Doom engine for headrace.envs.vizdoom:
 # - in a temporary folder, because it makes a folder "_vizdoom" wherever it is started;
 # - with a library that lets it yield its core while it waits for other players, where there is one (native/doom/yield.cpp);
-# - in a session of its own, so that Ctrl-C reaches the worker, which stops cleanly, and not the engine under its feet.
+# - in a session of its own, so that Ctrl-C reaches the worker, which stops cleanly, and not the engine under its feet;
+# - with its messages ("Waiting for players") in a file that HEADRACE_VIZDOOM_LOG names, or nowhere: an error of an engine reaches
+#   the library without them, and on the terminal those of all players write over each other and the dashboard.
+exec >>"${HEADRACE_VIZDOOM_LOG:-/dev/null}" 2>&1
 cd "$HEADRACE_VIZDOOM_FOLDER" || exit 1
-if [ -n "$HEADRACE_VIZDOOM_YIELD" ]; then
-    export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}$HEADRACE_VIZDOOM_YIELD"
+previous= # the names of the engine's shared memory, for who cleans up behind it (game.py)
+for argument; do
+    if [ "$previous" = +viz_instance_id ]; then
+        echo "$argument" >>instances
+    fi
+    previous=$argument
+done
+if [ -e yield.so ]; then # a link, by a relative path: the list is divided at spaces and colons, which the library's own may have
+    export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}./yield.so"
 fi
 if command -v setsid >/dev/null; then
     exec setsid "$HEADRACE_VIZDOOM_ENGINE" "$@"

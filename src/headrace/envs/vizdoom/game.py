@@ -17,6 +17,7 @@ from typing import Any
 import vizdoom
 
 from headrace import _native
+from headrace.runs.programs import STARTED_BY
 
 FILES = {
     "duel_bots": "multi_duel",
@@ -150,16 +151,20 @@ class Engine:
 _REAPER = """
 read -r _
 for file in $(grep -laF "$0/" /proc/[0-9]*/cmdline); do
-    instance=$(tr '\\0' '\\n' <"$file" | sed -n '/^+viz_instance_id$/{n;p;}')
-    [ -n "$instance" ] || continue
+    tr '\\0' '\\n' <"$file" | grep -q '^+viz_instance_id$' || continue
     pid=${file#/proc/}
     kill -9 "${pid%/cmdline}"
-    rm -f "/dev/shm/ViZDoomSM$instance" "/dev/shm/ViZDoomMQCtr$instance" "/dev/shm/ViZDoomMQDoom$instance"
 done
+if [ -f "$0/instances" ]; then
+    while read -r instance; do
+        rm -f "/dev/shm/ViZDoomSM$instance" "/dev/shm/ViZDoomMQCtr$instance" "/dev/shm/ViZDoomMQDoom$instance"
+    done <"$0/instances"
+fi
 rm -rf "$0"
 """
 """Waits until its input is closed, which is when this process has ended in whatever way; then kills the Doom engines that were
-started with our folder, and removes the folder and their shared memory."""
+started with our folder, and removes the folder and the shared memory of all engines that were, also of those that somebody else
+has killed. It is no program of this process that a run's supervisor would kill before that is done (`headrace.runs.programs`)."""
 
 
 @cache
@@ -176,10 +181,12 @@ def _process_folder(pid: int) -> Path:
     # Engines that start at the same time and do not find this folder all make it; all but one fail, and the library takes the
     # process that waits for them with it.
     (folder / "_vizdoom").mkdir()
+    if (library := yield_library()) is not None:
+        (folder / "yield.so").symlink_to(library.resolve())
+    environ = {name: value for name, value in os.environ.items() if name != STARTED_BY}
+    command = ["sh", "-c", _REAPER, str(folder)]
     _watchers.append(
-        subprocess.Popen(
-            ["sh", "-c", _REAPER, str(folder)], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-        )
+        subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, env=environ)
     )
     return folder
 
@@ -196,7 +203,6 @@ def guard(game: vizdoom.DoomGame) -> Path:
     folder = _process_folder(os.getpid())
     os.environ["HEADRACE_VIZDOOM_FOLDER"] = str(folder)
     os.environ["HEADRACE_VIZDOOM_ENGINE"] = str(Path(vizdoom.__file__).parent / "vizdoom")
-    os.environ["HEADRACE_VIZDOOM_YIELD"] = str(yield_library() or "")
     game.set_vizdoom_path(str(Path(__file__).with_name("engine.sh")))
     settings = folder / f"settings-{id(game)}.ini"
     game.set_doom_config_path(str(settings))
