@@ -46,7 +46,8 @@ def lane_use(game: str, states: list[bytes], steps: int, reconverge: bool) -> tu
     """Share of active lanes by instructions, and instructions per block, over `steps` steps of all consoles."""
     kernels = HostKernels()
     atari_kernels.CudaKernels = lambda device: kernels  # type: ignore[assignment,misc]
-    vector = AtariVector(game, len(states), device="cuda", kernels=KernelOptions(reconverge=reconverge), reward_clipping=False)
+    options = KernelOptions(consoles_per_warp=WARP, reconverge=reconverge)
+    vector = AtariVector(game, len(states), device="cuda", kernels=options, reward_clipping=False)
     vector.reset(seed=0)
     for env, state in enumerate(states):
         vector.load_state(env, state)

@@ -2,17 +2,25 @@
 
     python benchmarks/gpu_atari.py --compile sm_90      compile all kernels that the suite uses into the cache; needs no GPU
 
-A kernel with the blocks of one game takes NVRTC a while, so the suite runs the interpreter over all games, and blocks for the
-paper's four games, River Raid and Boxing.
+A kernel with the blocks of one game takes NVRTC minutes, so the suite runs the interpreter over all games, and blocks for the
+paper's four games, River Raid and Boxing. What it measures comes in the order of importance and stops when its time is over.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import statistics
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -22,6 +30,10 @@ import torch
 import headrace._native.atari as native
 from headrace.envs.atari_kernels import KernelOptions, assemble, nvrtc_compile
 from headrace.envs.atari_vector import AtariVector, games, load_game
+from headrace.runs.metrics import read_jsonl
+
+sys.path.insert(0, str(Path(__file__).parent / "learning"))
+from time_to_pong import curve_of, reached
 
 Row = dict[str, Any]
 PAPER = ["pong", "asteroids", "assault", "ms_pacman"]
@@ -35,88 +47,108 @@ ATARI57 = """
     surround tennis time_pilot tutankham up_n_down venture video_pinball wizard_of_wor yars_revenge zaxxon
 """.split()  # noqa: SIM905
 COUNTS = (128, 1024, 4096, 16384, 65536)
+PONG = {
+    "learning.algorithm": "ppo", "sampling.num_workers": 1, "sampling.envs_per_worker": 256, "sampling.num_groups": 1,
+    "sampling.rollout": 16, "learning.batch_size": 4096, "learning.num_minibatches": 8,
+}  # fmt: skip
+"""What `time_to_pong` changes of the defaults: more consoles with shorter trajectories, and minibatches twice as large. To be
+tuned where a GPU is at hand."""
 
 
-def consoles_per_warp(count: int) -> int:
-    """Few consoles are spread over more warps. To be tuned where a GPU is at hand."""
-    return max(1, min(32, count // 512))
+def synchronize(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
-def step_seconds(step: Callable[[], Any], seconds: float) -> float:
+def step_seconds(step: Callable[[], Any], seconds: float, device: torch.device) -> float:
     """Seconds of a step, after a warm-up; the device has finished what is counted."""
     for _ in range(3):
         step()
-    torch.cuda.synchronize()
+    synchronize(device)
     began, steps = perf_counter(), 0
     while steps < 3 or perf_counter() - began < seconds:
         step()
         steps += 1
         if steps % 16 == 0:
-            torch.cuda.synchronize()
-    torch.cuda.synchronize()
+            synchronize(device)
+    synchronize(device)
     return (perf_counter() - began) / steps
 
 
-def exactness(seconds: float, names: list[str] | None = None, device: str = "cuda") -> list[Row]:
-    """Every game against the CPU's core, observations and counters, for as long as `seconds` allows."""
+def exactness(seconds: float, names: list[str] | None = None, each: int = 16, least: int = 40) -> Iterator[Row]:
+    """All games in one batch, `each` consoles of each, against the CPU's core: observations, rewards, ends and counters of every
+    step, for as long as `seconds` allows but for `least` steps, with both kinds of autoreset."""
     names = names or list(games())
-    began, differing, steps = perf_counter(), [], 0
-    for number, name in enumerate(names):
-        options: dict[str, Any] = {"repeat_action_probability": 0.25, "autoreset_mode": ("NextStep", "SameStep")[number % 2]}
-        options["max_num_frames_per_episode"] = 120
-        ours = AtariVector(name, 16, device=device, kernels=KernelOptions("interpreter"), **options)
-        theirs = AtariVector(name, 16, **options)
+    ends = perf_counter() + seconds
+    for number, mode in enumerate(("NextStep", "SameStep")):
+        options: dict[str, Any] = {"repeat_action_probability": 0.25, "autoreset_mode": mode, "max_num_frames_per_episode": 120}
+        count = each * len(names)
+        ours = AtariVector(names, count, device="cuda", kernels=KernelOptions("interpreter", 8), **options)
+        theirs = AtariVector(names, count, **options)
+        first_difference: dict[str, int] = {}
+
+        def compare(step: int, mine: Any, other: np.ndarray, where: np.ndarray, found: dict[str, int]) -> None:
+            differs = (mine.cpu().numpy() != other).reshape(len(other), -1).any(1) & where
+            for console in np.flatnonzero(differs):
+                found.setdefault(names[console % len(names)], step)
+
+        everywhere = np.ones(count, bool)
+        compare(0, ours.reset(seed=number)[0], theirs.reset(seed=number)[0], everywhere, first_difference)
         rng = np.random.default_rng(number)
-        same = np.array_equal(ours.reset(seed=number)[0].cpu().numpy(), theirs.reset(seed=number)[0])
-        limit = perf_counter() + (began + seconds - perf_counter()) / (len(names) - number)
-        while same and perf_counter() < limit:
-            actions = rng.integers(len(theirs.action_set), size=16)
+        limit = perf_counter() + (ends - perf_counter()) / (2 - number)
+        step = 0
+        while step < least or perf_counter() < limit:
+            step += 1
+            actions = rng.integers(len(theirs.action_set), size=count)
             mine, other = ours.step(actions), theirs.step(actions)
-            pairs = [
-                *zip(mine[:4], other[:4], strict=True),
-                *((mine[4][key], other[4][key]) for key in ("lives", "frame_number")),
-            ]
-            same = all(np.array_equal(a.cpu().numpy(), b) for a, b in pairs)
-            steps += 16
-        if not same:
-            differing.append(name)
+            for a, b in zip(mine[:4], other[:4], strict=True):
+                compare(step, a, b, everywhere, first_difference)
+            for key in ("lives", "frame_number", "episode_frame_number"):
+                compare(step, mine[4][key], other[4][key], everywhere, first_difference)
+            if "final_obs" in other[4]:
+                compare(step, mine[4]["final_obs"], other[4]["final_obs"], other[2] | other[3], first_difference)
         ours.close()
         theirs.close()
-    return [{"games": len(names), "steps": steps, "games that differ": ", ".join(differing) or "none"}]
+        differing = ", ".join(f"{game} at step {at}" for game, at in first_difference.items())
+        yield {
+            "autoreset": mode, "games": len(names), "consoles": count, "steps of each": step,
+            "games that differ": differing or "none",
+        }  # fmt: skip
 
 
-def network(outputs: int) -> torch.nn.Module:
+def network(outputs: int, device: torch.device) -> torch.nn.Module:
     """The network of Mnih et al. 2015, bf16."""
     body = torch.nn.Sequential(
         *(torch.nn.Conv2d(4, 32, 8, 4), torch.nn.ReLU(), torch.nn.Conv2d(32, 64, 4, 2), torch.nn.ReLU()),
         *(torch.nn.Conv2d(64, 64, 3, 1), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(3136, 512), torch.nn.ReLU()),
         torch.nn.Linear(512, outputs),
     )
-    return body.to("cuda", torch.bfloat16).to(memory_format=torch.channels_last)
+    return body.to(device, torch.bfloat16).to(memory_format=torch.channels_last)
 
 
 def throughput(
-    name: str | list[str], count: int, seconds: float, emulator: str, decorrelated: bool = True, device: str = "cuda"
+    name: str | list[str], count: int, seconds: float, emulator: str = "blocks", decorrelated: bool = True, learns: bool = True
 ) -> Row:
-    """Frames/s: emulation alone, with observations, with inference, with training; bytes of GPU memory per console."""
-    free = torch.cuda.mem_get_info()[0]
-    options = KernelOptions(emulator, consoles_per_warp(count))  # type: ignore[arg-type]
-    began = perf_counter()
-    env = AtariVector(name, count, device=device, kernels=options, sticky_stream="counter")
+    """Frames/s: emulation alone, with observations, with inference and, if it `learns`, with training; memory per console."""
+    options = KernelOptions(emulator)  # type: ignore[arg-type]
+    before, began = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0, perf_counter()
+    env: Any = AtariVector(name, count, device="cuda", kernels=options, sticky_stream="counter")
+    device = env.tensor_device
     made = perf_counter() - began
     env.reset(seed=np.arange(count) if decorrelated else np.zeros(count, np.int64))
     size = len(env.action_set)
     if decorrelated:
         for _ in range(30):
             env.step(torch.randint(size, (count,), device=device))
-    torch.cuda.synchronize()
-    memory = (free - torch.cuda.mem_get_info()[0]) / count
+    synchronize(device)
+    memory = ((torch.cuda.memory_allocated() if torch.cuda.is_available() else 0) - before) / count
     same = torch.zeros(count, dtype=torch.int64, device=device)
 
     def actions() -> torch.Tensor:
         return torch.randint(size, (count,), device=device) if decorrelated else same
 
-    model = network(size + 1)  # scores of the actions, and a value
+    model = network(size + 1, device)  # scores of the actions, and a value
     optimizer = torch.optim.Adam(model.parameters(), 1e-4, fused=True)
 
     def evaluate(observations: torch.Tensor) -> torch.Tensor:
@@ -157,59 +189,119 @@ def throughput(
                 ((policy + 0.5 * advantage.square().sum() - 0.01 * entropy) / (5 * count)).backward()
         optimizer.step()
 
-    training = step_seconds(train, seconds) / 5
-    full = step_seconds(lambda: env.step(actions()), seconds)
-    with_inference = step_seconds(play, seconds)
-    observe = env._native._observe
+    full = step_seconds(lambda: env.step(actions()), seconds, device)
+    with_inference = step_seconds(play, seconds, device)
+    training = step_seconds(train, seconds, device) / 5 if learns else None
     env._native._observe = lambda *_: None
-    alone = step_seconds(lambda: env.step(actions()), seconds)
-    env._native._observe = observe
+    alone = step_seconds(lambda: env.step(actions()), seconds, device)
+    del env._native._observe  # the class has it; a bound method there would be a cycle, and keep the consoles
     env.close()
     return {
         "game": name if isinstance(name, str) else f"{len(name)} games", "consoles": count, "programs": emulator,
         "consoles differ": decorrelated, "emulation": 4 * count / alone, "with observations": 4 * count / full,
-        "with inference": 4 * count / with_inference, "with training": 4 * count / training, "KB/console": memory / 1024,
-        "made in, s": made,
+        "with inference": 4 * count / with_inference, "with training": 4 * count / training if training else "",
+        "KB/console": memory / 1024, "made in, s": made,
     }  # fmt: skip
 
 
-def throughputs(seconds: float) -> list[Row]:
-    """All games of the suite at the most consoles, two at every number, correlated too, and the mixed batch."""
-    each = seconds / 80
-    rows = [throughput(name, 65536, each, "blocks") for name in GAMES]
-    rows += [throughput("pong", count, each, emulator) for count in COUNTS for emulator in ("blocks", "interpreter")]
-    rows += [throughput("riverraid", count, each, "blocks") for count in COUNTS[:-1]]
-    rows += [throughput("pong", 4096, each, "blocks", decorrelated=False)]
-    rows += [throughput(ATARI57, 57 * 288, each, "interpreter")]
-    emulated = [row["emulation"] for row in rows[: len(GAMES)]]
-    rows.append({**dict.fromkeys(rows[0], ""), "game": "median", "emulation": statistics.median(emulated)})
-    rows.append({**dict.fromkeys(rows[0], ""), "game": "least", "emulation": min(emulated)})
-    return rows
+def cases() -> list[dict[str, Any]]:
+    """Arguments of `throughput`, the most important first."""
+
+    def correlated(name: str, count: int) -> dict[str, Any]:
+        return {"name": name, "count": count, "decorrelated": False, "learns": False}
+
+    def interpreted(name: str | list[str], count: int) -> dict[str, Any]:
+        return {"name": name, "count": count, "emulator": "interpreter"}
+
+    most = COUNTS[-1]
+    every = [
+        *({"name": name, "count": most} for name in GAMES), {"name": "pong", "count": 4096}, interpreted(ATARI57, 57 * 288),
+        interpreted("pong", most), correlated("pong", most), {"name": "riverraid", "count": 4096},
+        *({"name": "pong", "count": count} for count in COUNTS),
+        *(correlated(name, count) for count in (most, 4096) for name in GAMES),
+        *({"name": name, "count": count} for name in GAMES for count in COUNTS),
+        *(interpreted("pong", count) for count in COUNTS), *(correlated(name, count) for name in GAMES for count in COUNTS),
+    ]  # fmt: skip
+    return list({repr(case): case for case in every}.values())
 
 
-def kernel_profile(seconds: float) -> list[Row]:
-    """Milliseconds of the kernels of a step, by the events of PyTorch's profiler."""
-    rows = []
+def throughputs(seconds: float) -> Iterator[Row]:
+    """`cases` until the time is over, and how many were not measured. After the games at the most consoles, their median and the
+    least."""
+    ends, emulated, left = perf_counter() + seconds, list[float](), 0
+    for case in cases():
+        if perf_counter() > ends:
+            left += 1
+            continue
+        row = throughput(**case, seconds=0.2)
+        yield row
+        emulated.append(row["emulation"])
+        if len(emulated) == len(GAMES):
+            empty = dict.fromkeys(row, "")
+            yield {**empty, "game": "median", "consoles": row["consoles"], "emulation": statistics.median(emulated)}
+            yield {**empty, "game": "least", "consoles": row["consoles"], "emulation": min(emulated)}
+    if left:
+        yield {"game": f"{left} cases not measured: the time was over"}
+
+
+def time_to_pong(seconds: float, device: str = "cuda", goal: float = 18.0) -> Iterator[Row]:
+    """`headrace train` with `PONG` on the device until the mean return of 100 training games is `goal`, or `seconds` are over.
+    Times count from the start of the process."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = {"sampling.placement": "device", "learning.device": device, **PONG, "run.folder": folder, "run.goal": goal}
+        flags |= {"run.max_minutes": seconds / 60, "run.log_interval": 0.5}
+        command = [sys.executable, "-m", "headrace.cli", "train", "--env", "atari/pong", "--run.no-dashboard", "--run.no-video"]
+        for name, value in flags.items():
+            command += [f"--{name.replace('_', '-')}", str(value)]
+        began = time.time()
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"headrace train ended with {done.returncode}: {(done.stdout + done.stderr)[-1500:]}")
+        rows = read_jsonl(Path(folder) / "metrics.jsonl")
+    curve = curve_of(rows, began)
+    at = reached(curve, goal)
+    rates = [row["charts/SPS_interval"] for row in rows if "charts/SPS_interval" in row]
+    yield {
+        "game": "pong", "goal": goal, "seconds": at[0] * 60 if at else "not reached", "million steps": at[1] / 1e6 if at else "",
+        "best mean return": max((mean for _, _, mean in curve), default=float("nan")),
+        "steps/s": statistics.median(rates) if rates else float("nan"),
+        "settings": ", ".join(f"{name} {value}" for name, value in PONG.items()),
+    }  # fmt: skip
+
+
+def kernel_profile(seconds: float) -> Iterator[Row]:
+    """Milliseconds and calls of the kernels of a step with inference, the longest first, by PyTorch's profiler."""
     for name in ("pong", "riverraid"):
-        env = AtariVector(name, 16384, device="cuda", kernels=KernelOptions(consoles_per_warp=32), sticky_stream="counter")
+        env: Any = AtariVector(name, 16384, device="cuda", sticky_stream="counter")
         env.reset(seed=0)
-        actions = torch.zeros(16384, dtype=torch.int64, device="cuda")
+        device = env.tensor_device
+        model = network(len(env.action_set), device)
+        observations = env.step(torch.zeros(16384, dtype=torch.int64, device=device))[0]
+
+        def step(env: Any = env, model: torch.nn.Module = model, observations: torch.Tensor = observations) -> None:
+            with torch.inference_mode():
+                scores = model(observations.to(torch.bfloat16).to(memory_format=torch.channels_last) / 255)
+            env.step(scores.argmax(1))
+
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            step_seconds(lambda env=env, actions=actions: env.step(actions), seconds / 4)  # type: ignore[misc]
-        for event in profile.key_averages():
-            if event.key in ("step", "observe"):
-                rows.append({"game": name, "kernel": event.key, "ms": event.device_time / 1e3, "calls": event.count})
+            step_seconds(step, seconds / 4, device)
+        events = sorted(profile.key_averages(), key=lambda event: -event.device_time_total)
+        for event in events[:8]:
+            yield {"game": name, "kernel": event.key[:60], "ms": event.device_time / 1e3, "calls": event.count}
+        if not events:
+            yield {"game": name, "kernel": "the profiler saw no kernel", "ms": 0.0, "calls": 0}
         env.close()
-    return rows or [{"game": "none", "kernel": "the profiler saw no kernel", "ms": 0.0, "calls": 0}]
 
 
-def compile_all(arch: str, names: list[str], workers: int | None = None) -> list[Row]:
+def compile_all(arch: str, names: list[str], workers: int | None = None) -> Iterator[Row]:
     """Compiles the interpreter and the blocks of `names` into the cache, several at a time. Needs no GPU."""
     began = perf_counter()
-    with ProcessPoolExecutor(workers or min(8, os.cpu_count() or 1)) as pool:
-        jobs = {name: pool.submit(_compile, arch, name) for name in ["", *names]}
-        rows = [{"programs": f"blocks of {name}" if name else "interpreter", "s": job.result()} for name, job in jobs.items()]
-    return [*rows, {"programs": "all, side by side", "s": perf_counter() - began}]
+    # Processes that begin anew: a copy of one that has used CUDA could not.
+    with ProcessPoolExecutor(workers or min(8, os.cpu_count() or 1), get_context("spawn")) as pool:
+        jobs = {pool.submit(_compile, arch, name): name for name in ["", *names]}
+        for job in as_completed(jobs):
+            yield {"programs": f"blocks of {jobs[job]}" if jobs[job] else "interpreter", "s": job.result()}
+    yield {"programs": "all, side by side", "s": perf_counter() - began}
 
 
 def _compile(arch: str, name: str) -> float:
@@ -219,15 +311,22 @@ def _compile(arch: str, name: str) -> float:
     return perf_counter() - began
 
 
-def parts(seconds: float) -> dict[str, Callable[[], list[Row]]]:
-    """The parts of gpu_suite.py, by name, each in about `seconds`."""
+def possible() -> bool:
+    """Whether the packages are there that Atari on a GPU needs."""
+    return all(importlib.util.find_spec(name) for name in ("cuda", "ale_py")) and bool(importlib.util.find_spec("cuda.core"))
+
+
+COMPILATION = "atari compilation"
+SHARES = {"atari exactness": 0.16, "atari throughput": 0.44, "atari pong to 18": 0.36, "atari profile": 0.04}
+"""Of the seconds that the parts after the compilation have together."""
+
+
+def parts(seconds: float) -> dict[str, Callable[[], Iterable[Row]]]:
+    """The parts of gpu_suite.py, by name; after the compilation they take about `seconds` together."""
     arch = "sm_{}{}".format(*torch.cuda.get_device_capability()) if torch.cuda.is_available() else ""
-    return {
-        "atari compilation": lambda: compile_all(arch, GAMES),
-        "atari exactness": lambda: exactness(seconds),
-        "atari throughput": lambda: throughputs(seconds),
-        "atari profile": lambda: kernel_profile(seconds / 4),
-    }
+    functions = (exactness, throughputs, time_to_pong, kernel_profile)
+    each = {name: partial(function, seconds * SHARES[name]) for name, function in zip(SHARES, functions, strict=True)}
+    return {COMPILATION: partial(compile_all, arch, GAMES), **each}
 
 
 def main() -> None:

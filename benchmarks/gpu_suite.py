@@ -1,7 +1,7 @@
 """Every measurement of a GPU in one go: transfers, acting, learning, whole training runs. One table, one JSON file.
 
-    python benchmarks/gpu_suite.py             about seven minutes
-    python benchmarks/gpu_suite.py --quick     about two
+    python benchmarks/gpu_suite.py             at most eight minutes (`--minutes`)
+    python benchmarks/gpu_suite.py --quick     about four
     python benchmarks/gpu_suite.py --device cpu --tiny     does every part run at all?
 
     transfers   GB/s between the host and the device, page-locked and pageable memory
@@ -9,13 +9,17 @@
                 graphs and without: milliseconds and observations/s
     learning    samples/s of updates as in training (APPO, V-trace; batches arrive from another process, weights are published),
                 with graphs and without, against a bare loop of forward, loss, backward and Adam on one batch that stays
-    training    steps/s that the learner has trained on, whole runs: as configured by default, without graphs, with every
-                observation crossing the bus twice; shares of the parts' time
+    training    steps/s that the learner has trained on, whole runs: as configured by default, CartPole in PyTorch beside its
+                policy, without graphs, with every observation crossing the bus twice; shares of the parts' time
     atari *     consoles on the GPU (gpu_atari.py): compilation, exactness of all games against the CPU, frames/s of emulation
-                alone, with observations, inference and training over 128 to 65,536 consoles, a mixed batch, memory, kernels
+                alone, with observations, inference and training over 128 to 65,536 consoles, a mixed batch, memory, minutes
+                to 18 in Pong, kernels
 
-Every part is a process of its own with a time limit: one that fails is reported, the others go on. Variants of a part are
-measured in turns and medians taken. `time/learner/train` is the time in which the host gives work to the device.
+Every part is a process of its own with a time limit: one that fails or takes longer is reported with the rows that it had until
+then, the others go on, and what comes last is left out when the minutes are over. The kernels are compiled (minutes of some
+cores, once: they are kept) while transfers, acting and learning are measured; `gpu_atari.py --compile sm_90` does it before,
+without a GPU. Variants of a part are measured in turns and medians taken. `time/learner/train` is the time in which the host
+gives work to the device.
 """
 
 from __future__ import annotations
@@ -24,12 +28,14 @@ import argparse
 import importlib.util
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -55,6 +61,8 @@ from headrace.sampling.actor import Actor
 from headrace.sampling.run_memory import RunMemory, make_run_memory
 
 Row = dict[str, Any]
+ROW = "row: "
+"""How the lines begin by which a part gives its rows."""
 ACTING_GROUP = 16
 """Environments of a group where acting is measured."""
 
@@ -76,12 +84,18 @@ class Sizes:
     training: float
     """...and seconds that it is."""
     limit: float
-    """Seconds a part may take."""
+    """Seconds a part may take..."""
+    atari: float
+    """...and those that the parts of gpu_atari.py, their starts not counted, take together behind the compilation..."""
+    compilation: float
+    """...which may take so many."""
 
 
-FULL = Sizes(0.4, 3, (1, 16, 64, 256), (16, 64, 256, 1024, 2048), 4096, 8, 14, 110)
-QUICK = Sizes(0.2, 3, (1, 64), (64, 512), 4096, 6, 8, 60)
-TINY = Sizes(0.01, 1, (1,), (16, 48), 256, 1, 2, 240)
+FULL = Sizes(0.3, 3, (1, 16, 64, 256), (16, 64, 256, 1024, 2048), 4096, 8, 12, 110, 240, 220)
+QUICK = Sizes(0.2, 3, (1, 64), (64, 512), 4096, 6, 8, 60, 80, 220)
+TINY = Sizes(0.01, 1, (1,), (16, 48), 256, 1, 2, 240, 20, 240)
+START = 40
+"""Seconds that the start of a part of gpu_atari.py may take, and the end of its last measurement."""
 
 
 def synchronize(device: str) -> None:
@@ -217,6 +231,7 @@ def training(device: str, sizes: Sizes, env: str, **settings: Any) -> list[Row]:
     workers = max(1, min(16, len(os.sched_getaffinity(0)) - 2)) if sizes is not TINY else 1
     # An Atari console costs no process, a Doom does.
     envs, rollout = (4, 8) if sizes is TINY else (64 if env.startswith("atari/") else 16, 32)
+    workers, envs = settings.get("sampling.num-workers", workers), settings.get("sampling.envs-per-worker", envs)
     with tempfile.TemporaryDirectory() as folder:
         flags = {
             "run.folder": f"{folder}/run", "run.log-interval": 0.5, "learning.total-steps": 10**9, "learning.device": device,
@@ -252,19 +267,29 @@ def training(device: str, sizes: Sizes, env: str, **settings: Any) -> list[Row]:
     ]  # fmt: skip
 
 
-def parts(device: str, sizes: Sizes) -> dict[str, Callable[[], list[Row]]]:
+def tensors(sizes: Sizes) -> Row:
+    """Settings of `training` in the device placement, for environments written in PyTorch."""
+    envs, rollout = (64, 8) if sizes is TINY else (16384, 32)
+    return {
+        "sampling.placement": "device", "sampling.num-workers": 1, "sampling.num-groups": 1, "sampling.envs-per-worker": envs,
+        "sampling.rollout": rollout, "learning.batch-size": envs * rollout,
+    }  # fmt: skip
+
+
+def parts(device: str, sizes: Sizes) -> dict[str, Callable[[], Iterable[Row]]]:
     """By name, in order."""
-    result: dict[str, Callable[[], list[Row]]] = {
+    result: dict[str, Callable[[], Iterable[Row]]] = {
         "transfers": lambda: transfers(device, sizes),
         "acting": lambda: acting(device, sizes),
         "learning": lambda: learning(device, sizes),
-        "training": lambda: training(device, sizes, "atari/breakout"),
     }
+    if device != "cpu" and gpu_atari.possible():
+        result |= gpu_atari.parts(sizes.atari)
+    result["training"] = lambda: training(device, sizes, "atari/breakout")
+    result["training of tensors"] = lambda: training(device, sizes, "torch/CartPole-v1", **tensors(sizes))
     if device != "cpu" or sizes is not TINY:
         result["training without graphs"] = lambda: training(device, sizes, "atari/breakout", **{"learning.no-graphs": None})
         result["training, two transfers"] = lambda: training(device, sizes, "atari/breakout", **{"sampling.one-transfer": "off"})
-    if device != "cpu" and importlib.util.find_spec("cuda") and importlib.util.find_spec("ale_py"):
-        result |= gpu_atari.parts(sizes.training * 3)
     if importlib.util.find_spec("vizdoom") and sizes is not TINY:
         result["training vizdoom"] = lambda: training(device, sizes, "vizdoom/basic")
     return result
@@ -273,30 +298,64 @@ def parts(device: str, sizes: Sizes) -> dict[str, Callable[[], list[Row]]]:
 # -- one process for each -------------------------------------------------------------------------------------------------
 
 
+def limit_of(name: str, sizes: Sizes) -> float:
+    """Seconds that a part may take."""
+    if name == gpu_atari.COMPILATION:
+        return sizes.compilation
+    return START + sizes.atari * gpu_atari.SHARES[name] if name in gpu_atari.SHARES else sizes.limit
+
+
 def measured_apart(name: str, arguments: list[str], limit: float) -> Row:
-    """Run one part in a process; its rows, or what went wrong."""
+    """Run one part in a process; its rows, and what went wrong. A part that is ended takes its own processes with it."""
     began = perf_counter()
     command = [sys.executable, __file__, *arguments, "--part", name]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired as error:
-        printed = error.stderr or b""
-        text = printed.decode(errors="replace") if isinstance(printed, bytes) else printed
-        return {"error": f"took longer than {limit:.0f} s: {text[-1500:]}", "seconds": limit}
-    seconds = perf_counter() - began
-    if done.returncode:
-        return {"error": f"exit code {done.returncode}: {done.stderr[-1500:]}", "seconds": seconds}
-    return {"rows": json.loads(done.stdout.splitlines()[-1]), "seconds": seconds}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **streams) as part:  # type: ignore[call-overload]
+        late = False
+        try:
+            printed, said = part.communicate(timeout=max(limit, 0.0))
+        except subprocess.TimeoutExpired:
+            late = True
+            os.killpg(part.pid, signal.SIGKILL)
+            printed, said = part.communicate()
+        except BaseException:  # Ctrl-C does not reach its processes, which are a group of their own
+            os.killpg(part.pid, signal.SIGKILL)
+            raise
+    rows = [json.loads(line.removeprefix(ROW)) for line in printed.splitlines() if line.startswith(ROW)]
+    result: Row = {"rows": rows, "seconds": perf_counter() - began}
+    if late:
+        result["error"] = f"took longer than {limit:.0f} s: {said[-1500:]}"
+    elif part.returncode:
+        result["error"] = f"exit code {part.returncode}: {said[-1500:]}"
+    elif not rows:
+        result["error"] = "measured nothing"
+    return result
+
+
+def measure_all(names: list[str], arguments: list[str], sizes: Sizes, ends: float) -> Iterator[tuple[str, Row]]:
+    """Every part's name and result, until `ends` (seconds of `perf_counter`). The compilation goes on beside the parts that do
+    not need it."""
+
+    def measured(name: str) -> Row:
+        if (left := ends - perf_counter()) < min(20.0, limit_of(name, sizes)):
+            return {"rows": [], "seconds": 0.0, "error": "not begun: the time was over"}
+        return measured_apart(name, arguments, min(left, limit_of(name, sizes)))
+
+    with ThreadPoolExecutor(1) as beside:
+        compiling = beside.submit(measured, gpu_atari.COMPILATION) if gpu_atari.COMPILATION in names else None
+        for name in names:
+            yield name, measured(name) if name != gpu_atari.COMPILATION or compiling is None else compiling.result()
 
 
 def table(name: str, part: Row) -> str:
     """Markdown."""
+    lines = []
+    if part["rows"]:
+        columns = [key for key, value in part["rows"][0].items() if not isinstance(value, (list, dict))]
+        lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+        lines += ["| " + " | ".join(_number(row.get(column, "")) for column in columns) + " |" for row in part["rows"]]
     if "error" in part:
-        return f"## {name}\n\nFAILED after {part['seconds']:.0f} s: {part['error']}\n"
-    columns = [key for key, value in part["rows"][0].items() if not isinstance(value, (list, dict))]
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for row in part["rows"]:
-        lines.append("| " + " | ".join(_number(row[column]) for column in columns) + " |")
+        lines.append(f"\nFAILED after {part['seconds']:.0f} s: {part['error']}")
     said = [f"\nSaid: {line}" for row in part["rows"] for line in row.get("messages", ())]
     return "\n".join([f"## {name}\n", *lines, *said, ""])
 
@@ -314,6 +373,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter measurements")
     parser.add_argument("--tiny", action="store_true", help="sizes that say nothing about speed")
     parser.add_argument("--parts", nargs="*", help="only these")
+    parser.add_argument("--minutes", type=float, default=7.8, help="after which nothing goes on")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu_suite.json")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -322,7 +382,8 @@ def main() -> None:
     if args.part:
         keep_freed_memory()
         set_up(args.device)
-        print(json.dumps(known[args.part]()))
+        for row in known[args.part]():
+            print(ROW + json.dumps(row), flush=True)
         return
     if args.device != "cpu" and not torch.cuda.is_available():
         parser.error("there is no CUDA device here, so nothing was measured; --device cpu measures the CPU")
@@ -332,11 +393,11 @@ def main() -> None:
     print(f"torch {torch.__version__}, {accelerator}, {os.cpu_count()} cores; device {args.device}\n", flush=True)
     arguments = ["--device", args.device] + ["--quick"] * args.quick + ["--tiny"] * args.tiny
     results = {}
-    for name in known:
-        if args.parts is None or name in args.parts:
-            results[name] = measured_apart(name, arguments, sizes.limit)
-            print(table(name, results[name]), flush=True)
-            summary.write(args.out, {**facts, "load": os.getloadavg(), "parts": results})
+    chosen = [name for name in known if args.parts is None or name in args.parts]
+    for name, result in measure_all(chosen, arguments, sizes, began + 60 * args.minutes):
+        results[name] = result
+        print(table(name, result), flush=True)
+        summary.write(args.out, {**facts, "load": os.getloadavg(), "parts": results})
     print(f"{perf_counter() - began:.0f} s, load average {os.getloadavg()[0]:.1f}; {args.out}")
     if failed := [name for name, part in results.items() if "error" in part]:
         sys.exit(f"failed: {', '.join(failed)}")

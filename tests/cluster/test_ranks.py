@@ -195,6 +195,42 @@ def test_a_rank_is_killed_and_all_go_on_from_the_newest_checkpoint(victim: str, 
         run.assert_nothing_left()
 
 
+def under_torchrun(folder: Path, **settings: Any) -> Run:
+    """Two ranks that torchrun starts; they find each other by its environment variables."""
+    run = cartpole(folder, 1, **settings)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run.command = [*launcher, *run.command[1:]]
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["served", "device"])
+def test_torchrun_starts_ranks_of_one_run(placement: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"sampling.placement": placement, "learning.total_steps": 4_000}
+    if placement == "device":
+        settings |= {"sampling.num_groups": 1, "learning.batch_size": 7 * 6, "learning.num_minibatches": 2}
+    with under_torchrun(tmp_path / "run", **settings) as run:
+        assert run.end(200) == 0, run.story
+        assert not run.pids()
+    assert 4_000 <= run.step() < 5_000  # of both ranks together
+    assert run.output.count("Learning curve:") <= 1  # rank 0 alone writes and draws
+    assert [path.parent for path in tmp_path.rglob("metrics.jsonl")] == [tmp_path / "run"]
+
+
+@pytest.mark.slow
+def test_a_rank_of_torchrun_that_dies_ends_the_run_with_a_message(tmp_path: Path) -> None:
+    with under_torchrun(tmp_path / "run") as run:
+        run.wait_for("a checkpoint", run.checkpoints)
+        run.wait_for("two ranks", lambda: children(run)[1:])[0].kill()
+        assert run.end(60) == 1, run.story
+        deadline = time.monotonic() + 30
+        while run.pids() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not run.pids()
+    assert "SIGKILL" in run.output or "Signal 9" in run.output
+    assert run.step() > 0
+
+
 # -- the launcher, with ranks that are shell scripts ------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ from headrace.envs.atari_kernels import KernelOptions
 from headrace.envs.contract import LaneRow, ObsRow, StepRow
 from headrace.envs.spaces import PLAIN_KEY
 
-INTERPRETER = KernelOptions("interpreter")
+INTERPRETER = KernelOptions("interpreter", 32)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from headrace.envs.atari_kernels import KernelOptions
 from headrace.envs.atari_starts import read_states, save_states
 from headrace.envs.atari_vector import AtariVector
 
-DEVICES = [{"num_threads": 1}, {"device": "cuda", "kernels": KernelOptions("interpreter")}]
+DEVICES = [{"num_threads": 1}, {"device": "cuda", "kernels": KernelOptions("interpreter", 32)}]
 SMALL: dict[str, Any] = {"img_height": 24, "img_width": 20, "reward_clipping": False}
 
 

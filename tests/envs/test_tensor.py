@@ -51,12 +51,36 @@ class Counter:
         return TensorStep(self.observe(), self.reward_of(actions), ended & ~odd, ended & odd, final)
 
 
+class Array:
+    """An array of another library, of which no more is known than DLPack says."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor.clone()
+
+    def __dlpack__(self, **arguments: Any) -> Any:
+        return self._tensor.__dlpack__(**arguments)
+
+    def __dlpack_device__(self) -> Any:
+        return self._tensor.__dlpack_device__()
 
 
+class CounterOfArrays(Counter):
+    """The same in arrays of another library."""
+
+    def reset(self, seed: int) -> Any:
+        return {name: Array(x) for name, x in super().reset(seed).items()}
+
+    def step(self, actions: torch.Tensor) -> Any:
+        obs, reward, terminated, truncated, final = super().step(actions)
+        arrays = ({name: Array(x) for name, x in each.items()} for each in (obs, final))
+        return TensorStep(next(arrays), Array(reward), Array(terminated), Array(truncated), next(arrays))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [Counter, CounterOfArrays])
 @pytest.mark.parametrize("place", [None, "cpu"])
-def test_rows_are_those_of_a_group_that_resets_in_the_same_step(place: str | None) -> None:
+def test_rows_are_those_of_a_group_that_resets_in_the_same_step(place: str | None, kind: type[Counter]) -> None:
     """NumPy rows (`place` None) and rows of tensors hold the same."""
-    registry.register_tensor("test/counter")(lambda options, num_envs, device: Counter(num_envs, device))
+    registry.register_tensor("test/counter")(lambda options, num_envs, device: kind(num_envs, device))
     group = registry.make_group("test/counter", EnvConfig(reward_scale=0.5, reward_clip=5.75), N, device=place)
     assert isinstance(group, TensorGroup)
     assert group.tensors == (place is not None)

@@ -17,20 +17,24 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="no cuda-core"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.core") is None, reason="no cuda-core"
+    ),
 ]
 
 CASES: list[tuple[Any, KernelOptions, dict[str, Any]]] = [
     ("pong", KernelOptions(), {}),
-    ("pong", KernelOptions(reconverge=False), {"repeat_action_probability": 0.25}),
+    ("pong", KernelOptions(consoles_per_warp=32), {}),
+    ("pong", KernelOptions(consoles_per_warp=32, reconverge=False), {"repeat_action_probability": 0.25}),
     (
         "breakout",
         KernelOptions(consoles_per_warp=4),
         {"autoreset_mode": AutoresetMode.SAME_STEP, "max_num_frames_per_episode": 80},
     ),
-    ("montezuma_revenge", KernelOptions("interpreter"), {"repeat_action_probability": 0.25, "sticky_stream": "counter"}),
+    ("montezuma_revenge", KernelOptions("interpreter", 8), {"repeat_action_probability": 0.25, "sticky_stream": "counter"}),
     ("klax", KernelOptions("interpreter"), {"max_num_frames_per_episode": 101, "grayscale": False}),
-    (["pong", "breakout", "seaquest"], KernelOptions("interpreter"), {"img_height": 105, "img_width": 80}),
+    (["pong", "breakout", "seaquest"], KernelOptions("interpreter", 32), {"img_height": 105, "img_width": 80}),
+    (["pong", "breakout"], KernelOptions(consoles_per_warp=8), {}),  # a kernel for each game, on streams of their own
 ]
 
 

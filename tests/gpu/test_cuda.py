@@ -179,6 +179,7 @@ def test_a_whole_run(tmp_path: Path, settings: dict[str, Any], capfd: pytest.Cap
     assert "cross the bus twice" not in printed
 
 
+@pytest.mark.timeout(900)  # the kernels are compiled in the first
 @pytest.mark.parametrize(
     ("algorithm", "settings"),
     [

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from headrace.envs.atari_kernels import KernelOptions, assemble, compiled, nvrtc
 from headrace.envs.atari_vector import AtariVector, games, load_game
 
 SAME_STEP = AutoresetMode.SAME_STEP
-INTERPRETER = KernelOptions("interpreter")
+INTERPRETER = KernelOptions("interpreter", 32)
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +100,35 @@ def test_consoles_per_warp_change_nothing(spread: KernelOptions) -> None:
     ours, theirs = pair(["pong", "freeway"], 40, spread)
     assert_same(ours.reset(seed=1), theirs.reset(seed=1))
     play(ours, theirs, 2)
+
+
+def test_few_consoles_have_a_warp_each() -> None:
+    assert [KernelOptions().per_warp(n) for n in (1, 511, 1023, 1024, 4096, 16384, 65536)] == [1, 1, 1, 2, 8, 32, 32]
+    assert KernelOptions(consoles_per_warp=5).per_warp(1) == 5
+    ours, theirs = pair(["pong", "freeway"], 3, KernelOptions("interpreter"))
+    assert [len(slots) for _, slots in ours._native._parts] == [3]  # no lane is left empty
+    assert_same(ours.reset(seed=1), theirs.reset(seed=1))
+    play(ours, theirs, 2)
+
+
+def test_programs_of_many_games_are_not_compiled_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes NVRTC more than a minute."""
+    loaded: list[str | None] = []
+
+    class Recording(HostKernels):
+        def load(self, program: str | None) -> Any:
+            loaded.append(program)
+            return super().load(None)
+
+    monkeypatch.setattr(atari_kernels, "CudaKernels", lambda device: Recording())
+    few, many = ["pong", "breakout", "freeway", "boxing"], ["pong", "breakout", "freeway", "boxing", "tennis"]
+    for game, emulator, compiled_programs in [
+        ("pong", None, 1), (few, None, 4), (many, None, 0), (many, "blocks", 5), ("pong", "interpreter", 0),
+    ]:  # fmt: skip
+        loaded.clear()
+        AtariVector(game, 5, device="cuda", kernels=KernelOptions(emulator) if emulator else None)  # type: ignore[arg-type]
+        assert sum(program is not None for program in loaded) == compiled_programs
+        assert len(loaded) == max(1, compiled_programs)
 
 
 def test_lanes_of_a_phase_do_not_depend_on_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +250,7 @@ def test_blocks_equal_the_cpu(reconverge: bool, monkeypatch: pytest.MonkeyPatch)
     kernels = HostKernels()
     monkeypatch.setattr(atari_kernels, "CudaKernels", lambda device: kernels)
     options: dict[str, Any] = {"repeat_action_probability": 0.25, "autoreset_mode": SAME_STEP, "max_num_frames_per_episode": 40}
-    ours, theirs = pair("pong", 8, KernelOptions(reconverge=reconverge), **options)
+    ours, theirs = pair("pong", 8, KernelOptions(consoles_per_warp=32, reconverge=reconverge), **options)
     assert_same(ours.reset(seed=3), theirs.reset(seed=3))
     assert play(ours, theirs, 15) > 0
     steps, lanes, instructions, active = kernels.counts
@@ -237,7 +267,7 @@ BLOCK_GAMES = ["breakout", "pitfall2", "elevator_action", "klax", "montezuma_rev
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("game", [*BLOCK_GAMES, "seaquest", "qbert", "riverraid", "surround", "beam_rider", "solaris"])
 def test_blocks_of_more_games_equal_the_cpu(game: str) -> None:
-    ours, theirs = pair(game, 8, KernelOptions(), repeat_action_probability=0.25)
+    ours, theirs = pair(game, 8, KernelOptions(consoles_per_warp=32), repeat_action_probability=0.25)
     assert_same(ours.reset(seed=3), theirs.reset(seed=3))
     play(ours, theirs, 60)
 
@@ -297,6 +327,26 @@ def test_what_was_compiled_is_kept(tmp_path: Path) -> None:
     assert compiled("source", ["sm_90"], make, blocked) == b"code"
 
 
+def test_another_compiler_compiles_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """And who waits for it is told."""
+    made: list[str] = []
+
+    class Program:
+        def __init__(self, source: str, language: str, options: dict[str, Any]) -> None:
+            made.append(options["arch"])
+
+        def compile(self, kind: str) -> Any:
+            return SimpleNamespace(code=b"code")
+
+    core = SimpleNamespace(__version__="1.0", Program=Program, ProgramOptions=dict)
+    monkeypatch.setattr(atari_kernels, "_cuda_core", lambda: core)
+    for version, compiled_so_far in [("13.0", 1), ("13.0", 1), ("13.5", 2)]:
+        monkeypatch.setattr(atari_kernels, "_nvrtc_version", lambda version=version: version)
+        assert nvrtc_compile("a source", "sm_90") == b"code"
+        assert len(made) == compiled_so_far
+    assert capsys.readouterr().err.count("Compiling Atari kernels for sm_90") == 2
+
+
 def test_what_cannot_be_kept_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*paths: object) -> None:
         raise OSError("no room")
@@ -322,6 +372,25 @@ def test_kernels_are_device_code(architecture: str, blocks: bool, tmp_path: Path
     code = (tmp_path / "out").read_text()
     assert ".entry step(" in code
     assert ".entry observe(" in code
+
+
+@requires_nvcc
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90"])
+def test_blocks_become_machine_code(architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all optimisation, as docs/atari.md shows it: two minutes each."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import atari_kernel_resources
+
+    printed, cubin, _ = atari_kernel_resources.compile_for(
+        assemble(native.block_source(load_game("pong"))), architecture, tmp_path
+    )
+    assert cubin.read_bytes()[:4] == b"\x7fELF"
+    assert "error" not in printed
+    registers = {name: int(count) for name, _, _, _, _, count, _ in atari_kernel_resources.ENTRY.findall(printed)}
+    assert registers.keys() == {"step", "observe"}
+    assert max(registers.values()) <= 65536 // 128  # blocks have up to 128 threads
 
 
 @pytest.mark.slow

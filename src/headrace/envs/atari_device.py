@@ -32,6 +32,7 @@ class DeviceVector:
         self.kernels, self._spread, self._options = kernels, spread, options
         self._tables_of = native.DeviceBatch(list(games), options)
         self._count, self.device = len(games), kernels.device
+        self._per_warp = spread.per_warp(self._count)
         self._strides: dict[str, int] = self._tables_of.strides
         self._memory = {name: self._zeros(self._count * stride) for name, stride in self._strides.items()}
         address = {name: memory.data_ptr() for name, memory in self._memory.items()}
@@ -48,13 +49,12 @@ class DeviceVector:
 
     def _load(self, games: Sequence[native.Game]) -> list[tuple[Launchable, torch.Tensor]]:
         """Launches of the emulation: kernels, and the consoles that they step in the order of the lanes."""
-        per_warp = self._spread.consoles_per_warp
 
         def slots(game: int) -> torch.Tensor:
-            order = self._tables_of.slots(per_warp, game)
+            order = self._tables_of.slots(self._per_warp, game)
             return torch.tensor(order, dtype=torch.int32).to(self.device)
 
-        if self._spread.emulator == "interpreter":
+        if not self._spread.compiles(self._tables_of.games):
             return [(self.kernels.load(None), slots(-1))]
         parts = []
         for number in range(self._tables_of.games):
@@ -172,7 +172,7 @@ class DeviceVector:
         )
 
     def _emulate(self, task: int, words: list[int]) -> None:
-        per_warp, threads = self._spread.consoles_per_warp, self._spread.threads
+        per_warp, threads = self._per_warp, self._spread.threads
 
         def launch(launchable: Launchable, slots: torch.Tensor) -> None:
             warps = -(-len(slots) // per_warp)

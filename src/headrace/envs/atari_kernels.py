@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,30 +31,42 @@ def _sources() -> Path:
 SOURCES = _sources()
 """The headers and kernels that the package brings, laid out as they include each other."""
 WARP = 32
+MOST_COMPILED = 4
+"""Games of a batch whose programs are compiled without being asked for."""
 
 
 @dataclass(frozen=True)
 class KernelOptions:
     """How consoles are spread over a GPU.
 
-    `emulator` "blocks" compiles the programs of the games; "interpreter" runs all games with one kernel that is compiled
-    once. `consoles_per_warp`, 1 to 32: with few consoles fewer per warp are faster, because lanes that do different things
-    wait for each other. `threads`: of a block, a multiple of 32 up to 128. `reconverge`: whether a warp always runs the block
-    of the console that is furthest behind, or each lane its own.
+    `emulator` "blocks" compiles the programs of the games, a minute or two each when they are first used; "interpreter" runs
+    all games with one kernel; "auto" is "blocks" for up to `MOST_COMPILED` games. `consoles_per_warp`, 1 to 32: with few
+    consoles fewer per warp are faster, because lanes that do different things wait for each other; None chooses by the number
+    of consoles. `threads`: of a block, a multiple of 32 up to 128. `reconverge`: whether a warp always runs the block of the
+    console that is furthest behind, or each lane its own.
     """
 
-    emulator: Literal["blocks", "interpreter"] = "blocks"
-    consoles_per_warp: int = 32
+    emulator: Literal["auto", "blocks", "interpreter"] = "auto"
+    consoles_per_warp: int | None = None
     threads: int = 64
     reconverge: bool = True
 
     def __post_init__(self) -> None:
-        if self.emulator not in ("blocks", "interpreter"):
-            raise ValueError(f"emulator is {self.emulator!r}, must be blocks or interpreter")
-        if not 1 <= self.consoles_per_warp <= WARP:
+        if self.emulator not in ("auto", "blocks", "interpreter"):
+            raise ValueError(f"emulator is {self.emulator!r}, must be auto, blocks or interpreter")
+        if self.consoles_per_warp is not None and not 1 <= self.consoles_per_warp <= WARP:
             raise ValueError(f"consoles_per_warp is {self.consoles_per_warp}, must be in 1..{WARP}")
         if not WARP <= self.threads <= 128 or self.threads % WARP:
             raise ValueError(f"threads is {self.threads}, must be 32, 64, 96 or 128")
+
+    def compiles(self, games: int) -> bool:
+        """Whether the programs of a batch of so many games are compiled."""
+        return self.emulator == "blocks" or (self.emulator == "auto" and games <= MOST_COMPILED)
+
+    def per_warp(self, consoles: int) -> int:
+        """Consoles of a warp in a batch of `consoles`. An H100 runs 528 warps at a time, one on each of its schedulers: up to
+        about so many consoles each has a warp of its own, and lanes are filled beyond. To be tuned where a GPU is at hand."""
+        return self.consoles_per_warp or max(1, min(WARP, consoles // 512))
 
 
 class Launchable(Protocol):
@@ -145,13 +158,23 @@ def nvrtc_compile(source: str, arch: str) -> bytes:
         RuntimeError: with the compiler's messages, if it refuses the source.
     """
     core = _cuda_core()
-    version = f"cuda-core {core.__version__}"
+    version = f"cuda-core {core.__version__}, NVRTC {_nvrtc_version()}"
 
     def make() -> bytes:
+        kept = cache_folder() / "kernels"
+        print(f"Compiling Atari kernels for {arch}: minutes, once; they are kept in {kept}", file=sys.stderr, flush=True)
         options = core.ProgramOptions(name="headrace_atari", arch=arch, **NVRTC_OPTIONS)
         return bytes(core.Program(source, "c++", options).compile("cubin").code)
 
     return compiled(source, [arch, version, repr(NVRTC_OPTIONS)], make)
+
+
+def _nvrtc_version() -> str:
+    """Of the library that cuda-core loads, which is a package of its own."""
+    from cuda.bindings import nvrtc
+
+    _, major, minor = nvrtc.nvrtcVersion()
+    return f"{major}.{minor}"
 
 
 def _cuda_core() -> Any:
@@ -215,4 +238,5 @@ class _CudaModule:
         handle = torch.cuda.current_stream(self._device).cuda_stream
         stream = self._core.Stream.from_handle(handle) if handle else self._core.LEGACY_DEFAULT_STREAM
         config = self._core.LaunchConfig(grid=grid, block=block)
-        self._core.launch(stream, config, self._kernels[kernel], *words)
+        with torch.cuda.device(self._device):  # the default stream is that of the current device, whichever is meant
+            self._core.launch(stream, config, self._kernels[kernel], *words)

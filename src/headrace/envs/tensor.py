@@ -35,7 +35,8 @@ Observation = Tensor | dict[str, Any]
 
 
 class TensorStep(NamedTuple):
-    """What a step of N environments led to; tensors on the environments' device. They may be overwritten by the next step."""
+    """What a step of N environments led to; tensors on the environments' device, or arrays that can become them without a copy
+    (`__dlpack__`: those of JAX, Warp, CuPy). They may be overwritten by the next step."""
 
     obs: Observation
     """[N, ...]: to act on next; where an episode ended, the first observation of the next one."""
@@ -128,7 +129,8 @@ class TensorGroup(StepsAtOnce):
     @torch.no_grad()
     def _step(self, row: LaneRow) -> None:
         now, after = row.step, row.after
-        obs, reward, terminated, truncated, final_obs = self.envs.step(self._decode(row.actions))
+        obs, *results, final_obs = self.envs.step(self._decode(row.actions))
+        reward, terminated, truncated = (_tensor(x) for x in results)
         ended = terminated | truncated
         self._put(after.obs, obs)
         self._put(now.final_obs, final_obs)
@@ -184,7 +186,7 @@ class TensorGroup(StepsAtOnce):
     def _put(self, rows: dict[str, Tensor], observation: Observation) -> None:
         for leaf in self._leaves:
             row = rows[leaf.name]
-            value = cast(Tensor, leaf.find(observation))  # a plain observation has an empty path
+            value = _tensor(leaf.find(observation))  # a plain observation has an empty path
             shape = leaf.source.shape or ()
             if value.shape[1:] != shape or len(value) != self.num_envs:
                 raise ValueError(
@@ -212,6 +214,12 @@ class TensorGroup(StepsAtOnce):
                 return f"{name} of environment {index} is {value:g}{at}{too_large(value)}"
         last = f"one of the last {self._check_period} steps"
         return f"in {last} an observation or a reward was not finite, or larger than {LARGEST:g} and so too large to learn from"
+
+
+def _tensor(x: Any) -> Tensor:
+    """A tensor as it is, and another library's array as a tensor of the same memory. The protocol of DLPack puts PyTorch's
+    current stream behind what the other library has given to the device."""
+    return x if isinstance(x, Tensor) or not hasattr(x, "__dlpack__") else torch.from_dlpack(x)
 
 
 def _only(x: Tensor, where: Tensor) -> Tensor:
