@@ -60,6 +60,8 @@ Every `--run.log-interval` seconds a run adds one line to `metrics.jsonl` in the
   are those of the task with this id, `tasks/mean_score` and `tasks/capped_mean_score` those of all, `eval/tasks/...` those of an
   evaluation; `charts/episodic_return_100` is the mean over the tasks, and `low` and `high` of the learning curve are the smallest
   and the largest mean return of a task.
+- In a multi-agent environment `agents/NAME/episodic_return` is the mean return of the episodes of this agent that have ended in
+  the interval and that the policy acted in; `charts/...` are of all agents that it acted for.
 - A run with several policies has these files in the folder of each policy.
 - Every line also has `time`, the time at which it was written (seconds since 1970).
 - An evaluation (`eval/...`) has a line of its own, at the step of the policy that was evaluated.

@@ -256,10 +256,10 @@ def test_time_to_pong_counts_to_the_first_line_at_the_goal_and_shows_who_did_not
     assert pong.reached(curve[:8]) is None
     seed = {"seed": 0, "minutes": 10.0, "steps": 900_000, "limit_minutes": 40.0, "best": 22.0, "steps_per_second": 1666.7,
             "load_before": 0.1, "processor": 0.97, "evaluation": {"mean": 18.04, "ci95": [17.0, 19.26]}}  # fmt: skip
-    late = {**seed, "seed": 1, "minutes": None, "steps": None, "best": -6.04}
+    late = {**seed, "seed": 1, "minutes": None, "steps": None, "best": -6.04, "curve": [[1.0, 2e5, -20.0], [39.9, 7.99e6, -6.1]]}
     entry = pong.entry_of([seed, late], {"learning.batch_size": "2048"}, {"git": {"commit": "0123456789"}}, "2026-11-22")
     row = pong.table([entry]).splitlines()[-1]
     assert row == (
-        "| 2026-11-22 | 0123456 | learning.batch_size 2048 | 0: 10.0, 0.90; 1: not in 40 min, -6.0 at best "
+        "| 2026-11-22 | 0123456 | learning.batch_size 2048 | 0: 10.0, 0.90; 1: not in 39.9, 7.99; -6.0 at best "
         "| 18.0 (17.0 to 19.3); 18.0 (17.0 to 19.3) | 1,667, 1,667 | 0.1, 97%; 0.1, 97% |"
     )

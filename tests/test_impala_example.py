@@ -41,7 +41,8 @@ class AsPolicy(torch.nn.Module):
         return self._out(logits.unflatten(0, first.shape), value.unflatten(0, first.shape), core)
 
     def act(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> Any:
-        return self._out(*self.net(obs["obs"]), core)
+        logits, value = self.net(obs["obs"])
+        return self._out(logits, value, core)
 
     def _out(self, logits: Tensor, value: Tensor, core: Tensor) -> Any:
         categorical = torch.distributions.Categorical(logits=logits)

@@ -119,13 +119,13 @@ def _run(placement: Placement, reporter: Reporter, evaluation: BackgroundEvaluat
 def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     """The training loop of policy p: yields what is reported, and None after every round without a report."""
     config = placement.configs[p]
-    algorithm, model = make_agent(config, placement.spec.of_policy(p))
+    algorithm, model = make_agent(config, spec := placement.spec.of_policy(p))
     set_up(config.device)
     learner = Learner(model, algorithm, config)
     learner.cut_short = lambda: placement.hurried
-    log = TrainingLog(placement.spec.tasks)
+    log = TrainingLog(spec.tasks, spec.agents)
     ranks = Ranks(config.device)  # others may learn the same policy, each from environments of its own
-    experience = joint(placement.batches(p, algorithm.reported_envs(config.num_envs)), ranks, len(placement.spec.tasks))
+    experience = joint(placement.batches(p, algorithm.reported_envs(config.num_envs)), ranks, spec)
     member = Member(placement, p, learner, log) if config.pbt.on else None
     past = PastVersions(placement, p, learner)
     checkpoints = Checkpointing(placement, p, learner, log, experience, ranks, past, member)

@@ -37,6 +37,12 @@ def test_policies_start_with_different_weights() -> None:
     assert len(seeds) == 80, "those of other runs, too"
 
 
+def test_all_policies_are_in_the_run_folder_also_where_its_name_follows_from_the_seed() -> None:
+    config = population(3)
+    assert config.run.folder is None
+    assert [own.policy_folder(p) for p, own in enumerate(policy_configs(config))] == [config.policy_folder(p) for p in range(3)]
+
+
 @pytest.mark.parametrize(
     ("own", "reason"),
     [

@@ -129,9 +129,7 @@ def test_turns_the_reward_until_the_next_observation_belongs_to_the_last_action(
     assert lanes.flags(0) == [(1, True, True), (3, False, True), (4, False, False)]
     assert lanes.steps(0) == [(11, False, False), (2, True, False)]
     assert lanes.flags(1) == [(2, True, True), (5, False, False)]
-    assert lanes.steps(1) == [
-        (3, True, False)
-    ]  # not what came before its first action
+    assert lanes.steps(1) == [(3, True, False)]  # not what came before its first action
     assert lanes.episodes(0) == [(13, 2)]
     assert lanes.group.matches[0].outcomes.tolist() == [13, 103]
     assert lanes.group.ended == [0]
@@ -325,6 +323,27 @@ class TestPettingZoo:
         assert [lanes.steps(lane)[-1] for lane in range(4)] == [(r, False, True) for r in (-1, 1, 1, -1)]
         assert group.ended == [0, 1]
         group.close()
+
+    def test_games_that_say_so_are_converted_by_pettingzoo_itself(self) -> None:
+        """Each agent of rock, paper, scissors chooses in its turn, and none sees the other's choice before: both act at once."""
+        from pettingzoo.classic.rps.rps import raw_env
+
+        registry.register_parallel("own/rps", agents=2)(lambda options, render_mode=None: raw_env(num_actions=3, max_cycles=4))
+        group = registry.make_group("own/rps", EnvConfig(), 2)
+        lanes = Lanes(group)
+        assert [lanes.step(0, 1, 1, 0) for _ in range(4)] == [[0, 1, 2, 3]] * 4
+        assert [lanes.steps(lane)[-1] for lane in range(4)] == [(r, False, True) for r in (-1, 1, 1, -1)]
+        assert group.ended == [0, 1]
+        group.close()
+
+    def test_a_users_own_game_of_turns(self) -> None:
+        from pettingzoo.classic.tictactoe.tictactoe import raw_env
+
+        registry.register_parallel("own/turns", agents=2)(lambda options, render_mode=None: raw_env(render_mode))
+        lanes = Lanes(registry.make_group("own/turns", EnvConfig(), 1))
+        assert lanes.t == [0, -1]
+        assert [lanes.step(lanes.t[0], 3 + lanes.t[1]) for _ in range(5)] == [[1], [0], [1], [0], [0, 1]]
+        assert (lanes.steps(0)[-1], lanes.steps(1)[-1]) == ((1, True, False), (-1, True, False))
 
     def test_names(self) -> None:
         assert registry.defaults("pettingzoo/connect_four_v3")["envs.num_agents"] == 2

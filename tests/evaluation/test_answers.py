@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from tiny_runs import trained
 
 import headrace
 from headrace import cli
@@ -25,7 +26,6 @@ from headrace.evaluation.play import evaluate
 from headrace.evaluation.policy import load_policy
 from headrace.evaluation.video import record
 from headrace.evaluation.waiting import Answers
-from headrace.make_config import make_config
 
 THIS = re.escape(str(Path(__file__)))
 said: list[str] = []
@@ -121,16 +121,6 @@ class Duel:
 headrace.envs.register("test/hanging")(lambda options, render_mode=None: World(render_mode))
 headrace.envs.register("test/hanging-too")(lambda options, render_mode=None: World(render_mode))
 register_parallel("hanging-duel", agents=2)(lambda options, render_mode=None: Duel())
-
-
-def trained(env: str, folder: Path) -> str:
-    """A run folder."""
-    settings = {
-        "run.folder": str(folder), "sampling.placement": "serial", "sampling.num_workers": 1, "sampling.envs_per_worker": 4,
-        "sampling.rollout": 4, "learning.batch_size": 16, "learning.total_steps": 16, "learning.algorithm": "ppo",
-        "learning.num_minibatches": 1, "learning.device": "cpu", "policy.mlp": [4], "run.dashboard": False, "run.video": False,
-    }  # fmt: skip
-    return headrace.train(make_config(env, **settings)).folder
 
 
 @pytest.fixture(scope="module")

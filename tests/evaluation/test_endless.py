@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 import supervised
+from tiny_runs import trained
 
 import headrace
 from headrace import cli
@@ -67,17 +68,6 @@ class EndlessMatch:
 
 headrace.envs.register("test/endless")(lambda options, render_mode=None: Endless())
 register_parallel("endless-match", agents=2)(lambda options, render_mode=None: EndlessMatch())
-
-
-def trained(env: str, folder: Path) -> str:
-    """A run folder."""
-    settings = {
-        "run.folder": str(folder), "sampling.placement": "serial", "sampling.num_workers": 1, "sampling.envs_per_worker": 4,
-        "sampling.rollout": 4, "learning.batch_size": 16, "learning.total_steps": 16, "learning.algorithm": "ppo",
-        "learning.num_minibatches": 1, "learning.device": "cpu", "policy.mlp": [4], "run.dashboard": False, "run.video": False,
-        "run.log_interval": 1000.0,
-    }  # fmt: skip
-    return headrace.train(make_config(env, **settings)).folder
 
 
 @pytest.fixture(scope="module")

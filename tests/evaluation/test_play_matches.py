@@ -87,9 +87,11 @@ def test_commands_on_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     train = ["train", "--import", WORLD, "--env", "higher-wins", "--run.folder", run, "--total-steps", "600", "--no-dashboard"]
     train += ["--placement", "serial", "--no-video", "--matches.matchmaker", "self-play", "--matches.save-steps", "150"]
     train += ["--matches.opponents", "two", "--matches.opponent-share", "0.3", "--learning.device", "cpu"]
+    train += ["--matches.initial-elo", "1700"]
     assert cli.main(train) == 0
     standings = json.loads((tmp_path / "run" / "standings.json").read_text())
     assert {"policy 0", "two"} < set(standings["members"])
+    assert all(1600 < rating < 1800 for rating in standings["elo"])
     capsys.readouterr()
     for against in ("random", "two", run):
         assert cli.main(["play", run, "--against", against, "--matches", "12", "--import", WORLD, "--json"]) == 0
@@ -105,6 +107,9 @@ def test_commands_on_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert cli.main(train) == 0
     pytest.importorskip("imageio_ffmpeg")
     video = tmp_path / "match.mp4"
+    assert cli.main(["play", run, "--against", "random", "--matches", "3", "--video", str(tmp_path / "play.mp4")]) == 0
+    assert (tmp_path / "play.mp4").stat().st_size > 100
+    assert re.search(r"\d wins, \d losses, \d ties: win rate .*\(95 % CI .*\n.*play\.mp4", capsys.readouterr().out)
     assert cli.main(["watch", run, "--video", str(video), "--episodes", "2"]) == 0
     assert video.stat().st_size > 100
     line = capsys.readouterr().out

@@ -107,7 +107,7 @@ def test_sequence_targets_equal_a_loop(n: int) -> None:
                 if last[u - 1, b]:
                     break
             expected[t, b] = total + product * (values[u, b] if product else 0.0)
-    got = q_learning.sequence_targets(*(torch.tensor(x) for x in (reward, discount, last, values)), n)
+    got = q_learning.sequence_targets(*map(torch.tensor, (reward, discount, last, values)), n_step=n)
     np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12)
 
 

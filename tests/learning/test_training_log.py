@@ -23,6 +23,16 @@ def test_a_point_has_the_mean_and_the_band_of_the_last_episodes() -> None:
     assert log.curve() == [], "each point is given once"
 
 
+def test_agents_have_their_own_means_of_the_interval() -> None:
+    log = TrainingLog(agents=["one", "other", "third"])
+    first, second = arrivals(1.0, -1.0, 3.0), arrivals(5.0)
+    first.agents, second.agents = np.array([0, 1, 0], np.int32), np.array([0], np.int32)
+    log.add(Arrivals.sum([first, second]))
+    assert log._agents == {"one": [1.0, 3.0, 5.0], "other": [-1.0], "third": []}
+    assert log.agent_means() == {"agents/one/episodic_return": 3.0, "agents/other/episodic_return": -1.0}
+    assert log.agent_means() == {}, "of an interval"
+
+
 def test_an_interval_with_many_updates_has_few_points_of_them_evenly_spaced() -> None:
     log = TrainingLog()
     for step in range(1, 1001):

@@ -62,6 +62,22 @@ def test_eval_and_watch_take_the_number_of_a_policy(run: Path, capsys: pytest.Ca
     assert "has no policy 2; it has 2, counted from 0" in capsys.readouterr().err
 
 
+def test_a_population_in_the_folder_that_a_run_has_by_default_is_evaluated_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["train", "--env", "gym/CartPole-v1", "--population.size", "2", "--placement", "serial", "--no-dashboard"]
+    command += ["--no-video", "--envs.max-episode-steps", "9", "--sampling.num-workers", "2", "--sampling.envs-per-worker", "2"]
+    command += ["--sampling.rollout", "8", "--learning.batch-size", "32", "--learning.device", "cpu", "--policy.mlp", "5"]
+    assert main([*command, "--total-steps", "100"]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    capsys.readouterr()
+    assert main(["eval", str(run), "--policy", "1", "--episodes", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["lengths"] == [9, 9]
+    assert main([*command, "--total-steps", "200"]) == 0
+    assert (run / "log.txt").read_text().count("Going on from") == 2
+
+
 def test_a_run_with_one_policy_has_no_other(tmp_path: Path) -> None:
     config = make_config("gym/CartPole-v1", **{"run.folder": str(tmp_path)})
     (tmp_path / "config.json").write_text(headrace.config.to_json(config))

@@ -152,6 +152,48 @@ def test_a_copy_is_the_donor(tmp_path: Path) -> None:
     )
 
 
+REPLAY = {"replay.minimum": 64, "replay.capacity": 1000, "learning.num_minibatches": 1, "learning.num_epochs": 1}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("apex-dqn", REPLAY),
+        *(
+            pytest.param(name, more, marks=pytest.mark.slow)
+            for name, more in [
+                ("appo", {}),
+                ("impala", {"learning.num_epochs": 1, "learning.num_minibatches": 1}),
+                ("a2c", {"learning.num_epochs": 1, "learning.num_minibatches": 1}),
+                ("pqn", {}), ("dqn", REPLAY), ("rainbow", REPLAY), ("r2d2", REPLAY), ("apex-dpg", REPLAY),
+            ]
+        ),
+    ],
+)  # fmt: skip
+def test_every_algorithm_is_copied_and_mutated(algorithm: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    """Weights, and what the algorithm has besides, such as a target network; nobody learns."""
+    env = "gym/Pendulum-v1" if algorithm == "apex-dpg" else "gym/CartPole-v1"
+    common = {
+        "run.folder": str(tmp_path), "run.dashboard": False, "run.video": False, "run.log_interval": 1000.0, "population.size": 3,
+        "sampling.num_workers": 3, "sampling.envs_per_worker": 4, "sampling.placement": "serial", "sampling.rollout": 8,
+        "learning.batch_size": 32, "learning.total_steps": 600, "learning.device": "cpu", "learning.num_threads": 1,
+        "policy.mlp": [8], "pbt.rule": "paper", "pbt.period": 200, "pbt.mutation_rate": 1.0, "envs.max_episode_steps": 20,
+        "learning.learning_rate": 0.0, "pbt.mutable": {"learning.max_grad_norm": "scale"}, "learning.max_grad_norm": 1.0,
+    }  # fmt: skip
+    headrace.train(make_config(env, algorithm, **{**common, **settings}))
+    lines = lineage.read(tmp_path)
+    origin = {p: p for p in range(3)}
+    for line in lines:
+        if line["donor"] is not None:
+            origin[line["policy"]] = origin[line["donor"]]
+    assert len(set(origin.values())) < 3, "nobody was replaced"
+    assert any(line["before"] != line["values"] for line in lines)
+    states = [checkpoint.load_newest(tmp_path / f"policy-{p}" / "checkpoints") for p in range(3)]
+    own = [state_tree.to_bytes({part: one.unpack()[part] for part in ("model", "learner")}) for one in states if one is not None]
+    for p, q in np.ndindex(3, 3):
+        assert (own[p] == own[q]) == (origin[p] == origin[q]), (p, q)
+
+
 @pytest.mark.parametrize("placement", ["serial", "served"])
 def test_reward_weights_reach_the_environments_and_the_objective_is_not_the_return(tmp_path: Path, placement: str) -> None:
     small = {"sampling.num_workers": 2, "sampling.envs_per_worker": 4, "sampling.rollout": 8, "learning.batch_size": 64}

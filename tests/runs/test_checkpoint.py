@@ -94,12 +94,12 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path, name, make):
             net(x).square().mean().backward()
             opt.step()
 
-    straight = build(0)
-    learn(*straight, 5)
-    net, opt, rng = straight
+    net, opt, rng = build(0)
+    learn(net, opt, rng, 5)
     tree = {"net": net.state_dict(), "opt": opt.state_dict(), "rng": [random_state(), rng.bit_generator.state]}
     save(tmp_path, 5, *pack(tree))
-    learn(*straight, 5)
+    learn(net, opt, rng, 5)
+    straight = net, opt
 
     net, opt, rng = build(1)
     back = load_newest(tmp_path).unpack()

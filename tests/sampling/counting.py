@@ -28,6 +28,7 @@ from headrace.config import Config, EnvConfig, LearningConfig
 from headrace.envs.contract import ArraySpec, EnvSpec
 from headrace.envs.registry import register
 from headrace.learning.algorithm import Algorithm, register_algorithm
+from headrace.sampling.actor import environment_numbers
 
 ACTIONS = 7
 WORLDS = 500_009  # a restarted worker's environments have other seeds; the number of the world is the seed modulo this
@@ -113,7 +114,11 @@ class Counting(Algorithm):
     """The `Algorithm`."""
 
     def __init__(self, config: Config) -> None:
-        self._C, self._T, self._P = config.envs_per_group, config.sampling.rollout, config.population.size
+        C = config.envs_per_group
+        policies = np.arange(config.num_envs // C) % config.population.size
+        self._policy_of = np.zeros(config.num_envs, np.int64)
+        """By the environment's number: group g is acted for by policy g modulo their number."""
+        self._policy_of[environment_numbers(policies, C)] = policies[:, None]
         self._ledger: int | None = None
         self._folder = config.envs.kwargs.get("ledger")
 
@@ -144,8 +149,7 @@ class Counting(Algorithm):
 
     def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
         """Check that this learner's policy acted, and write down what is learned from."""
-        groups = (batch["env_index"] // self._C).unique()
-        policies = (groups % self._P).unique().tolist()
+        policies = np.unique(self._policy_of[batch["env_index"].cpu().numpy()]).tolist()
         assert len(policies) == 1, f"trajectories of the policies {policies} in one batch"
         mine = float(policies[0])
         assert float(model.policy) in (-1.0, mine), f"learner of policy {float(model.policy)}, trajectories of policy {mine}"  # type: ignore[arg-type]

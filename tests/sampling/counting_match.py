@@ -250,6 +250,7 @@ def check(batch: dict[str, np.ndarray], may_be_cut: bool = False) -> None:
         return values[real]
 
     equal(batch["action"][..., 0][acted], action_of(world, match, agent, tick)[now][acted])
+    equal(batch["agent"][acted], agent[now][acted])
     equal(batch["log_prob"][acted], -step[now][acted])
     equal(batch["value"][acted], step[now][acted] + 1)
     equal(np.where(batch["first"][0], 0, batch["core"][:, 0])[valid[0]], step[0][valid[0]])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from counting_match import check_ledger
+from counting_match import AGENTS, check_ledger
 from onlooker import LEFT_OUT_AFTER
 from test_serial import assert_same
 
@@ -71,7 +71,10 @@ def test_every_sample_is_learned_from_once_by_the_policy_that_acted(tmp_path: Pa
     assert check_ledger(tmp_path / "ledger", P) == result.global_step
     for p in range(P):
         folder = tmp_path / "run" if P == 1 else tmp_path / "run" / f"policy-{p}"
-        assert read_jsonl(folder / "metrics.jsonl")[-1].get("sampling/faults", 0) == 0
+        rows = read_jsonl(folder / "metrics.jsonl")
+        assert rows[-1].get("sampling/faults", 0) == 0
+        own = [{name: row.get(f"agents/{name}/episodic_return") for name in AGENTS} for row in rows]
+        assert all(any(means[name] is not None for means in own) for name in AGENTS)
 
 
 @pytest.mark.parametrize("placement", ["serial", "inline"])

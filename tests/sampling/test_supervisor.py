@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
@@ -70,6 +71,13 @@ class Run:
     def pid(self, role: str, index: int) -> int:
         """The process that works there now."""
         return int(self.until_said(rf"{role} {index} is process (\d+)")[1])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_watchdog_is_left() -> Iterator[None]:
+    """One that is would print, during other tests, that its supervisor does not look at the processes."""
+    yield
+    wait_here(lambda: not any(thread.name == "watchdog" for thread in threading.enumerate()), 10)
 
 
 def alive(pid: int | None) -> bool:
@@ -315,8 +323,10 @@ def test_a_run_whose_processes_cannot_be_started_ends(monkeypatch: pytest.Monkey
         raise OSError("no more processes")
 
     monkeypatch.setattr(supervisor_module, "Child", start)
+    run = Run({})
     with pytest.raises(RunFailed, match="no more processes"):
-        Run({}).__enter__()
+        run.__enter__()
+    run.supervisor.kill()
 
 
 def test_stop_lets_everybody_end_and_hears_the_learners_last_words() -> None:
@@ -468,8 +478,8 @@ def test_the_time_for_which_the_watchdog_was_stopped_too_is_nobodys_silence(watc
     assert shown == []
 
 
-def wait_here(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
+def wait_here(condition: Callable[[], Any], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -41,7 +41,8 @@ def policy_config(config: Config, policy: int) -> Config:
         made = override(config, **own)
     except ConfigError as error:
         raise ConfigError(f"population.overrides of policy {policy}: {error}") from error
-    if policy:  # policies start with different weights
+    if policy:  # policies start with different weights, and the default name of the run folder follows from the seed
+        made = override(made, **{"run.folder": str(config.run_folder)})
         made = dataclasses.replace(made, seed=random_seed(Use.POLICY, config.seed, policy) % 2**31)
     return made
 

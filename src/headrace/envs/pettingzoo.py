@@ -56,9 +56,12 @@ def make_parallel(name: str, options: EnvConfig, *, render_mode: str | None = No
             game = pettingzoo.make("aec", known, **kwargs)
     except (ImportError, FailedToImport) as error:
         raise ConfigError(f"pettingzoo/{name} needs packages that are not installed: {error}") from error
-    if game.metadata.get("is_parallelizable"):
-        return aec_to_parallel(game)
-    return TurnBased(game)
+    return parallel(game)
+
+
+def parallel(game: Any) -> ParallelEnv:
+    """A game of the agent-environment cycle (AECEnv) as a ParallelEnv, see the module."""
+    return aec_to_parallel(game) if game.metadata.get("is_parallelizable") else TurnBased(game)
 
 
 def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Any:

@@ -77,4 +77,9 @@ class RegisteredParallel(_WithoutVector):
     kind = "a multi-agent environment"
 
     def make_parallel(self, name: str, options: EnvConfig, *, render_mode: str | None = None) -> ParallelEnv:
-        return self.factory(options, render_mode=render_mode)
+        made = self.factory(options, render_mode=render_mode)
+        if hasattr(made, "agent_selection") or hasattr(made, "agent_iter"):  # PettingZoo's AECEnv: agents take turns
+            from headrace.envs.pettingzoo import parallel
+
+            return parallel(made)
+        return made

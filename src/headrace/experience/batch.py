@@ -27,6 +27,8 @@ class Arrivals:
     """int32 [k]: the number of their task, where there are several; else empty."""
     task_steps: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     """int64 [K or less]: transitions of each task, where there are several; else empty."""
+    agents: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    """int32 [k]: the number of their agent, in a multi-agent environment; else empty."""
 
     @classmethod
     def of(
@@ -37,6 +39,7 @@ class Arrivals:
         reported: np.ndarray | bool = True,
         objectives: np.ndarray | None = None,
         tasks: np.ndarray | None = None,
+        agents: np.ndarray | None = None,
     ) -> Arrivals:
         """Of trajectories.
 
@@ -46,6 +49,7 @@ class Arrivals:
             reported: bool [T, ...], whose episodes to report.
             objectives: [T, ...], as `returns`.
             tasks: int32 [T, ...], where there are several.
+            agents: int32 [T, ...], in a multi-agent environment.
         """
         ended, rows = ~np.isnan(returns) & reported, valid[: len(returns)]
         arrivals = cls(int(rows.sum()), returns[ended], lengths[ended])
@@ -53,6 +57,8 @@ class Arrivals:
             arrivals.objectives = objectives[ended]
         if tasks is not None:
             arrivals.tasks, arrivals.task_steps = tasks[ended], np.bincount(tasks[rows])
+        if agents is not None:
+            arrivals.agents = agents[ended]
         return arrivals
 
     @classmethod
@@ -65,7 +71,8 @@ class Arrivals:
         task_steps = np.zeros(max((len(part.task_steps) for part in parts), default=0), np.int64)
         for part in parts:
             task_steps[: len(part.task_steps)] += part.task_steps
-        return cls(sum(part.steps for part in parts), returns, lengths, objectives, tasks, task_steps)
+        agents = np.concatenate([np.empty(0, np.int32), *(part.agents for part in parts)])
+        return cls(sum(part.steps for part in parts), returns, lengths, objectives, tasks, task_steps, agents)
 
 
 @dataclass

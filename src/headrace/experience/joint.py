@@ -10,20 +10,21 @@ import numpy as np
 from torch import Tensor
 
 from headrace.accelerator.ranks import Ranks
+from headrace.envs.contract import EnvSpec
 from headrace.experience.batch import Arrivals, Batch, Experience, Filling
 
 
-def joint(own: Experience, ranks: Ranks, tasks: int = 0) -> Experience:
-    """The experience of one rank among others; of the only rank, its own. `tasks`: how many there are, 0 for one."""
-    return own if ranks.size == 1 else JointExperience(own, ranks, tasks)
+def joint(own: Experience, ranks: Ranks, spec: EnvSpec) -> Experience:
+    """The experience of one rank among others; of the only rank, its own."""
+    return own if ranks.size == 1 else JointExperience(own, ranks, spec)
 
 
 class JointExperience:
     """One rank's experience. A batch is given out when every rank has one; what arrived is counted over all ranks, so that
     counters, schedules and ends are the same everywhere."""
 
-    def __init__(self, own: Experience, ranks: Ranks, tasks: int = 0):
-        self._own, self._ranks, self._tasks = own, ranks, tasks
+    def __init__(self, own: Experience, ranks: Ranks, spec: EnvSpec):
+        self._own, self._ranks, self._tasks, self._of_agents = own, ranks, len(spec.tasks), bool(spec.agents)
         self._batch: Batch | None = None
         """Of this rank, while others have none yet."""
 
@@ -48,6 +49,8 @@ class JointExperience:
         arrivals = Arrivals(steps, *ended, task_steps=np.array(task_steps, np.int64))
         if self._tasks:
             arrivals.tasks = self._ranks.join(mine.tasks) if episodes else mine.tasks
+        if self._of_agents:
+            arrivals.agents = self._ranks.join(mine.agents) if episodes else mine.agents
         if ready < self._ranks.size:
             return Filling(arrivals) if steps or episodes else None
         assert self._batch is not None

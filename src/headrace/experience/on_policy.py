@@ -151,8 +151,10 @@ class BatchMemory:
     def batch(self) -> Batch:
         """What was filled in."""
         a = self._arrays
-        objectives, tasks = a.get("episode_objective"), a.get("task")
-        arrivals = Arrivals.of(a["valid"], a["episode_return"], a["episode_length"], objectives=objectives, tasks=tasks)
+        returns, lengths, objectives = a["episode_return"], a["episode_length"], a.get("episode_objective")
+        arrivals = Arrivals.of(
+            a["valid"], returns, lengths, objectives=objectives, tasks=a.get("task"), agents=a.get("agent")
+        )  # fmt: skip
         return Batch(self._data, self._host["version"], self._host["valid"], None, arrivals)
 
     def _columns(self, place: int) -> slice:

@@ -54,7 +54,8 @@ class Algorithm(ABC):
             obs: by name, [N, ...].
             core: float32 [N, S] before these observations.
             first: bool [N]: an episode begins; the core state is to be zeroed before these observations.
-            envs: int64 [N]: environment indices 0, 1, ... of the whole run, since exploration may depend on them.
+            envs: int64 [N]: environment indices 0, 1, ... of the whole run, over which those of each policy are spread evenly,
+                since exploration may depend on them.
             generator: for all random numbers.
             mode: see `Mode`.
 

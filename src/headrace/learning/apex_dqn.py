@@ -60,7 +60,7 @@ class ApexDQN(TargetNetwork):
 
     def __init__(self, config: Config):
         super().__init__(config.q)
-        self._num_envs = config.num_envs
+        self._num_envs, self._policies = config.num_envs, config.population.size
 
     def make_model(self, spec: EnvSpec, config: Config) -> QNetwork:
         """A fresh network."""
@@ -99,8 +99,8 @@ class ApexDQN(TargetNetwork):
         return q_learning.epsilon_ladder(envs, self._num_envs, q.epsilon, q.epsilon_alpha, q.epsilon_levels)
 
     def reported_envs(self, num_envs: int) -> range:
-        """The quarter of the environments that explores least."""
-        return range(num_envs - max(1, num_envs // 4), num_envs)
+        """The quarter of the environments that explores least, in a population at least one of each policy."""
+        return range(num_envs - max(self._policies, num_envs // 4), num_envs)
 
     def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
         """Update the normalisers of observations, whose statistics the target network takes with the weights; then the targets:

@@ -23,14 +23,17 @@ CURVE_POINTS = 20
 
 
 class TrainingLog:
-    """Statistics of the learner between two reports, and the last episodes. `tasks`: ids of the tasks, if there are several."""
+    """Statistics of the learner between two reports, and the last episodes. `tasks`: ids of the tasks, if there are several.
+    `agents`: names of the agents of a match, if there are several."""
 
-    def __init__(self, tasks: Sequence[str] = ()) -> None:
+    def __init__(self, tasks: Sequence[str] = (), agents: Sequence[str] = ()) -> None:
         self.returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
         self.tasks = TaskLog(tasks, EPISODE_WINDOW) if tasks else None
         """Where the policy is trained on several."""
         self._sums: list[dict[str, torch.Tensor]] = []
         self._ended: list[tuple[float, int]] = []
+        self._agents: dict[str, list[float]] = {agent: [] for agent in agents}
+        """Returns of the episodes that have ended, by agent."""
         self._curve: list[tuple[int, float, float, float]] = []
 
     @property
@@ -54,6 +57,10 @@ class TrainingLog:
         for r, n in zip(arrivals.returns.tolist(), arrivals.lengths.tolist(), strict=True):
             self.returns.append(r)
             self._ended.append((r, n))
+        if self._agents:
+            names = [*self._agents]
+            for agent, r in zip(arrivals.agents.tolist(), arrivals.returns.tolist(), strict=True):
+                self._agents[names[agent]].append(r)
         if self.tasks is not None:
             self.tasks.add(arrivals)
         if step is not None and len(arrivals.returns):
@@ -97,4 +104,11 @@ class TrainingLog:
         if self.tasks is not None:
             result |= self.tasks.metrics()
         self._sums, self._ended = [], []
-        return result
+        return result | self.agent_means()
+
+    def agent_means(self) -> dict[str, float]:
+        """Mean return of the episodes of each agent since the last call, by metric name."""
+        means = {f"agents/{agent}/episodic_return": float(np.mean(own)) for agent, own in self._agents.items() if own}
+        for own in self._agents.values():
+            own.clear()
+        return means

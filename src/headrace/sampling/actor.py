@@ -25,9 +25,29 @@ class Act(Protocol):
         self, model: nn.Module, obs: dict[str, Tensor], core: Tensor, first: Tensor, envs: Tensor, generator: torch.Generator
     ) -> tuple[dict[str, Tensor], Tensor]:
         """`obs` {name: [N, ...]}, `core` [N, S] (to be zeroed where `first` [N]), `envs` int64 [N]: the environments' numbers
-        0, 1, ... of the whole run (exploration may depend on them). Returns {field of the trajectory store: [N, ...]} and the
+        (`environment_numbers`; exploration may depend on them). Returns {field of the trajectory store: [N, ...]} and the
         core state after the row, [N, S]."""
         ...
+
+
+def environment_numbers(policies: np.ndarray, C: int) -> np.ndarray:
+    """The numbers that environments have for algorithms, on which exploration may depend: 0 to L C - 1, over which those of each
+    policy are spread evenly. So each policy of a population explores as much and as little as one that is alone.
+
+    Args:
+        policies: int [L]: who acts for each lane.
+        C: environments of a lane.
+
+    Returns: int64 [L, C].
+    """
+    of = np.repeat(policies, C)
+    place = np.zeros(len(of))
+    for p in np.unique(of):
+        own = of == p
+        place[own] = (np.arange(own.sum()) + 0.5) / own.sum()
+    numbers = np.zeros(len(of), np.int64)
+    numbers[np.lexsort((of, place))] = np.arange(len(of))
+    return numbers.reshape(-1, C)
 
 
 class Actor:
@@ -76,7 +96,8 @@ class Actor:
             if name == "first" or name.startswith("obs/")
         }
         self._cores, self._next_cores = requests.cores[policy], requests.next_cores[policy]
-        self._envs = np.arange(requests.L * requests.C).reshape(requests.L, requests.C)
+        several = memory.standings is None  # in matches, lanes change their policy
+        self._envs = environment_numbers(requests.policy if several else np.zeros(requests.L, int), requests.C)
 
     def refresh(self) -> None:
         """Take the newest weights from the weight store if there are newer ones than ours."""

@@ -60,6 +60,8 @@ class RolloutWorker:
         self._without_slots: list[Group] = []
         self._views: dict[tuple[int, int], tuple[ObsRow, list[LaneRow]]] = {}  # views of rows are made once for each slot
         self._no_step = StepRow.zeros(1)
+        self._agents = self.groups[0].envs.lanes // self.groups[0].envs.num_envs
+        """Of a match, in a multi-agent environment."""
         self.clock = memory.control.clock("rollout", index)
 
     def _group(self, g: int, envs: EnvGroup) -> Group:
@@ -262,8 +264,11 @@ class RolloutWorker:
         self.requests.cursor[lane.number] = slot, 0
         # A saved state has nothing of an earlier trajectory in its unwritten rows: those differ after a resume.
         if self._multi_agent:
-            for array in self._store(lane).arrays.values():
+            arrays = self._store(lane).arrays
+            for array in arrays.values():
                 array[slot] = 0
+            if "agent" in arrays:
+                arrays["agent"][slot] = lane.number % self._agents
         if lane.last is None:
             lane.before = LaneRow(None, self._no_step, first)
             if self._multi_agent:

@@ -36,6 +36,8 @@ def trajectory_fields(
         fields["episode_objective"] = Field("T", (), number)  # NaN unless a game ended with this step
     if spec.tasks:
         fields["task"] = Field("T", (), count)  # of the environment, by its number in `spec.tasks`
+    if spec.agents:
+        fields["agent"] = Field("T", (), count)  # whose experience it is, by its number in `spec.agents`
     if spec.autoreset == "same-step":
         fields |= {f"final_obs/{name}": Field("T", a.shape, a.dtype) for name, a in spec.observation.items()}
     return fields | {name: Field("T", a.shape, a.dtype) for name, a in (extra or {}).items()}
