@@ -3,9 +3,9 @@
     python benchmarks/step_budget.py --env atari/breakout vizdoom/basic gym/CartPole-v1
 
 The components are the real ones, called in turn in one process with one thread, as `--placement serial` does; CPU time is
-measured, not wall-clock time, so that other work on the machine disturbs little. `engine` is what is neither environment nor
-network: finding slots, exchanging requests, gathering observations and writing actions, forming batches. Prints a table, writes
-results/step_budget.json.
+measured, not wall-clock time, so that other work on the machine disturbs little. Environments are measured with the processes
+that belong to them, such as Doom's game engines. `engine` is what is neither environment nor network: finding slots, exchanging
+requests, gathering observations and writing actions, forming batches. Prints a table, writes results/step_budget.json.
 
 `--train 20` then trains in the `served` placement with the same settings for that many seconds. All cores together could do
 cores x 10^6 over the sum of the microseconds in steps per second; printed is what share of that training reaches.
@@ -21,6 +21,7 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
+import psutil
 import summary
 import torch
 from whole_and_parts import whole
@@ -50,6 +51,12 @@ def timed(call: Callable[..., Any], seconds: dict[str, float], part: str) -> Cal
     return wrapper
 
 
+def of_children() -> float:
+    """CPU seconds of all processes that this one has started and that live."""
+    times = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
+    return sum(spent.user + spent.system for spent in times)
+
+
 SETTINGS: dict[str, Any] = {
     "learning.num_epochs": 1, "learning.num_minibatches": 1, "learning.returns": "vtrace", "learning.device": "cpu",
 }  # fmt: skip
@@ -76,15 +83,19 @@ def budget(env: str, updates: int) -> dict[str, float]:
     next_batch = timed(experience.next, seconds, "batches, all")
     learn, publish = timed(learner.learn, seconds, "learner network"), timed(weights.publish, seconds, "engine: weights")
     publish(memory.weights, 0)
+    in_children = 0.0
     for update in range(updates + 1):
         if update == 1:  # the first one also resets environments and fills caches
             seconds.clear()
+            in_children = of_children()
         learn(next_batch())
         experience.release()
         publish(memory.weights, update + 1)
+    in_children = of_children() - in_children
     sampler.close()
     seconds["engine: sampling"] = seconds["sampling, all"] - seconds["environments"] - seconds["policy network"]
     seconds["engine: batches"] = seconds["batches, all"] - seconds["sampling, all"]
+    seconds["environments"] += in_children
     return {part: seconds[part] / (updates * config.learning.batch_size) * 1e6 for part in PARTS}
 
 

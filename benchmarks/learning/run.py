@@ -65,14 +65,40 @@ TASKS = {
         stop_at=18.5,
         note="with ale-py's emulators and its no-ops at the start",
     ),
+    "breakout": Task(
+        "atari/breakout",
+        30.5,
+        60,
+        {
+            "run.goal": None,
+            "sampling.placement": "device",
+            "policy.encoder": "impala-shallow",
+            "policy.hidden": 256,
+            "sampling.envs_per_worker": 16,
+            "sampling.rollout": 64,
+            "learning.lr_schedule": "linear",
+            "learning.total_steps": 5_000_000,
+        },
+        note="what 60 minutes reach; goal: a human's score (Mnih et al. 2015); protocol dqn; raw returns of whole games",
+    ),
     "vizdoom-basic": Task("vizdoom/basic", 75, 15, stop_at=80, note="one shot at a monster; about 85 is the best there is"),
     "vizdoom-health-gathering": Task(
         "vizdoom/health_gathering", 1000, 30, note="+1 per tick alive, at most 2,100; random play about 350"
     ),
     "cartpole-swingup": Task("dm_control/cartpole-swingup", 800, 20, note="at most 1,000"),
     **{
-        task: Task(f"gym/{name}-v5", goal, 5, {"run.goal": None}, note="goal: CleanRL's PPO after 1 M steps, on v4")
-        for task, name, goal in (("halfcheetah", "HalfCheetah", 1443), ("hopper", "Hopper", 2383), ("walker2d", "Walker2d", 2288))
+        task: Task(
+            f"gym/{name}-v5",
+            goal,
+            8,
+            {"run.goal": None, "learning.total_steps": steps},
+            note="goal: CleanRL's PPO after 1 M steps, on v4",
+        )
+        for task, name, goal, steps in (
+            ("halfcheetah", "HalfCheetah", 1443, 1_000_000),
+            ("hopper", "Hopper", 2383, 3_000_000),
+            ("walker2d", "Walker2d", 2288, 1_000_000),
+        )
     },
     "apex-cartpole": Task(
         "gym/CartPole-v1",

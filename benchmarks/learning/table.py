@@ -16,6 +16,7 @@ README = HERE.parents[1] / "README.md"
 BEGIN, END = "<!-- learning: begin -->", "<!-- learning: end -->"
 ROWS = {
     "cartpole": "CartPole-v1",
+    "breakout": "Breakout, 60 minutes, a smaller network",
     "vizdoom-basic": "VizDoom basic",
     "vizdoom-health-gathering": "VizDoom health gathering",
     "cartpole-swingup": "dm_control cartpole-swingup",

@@ -70,7 +70,7 @@ def table(entries: list[dict[str, Any]]) -> str:
         settings = ", ".join(f"{name} {value}" for name, value in entry["settings"].items()) or "none"
         times = [
             f"{s['seed']}: {s['minutes']:.1f}, {s['steps'] / 1e6:.2f}" if s["minutes"] is not None
-            else f"{s['seed']}: not in {s['limit_minutes']:g} min, {s['best']:.1f} at best"
+            else f"{s['seed']}: not in {s['curve'][-1][0]:.1f}, {s['curve'][-1][1] / 1e6:.2f}; {s['best']:.1f} at best"
             for s in entry["seeds"]
         ]  # fmt: skip
         rates = ", ".join(f"{s['steps_per_second']:,.0f}" for s in entry["seeds"])
@@ -88,7 +88,8 @@ def draw(path: Path, entries: list[dict[str, Any]]) -> None:
     figure = Figure(figsize=(10, 4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for number, entry in enumerate(entries):
-        label = entry["settings"].get("learning.algorithm", "default")
+        rollout = entry["settings"].get("sampling.rollout")
+        label = entry["settings"].get("learning.algorithm", "default") + (f", {rollout} steps" if rollout else "")
         for axes, column, unit in zip(panels, (1, 0), (1e6, 1.0), strict=True):
             for seed in entry["seeds"]:
                 points = [(point[column] / unit, point[2]) for point in seed["curve"]]
