@@ -60,7 +60,7 @@ class RolloutWorker:
         self._without_slots: list[Group] = []
         self._views: dict[tuple[int, int], tuple[ObsRow, list[LaneRow]]] = {}  # views of rows are made once for each slot
         self._no_step = StepRow.zeros(1)
-        self._agents = self.groups[0].envs.lanes // self.groups[0].envs.num_envs
+        self._agents = len(self.groups[0].lanes) // self.groups[0].envs.num_envs
         """Of a match, in a multi-agent environment."""
         self.clock = memory.control.clock("rollout", index)
 

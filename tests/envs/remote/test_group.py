@@ -26,7 +26,7 @@ from worlds import BadEnv, CountingEnv, local_group
 
 from headrace.config import EnvConfig
 from headrace.envs.contract import EnvGroup, EnvironmentFault, LaneRow
-from headrace.envs.remote import protocol
+from headrace.envs.remote import protocol, transport
 from headrace.envs.remote.group import RemoteGroup
 from headrace.envs.remote.transport import Credentials
 from headrace.envs.vector_group import vector_group
@@ -306,6 +306,18 @@ def test_a_server_that_does_not_answer_is_given_up_and_dialled_again() -> None:
         assert row.step.truncated.all()
         stepper.step()
         hang.set()
+        group.close()
+
+
+def test_a_stream_on_which_nothing_happens_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sides ask each other whether they are there, which a server must not take for an attack: learners pause for minutes."""
+    monkeypatch.setattr(transport, "KEEPALIVE", 1.0)
+    with serving() as address:
+        group = remote_group(address)
+        stepper = Stepper(group, counting(1))
+        stepper.reset()
+        time.sleep(6)
+        assert not stepper.step().step.truncated.any()
         group.close()
 
 

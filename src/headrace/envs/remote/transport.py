@@ -44,7 +44,8 @@ def channel_options(most_received: int) -> list[tuple[str, int]]:
         ("grpc.keepalive_timeout_ms", keepalive),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", keepalive // 2),
+        # a listener calls more frequent questions an attack, and ends the connection; unless told, more than one in five minutes
+        ("grpc.http2.min_ping_interval_without_data_ms", keepalive // 2),
         ("grpc.enable_http_proxy", 0),
     ]
 
