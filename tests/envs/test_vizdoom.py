@@ -169,7 +169,8 @@ def test_bots_play_and_the_dead_come_back(name: str, bots: int) -> None:
         assert set(players[5:]) == {bots + 1}
         assert env.observation_space.contains(observation)
         # the engine goes on counting deaths when an episode begins, but not frags
-        assert info == {"frags": env.player.value("FRAGCOUNT"), "deaths": env.player.value("DEATHCOUNT") - deaths}
+        frags = env.player.value("FRAGCOUNT")
+        assert info == {"frags": frags, "deaths": env.player.value("DEATHCOUNT") - deaths, "true_objective": frags}
         env.reset()
         assert env.player.value("FRAGCOUNT") == 0
     env.close()
@@ -189,6 +190,24 @@ def test_full_measurements_and_shaped_rewards() -> None:
     assert reward == pytest.approx(0.5 * env.game.get_last_reward())
     assert reward < 0
     env.close()
+
+
+def test_the_true_objective_is_the_reward_of_the_scenario() -> None:
+    plain, shaped = (VizdoomEnv("basic", EnvConfig(kwargs=kwargs)) for kwargs in ({}, {"shaping": {"scenario": 0, "ammo_lost": 2}}))
+    for seed in range(2):
+        gained, infos = 0.0, []
+        for env in (plain, shaped):
+            env.reset(seed=seed)
+            ended = False
+            while not ended:
+                _, reward, terminated, truncated, info = env.step(1)
+                ended = terminated or truncated
+                gained += reward if env is plain else 0
+                assert not info or ended
+            infos.append(info)
+        assert infos == [{"true_objective": gained}] * 2
+    plain.close()
+    shaped.close()
 
 
 def test_ports_in_use_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,8 @@ def test_players_are_in_step_and_see_the_same_game() -> None:
                     assert env.observation_space(agent).contains(observations[agent])
                     assert np.isfinite(rewards[agent])
             assert env.agents == []
-            assert set(infos["player_0"]) == {"frags", "deaths", "outcome"}
+            assert set(infos["player_0"]) == {"frags", "deaths", "outcome", "true_objective"}
+            assert all(info["true_objective"] == info["outcome"] == info["frags"] for info in infos.values())
             scores = [[player.value(f"PLAYER{i}_FRAGCOUNT") for i in (1, 2)] for player in env.players]
             assert scores[0] == scores[1] == [infos[agent]["frags"] for agent in env.possible_agents]
         with pytest.raises(RuntimeError, match="over"):
@@ -104,6 +105,7 @@ def test_a_killed_or_stopped_player_ends_its_match_only() -> None:
             assert env.observation_space("player_0").contains(observations["player_0"])
             assert infos["player_1"]["restarted"]
             assert np.isnan(infos["player_1"]["outcome"]), "it would count as a draw"
+            assert np.isnan(infos["player_1"]["true_objective"]), "it would count as a match without frags"
             assert env.engine_pids == []
             assert not any(_exists(pid) for pid in engines)
             if not other.agents:

@@ -107,11 +107,13 @@ def test_duels_are_decided_by_win_rate_with_the_papers_threshold(tmp_path: Path)
 
 
 class Paid:
-    """Matches of two steps; every step pays the agent's weight of "part", and the true objective is its number."""
+    """Matches of two steps; every step pays the agent's weight of "part", and the true objective is its number, or unknown in
+    every third match."""
 
     def __init__(self) -> None:
         self.possible_agents, self.agents = ["one", "other"], []
         self.weights: dict[str, dict[str, float]] = {}
+        self._matches = 0
 
     def observation_space(self, agent: str) -> Any:
         return gymnasium.spaces.Box(0, 2, (1,), np.float32)
@@ -124,13 +126,15 @@ class Paid:
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         self.agents, self._t = list(self.possible_agents), 0
+        self._matches += 1
         return {agent: np.zeros(1, np.float32) for agent in self.agents}, {}
 
     def step(self, actions: dict[str, Any]) -> tuple[Any, ...]:
         self._t += 1
         over, there = self._t == 2, list(self.possible_agents)
         self.agents = [] if over else there
-        infos = {agent: {"true_objective": float(i)} for i, agent in enumerate(there)} if over else {}
+        known = self._matches % 3 > 0
+        infos = {agent: {"true_objective": i if known else np.nan} for i, agent in enumerate(there)} if over else {}
         seen = {agent: np.full(1, self._t, np.float32) for agent in there}
         return seen, {a: self.weights[a]["part"] for a in there}, dict.fromkeys(there, over), dict.fromkeys(there, False), infos
 

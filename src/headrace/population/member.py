@@ -119,7 +119,7 @@ class Member:
     def step(self, arrivals: Arrivals | None) -> Iterator[Message]:
         """Give copies to those who want them, take the one that is waited for, decide if it is time. `arrivals`: what came in."""
         if arrivals is not None:
-            self._objectives.extend(arrivals.objectives.tolist())
+            self._objectives.extend(x for x in arrivals.objectives.tolist() if not math.isnan(x))  # a match that was lost: NaN
         self._publish_objective()
         self._placement.serve_copies(self._policy)
         if self._pending is not None:

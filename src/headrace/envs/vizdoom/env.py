@@ -17,7 +17,7 @@ class VizdoomEnv(gymnasium.Env):
     """One Doom engine, a process of its own, started at the first reset.
 
     Observation: uint8 [H, W, C], or a Dict of it as "obs" and "measurements" float32 [V]. Reward: raw, summed over the frames.
-    With bots, the episode lasts until its time limit: the dead come back. Its last info has the "frags" and "deaths".
+    With bots, the episode lasts until its time limit: the dead come back. Its last info has the score (`Player.score`).
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 35 // FRAMESKIP}  # noqa: RUF012
@@ -52,7 +52,7 @@ class VizdoomEnv(gymnasium.Env):
         reward = player.reward(self.game.make_action(player.presses(action), frames), frames)
         terminated = self.game.is_episode_finished()
         truncated = not terminated and 0 < limit <= self.game.get_episode_time() - self._started
-        info = player.score() if player.settings.bots and (terminated or truncated) else {}
+        info = player.score() if terminated or truncated else {}
         # after a termination there is no image; the one before it is given again, and is never bootstrapped from
         return player.observation if terminated else player.observe(), reward, terminated, truncated, info
 

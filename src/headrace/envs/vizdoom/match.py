@@ -22,6 +22,7 @@ import gymnasium
 import numpy as np
 
 from headrace.config import ConfigError, EnvConfig
+from headrace.envs.group import OBJECTIVE
 from headrace.envs.vizdoom.game import DEATHMATCH_ARGS, PORT_RETRIES, Engine, free_port, guard
 from headrace.envs.vizdoom.player import FRAMESKIP, Player, Settings
 
@@ -66,8 +67,8 @@ class Seat:
 class Match:
     """A match of `Settings.players` players; see the module. All have the same spaces: those of the single-player environment.
 
-    A match lasts until its time limit, unless the level ends it; the dead come back. The last infos have "frags",
-    "deaths" and "outcome" (the frags).
+    A match lasts until its time limit, unless the level ends it; the dead come back. The last infos have the score
+    (`Player.score`) and "outcome" (the frags).
     Rewards are shaped by default (`shaping`), else those of the scenario.
     """
 
@@ -176,7 +177,7 @@ class Match:
         infos: dict[str, dict[str, Any]] = {agent: {} for agent in agents}
         for agent, player in zip(agents, players, strict=True):
             if restarted:
-                infos[agent] = {"restarted": True, "outcome": np.nan}
+                infos[agent] = {"restarted": True, "outcome": np.nan, OBJECTIVE: np.nan}
             elif ended:
                 score = player.score()
                 infos[agent] = {**score, "outcome": score["frags"]}

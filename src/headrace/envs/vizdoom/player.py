@@ -11,6 +11,7 @@ import numpy as np
 import vizdoom
 
 from headrace.config import ConfigError, EnvConfig
+from headrace.envs.group import OBJECTIVE
 from headrace.envs.vizdoom.actions import AIM_CHOICES, AIM_DEGREES, FULL_BUTTONS, combine, heads_for
 from headrace.envs.vizdoom.game import configured
 from headrace.envs.vizdoom.shaping import Shaping, weights_of
@@ -126,6 +127,7 @@ class Player:
         self.observation: Any = None
         """The last observation."""
         self._deaths = 0.0
+        self._scenario_return = 0.0
 
     def presses(self, action: Any) -> list[float]:
         """The value of each button for an element of the action space."""
@@ -164,16 +166,22 @@ class Player:
 
     def begin(self) -> None:
         """An episode begins."""
-        self._deaths = self.value("DEATHCOUNT")
+        self._deaths, self._scenario_return = self.value("DEATHCOUNT"), 0.0
         if self.shaping is not None:
             self.shaping.begin(self.value)
 
     def score(self) -> dict[str, float]:
-        """Frags and deaths of the episode. (In a network game the engine goes on counting deaths from episode to episode.)"""
-        return {"frags": self.value("FRAGCOUNT"), "deaths": self.value("DEATHCOUNT") - self._deaths}
+        """Of the episode, for the info of its last step. "true_objective" is what population-based training may compare policies
+        by, whose weights of shaping differ: against opponents the frags, else the scenario's own rewards. Against opponents also
+        "frags" and "deaths". (In a network game the engine goes on counting deaths from episode to episode.)"""
+        if not self.settings.bots and self.settings.players == 1:
+            return {OBJECTIVE: self._scenario_return}
+        frags = self.value("FRAGCOUNT")
+        return {"frags": frags, "deaths": self.value("DEATHCOUNT") - self._deaths, OBJECTIVE: frags}
 
     def reward(self, scenario: float, frames: int) -> float:
         """The reward of a step of so many frames for which the scenario gave `scenario`."""
+        self._scenario_return += scenario
         return scenario if self.shaping is None else self.shaping.reward(scenario, self.value, frames)
 
     def set_shaping(self, weights: Mapping[str, float] | str) -> None:
