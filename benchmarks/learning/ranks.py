@@ -2,9 +2,9 @@
 
     python benchmarks/learning/ranks.py --seeds 1 2 3
 
-Each run is a `headrace train` of its own in the serial placement: R ranks with 8 / R environments and a batch of 512 / R steps
-each. Prints the step at which the mean return of the last 100 episodes passes 100, 200 and 300, and writes a summary. Other ranks
-have other episodes, so the curves are alike, not equal.
+Each run is a `headrace train` of its own in the serial placement: R ranks with 32 / R environments and a batch of 512 / R steps
+each. Prints the step at which the mean return of the last 100 episodes passes 100, 200 and 300, and writes results/ranks.json
+with the curves and .png of them. Other ranks have other episodes, so the curves are alike, not equal.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ MARKS = (100, 200, 300)
 ENVS, BATCH = 32, 512
 
 
-def steps_to(folder: Path) -> dict[int, int | None]:
-    """By mark, the global step of the first point of the learning curve that is not below it."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    points = [(row["global_step"], row["charts/episodic_return_100"]) for row in rows if "charts/episodic_return_100" in row]
+Curve = list[list[float]]
+"""[step, mean return of the last 100 episodes]."""
+
+
+def steps_to(points: Curve) -> dict[int, int | None]:
+    """By mark, the step of the first point that is not below it."""
     return {mark: next((int(step) for step, value in points if value >= mark), None) for mark in MARKS}
 
 
-def run(ranks: int, seed: int, steps: int) -> dict[int, int | None]:
+def run(ranks: int, seed: int, steps: int) -> Curve:
     """One training run."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         settings = {
@@ -47,7 +49,7 @@ def run(ranks: int, seed: int, steps: int) -> dict[int, int | None]:
             "--learning.num-minibatches": 1,
             "--learning.num-threads": 1,
             "--learning.total-steps": steps,
-            "--run.log-interval": 0.5,
+            "--run.log-interval": 0.2,
             "--run.folder": folder,
         }
         command = [sys.executable, "-m", "headrace.cli", "train", "--run.no-video", "--run.no-dashboard"]
@@ -55,7 +57,25 @@ def run(ranks: int, seed: int, steps: int) -> dict[int, int | None]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
         if done.returncode:
             raise SystemExit(done.stdout[-2000:] + done.stderr[-2000:])
-        return steps_to(Path(folder))
+        rows = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+        name = "charts/episodic_return_100"
+        return [[row["global_step"], round(row[name], 1)] for row in rows if name in row]
+
+
+def draw(curves: dict[str, list[Curve]], path: Path) -> None:
+    """A line for each run, a colour for each number of ranks."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5))
+    axes = figure.subplots()
+    for i, (ranks, runs) in enumerate(curves.items()):
+        for j, points in enumerate(runs):
+            label = f"{ranks} rank{'s' if ranks != '1' else ''}" if j == 0 else None
+            axes.plot(*zip(*points, strict=True), color=f"C{i}", alpha=0.8, label=label)
+    axes.set(xlabel="steps of all ranks", ylabel="return of the last 100 episodes", title="CartPole, joined batch of 512 steps")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
 
 
 def main() -> None:
@@ -65,19 +85,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150_000)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "ranks.json")
     args = parser.parse_args()
-    results: dict[str, list[dict[int, int | None]]] = {str(ranks): [] for ranks in args.ranks}
+    curves: dict[str, list[Curve]] = {str(ranks): [] for ranks in args.ranks}
     for seed in args.seeds:
         for ranks in args.ranks:
-            results[str(ranks)].append(run(ranks, seed, args.steps))
-            print(f"seed {seed}, {ranks} ranks: {results[str(ranks)][-1]}", flush=True)
+            curves[str(ranks)].append(run(ranks, seed, args.steps))
+            print(f"seed {seed}, {ranks} ranks: {steps_to(curves[str(ranks)][-1])}", flush=True)
     print("\n| ranks | " + " | ".join(f"steps to {mark}" for mark in MARKS) + " |\n|" + "---|" * (len(MARKS) + 1))
-    for ranks, runs in results.items():
+    reached = {ranks: [steps_to(points) for points in runs] for ranks, runs in curves.items()}
+    for ranks, runs in reached.items():
         cells = []
         for mark in MARKS:
-            steps = sorted(r[mark] or args.steps for r in runs)
-            cells.append(f"{median(steps):,.0f} ({steps[0]:,} to {steps[-1]:,})")
+            steps = sorted(r[mark] or sys.maxsize for r in runs)
+            all_did = f"{median(steps):,.0f} ({steps[0]:,} to {steps[-1]:,})"
+            cells.append(all_did if all(r[mark] for r in runs) else f"by {sum(r[mark] is not None for r in runs)} of {len(runs)}")
         print(f"| {ranks} | " + " | ".join(cells) + " |")
-    summary.write(args.out, {"machine": summary.machine(), "seeds": args.seeds, "steps": args.steps, "steps_to": results})
+    kept = {ranks: [summary.thin(points, 20) for points in runs] for ranks, runs in curves.items()}
+    result = {"machine": summary.machine(), "seeds": args.seeds, "steps": args.steps, "steps_to": reached, "curves": kept}
+    summary.write(args.out, result)
+    draw(curves, args.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":
