@@ -99,7 +99,7 @@ def main() -> None:
             all_did = f"{median(steps):,.0f} ({steps[0]:,} to {steps[-1]:,})"
             cells.append(all_did if all(r[mark] for r in runs) else f"by {sum(r[mark] is not None for r in runs)} of {len(runs)}")
         print(f"| {ranks} | " + " | ".join(cells) + " |")
-    kept = {ranks: [summary.thin(points, 20) for points in runs] for ranks, runs in curves.items()}
+    kept = {ranks: [summary.thin(points, 15) for points in runs] for ranks, runs in curves.items()}
     result = {"machine": summary.machine(), "seeds": args.seeds, "steps": args.steps, "steps_to": reached, "curves": kept}
     summary.write(args.out, result)
     draw(curves, args.out.with_suffix(".png"))
