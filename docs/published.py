@@ -118,7 +118,7 @@ IMPALA = Table(
                other="may change within a trajectory"),
         Number("actors", "one environment each; 200 or more", None, note="`sampling.num_workers` x `envs_per_worker`", other="4"),
         Number("population based training (multi-task agent)", "24; epsilon, rate, entropy, gradient norm", None,
-               note="**differs:** none unless asked for: `--population.size 24 --pbt.rule paper`", other="none"),
+               note="**differs:** none unless asked for: `--population.size 24 --sampling.num-workers 12 --pbt.rule paper`", other="none"),
     ),
     ("atari/pong", "gym/CartPole-v1"), "TorchBeast",
 )  # fmt: skip

@@ -229,6 +229,15 @@ USERS_FILE = """
 """
 
 
+def test_another_algorithm_in_the_folder_of_a_run_is_refused_by_that_reason(tmp_path):
+    from headrace import config as configs
+
+    arguments = ["--env", "gym/CartPole-v1", "--run.folder", str(tmp_path)]
+    (tmp_path / "config.json").write_text(configs.to_json(parse_config(arguments)))
+    with pytest.raises(ConfigError, match=r"cannot be resumed(.|\n)*learning.algorithm: appo -> apex-dqn"):
+        parse_config([*arguments, "--algorithm", "apex-dqn"])
+
+
 def test_a_users_file_registers_environments(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.py").write_text(textwrap.dedent(USERS_FILE))
     monkeypatch.chdir(tmp_path)

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from headrace import cli
-from headrace.config import Config, describe
+from headrace.config import Config, ConfigError, describe
 from headrace.flags import full_name, parse_config
+from headrace.make_config import check_config
 
 ROOT = Path(__file__).parents[1]
 QUICK_START = (ROOT / "docs" / "quick-start.md").read_text()
@@ -108,6 +109,7 @@ def texts():
 
 
 SETTINGS = {setting.name for setting in describe.settings(Config())}
+SWITCHES = {setting.name for setting in describe.settings(Config()) if setting.type == "bool"}
 GROUPS = {name.partition(".")[0] for name in SETTINGS if "." in name}
 NO_SETTINGS = {"population.rating", "population.opponents", "learning.adam"}
 """What a matchmaker may ask, and how the names of two settings begin."""
@@ -123,6 +125,7 @@ def test_every_setting_that_is_named_exists():
             setting = name.replace(".no-", ".").replace("-", "_")
             if name not in NO_SETTINGS and setting.rpartition(".")[2] not in FILES:
                 assert setting in SETTINGS, f"{where}: {name}"
+                assert ".no-" not in name or setting in SWITCHES, f"{where}: {name} is no switch"
                 found += 1
     assert found > 500
 
@@ -161,6 +164,27 @@ def test_every_flag_of_a_command_in_the_pages_exists():
                 assert name in options(command), f"{page.name}: {flag} in {line}"
                 found += 1
     assert found > 100
+
+
+ELSEWHERE = re.compile(r"\b[A-Z]{2,}|\.\.\.|path/to|\.cfg|--import|envs\.remote|--help|\||dmlab")
+"""In a command: it needs a server, or files or packages of the reader's own."""
+
+
+def test_every_training_command_can_work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = 0
+    for page in PAGES:
+        text = page.read_text().replace("\\\n", " ")
+        lines = re.findall(r"^(?:    )?headrace train (.*)$", text, re.MULTILINE)
+        lines += [" ".join(code.split()) for code in re.findall(r"`headrace train ([^`]*)`", plain(text))]
+        for line in lines:
+            if not ELSEWHERE.search(line):
+                try:
+                    check_config(parse_config(shlex.split(line, comments=True)))
+                except (ConfigError, SystemExit) as error:
+                    raise AssertionError(f"{page.name}: headrace train {line}\n{error}") from error
+                found += 1
+    assert found > 25
 
 
 def test_every_file_of_the_repository_that_is_named_exists():

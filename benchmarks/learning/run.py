@@ -81,7 +81,7 @@ TASKS = {
         },
         note="what 60 minutes reach; goal: a human's score (Mnih et al. 2015); protocol dqn; raw returns of whole games",
     ),
-    "vizdoom-basic": Task("vizdoom/basic", 75, 15, stop_at=80, note="one shot at a monster; about 85 is the best there is"),
+    "vizdoom-basic": Task("vizdoom/basic", 75, 15, stop_at=80, note="one shot at a monster; at most about 95"),
     "vizdoom-health-gathering": Task(
         "vizdoom/health_gathering", 1000, 30, note="+1 per tick alive, at most 2,100; random play about 350"
     ),

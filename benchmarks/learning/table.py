@@ -97,7 +97,7 @@ def pong() -> str:
         minutes = spread([s["minutes"] for s in reached], lambda m: f"{m:.1f} min")
         goal = f"{record['goal']:g}: {spread([s['steps'] for s in reached], steps)}, {minutes}"
     played = f"{'; '.join(evaluation(s) for s in seeds)}, {games(seeds)}, sampled"
-    return f"| Pong, as `make train` (`time_to_pong`) | {entry['date']} | {len(seeds)} | {goal} | there | {played} |"
+    return f"| Pong, as `make train` (`time_to_pong`) | {entry['date']} | {len(seeds)} | {goal} | at that value | {played} |"
 
 
 def table() -> str:

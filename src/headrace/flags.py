@@ -27,6 +27,7 @@ from headrace.config.groups import Placement
 from headrace.envs.tasks import without
 from headrace.envs.trust import check_given, needed_code
 from headrace.make_config import make_config, task_flags
+from headrace.runs.folder import compare
 from headrace.runs.output import discard, show, tolerantly
 
 _SIZES = ("sampling.num_workers", "sampling.num_groups", "sampling.envs_per_worker", "sampling.rollout", "learning.batch_size",
@@ -73,7 +74,7 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
         config = configs.override(config, **tune.load(config))
     config = _parse([*arguments, *more], config)
     given_env = any(argument.partition("=")[0] == "--env" for argument in arguments)
-    saved = config.run_folder / "config.json"
+    saved, before = config.run_folder / "config.json", None
     if os.path.lexists(saved):  # also False without permission to look: `RunFolder` reports that
         before = configs.load(saved)
         before.run.must_be_new = False  # it is about this command, not a property of the run
@@ -83,6 +84,8 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     if help_of is not None:
         show(describe.help_text(config, help_of, min(130, shutil.get_terminal_size((100, 24)).columns)))
         raise SystemExit(0)
+    if before is not None and not config.run.must_be_new:
+        compare(before, config, saved.parent)  # before anybody says that the run's settings and the flags do not go together
     config.imports = tuple(str(Path(path).resolve()) for path in config.imports)
     return config
 

@@ -176,6 +176,12 @@ def test_more_threads_are_given_back_where_they_gain_too_little() -> None:
     assert 20 <= training.used.count(2) <= 60, "each trial of a window comes after twice the time"
 
 
+def test_a_trial_that_is_much_slower_ends_before_its_updates_are_made() -> None:
+    training = trained({1: 0.2, 2: 0.01}, seconds=1500)
+    assert training.used[-1] == 1
+    assert training.used.count(2) <= 300, "five updates would take 500 seconds, in each trial"
+
+
 def test_a_learner_that_waits_for_others_tries_nothing() -> None:
     assert set(trained({1: 4.0, 2: 9.0}, busy=0.9).used) == {1}
 

@@ -339,11 +339,26 @@ class TestPettingZoo:
     def test_a_users_own_game_of_turns(self) -> None:
         from pettingzoo.classic.tictactoe.tictactoe import raw_env
 
-        registry.register_parallel("own/turns", agents=2)(lambda options, render_mode=None: raw_env(render_mode))
+        class Plain(raw_env):  # type: ignore[misc]
+            metadata: dict[str, Any]
+
+            def __getattribute__(self, name: str) -> Any:
+                if name == "metadata":  # PettingZoo only declares it
+                    raise AttributeError(name)
+                return super().__getattribute__(name)
+
+        registry.register_parallel("own/turns", agents=2)(lambda options, render_mode=None: Plain(render_mode))
         lanes = Lanes(registry.make_group("own/turns", EnvConfig(), 1))
         assert lanes.t == [0, -1]
         assert [lanes.step(lanes.t[0], 3 + lanes.t[1]) for _ in range(5)] == [[1], [0], [1], [0], [0, 1]]
         assert (lanes.steps(0)[-1], lanes.steps(1)[-1]) == ((1, True, False), (-1, True, False))
+
+    def test_a_game_at_once_that_says_whose_turn_it_is_stays_what_it_is(self) -> None:
+        class Together(Scripted):
+            agent_selection = "a"
+
+        registry.register_parallel("own/together", agents=2)(lambda options, render_mode=None: Together([{"agents": ["a", "b"]}]))
+        assert registry.make_group("own/together", EnvConfig(), 1).lanes == 2
 
     def test_names(self) -> None:
         assert registry.defaults("pettingzoo/connect_four_v3")["envs.num_agents"] == 2

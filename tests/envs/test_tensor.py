@@ -73,7 +73,8 @@ class CounterOfArrays(Counter):
     def step(self, actions: torch.Tensor) -> Any:
         obs, reward, terminated, truncated, final = super().step(actions)
         arrays = ({name: Array(x) for name, x in each.items()} for each in (obs, final))
-        return TensorStep(next(arrays), Array(reward), Array(terminated), Array(truncated), next(arrays))  # type: ignore[arg-type]
+        ends = Array(terminated.to(torch.uint8)), Array(truncated.to(torch.uint8))
+        return TensorStep(next(arrays), Array(reward), *ends, next(arrays))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [Counter, CounterOfArrays])

@@ -211,6 +211,15 @@ def test_the_true_objective_is_the_reward_of_the_scenario() -> None:
     shaped.close()
 
 
+def test_a_limit_of_steps_ends_with_the_score_too() -> None:
+    env = registry.make_env("vizdoom/duel_bots", EnvConfig(max_episode_steps=3))
+    for _ in range(2):
+        env.reset(seed=0)
+        infos = [env.step(env.action_space.sample())[-1] for _ in range(3)]
+        assert [set(info) & {"frags", "true_objective"} for info in infos] == [set(), set(), {"frags", "true_objective"}]
+    env.close()
+
+
 def test_ports_in_use_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     taken.bind(("", 0))

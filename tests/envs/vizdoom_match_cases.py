@@ -26,8 +26,11 @@ pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /pr
 
 
 @contextmanager
-def match(name: str = "multi_duel", frameskip: int = 4, **kwargs: Any) -> Iterator[Match]:
-    made = Match(name, EnvConfig(frameskip=frameskip, kwargs={"episode_timeout": 40, **kwargs}))
+def match(
+    name: str = "multi_duel", frameskip: int = 4, max_episode_steps: int | None = None, **kwargs: Any
+) -> Iterator[Match]:
+    kwargs = {"episode_timeout": 40, **kwargs}
+    made = Match(name, EnvConfig(frameskip=frameskip, max_episode_steps=max_episode_steps, kwargs=kwargs))
     try:
         yield made
     finally:
@@ -78,6 +81,15 @@ def test_players_are_in_step_and_see_the_same_game() -> None:
             env.step({})
         assert env.starts == 1
     assert env.engine_pids == []
+
+
+def test_a_match_that_the_group_cuts_off_has_its_score() -> None:
+    with match(max_episode_steps=2, episode_timeout=4000) as env:
+        for _ in range(2):
+            env.reset(seed=0)
+            infos = [env.step({agent: env.action_space(agent).sample() for agent in env.agents})[-1] for _ in range(2)]
+            assert infos[0] == {"player_0": {}, "player_1": {}}
+            assert all(info["outcome"] == info["true_objective"] == info["frags"] for info in infos[1].values())
 
 
 def test_more_players_with_bots() -> None:

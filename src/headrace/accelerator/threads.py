@@ -160,7 +160,10 @@ class ThreadTrials:
         began = self._window or (now, computed, updates)
         self._window = began
         seconds, done = now - began[0], updates - began[2]
-        if seconds < self.WINDOW or done < self.UPDATES:
+        # With the other number of threads there would have been twice as many updates by now: no need to wait for slow ones.
+        known = self._few_reached if self._before is None else self._before
+        slower = self.threads == self.most and seconds * known >= 2 * self.UPDATES
+        if seconds < self.WINDOW or (done < self.UPDATES and not slower):
             return None
         self._window, self._windows = (now, computed, updates), self._windows + 1
         return self._judge(done / seconds, (computed - began[1]) / seconds, now)

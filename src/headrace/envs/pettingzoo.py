@@ -61,7 +61,7 @@ def make_parallel(name: str, options: EnvConfig, *, render_mode: str | None = No
 
 def parallel(game: Any) -> ParallelEnv:
     """A game of the agent-environment cycle (AECEnv) as a ParallelEnv, see the module."""
-    return aec_to_parallel(game) if game.metadata.get("is_parallelizable") else TurnBased(game)
+    return aec_to_parallel(game) if getattr(game, "metadata", {}).get("is_parallelizable") else TurnBased(game)
 
 
 def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Any:
@@ -115,7 +115,7 @@ class TurnBased:
         self.agents: list[Any] = []
         self._selected: Any = None
         """Whose turn it is."""
-        self.metadata = game.metadata
+        self.metadata = getattr(game, "metadata", {})
         self.render_mode = getattr(game, "render_mode", None)
 
     def observation_space(self, agent: Any) -> Any:

@@ -78,7 +78,7 @@ class RegisteredParallel(_WithoutVector):
 
     def make_parallel(self, name: str, options: EnvConfig, *, render_mode: str | None = None) -> ParallelEnv:
         made = self.factory(options, render_mode=render_mode)
-        if hasattr(made, "agent_selection") or hasattr(made, "agent_iter"):  # PettingZoo's AECEnv: agents take turns
+        if hasattr(made, "agent_iter"):  # PettingZoo's AECEnv: agents take turns
             from headrace.envs.pettingzoo import parallel
 
             return parallel(made)

@@ -131,7 +131,7 @@ class TensorGroup(StepsAtOnce):
         now, after = row.step, row.after
         obs, *results, final_obs = self.envs.step(self._decode(row.actions))
         reward, terminated, truncated = (_tensor(x) for x in results)
-        ended = terminated | truncated
+        ended = (terminated | truncated).bool()  # other libraries may export their flags as bytes
         self._put(after.obs, obs)
         self._put(now.final_obs, final_obs)
         now.terminated.copy_(terminated)

@@ -80,8 +80,8 @@ class RolloutWorker:
             asked.append("pbt.objective true_objective")
         if asked:
             raise EnvironmentFault(
-                f"{envs.spec.name}: {' and '.join(asked)} need environments that are stepped one by one in this process; these "
-                f"are a {type(envs).__name__}"
+                f"{' and '.join(asked)} need environments that are stepped one by one in this process; these are a "
+                f"{type(envs).__name__}"
             )
 
     def start(self, seed: int) -> None:

@@ -30,7 +30,9 @@ class VizdoomEnv(gymnasium.Env):
         self.render_mode = render_mode
         self._hosts = bool(settings.bots) or name in BASE
         """A network game. Levels of deathmatches have no start for a single player: without bots, too, they are hosted."""
-        self._started = 0
+        self._started = self._steps = 0
+        self._cut_after = options.max_episode_steps
+        """Steps after which a wrapper truncates the episode."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -42,7 +44,7 @@ class VizdoomEnv(gymnasium.Env):
         else:
             start(self.game)
         self.player.add_bots()
-        self._started = self.game.get_episode_time()
+        self._started, self._steps = self.game.get_episode_time(), 0
         self.player.begin()
         return self.player.observe(), {}
 
@@ -52,7 +54,8 @@ class VizdoomEnv(gymnasium.Env):
         reward = player.reward(self.game.make_action(player.presses(action), frames), frames)
         terminated = self.game.is_episode_finished()
         truncated = not terminated and 0 < limit <= self.game.get_episode_time() - self._started
-        info = player.score() if terminated or truncated else {}
+        self._steps += 1
+        info = player.score() if terminated or truncated or self._steps == self._cut_after else {}
         # after a termination there is no image; the one before it is given again, and is never bootstrapped from
         return player.observation if terminated else player.observe(), reward, terminated, truncated, info
 

@@ -89,7 +89,7 @@ class Match:
         self._seats = self._new_seats()
         self._barrier = threading.Barrier(len(self._seats))
         self._running = False
-        self._frames = 0
+        self._frames = self._steps = 0
         self._rng = np.random.default_rng()
 
     def _new_seats(self) -> list[Seat]:
@@ -134,7 +134,7 @@ class Match:
         if not self._running:
             self._start(game_seed)
         self._seats[0].player.add_bots()
-        self._frames = 0
+        self._frames = self._steps = 0
         self.agents = list(self.possible_agents)
         observations = {}
         for agent, player in zip(self.agents, self.players, strict=True):
@@ -172,13 +172,14 @@ class Match:
         if restarted:
             self._give_up()
         self._frames += frames
+        self._steps += 1
         over = not restarted and any(player.game.is_episode_finished() for player in players)  # by the level's own script
         ended = restarted or over or 0 < limit <= self._frames
         infos: dict[str, dict[str, Any]] = {agent: {} for agent in agents}
         for agent, player in zip(agents, players, strict=True):
             if restarted:
                 infos[agent] = {"restarted": True, "outcome": np.nan, OBJECTIVE: np.nan}
-            elif ended:
+            elif ended or self._steps == self._options.max_episode_steps:  # with which the group cuts the match off
                 score = player.score()
                 infos[agent] = {**score, "outcome": score["frags"]}
         self.agents = [] if ended else agents
