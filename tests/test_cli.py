@@ -234,7 +234,7 @@ def test_another_algorithm_in_the_folder_of_a_run_is_refused_by_that_reason(tmp_
 
     arguments = ["--env", "gym/CartPole-v1", "--run.folder", str(tmp_path)]
     (tmp_path / "config.json").write_text(configs.to_json(parse_config(arguments)))
-    with pytest.raises(ConfigError, match=r"cannot be resumed(.|\n)*learning.algorithm: appo -> apex-dqn"):
+    with pytest.raises(ConfigError, match=r"cannot be resumed(.|\n)*learning.algorithm: ppo -> apex-dqn"):
         parse_config([*arguments, "--algorithm", "apex-dqn"])
 
 
