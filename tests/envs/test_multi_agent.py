@@ -197,6 +197,15 @@ def test_outcomes_of_infos_go_before_rewards() -> None:
     ])  # fmt: skip
     lanes.step(0, 0)
     assert lanes.group.matches[0].outcomes.tolist() == [5, 7]
+    assert (lanes.episodes(0), lanes.episodes(1)) == ([(5, 1)], [(1, 1)])
+
+
+def test_a_match_without_an_outcome_was_lost_and_its_episodes_are_not_reported() -> None:
+    ends = {"agents": [], "obs": {"a": 1, "b": 1}, "rewards": {"a": 5, "b": 1}, "truncated": {"a": True, "b": True}}
+    lanes, _ = group_of([{"agents": BOTH, "obs": {"a": 1, "b": 1}}, {**ends, "infos": {a: {"outcome": np.nan} for a in BOTH}}])
+    lanes.step(0, 0)
+    assert lanes.steps(0)[-1] == (5, False, True)
+    assert (lanes.episodes(0), lanes.episodes(1)) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ without one, a truncated agent may not, since its value is needed. A match in wh
 in which every agent was terminated.
 
 **Outcome.** Agents of a match are compared by the sum of their rewards, or by `info["outcome"]` of their last step, a number,
-where rewards are not what decides (shaped rewards, say).
+where rewards are not what decides (shaped rewards, say). NaN says that the match was lost: it counts for nobody, and returns of
+episodes that end with it are not reported.
 
 **Shaped rewards.** An environment whose rewards have parts gets their weights by ``set_reward_weights({agent: {name: weight}})``
 before a match begins: those of `EnvConfig.reward_weights`, or of the policy that acts for the agent in that match.
@@ -26,6 +27,7 @@ before a match begins: those of `EnvConfig.reward_weights`, or of the policy tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -313,9 +315,11 @@ class MultiAgentGroup(StepsAtOnce):
         self._write(m, a, row, match.pending[a], observations.get(name), infos, False, False)
         now = row.step
         now.terminated[0], now.truncated[0] = terminated, truncated
-        now.episode_return[0], now.episode_length[0] = match.returns[a], match.lengths[a]
-        if now.episode_objective is not None:
-            now.episode_objective[0] = objective_of(infos.get(name, {}))
+        info = infos.get(name, {})
+        if not math.isnan(info.get(OUTCOME, 0.0)):  # else the match was lost, and nobody knows what its episodes would have paid
+            now.episode_return[0], now.episode_length[0] = match.returns[a], match.lengths[a]
+            if now.episode_objective is not None:
+                now.episode_objective[0] = objective_of(info)
         match.playing[a], match.pending[a], match.returns[a] = False, 0.0, 0.0
 
     def _write(

@@ -278,8 +278,8 @@ def episodes_of(policy: TrainedPolicy, group: MultiAgentGroup, episodes: int, de
                 now = table.rows[lane].step
                 for part in (*table.rows[lane].after.obs.values(), table.rows[lane].actions, now.reward):
                     digests[lane] = zlib.crc32(np.ascontiguousarray(part).tobytes(), digests[lane])
-                if not np.isnan(now.episode_return[0]):
-                    if counted[m := lane // table.A]:
+                if now.terminated[0] or now.truncated[0]:
+                    if counted[m := lane // table.A] and not np.isnan(now.episode_return[0]):
                         game = Game(float(now.episode_return[0]), int(now.episode_length[0]), digests[lane])
                         played.append(((m, group.matches[m].number), game))
                     digests[lane] = 0
