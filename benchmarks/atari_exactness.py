@@ -30,7 +30,7 @@ import numpy as np
 import summary
 
 import headrace._native.atari as native
-from headrace.envs.atari_vector import games, rom_path
+from headrace.envs.atari.vector import games, rom_path
 
 RESULTS = Path(__file__).parent / "results"
 

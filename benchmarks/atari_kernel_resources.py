@@ -25,8 +25,8 @@ from typing import Any
 import summary
 
 import headrace._native.atari as native
-from headrace.envs.atari_kernels import assemble
-from headrace.envs.atari_vector import load_game
+from headrace.envs.atari.kernels import assemble
+from headrace.envs.atari.vector import load_game
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "atari_kernel_resources.json"

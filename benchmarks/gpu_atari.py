@@ -28,8 +28,8 @@ import numpy as np
 import torch
 
 import headrace._native.atari as native
-from headrace.envs.atari_kernels import KernelOptions, assemble, nvrtc_compile
-from headrace.envs.atari_vector import AtariVector, games, load_game
+from headrace.envs.atari.kernels import KernelOptions, assemble, nvrtc_compile
+from headrace.envs.atari.vector import AtariVector, games, load_game
 from headrace.runs.metrics import read_jsonl
 
 sys.path.insert(0, str(Path(__file__).parent / "learning"))

@@ -47,11 +47,11 @@ import summary
 import torch
 from learner_overhead import bare_loop, context, fill, finish_all
 
+from headrace.accelerator.cpu_allocator import keep_freed_memory
 from headrace.accelerator.graphs import set_up
-from headrace.accelerator.memory import keep_freed_memory
 from headrace.accelerator.weights import Publisher
 from headrace.config import Config
-from headrace.envs.registry import describe
+from headrace.envs.make import describe
 from headrace.experience.on_policy import OnPolicyExperience
 from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner

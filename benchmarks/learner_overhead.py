@@ -23,10 +23,10 @@ import numpy as np
 import summary
 import torch
 
-from headrace.accelerator.memory import keep_freed_memory
+from headrace.accelerator.cpu_allocator import keep_freed_memory
 from headrace.accelerator.weights import FlatWeights
 from headrace.config import Config
-from headrace.envs.registry import describe
+from headrace.envs.make import describe
 from headrace.experience.on_policy import OnPolicyExperience
 from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner

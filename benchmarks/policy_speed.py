@@ -25,9 +25,9 @@ import numpy as np
 import summary
 import torch
 
-from headrace.accelerator.memory import keep_freed_memory
+from headrace.accelerator.cpu_allocator import keep_freed_memory
 from headrace.config import PolicyConfig
-from headrace.envs.contract import ActionSpec, ArraySpec, Categorical, EnvSpec
+from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, EnvSpec
 from headrace.learning import losses
 from headrace.learning.vtrace import vtrace
 from headrace.policies import Policy

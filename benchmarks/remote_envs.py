@@ -32,13 +32,14 @@ import numpy as np
 import summary
 
 from headrace.config import EnvConfig
-from headrace.envs import registry
-from headrace.envs.contract import ActionSpec, ArraySpec, Categorical, EnvGroup, EnvSpec, LaneRow, ObsRow, StepRow
+from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, EnvGroup, EnvSpec, LaneRow, ObsRow, StepRow
+from headrace.envs.core.settings import default_options
+from headrace.envs.make import make_group
 from headrace.envs.remote import protocol
 from headrace.envs.remote.group import RemoteGroup
 from headrace.envs.remote.server import EnvServer, make_offer
 from headrace.envs.remote.session import Offer
-from headrace.envs.remote.transport import Credentials
+from headrace.transport.credentials import Credentials
 
 NOTHING = "bench/nothing"
 TOKEN = "a-token-for-benchmarks"
@@ -163,7 +164,7 @@ class Driver:
 @contextmanager
 def driving(address: str, env: str, num_envs: int, groups: int) -> Iterator[Driver]:
     """Groups at a server."""
-    options = registry.default_options(env) if not env.startswith(NOTHING) else EnvConfig()
+    options = default_options(env) if not env.startswith(NOTHING) else EnvConfig()
     made = [RemoteGroup(address, env, options, num_envs) for _ in range(groups)]
     try:
         yield Driver(made, made[0].spec)
@@ -181,7 +182,7 @@ def stream(seconds: float) -> list[dict[str, Any]]:
     print(f"{'environments x observation':<30}{'streams':>8}{'steps/s':>10}{'MB/s':>8}{'us/step here':>14}{'us/step server':>16}")
     for name, shape, num_envs in (("small", SMALL, 16), ("large", LARGE, 32)):
         env = f"{NOTHING}-{name}"
-        size = protocol.Layout(NothingGroup(shape, 1).spec, 1, num_envs).size
+        size = protocol.GroupLayout(NothingGroup(shape, 1).spec, 1, num_envs).largest.nbytes
         with Server(env) as server:
             for streams in (1, 2, 4):
                 with driving(server.address, env, num_envs, streams) as driver:
@@ -204,10 +205,10 @@ def local(seconds: float) -> list[dict[str, Any]]:
     rows = []
     print(f"{'environment':<24}{'groups':>8}{'local':>14}{'remote':>14}{'ratio':>8}   (frames/s)")
     for env, num_envs in (("gym/CartPole-v1", 16), ("atari/pong", 32)):
-        options = registry.default_options(env)
+        options = default_options(env)
         with Server(env) as server:
             for groups in (1, 2):
-                here = [registry.make_group(env, options, num_envs) for _ in range(groups)]
+                here = [make_group(env, options, num_envs) for _ in range(groups)]
                 spec = here[0].spec
                 inside = Driver(here, spec)
                 with driving(server.address, env, num_envs, groups) as outside:

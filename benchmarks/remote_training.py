@@ -39,7 +39,7 @@ from off_policy import import_flags, serve  # noqa: E402
 from remote_envs import relaying  # noqa: E402
 
 PONG = "atari/pong"
-ENV, FILE, EXAMPLE = "minatar/breakout", HERE / "learning" / "minatar_env.py", HERE.parent / "examples" / "impala.py"
+ENV, FILE, EXAMPLE = "minatar/breakout", HERE / "learning" / "worlds.py", HERE.parent / "examples" / "impala.py"
 ENVS = 16
 """Of a group, where the line does not say otherwise."""
 START = 90.0

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import summary
 
-from headrace.experience.replay.buffer import Field, Replay, ReplayConfig
+from headrace.experience.replay.buffer import Replay, ReplayConfig, ReplayField
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "experience"))
 from history_writer import HistoryWriter
@@ -54,7 +54,7 @@ def record(game: str, count: int) -> np.ndarray:
 class Contender:
     def __init__(self, name: str, python: str) -> None:
         self.name = name
-        self.process = subprocess.Popen([python, Path(__file__).with_name("replay_contenders.py"), name], text=True,
+        self.process = subprocess.Popen([python, Path(__file__).with_name("contenders.py"), "replay", name], text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def __call__(self, **order: Any) -> Any:
@@ -113,12 +113,17 @@ def compare(args: argparse.Namespace, frames_path: str) -> dict[str, Any]:
     return result
 
 
+def columns(codec: str) -> dict[str, ReplayField]:
+    """Of a replay of Atari frames."""
+    return {"obs": ReplayField((84, 84), "uint8", stack=4, compressed=codec != "none"), "act": ReplayField((), "int32")}
+
+
 def atari_replay(frames: np.ndarray, codec: str, level: int, block: int) -> tuple[Replay, float]:
     """A replay of these frames, and the microseconds that adding one took."""
     count = len(frames)
     config = ReplayConfig(histories=1, capacity=count, slack=1.0, minimum=1, codec_level=level, block=block,
                           packed_row_bytes=8000, codec=codec)  # type: ignore[arg-type]
-    replay = Replay(config, [Field("obs", (84, 84), "uint8", stack=4, compressed=codec != "none"), Field("act", (), "int32")])
+    replay = Replay(config, columns(codec))
     writer, ends = HistoryWriter(replay, 0), np.arange(1, count + 1) % EPISODE == 0
     actions, ones, discounts = np.zeros(50, np.int32), np.ones(50, np.float32), np.where(ends, 0, 0.99).astype(np.float32)
     start = time.perf_counter()
@@ -181,7 +186,7 @@ def sustained(path: str, codec: str, seconds: float) -> dict[str, Any]:
     """12.5K inserts and 19 batches of 512 per second: are the rates held, and with how much of a core?"""
     capacity = 60_000
     config = ReplayConfig(histories=HISTORIES, capacity=capacity, minimum=10_000, codec=codec)  # type: ignore[arg-type]
-    replay = Replay(config, [Field("obs", (84, 84), "uint8", stack=4, compressed=codec != "none"), Field("act", (), "int32")])
+    replay = Replay(config, columns(codec))
     context = mp.get_context("spawn")
     results = context.Queue()
     writer = context.Process(target=feed, args=(replay, path, 12_500.0, seconds + 8, results))

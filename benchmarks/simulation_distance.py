@@ -23,7 +23,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -34,19 +33,17 @@ import psutil
 import summary
 
 from headrace.config import Config
-from headrace.envs.contract import ArraySpec, Categorical, EnvSpec
-from headrace.envs.registry import describe, make_group
+from headrace.envs.core.contract import ArraySpec, Categorical, EnvSpec
+from headrace.envs.core.rows import lane_row
+from headrace.envs.make import describe, make_group
 from headrace.make_config import make_config
-from headrace.runs.processes import start_child
+from headrace.processes.child import Child
 from headrace.sampling.placements.processes import rollout_main
 from headrace.sampling.placements.served import Served
-from headrace.sampling.reports import report_pipe
 from headrace.sampling.run_memory import RunMemory
-from headrace.sampling.trajectory_fields import lane_row
-from headrace.sampling.worker_process import Start, pin, run_child
+from headrace.sampling.worker_process import Start, pin, run_worker
 from headrace.shm.primitives import Closed
 from headrace.shm.run_control import POLL_INTERVAL
-from headrace.shm.segment import Segment
 
 WARM_UP = 1.0
 """Seconds before counting begins: every process touches the pages of the trajectory store once."""
@@ -149,34 +146,29 @@ def running(config: Config, mains: list[tuple[Any, int, Any]], t_inference: floa
     """
     placement = Served(config, describe(config.env, config.envs), no_agent)
     memory = placement.memory
-    processes, pipes = [], []
-    for role, index, main in mains:
-        here, there = report_pipe()
-        start = Start(role, index, 0, placement, there, Segment(1 << 16), t_inference)
-        processes.append(start_child(run_child, (main, start), f"{role} {index}"))
-        there.close()
-        pipes.append(here)
+    children = [
+        Child(run_worker, (main, role, index, 0, placement, t_inference), f"{role}-{index}") for role, index, main in mains
+    ]
     memory.control.set_ready(0)
     try:
         began, counts = perf_counter(), memory.control.clocks["rollout"][:, -1]
         while not (counts >= 5 * memory.C * memory.requests.num_groups).all():
-            if perf_counter() - began > START_TIMEOUT or not all(p.is_alive() for p in processes):
-                reports = [report.content for pipe in pipes for report in pipe.read()]
+            if perf_counter() - began > START_TIMEOUT or any(child.gone for child in children):
+                reports = [content for child in children for _, content, _ in child.reports.read()]
                 raise RuntimeError(f"the environments do not start: {reports}")
             time.sleep(0.02)
-        yield Running(memory, processes, counts)
+        yield Running(memory, children, counts)
     finally:
         memory.stop()
-        for process in processes:
-            process.join(20)
-            process.kill()
+        for child in children:
+            child.end(20)
 
 
 class Running:
     """Processes that step environments."""
 
-    def __init__(self, memory: RunMemory, processes: list[BaseProcess], counts: np.ndarray):
-        self.memory, self.processes, self._counts = memory, [psutil.Process(p.pid) for p in processes], counts
+    def __init__(self, memory: RunMemory, children: list[Child], counts: np.ndarray):
+        self.memory, self.processes, self._counts = memory, [psutil.Process(child.process.pid) for child in children], counts
 
     @property
     def steps(self) -> float:

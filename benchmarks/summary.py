@@ -14,7 +14,7 @@ WIDTH = 300
 
 def machine() -> dict[str, Any]:
     """Facts of the machine, the packages and the command; of paths in the command only the last part."""
-    from headrace.runs.folder import system_facts  # only here: some scripts outlive the package's names
+    from headrace.runs.system_facts import system_facts  # only here: some scripts outlive the package's names
 
     facts = system_facts()
     return facts | {"command": [os.path.basename(part) if os.path.isabs(part) else part for part in facts["command"]]}

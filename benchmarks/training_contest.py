@@ -1,4 +1,4 @@
-"""Training throughput of Headrace beside another system's or other settings': what vs_*.py and atari_backends.py have in common.
+"""Training throughput of Headrace beside another system's: what vs_*.py have in common.
 
 Counted are steps that the learner has trained on, from the second batch on, for `seconds`; a step is one decision, 4 frames.
 Rounds alternate and medians are compared.
@@ -42,7 +42,7 @@ SAME_MEANS = SAME_LEARNING | {"learning.precision": "float32", "envs.atari_backe
 
 
 def headrace(env: str, envs: int, batch: int, folder: Path, like: dict[str, Any]) -> Command:
-    """Headrace with these numbers and the settings `like` (`SAME_LEARNING`, `SAME_MEANS`, or others that are compared)."""
+    """Headrace with these numbers and the settings `like` (`SAME_LEARNING`, `SAME_MEANS`, or others)."""
     settings: dict[str, Any] = {
         "sampling.num_workers": WORKERS,
         "sampling.envs_per_worker": envs // WORKERS,

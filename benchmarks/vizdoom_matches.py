@@ -40,8 +40,8 @@ import summary
 import vizdoom
 
 from headrace.config import EnvConfig
-from headrace.envs.vizdoom import VizdoomEnv
 from headrace.envs.vizdoom import game as engine
+from headrace.envs.vizdoom.env import VizdoomEnv
 from headrace.envs.vizdoom.game import DEATHMATCH_ARGS, configured, free_port, start
 from headrace.envs.vizdoom.match import Match
 

@@ -50,12 +50,12 @@ def sample_factory(python: str, env: str, envs: int, batch: int, folder: Path) -
         "default_niceness": os.nice(0),  # it sets niceness absolutely: the same for both, whatever this script runs at
         "experiment_summaries_interval": 5,
     }
-    script = str(Path(__file__).with_name("contender_sample_factory.py"))
+    script = str(Path(__file__).with_name("contenders.py"))
 
     def steps(output: str) -> list[int]:
         return [int(frames) // 4 for frames in re.findall(r"Total num frames: (\d+)", output)]
 
-    return [python, script, *(f"--{flag}={value}" for flag, value in flags.items())], steps
+    return [python, script, "sample-factory", *(f"--{flag}={value}" for flag, value in flags.items())], steps
 
 
 def main() -> None:

@@ -31,12 +31,12 @@ MINIBATCH = 64
 
 def stable_baselines3(python: str, kind: str, envs: int, batch: int, env: str, folder: Path) -> Command:
     """Stable-Baselines3 with these numbers."""
-    script = str(Path(__file__).with_name("contender_stable_baselines3.py"))
+    script = str(Path(__file__).with_name("contenders.py"))
 
     def steps(output: str) -> list[int]:
         return [int(number) for number in re.findall(r"trained on (\d+)", output)]
 
-    return [python, script, env, str(envs), str(batch), kind], steps
+    return [python, script, "stable-baselines3", env, str(envs), str(batch), kind], steps
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 import summary
 
-from headrace.cli import parse_config
+from headrace.cli.flags import parse_config
 from headrace.config import Config
 from headrace.runs.metrics import read_jsonl
 
@@ -40,9 +40,9 @@ def parts(config: Config, rounds: int) -> dict[str, float]:
     """Microseconds per step of every part alone."""
     import torch
 
-    from headrace.accelerator.memory import keep_freed_memory
+    from headrace.accelerator.cpu_allocator import keep_freed_memory
     from headrace.accelerator.threads import using_threads
-    from headrace.envs.registry import describe, make_group
+    from headrace.envs.make import describe, make_group
     from headrace.experience.on_device import DeviceExperience
     from headrace.learning.algorithm import make_agent
     from headrace.learning.learner import Learner

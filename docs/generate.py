@@ -15,7 +15,7 @@ from pathlib import Path
 import published
 
 from headrace import config
-from headrace.config import describe
+from headrace.cli import help
 from headrace.make_config import make_config
 from headrace.runs.metrics import KEYS
 
@@ -23,7 +23,7 @@ DOCS = Path(__file__).parent
 
 CONFIGURATION_HEAD = """# Configuration
 
-Every setting of a run is a field of a dataclass in [`headrace.config`](../src/headrace/config) and a flag of `headrace train`.
+Every setting of a run is a field of a dataclass in [`headrace.config`](../src/headrace/config/__init__.py) and a flag of `headrace train`.
 
 - A flag is `--group.name VALUE`, with dashes or underscores. The group may be omitted if only one group has the name:
   `--num-workers 4`.
@@ -35,7 +35,7 @@ A setting takes its value from the last of these sources that has one:
 
 1. the default below;
 2. the defaults of the environment;
-3. the defaults of the algorithm and its preset ([`learning/builtin.py`](../src/headrace/learning/builtin.py));
+3. the defaults of the algorithm and its preset ([`learning/presets/`](../src/headrace/learning/presets));
 4. what `headrace tune ENV` found for this machine;
 5. `config.json` in the run folder, if the run is resumed;
 6. the flags.
@@ -79,7 +79,7 @@ A resumed run repeats the steps after its checkpoint. The earlier lines of these
 def settings_table(tree: typing.Any, prefix: str = "") -> list[str]:
     """Markdown rows for the settings of one group."""
     rows = ["| flag | value | default | meaning |", "| --- | --- | --- | --- |"]
-    for setting in describe.settings(tree, prefix):
+    for setting in help.settings(tree, prefix):
         kind, text = (words.replace("|", "\\|") for words in (setting.type, setting.text))
         rows.append(f"| `{setting.flag}` | {kind} | {f'`{setting.value}`' if setting.value else ''} | {text} |")
     return rows

@@ -15,6 +15,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[1]
 RESULTS = sorted((ROOT / "benchmarks").rglob("results/*.json"))
 Load = Callable[[str], ModuleType]
@@ -139,7 +141,7 @@ def test_emulator_throughput(tmp_path: Path) -> None:
 
 def test_four_in_a_line_and_the_player_who_looks_one_move_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "learning"))
-    games, generator = importlib.import_module("connect_four"), np.random.default_rng(0)
+    games, generator = importlib.import_module("games"), np.random.default_rng(0)
 
     def slow(pieces: np.ndarray) -> bool:
         lines = [
@@ -164,10 +166,11 @@ def test_four_in_a_line_and_the_player_who_looks_one_move_ahead(monkeypatch: pyt
 def test_the_fast_connect_four_is_pettingzoos(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pettingzoo")
     from headrace.config import EnvConfig
-    from headrace.envs import pettingzoo
+    from headrace.envs.families import pettingzoo
 
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "learning"))
-    fast, slow = importlib.import_module("connect_four").ConnectFour(), pettingzoo.make_parallel("connect_four_v3", EnvConfig())
+    fast = importlib.import_module("games").ConnectFour()
+    slow = pettingzoo.parallel(pettingzoo.make_parallel("connect_four_v3", EnvConfig()))
     generator, outcomes = np.random.default_rng(0), set()
     for agent in fast.possible_agents:
         assert fast.observation_space(agent) == slow.observation_space(agent)
@@ -191,7 +194,7 @@ def test_the_fast_connect_four_is_pettingzoos(monkeypatch: pytest.MonkeyPatch) -
 
 def test_random_openings_of_connect_four_end_no_match(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "learning"))
-    games = importlib.import_module("connect_four")
+    games = importlib.import_module("games")
     env, lengths = games.ConnectFour(opening=12), set()
     for seed in range(300):
         ((agent, seen),) = env.reset(seed=seed)[0].items()
@@ -210,7 +213,7 @@ def test_the_network_of_connect_four_finds_every_line(monkeypatch: pytest.Monkey
     from headrace.config import PolicyConfig
 
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "learning"))
-    games = importlib.import_module("connect_four")
+    games = importlib.import_module("games")
     net = games.lines({}, PolicyConfig(mlp=(32,)))
     seen = [next(iter(games.ConnectFour(opening=35).reset(seed=seed)[0].values())) for seed in range(300)]
     boards = np.stack([one["observation"] for one in seen])
@@ -240,10 +243,11 @@ def test_the_ratio_of_two_rates_has_an_interval(load: Load) -> None:
     assert (low, high) == (pytest.approx(mean * np.exp(-spread)), pytest.approx(mean * np.exp(spread)))
 
 
-def test_readme_prints_what_the_result_files_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_print_what_the_result_files_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "learning"))
     table = importlib.import_module("table")
-    assert table.in_readme() == table.table(), "python benchmarks/learning/table.py --write"
+    for page, name, make in table.BLOCKS:
+        assert table.in_page(page, name) == make(), "python benchmarks/learning/table.py --write"
 
 
 def test_time_to_pong_counts_to_the_first_line_at_the_goal_and_shows_who_did_not_get_there(load: Load) -> None:
@@ -263,3 +267,16 @@ def test_time_to_pong_counts_to_the_first_line_at_the_goal_and_shows_who_did_not
         "| 2026-11-22 | 0123456 | learning.batch_size 2048 | 0: 10.0, 0.90; 1: not in 39.9, 7.99; -6.0 at best "
         "| 18.0 (17.0 to 19.3); 18.0 (17.0 to 19.3) | 1,667, 1,667 | 0.1, 97%; 0.1, 97% |"
     )
+
+
+def test_the_readme_names_every_script_and_every_result_file_once() -> None:
+    folder = ROOT / "benchmarks"
+    rows = [line for line in (folder / "README.md").read_text().splitlines() if line.startswith("| `")]
+    scripts = [line.split("`")[1] for line in rows]
+    assert sorted(scripts) == sorted(str(path.relative_to(folder)) for path in folder.rglob("*.py"))
+    results = [name for line in rows for name in line.split("|")[-2].split("`")[1::2] if name.endswith(".json")]
+    kept = {str(path.relative_to(folder)) for path in RESULTS} | {"results/gpu_suite.json"}
+    assert sorted(results) == sorted(kept)
+    for script, line in zip(scripts, rows, strict=True):
+        commands = [part for part in line.split("`") if part.startswith("python ")]
+        assert all(command.startswith(f"python benchmarks/{script}") for command in commands)

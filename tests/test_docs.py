@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 
 from headrace import cli
-from headrace.config import Config, ConfigError, describe
-from headrace.flags import full_name, parse_config
+from headrace.cli import help
+from headrace.cli.flags import full_name, parse_config
+from headrace.config import Config, ConfigError
 from headrace.make_config import check_config
 
 ROOT = Path(__file__).parents[1]
 QUICK_START = (ROOT / "docs" / "quick-start.md").read_text()
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*(ROOT / name for name in ("README.md", "CHANGELOG.md", "examples/README.md")), *sorted((ROOT / "docs").glob("*.md"))]
 CHEAP = ["--learning.total-steps", "1500", "--placement", "serial", "--batch-size", "512", "--no-video"]
 ONE_UPDATE = ["--learning.total-steps", "512", "--learning.num-epochs", "1"]
 NOTHING_TO_CHOOSE = ["--minutes", "0.05", "--num-workers", "1", "--envs-per-worker", "16", "--placement", "served"]
@@ -108,8 +109,8 @@ def texts():
                 yield f"{path.name}:{node.lineno}", node.value
 
 
-SETTINGS = {setting.name for setting in describe.settings(Config())}
-SWITCHES = {setting.name for setting in describe.settings(Config()) if setting.type == "bool"}
+SETTINGS = {setting.name for setting in help.settings(Config())}
+SWITCHES = {setting.name for setting in help.settings(Config()) if setting.type == "bool"}
 GROUPS = {name.partition(".")[0] for name in SETTINGS if "." in name}
 NO_SETTINGS = {"population.rating", "population.opponents", "learning.adam"}
 """What a matchmaker may ask, and how the names of two settings begin."""
@@ -131,12 +132,12 @@ def test_every_setting_that_is_named_exists():
 
 
 OPTIONS = {
-    "eval": cli.Eval,
-    "watch": cli.Watch,
-    "play": cli.Play,
-    "envs": cli.Envs,
-    "serve-envs": cli.ServeEnvs,
-    "tune": cli.Tune,
+    "eval": cli.eval.Eval,
+    "watch": cli.watch.Watch,
+    "play": cli.play.Play,
+    "envs": cli.envs.Envs,
+    "serve-envs": cli.serve_envs.ServeEnvs,
+    "tune": cli.tune.Tune,
 }
 
 

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
-from headrace.envs import atari_kernels
-from headrace.envs.atari_device import DeviceVector
+from headrace.envs.atari import kernels as atari_kernels
+from headrace.envs.atari.device import DeviceVector
+
+pytestmark = pytest.mark.process
 
 SUITE = Path(__file__).parents[1] / "benchmarks" / "gpu_suite.py"
 

@@ -35,7 +35,7 @@ def program(path, text):
 @pytest.mark.parametrize("machine", ["plain", "gpu", "own index", "out of reach"])
 def test_torch_without_cuda_where_there_is_no_gpu(tmp_path, address, machine):
     tools = tmp_path / "tools"
-    for name in ("sh", "grep", "touch", "test", "find", "make"):
+    for name in ("sh", "grep", "touch", "test", "find", "make", "tr", "flock"):
         (tools / name).parent.mkdir(exist_ok=True)
         (tools / name).symlink_to(shutil.which(name))
     if machine == "gpu":
@@ -45,11 +45,26 @@ def test_torch_without_cuda_where_there_is_no_gpu(tmp_path, address, machine):
     (tmp_path / "venv/.tools").touch()
     index = "http://127.0.0.1:9" if machine == "out of reach" else address
     config = ":env:.extra-index-url='somewhere'" if machine == "own index" else "global.timeout='9'"
-    command = ["make", "-s", f"VENV={tmp_path / 'venv'}", f"CPU_INDEX={index}", f"{tmp_path / 'venv/.installed'}"]
+    command = ["make", "-s", f"VENV={tmp_path / 'venv'}", f"CPU_INDEX={index}", f"{tmp_path / 'venv/.test'}"]
     environment = {"PATH": str(tools), "LOG": str(tmp_path / "log"), "CONFIG": config, "no_proxy": "*"}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=60)
-    torch, package = (tmp_path / "log").read_text().splitlines()
-    assert torch.startswith("install -q -c constraints.txt torch")
+    lines = [line.partition("install -q ")[2] for line in (tmp_path / "log").read_text().splitlines()]
+    (torch,) = (line for line in lines if " torch" in line and "gymnasium" not in line)
     assert torch.endswith(f"--extra-index-url {index}") == (machine == "plain")
-    assert "-e .[" in package
-    assert os.path.exists(tmp_path / "venv/.installed")
+    (training,) = (line for line in lines if "gymnasium" in line)
+    assert {"ale-py>=0.11", "matplotlib>=3.8", "imageio-ffmpeg>=0.5"} <= set(training.split())
+    assert not any(package in training for package in ("mypy", "mujoco", "vizdoom", "pytest"))
+    assert [line for line in lines if "-e ." in line] == ["--no-build-isolation --no-deps -e .", lines[-1]]
+    assert lines[-1].endswith("-e .[all,dev]")
+    assert os.path.exists(tmp_path / "venv/.train")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
+def test_a_build_that_fails_stops_the_installation(tmp_path):
+    program(tmp_path / "venv/bin/pip", '#!/bin/sh\ncase "$*" in *"-e ."*) exit 3 ;; esac\n')
+    program(tmp_path / "venv/bin/python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "venv/.tools").touch()
+    command = ["make", "-s", f"VENV={tmp_path / 'venv'}", "CPU_INDEX=http://127.0.0.1:9", f"{tmp_path / 'venv/.train'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert not os.path.exists(tmp_path / "venv/.train")

@@ -11,15 +11,14 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "headrace"
 LEVELS = (
     {"__init__", "cli"},
-    {"flags"},
     {"tune"},
     {"train"},
     {"make_config", "checkpointing"},
-    {"population", "cluster"},
+    {"population"},
     {"evaluation", "learning", "sampling", "experience"},
     {"policies", "envs"},
-    {"accelerator", "shm", "runs"},
-    {"config"},
+    {"processes", "accelerator", "shm", "runs", "transport"},
+    {"config", "arrays"},
 )
 """From the top down. A part may import its own level and those below."""
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
@@ -80,10 +79,36 @@ def test_parts_of_a_level_form_no_circle() -> None:
     assert not circles
 
 
+def test_files_form_no_circle() -> None:
+    """Imports of a file, followed through others, never lead back to it."""
+    names = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in FILES if path.name != "__init__.py"}
+    left = {}
+    for name, path in names.items():
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headrace"):
+                module = (node.module or "").removeprefix("headrace").lstrip(".")
+                found |= {module, *(f"{module}.{alias.name}".lstrip(".") for alias in node.names)}
+        left[name] = (found & set(names)) - {name}
+    while leaves := {name for name, imported in left.items() if not imported & set(left)}:
+        left = {name: imported for name, imported in left.items() if name not in leaves}
+    assert not left, f"these import each other, or those that do: {sorted(left)}"
+
+
 @pytest.mark.parametrize("name", MATHEMATICS)
 def test_the_mathematics_imports_nothing_else_of_ours(name: str) -> None:
-    allowed = {f"learning.{other}" for other in (*MATHEMATICS, "shapes")}
+    allowed = {f"learning.{other}" for other in (*MATHEMATICS, "shape_checks")}
     assert set(imports(PACKAGE / "learning" / f"{name}.py")) <= allowed
+
+
+def test_consoles_do_not_know_the_engine() -> None:
+    """All of envs/atari but the part that joins the consoles to the engine."""
+    joint = {"family", "tensor_group", "training"}
+    consoles = [path for path in (PACKAGE / "envs" / "atari").glob("*.py") if path.stem not in joint]
+    assert len(consoles) > 5
+    for path in consoles:
+        assert not [m for m in imports(path) if not m.startswith(("envs.atari.", "_native"))], path
+        assert not set(imports(path)) & {f"envs.atari.{module}" for module in joint}, path
 
 
 def functions(path: Path) -> Iterator[tuple[str, int]]:

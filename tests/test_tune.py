@@ -6,8 +6,8 @@ import os
 import pytest
 
 from headrace import cli, tune
+from headrace.cli.flags import parse_config
 from headrace.config import ConfigError
-from headrace.flags import parse_config
 from headrace.make_config import make_config
 
 ENV = "gym/CartPole-v1"

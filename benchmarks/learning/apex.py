@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 
 import headrace
-from headrace.envs.imports import import_files
+from headrace.envs.core.imports import import_files
 from headrace.runs.metrics import read_jsonl
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 import summary  # noqa: E402
 
-ENVS = (str(HERE / "apex_envs.py"),)
+ENVS = (str(HERE / "worlds.py"),)
 EVALUATION = 32
 """Episodes of the final evaluation."""
 

@@ -1,19 +1,28 @@
 """How far off-policy does IMPALA learn in each placement, and does it cost steps? One environment, the same settings everywhere.
 
     python benchmarks/learning/off_policy.py --env gym/CartPole-v1 --steps 150000 --seeds 1 2 3
-    python benchmarks/learning/off_policy.py --env minatar/breakout --import benchmarks/learning/minatar_env.py \
+    python benchmarks/learning/off_policy.py --env minatar/breakout --import benchmarks/learning/worlds.py \
         --placements inline served remote --steps 1000000 --seeds 1 --out benchmarks/learning/results/off_policy_minatar.json
 
 `remote` is `served` with all environments at a `headrace serve-envs` of its own over loopback. Every run is a `headrace train` of
 its own, one after the other. Writes a table and the curves (--out, and the same name with .png): lag (updates) and importance
-ratios with their distributions over all samples (off_policy_measured.py), and the share of samples that each of V-trace's clips
-truncates, medians over the intervals of all seeds; the return of the last 100 episodes in the end, by seed.
+ratios with their distributions over all samples, and the share of samples that each of V-trace's clips truncates, medians over
+the intervals of all seeds; the return of the last 100 episodes in the end, by seed.
+
+A run has no metrics of distributions, so every run imports this file too (--import). It then patches the learner and the
+algorithm where the numbers are at hand. The new metrics are shares of the samples of a batch:
+
+    measured/lag_0 ... lag_20, lag_21    policy lag in updates; the last one: 21 and more
+    measured/ratio_0 ... ratio_6         importance ratio pi / mu between the edges `RATIOS`
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import math
+import multiprocessing
 import subprocess
 import sys
 import tempfile
@@ -25,8 +34,7 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
-import off_policy_measured as measured  # noqa: E402
+sys.path.insert(0, str(HERE.parent))
 import summary  # noqa: E402
 
 PLACEMENTS = ("serial", "inline", "served", "device", "remote")
@@ -40,6 +48,55 @@ COLUMNS = {
 }
 PERCENTILES = (5, 50, 95, 99)
 Rows = list[dict[str, float]]
+
+
+# -- in a run --------------------------------------------------------------------------------------------------------
+
+RATIOS = (0.5, 0.8, 0.95, 1.05, 1.25, 2.0)
+"""Edges between the bins of importance ratios."""
+MOST_LAG = 21
+
+
+def lag_names() -> list[str]:
+    """Metrics of the lag's distribution, in order."""
+    return [f"measured/lag_{n}" for n in range(MOST_LAG + 1)]
+
+
+def ratio_names() -> list[str]:
+    """Metrics of the ratios' distribution, in order."""
+    return [f"measured/ratio_{n}" for n in range(len(RATIOS) + 1)]
+
+
+def install() -> None:
+    """Patch the learner and the algorithm of this process."""
+    import torch
+
+    from headrace.learning import losses
+    from headrace.learning.learner import Learner
+    from headrace.learning.policy_gradient import PolicyGradient
+
+    clipped, learn = PolicyGradient._clipped, Learner.learn
+    edges = torch.tensor([math.log(edge) for edge in RATIOS])
+
+    @functools.wraps(clipped)
+    def with_ratios(self: Any, log_prob: Any, batch: Any, c: Any) -> dict[str, Any]:
+        bins = torch.bucketize(log_prob.detach() - batch["log_prob"], edges)
+        shares = {name: losses.masked_mean((bins == n).float(), batch["mask"]) for n, name in enumerate(ratio_names())}
+        return clipped(self, log_prob, batch, c) | shares
+
+    @functools.wraps(learn)
+    def with_lag(self: Any, batch: Any) -> Any:
+        lag = (self.progress.version - batch.version)[batch.valid[: len(batch.version)]].clamp(0, MOST_LAG).long()
+        update = learn(self, batch)
+        if lag.numel():
+            shares = torch.bincount(lag.flatten(), minlength=MOST_LAG + 1).float() / lag.numel()
+            update.statistics.update(zip(lag_names(), shares.unbind(), strict=True))
+        return update
+
+    PolicyGradient._clipped, Learner.learn = with_ratios, with_lag  # type: ignore[method-assign]
+
+
+# -- all runs ----------------------------------------------------------------------------------------------------------
 
 
 def serve(env: str, num_envs: int, imports: list[str], stack: ExitStack) -> str:
@@ -72,7 +129,7 @@ def run(env: str, placement: str, seed: int, steps: int, imports: list[str], set
         flags = ["--env", env, "--learning.algorithm", "impala", "--seed", str(seed), "--learning.total-steps", str(steps)]
         flags += ["--sampling.placement", "served" if placement == "remote" else placement, "--run.folder", folder]
         flags += ["--run.log-interval", "1", "--run.no-video", "--run.no-dashboard", *settings]
-        flags += import_flags([*imports, HERE / "off_policy_measured.py"])
+        flags += import_flags([*imports, Path(__file__).resolve()])
         if placement == "remote":
             flags += ["--envs.remote", serve(env, 1024, import_flags(imports), stack)]
         command = [sys.executable, "-m", "headrace.cli", "train", *flags]
@@ -88,7 +145,7 @@ def row(runs: list[Rows]) -> dict[str, Any]:
     found = {key: [point[key] for point in every if key in point] for key in COLUMNS}
     rates = [point["charts/SPS_interval"] for point in every if "charts/SPS_interval" in point]
     ends = [[p["charts/episodic_return_100"] for p in points if "charts/episodic_return_100" in p][-1:] for points in runs]
-    lags, ratios = (mean_shares(every, names) for names in (measured.lag_names(), measured.ratio_names()))
+    lags, ratios = (mean_shares(every, names) for names in (lag_names(), ratio_names()))
     return {
         **{key: round(median(values), 4) if values else None for key, values in found.items()},
         "lag_percentiles": {share: percentile(lags, share / 100) for share in PERCENTILES},
@@ -128,7 +185,7 @@ def draw(curves: dict[str, list[Rows]], table: dict[str, dict[str, Any]], env: s
     from matplotlib import pyplot
 
     figure, ((top, lags), (bottom, ratios)) = pyplot.subplots(2, 2, figsize=(12, 7), height_ratios=(3, 2))
-    edges = [f"{edge:g}" for edge in measured.RATIOS]
+    edges = [f"{edge:g}" for edge in RATIOS]
     bins = [f"<{edges[0]}", *(f"{a}-{b}" for a, b in pairwise(edges)), f">{edges[-1]}"]
     for color, (placement, runs) in enumerate(curves.items()):
         for number, points in enumerate(runs):
@@ -141,7 +198,7 @@ def draw(curves: dict[str, list[Rows]], table: dict[str, dict[str, Any]], env: s
         ratios.bar(at, table[placement]["ratio_shares"], width=0.8 / len(curves), color=f"C{color}")
     top.set(ylabel="return of the last 100 episodes", title=f"IMPALA on {env}")
     bottom.set(xlabel="steps", ylabel="policy lag, mean")
-    lags.set(xlabel=f"policy lag of a sample, updates (the last point: {measured.MOST_LAG} and more)", ylabel="share")
+    lags.set(xlabel=f"policy lag of a sample, updates (the last point: {MOST_LAG} and more)", ylabel="share")
     ratios.set(xlabel="importance ratio", ylabel="share", xticks=range(len(bins)), xticklabels=bins)
     top.legend()
     figure.tight_layout()
@@ -177,10 +234,14 @@ def main() -> None:
         cells += [f"{values['steps_per_second']:,}" if values["steps_per_second"] else ""]
         print(f"| {placement} | {' | '.join(cells)} | {', '.join(f'{end:g}' for end in values['final_return'])} |")
     about = {"machine": summary.machine(), "env": args.env, "steps": args.steps, "seeds": args.seeds, "settings": settings}
-    about |= {"ratio_edges": list(measured.RATIOS), "placements": table}
+    about |= {"ratio_edges": list(RATIOS), "placements": table}
     summary.write(args.out, about | {"curves": {name: [curve(points) for points in runs] for name, runs in curves.items()}})
     draw(curves, table, args.env, args.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":
     main()
+elif __name__.startswith("headrace_import"):
+    process = multiprocessing.current_process().name
+    if "learner" in process or process == "MainProcess":  # only where something is learned
+        install()

@@ -20,7 +20,7 @@ import numpy as np
 
 import headrace
 from headrace.make_config import make_config
-from headrace.runs import lineage
+from headrace.population import records
 from headrace.runs.metrics import read_jsonl
 
 HERE = Path(__file__).parent
@@ -75,7 +75,7 @@ def main() -> None:
                 if name == "pbt" and seed == 0:
                     picture = args.out.with_name(f"{args.out.stem}-lineage.png")
                     picture.parent.mkdir(parents=True, exist_ok=True)
-                    lineage.draw(Path(temporary) / "run", args.size, picture)
+                    records.draw_decisions(Path(temporary) / "run", args.size, picture)
             results[name].append(policies)
             returns = ", ".join(f"{policy['last']:.0f}" for policy in policies)
             rates = ", ".join(f"{policy['rates'][-1]:.1e}" for policy in policies)

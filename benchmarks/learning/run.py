@@ -50,8 +50,7 @@ class Task:
     note: str = ""
 
 
-MEMORY = (str(HERE / "memory_env.py"),)
-MINATAR = (str(HERE / "minatar_env.py"),)
+WORLDS = (str(HERE / "worlds.py"),)
 TASKS = {
     "cartpole": Task(
         "gym/CartPole-v1", 475, 1.0, eval_episodes=100, eval_deterministic=True, note="at most 500 by the time limit"
@@ -118,13 +117,13 @@ TASKS = {
         note="Ape-X DQN; protocol dqn; raw returns of whole games",
     ),
     "apex-minatar-breakout": Task(
-        "minatar/breakout", 10, 15, {"learning.algorithm": "apex-dqn"}, MINATAR, note="Ape-X DQN; 10x10 board, sticky actions 0.1"
+        "minatar/breakout", 10, 15, {"learning.algorithm": "apex-dqn"}, WORLDS, note="Ape-X DQN; 10x10 board, sticky actions 0.1"
     ),
     "apex-cartpole-swingup": Task("dm_control/cartpole-swingup", 800, 13, {"learning.algorithm": "apex-dpg"}, note="Ape-X DPG"),
     "apex-walker-walk": Task("dm_control/walker-walk", 800, 13, {"learning.algorithm": "apex-dpg"}, note="Ape-X DPG"),
-    "memory-gru": Task("memory/corridor", 0.95, 5, imports=MEMORY, eval_episodes=200, note="with a GRU"),
+    "memory-gru": Task("memory/corridor", 0.95, 5, imports=WORLDS, eval_episodes=200, note="with a GRU"),
     "memory-none": Task(
-        "memory/corridor", 0.95, 1.5, {"policy.core": "none"}, MEMORY, 200, note="the control: without memory at most -0.5"
+        "memory/corridor", 0.95, 1.5, {"policy.core": "none"}, WORLDS, 200, note="the control: without memory at most -0.5"
     ),
 }
 

@@ -31,9 +31,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import summary  # noqa: E402
 
-from headrace.envs.imports import import_files  # noqa: E402
+from headrace.envs.core.imports import import_files  # noqa: E402
+from headrace.evaluation.evaluate import evaluate  # noqa: E402
 from headrace.evaluation.matches import play  # noqa: E402
-from headrace.evaluation.play import evaluate  # noqa: E402
 from headrace.evaluation.policy import load_policy  # noqa: E402
 from headrace.make_config import make_config  # noqa: E402
 from headrace.population.matchmaking import make_script  # noqa: E402
@@ -43,8 +43,8 @@ from headrace.runs.training_state import load_weights  # noqa: E402
 from headrace.train import train  # noqa: E402
 
 RESULTS = HERE / "results"
-GAMES, CONNECT_FOUR_FILE = str(HERE / "games.py"), str(HERE / "connect_four.py")
-import_files((GAMES, CONNECT_FOUR_FILE))  # as the runs do: imported twice, it would register its network twice
+GAMES = str(HERE / "games.py")
+import_files((GAMES,))  # as the runs do: imported twice, it would register its network twice
 games = next(module for module in sys.modules.values() if getattr(module, "__file__", None) == GAMES)
 
 
@@ -52,7 +52,7 @@ def run(env: str, folder: Path, **settings: Any) -> float:
     """Train; returns the minutes it took."""
     fixed = {"run.folder": str(folder), "run.dashboard": False, "run.video": False, "run.log_interval": 5.0}
     started = time.perf_counter()
-    train(make_config(env, None, (GAMES, CONNECT_FOUR_FILE), **fixed, **settings))
+    train(make_config(env, None, (GAMES,), **fixed, **settings))
     return (time.perf_counter() - started) / 60
 
 

@@ -1,19 +1,22 @@
-"""The table of learning results in README, made of the files that run.py and time_to_pong.py wrote:
-`python benchmarks/learning/table.py`.
+"""What README.md and docs/results.md show of the result files: `python benchmarks/learning/table.py`.
 
-`--write` puts it between the two marks in README. A test compares them.
+The learning table is made of the files of run.py and time_to_pong.py, the table of speeds of those in benchmarks/results.
+`--write` puts the tables between their marks in the pages; a test compares them. `--pictures` draws docs/pictures/learning.png.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
-README = HERE.parents[1] / "README.md"
-BEGIN, END = "<!-- learning: begin -->", "<!-- learning: end -->"
+ROOT = HERE.parents[1]
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "results.md"
+PICTURE = ROOT / "docs" / "pictures" / "learning.png"
 ROWS = {
     "cartpole": "CartPole-v1",
     "breakout": "Breakout, 60 minutes, a smaller network",
@@ -107,20 +110,120 @@ def table() -> str:
     return "\n".join([head, "| --- | --- | --- | --- | --- | --- |", pong(), *rows])
 
 
-def in_readme() -> str:
+def speeds() -> str:
+    """Markdown: steps per second that training consumes, beside what they are compared with. Medians of rounds."""
+    sample_factory, mujoco = speed_file("vs_sample_factory"), speed_file("vs_stable_baselines3_mujoco")
+    cartpole = speed_file("small_worlds")
+    breakout, vizdoom = (sample_factory["rows"][env]["steps_per_second"] for env in ("atari/breakout", "vizdoom/basic"))
+    doom_date, breakout_date = sorted(machine["started"][:10] for machine in sample_factory["machine"])
+    rates = [row["steps_per_second"] for row in mujoco["rows"].values()]
+    small = {name: after for name, (_, after) in cartpole["steps_per_second"].items()}
+    sb3 = [max(rate["SB3, dummy"], rate["SB3, subprocesses"], key=median) for rate in rates]
+    theirs = [rate["sample-factory"] for rate in (breakout, vizdoom)]
+    mujoco_date = mujoco["machine"]["started"][:10]
+    rows = [
+        ("`atari/breakout`; Sample Factory 2.1.1 with the same network, batch and algorithm",
+         [breakout["headrace"]], theirs[:1], "vs_sample_factory", breakout_date),
+        ("the same in float32 and on ale-py, which is what Sample Factory has",
+         [breakout["headrace, same means"]], theirs[:1], "vs_sample_factory", breakout_date),
+        ("`vizdoom/basic` with a GRU; Sample Factory 2.1.1 likewise",
+         [vizdoom["headrace"]], theirs[1:], "vs_sample_factory", doom_date),
+        ("`gym/HalfCheetah-v5`, `Hopper-v5`, `Walker2d-v5`, default settings; PPO of Stable-Baselines3",
+         [rate["headrace, its own means"] for rate in rates], sb3, "vs_stable_baselines3", mujoco_date),
+        ("the same with Stable-Baselines3's minibatches of 64",
+         [rate["headrace"] for rate in rates], sb3, "vs_stable_baselines3", mujoco_date),
+        ("CartPole, one pass over each batch: 512 environments of tensors, `device`; 16 in workers, `served`",
+         [small["torch/CartPole-v1, device, one pass, 512 environments"]], [small["gym/CartPole-v1, served, one pass"]],
+         "small_worlds", cartpole["machine"]["started"][:10]),
+    ]  # fmt: skip
+    head = "| training; beside it | Headrace, steps/s | beside it | ratio | date | script |"
+    return "\n".join([head, "| --- | --- | --- | --- | --- | --- |", *(speed_row(*row) for row in rows)])
+
+
+def speed_file(name: str) -> dict[str, Any]:
+    """One of benchmarks/results."""
+    loaded: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    return loaded
+
+
+def speed_row(label: str, ours: Sequence[list[float]], theirs: Sequence[list[float]], script: str, date: str) -> str:
+    """One line of the table of speeds: for each environment the rounds of both sides."""
+    ours_shown, theirs_shown = ("; ".join(f"{median(rounds):,.0f}" for rounds in side) for side in (ours, theirs))
+    ratios = [median(a) / median(b) for a, b in zip(ours, theirs, strict=True)]
+    return f"| {label} | {ours_shown} | {theirs_shown} | {spread(ratios, '{:.1f}x'.format)} | {date} | `benchmarks/{script}.py` |"
+
+
+def pictures() -> None:
+    """Draw Pong's training returns over minutes, and how long each seed of the other tasks took to its goal.
+
+    Tasks that a seed did not learn are left out.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    curves, times = figure.subplots(1, 2)
+    record = json.loads((HERE / "results" / "time_to_pong.json").read_text())
+    for seed in record["entries"][-1]["seeds"]:
+        minutes, _, returns = zip(*seed["curve"], strict=True)
+        curves.plot(minutes, returns, label=f"seed {seed['seed']}")
+    curves.axhline(record["goal"], color="grey", linestyle="--", linewidth=1)
+    curves.set(title="Atari Pong", xlabel="minutes", ylabel="mean return of 100 training games")
+    curves.legend()
+    reached = []
+    for name, label in ROWS.items():
+        result = json.loads((HERE / "results" / f"{name}.json").read_text())
+        seconds = [seed["seconds_to_goal"] for seed in result["seeds"]]
+        if None not in seconds:
+            reached.append((f"{label.replace('60 minutes, ', '')}: {result['goal']:g}", seconds))
+    reached.sort(key=lambda task: median(task[1]))
+    for place, (_, seconds) in enumerate(reached[::-1]):
+        times.plot(seconds, [place] * len(seconds), "o", color="tab:blue", alpha=0.7)
+    times.set_yticks(range(len(reached)), [label for label, _ in reached[::-1]])
+    ticks = {5: "5 s", 15: "15 s", 60: "1 min", 240: "4 min", 900: "15 min"}
+    times.set(title="Time to the training return named, each seed", xscale="log", xlim=(3, 2000))
+    times.set_xticks(list(ticks), list(ticks.values()))
+    times.minorticks_off()
+    for panel in (curves, times):
+        panel.grid(alpha=0.3)
+    PICTURE.parent.mkdir(exist_ok=True)
+    figure.savefig(PICTURE, dpi=100)
+
+
+BLOCKS = ((PAGE, "learning", table), (README, "speeds", speeds), (PAGE, "speeds", speeds))
+"""Which page has which table, between marks of that name."""
+
+
+def marks(name: str) -> tuple[str, str]:
+    """The lines before and after a table."""
+    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+
+
+def in_page(page: Path, name: str) -> str:
     """What stands between the marks."""
-    return README.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+    begin, end = marks(name)
+    return page.read_text().partition(begin)[2].partition(end)[0].strip()
+
+
+def write(page: Path, name: str, text: str) -> None:
+    """Put it between the marks."""
+    begin, end = marks(name)
+    before, _, rest = page.read_text().partition(begin)
+    page.write_text(f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}")
 
 
 def main() -> None:
-    """Print or write."""
+    """Print, write or draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="into README")
-    if not parser.parse_args().write:
-        print(table())
-        return
-    before, _, rest = README.read_text().partition(BEGIN)
-    README.write_text(f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}")
+    parser.add_argument("--write", action="store_true", help="into the pages")
+    parser.add_argument("--pictures", action="store_true", help="draw docs/pictures/learning.png")
+    arguments = parser.parse_args()
+    if arguments.pictures:
+        pictures()
+    if arguments.write:
+        for page, name, make in BLOCKS:
+            write(page, name, make())
+    if not (arguments.pictures or arguments.write):
+        print(table(), speeds(), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -16,13 +16,14 @@ import types
 from typing import Any
 
 _API = {
+    "AtariVector": ("headrace.envs.atari.vector", "AtariVector"),
     "Config": ("headrace.config", "Config"),
     "ConfigError": ("headrace.config", "ConfigError"),
-    "EvalResult": ("headrace.evaluation.play", "EvalResult"),
+    "EvalResult": ("headrace.evaluation.evaluate", "EvalResult"),
     "TrainedPolicy": ("headrace.evaluation.policy", "TrainedPolicy"),
     "config": ("headrace.config", None),
     "envs": ("headrace.envs", None),
-    "evaluate": ("headrace.evaluation.play", "evaluate"),
+    "evaluate": ("headrace.evaluation.evaluate", "evaluate"),
     "load_policy": ("headrace.evaluation.policy", "load_policy"),
     "learning": ("headrace.learning", None),
     "make_vec": ("headrace.envs", "make_vec"),
@@ -67,4 +68,4 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-importlib.import_module("headrace.envs.gymnasium_ids")
+importlib.import_module("headrace.envs.atari.gymnasium_ids")

@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headrace.config.errors import UserError
-from headrace.config.reading import shortened
+from headrace.config.file_reading import shortened
 from headrace.learning.learner import Learner, Progress
 from headrace.learning.training_log import TrainingLog
 from headrace.runs import checkpoint, training_state
 from headrace.runs.checkpoint import CheckpointError
-from headrace.sampling.placements.base import Message, Placement
+from headrace.runs.messages import Message
+from headrace.sampling.placements.base import Placement
 
 if TYPE_CHECKING:
     from headrace.accelerator.ranks import Ranks
     from headrace.experience.batch import Experience
-    from headrace.population.member import Member
     from headrace.population.past_versions import PastVersions
+    from headrace.population.pbt_policy import PbtPolicy
 
 
 PARTS = {
@@ -35,7 +36,7 @@ PARTS = {
 
 @contextmanager
 def _naming(path: Path, advice: str = "") -> Iterator[None]:
-    """Whatever is raised by taking a state that does not fit becomes a `CheckpointError` that names the checkpoint."""
+    """Turn errors from loading a state that does not fit into a `CheckpointError` that names the checkpoint."""
     try:
         yield
     except (AssertionError, AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
@@ -45,7 +46,7 @@ def _naming(path: Path, advice: str = "") -> Iterator[None]:
 
 
 class Checkpointing:
-    """Everything one policy's learning needs to go on as if it had never stopped, to and from its newest checkpoint."""
+    """Saves and loads everything that one policy's learning needs to continue as if it had never stopped."""
 
     def __init__(
         self,
@@ -56,12 +57,12 @@ class Checkpointing:
         experience: Experience,
         ranks: Ranks,
         past: PastVersions,
-        member: Member | None = None,
+        pbt: PbtPolicy | None = None,
     ):
         self._ranks = ranks
         self._config, self._placement = placement.configs[policy], placement
         self._learner, self._log, self._experience, self._past = learner, log, experience, past
-        self._policy, self._member = policy, member
+        self._policy, self._pbt = policy, pbt
         self._folder = self._folder_of(policy)
         placement.savers[policy] = self
         self._common_moment: int | None = None
@@ -87,8 +88,8 @@ class Checkpointing:
         self._saved_step, self._saved_updates = progress.global_step, progress.updates
         messages = [*found.damaged, f"Going on from {found.path.name}: step {progress.global_step:,}"]
         with _naming(found.path, " Delete it to go on from the one before."):
-            if self._member is not None and state["member"] is not None:
-                self._member.set_state(state["member"])
+            if self._pbt is not None and state["member"] is not None:
+                self._pbt.set_state(state["member"])
             # Of a policy that had learned enough before that moment, the rest of the world is that of the others' checkpoints.
             newest = not self._together or state["moment"] == self._common_moment
             messages += self._past.set_state(state["past"], None if self._common_moment is None else newest)
@@ -133,8 +134,8 @@ class Checkpointing:
         return self._placement.deterministic and self._config.population.size > 1
 
     def _find(self) -> checkpoint.Checkpoint | None:
-        """The newest checkpoint; of a population that is saved together, that of the newest moment that all policies can go back
-        to: those that had learned enough before it have theirs from then."""
+        """The newest checkpoint. If the whole population is saved together: the checkpoint of the newest moment that all policies
+        can return to; a policy that finished learning earlier returns to its last checkpoint."""
         if not self._together:
             return checkpoint.load_newest(self._folder, self._take)
         every = [checkpoint.moments(self._folder_of(p)) for p in range(self._config.population.size)]
@@ -167,12 +168,12 @@ class Checkpointing:
         )
 
     def _passed(self, interval: int | None) -> bool:
-        """A multiple of `interval` steps lies between the last checkpoint and now."""
+        """Whether a multiple of `interval` steps lies between the last checkpoint and now."""
         return interval is not None and self._learner.progress.global_step // interval > self._saved_step // interval
 
     def save(self, must: bool, at_rest: bool = True, ended: bool = False) -> Iterator[Message]:
-        """Write a checkpoint, and of the other policies, too, where all are saved at the same moment; yields what to report. A
-        failure (a full disk) is an error only if it `must` be written.
+        """Write a checkpoint, and those of the other policies if all are saved at the same moment; yields reports. A failure (a
+        full disk) is raised only if `must`.
 
         `at_rest`: everything stands still between two updates, so that a serial sampler's half-filled trajectories can be saved.
         `ended`: this policy learns no more.
@@ -219,7 +220,7 @@ class Checkpointing:
                 "sampler": sampler,
                 "random": training_state.random_state() if sampler is not None or together else None,
                 "experience": self._experience.get_state(),
-                "member": None if self._member is None else self._member.get_state(),
+                "member": None if self._pbt is None else self._pbt.get_state(),
                 "moment": self._placement.moment if together else None,
                 "ended": ended,
                 "past": self._past.get_state(),
@@ -250,6 +251,6 @@ class Checkpointing:
 
 
 def _belongs_to(moment: int, saved_at: int, ended: bool) -> bool:
-    """Whether a checkpoint that was saved at the moment `saved_at` is what its policy goes back to where the population goes back
-    to `moment`: also an older one, if the policy had learned enough by then (`ended`)."""
+    """Whether a policy returns to its checkpoint of the moment `saved_at` if the population returns to `moment`: it is the same
+    moment, or an earlier one by which the policy had finished learning (`ended`)."""
     return saved_at == moment or (ended and saved_at < moment)

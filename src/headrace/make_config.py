@@ -5,7 +5,6 @@ What an environment starts with its family declares (`headrace.envs`); an algori
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,12 +12,12 @@ from typing import Any
 from headrace import config as configs
 from headrace.config import Config, ConfigError, policy_configs
 from headrace.config.ranges import check
-from headrace.config.tasks import SEPARATOR, tasks_of
+from headrace.config.tasks import SEPARATOR
 from headrace.config.validation import validate
-from headrace.envs.contract import EnvSpec
-from headrace.envs.imports import import_files
-from headrace.envs.registry import check_id, defaults, observes, with_absolute_path
-from headrace.envs.tasks import without
+from headrace.envs.core.contract import EnvSpec
+from headrace.envs.core.imports import import_files
+from headrace.envs.core.registry import check_id, observes, with_absolute_path
+from headrace.envs.core.settings import defaults, without
 from headrace.learning.algorithm import declaration
 from headrace.population.pbt import check_pbt
 
@@ -60,38 +59,18 @@ def make_config(env: str | Sequence[str], algorithm: str | None = None, imports:
 
 
 def _can_be_in_process(config: Config) -> bool:
-    """Whether the device placement can do what is asked for, where it is only the environment's choice and not the user's."""
+    """Whether these settings work in the device placement, when the environment and not the user chose it."""
     r = config.replay
     newest = config.policy.core == "none" and r.evict_alpha is None and r.copies == 1 and config.sampling.weights_period == 1
     return (newest or not config.uses_replay) and not config.envs.remote and config.population.size == 1
 
 
-def task_flags(env: str, arguments: Sequence[str]) -> tuple[dict[str, Any], set[str]]:
-    """Of the flags of `headrace train`, for several tasks: the settings that determine others' defaults, and the dotted names of
-    all settings of `envs` that are given. Empty for one task. Raises `ConfigError` for what is no JSON object."""
-    if len(tasks_of(env)) == 1:
-        return {}, set()
-    values: dict[str, Any] = {}
-    for flag, following in zip(arguments, (*arguments[1:], ""), strict=True):
-        name, equals, value = flag.removeprefix("--").partition("=")
-        if flag.startswith("--envs."):
-            values[name.replace("-", "_")] = value if equals else following
-    options = values.pop("envs.task_options", "{}")
-    try:
-        found = {"envs.task_options": dict(json.loads(options))}
-    except (ValueError, TypeError):
-        raise ConfigError(f"--envs.task-options is {options!r:.100}; it must be a JSON object") from None
-    share = {name: value for name, value in values.items() if name == "envs.task_share"}
-    return found | share, set(values)
-
-
 def _for_tasks(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults of several tasks: as many environments as one task has, or a few more, so that the tasks have equal shares; where
-    that needs it, a batch of another size. The user's own settings stay.
+    """Sizes that give several tasks equal shares. Settings that the user gave are left out.
 
-    With equal shares of compute the number of workers is a multiple of the number of tasks, and a group is a part of what it was,
-    so that batches are what they were and hold trajectories of all tasks. With equal shares of samples a group has a multiple of
-    the number of tasks, and batches are made of such groups."""
+    The number of environments is rounded up, and the batch size to whole trajectories. Equal compute: the number of workers is a
+    multiple of the number of tasks, and the group size a divisor of the default one. Equal samples: the group size is a multiple
+    of the number of tasks."""
     s, r, K = config.sampling, config.learning, len(config.tasks)
     sizes: dict[str, Any] = {}
     together = s.placement == "device" or config.uses_replay
@@ -114,11 +93,10 @@ def _for_tasks(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _one_part(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults of the device placement: one part, so that a batch holds T steps of all environments. The batch and T stay what
-    the environment and the algorithm declare, and their quotient is the number of environments. Where the user gave the number
-    of environments, the batch is their number times T. Where both are given, nothing changes."""
+    """Defaults of the device placement: a batch holds T steps of all environments. Number of environments = batch size / T; if
+    the user gave the number of environments, batch size = number x T; if the user gave both, nothing changes."""
     T, size, K = config.sampling.rollout, config.learning.batch_size, len(config.tasks)
-    if config.uses_replay:  # a batch has nothing to do with them; the environments act with the weights of every update
+    if config.uses_replay:  # the batch size does not depend on the number of environments
         return {} if "sampling.weights_period" in given else {"sampling.weights_period": 1}
     if not {"sampling.num_workers", "sampling.envs_per_worker", "sampling.num_groups"} & given.keys():
         unit = math.lcm(K, config.learning.num_minibatches) if K > 1 else 1
@@ -129,12 +107,12 @@ def _one_part(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _defaults_of_server(env: str, base: Config) -> tuple[dict[str, Any], str]:
-    """What an environment server says that the environment is learned with, and what it observes: the environment's packages need
-    not be here. The environment's own settings are those of the server."""
+    """Ask an environment server for the environment's default settings and for the kind of its observations ("images" or
+    "vectors"). The settings of the group `envs` are the server's. The environment's packages need not be installed here."""
     from headrace.envs.remote.connect import ask
 
     welcome = ask(env, base.envs)
-    # what to learn with; not where the run's files are, nor whom it connects to
+    # a server may set how to learn, but no paths or addresses of this run
     of_env = {name: value for name, value in welcome.defaults.items() if name.startswith(LEARNED_WITH)}
     return of_env | {f"envs.{name}": value for name, value in welcome.options.items()}, welcome.observes
 

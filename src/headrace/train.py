@@ -1,9 +1,8 @@
 """The whole story: a configuration becomes a placement, batches become updates, updates become weights.
 
-    train()   opens the run folder, starts the placement and passes on what it reports, until every policy has learned enough
-    learn()   the training loop of one policy: batch in, update, weights out, metrics and checkpoints now and then
-
-Why an actor's weights are older than the newest is in docs/policy-lag.md.
+train()   opens the run folder, starts the placement and passes on what it reports, until every policy has learned enough
+learn()   the training loop of one policy: batch in, update, weights out, metrics and checkpoints now and then
+          (why an actor's weights are older than the newest: docs/policy-lag.md)
 """
 
 from __future__ import annotations
@@ -21,28 +20,29 @@ import torch
 from headrace.accelerator.graphs import set_up
 from headrace.accelerator.ranks import RankLost, Ranks
 from headrace.checkpointing import Checkpointing
-from headrace.cluster.launch import settings_of_rank
 from headrace.config import Config
-from headrace.envs.contract import EnvironmentFault, EnvSpec
-from headrace.envs.registry import describe
-from headrace.envs.tasks import summary
+from headrace.envs import EnvironmentFault, EnvSpec, describe
+from headrace.envs.core.settings import summary
 from headrace.evaluation.background import BackgroundEvaluation
-from headrace.evaluation.pictures import draw_curve_and_video
+from headrace.evaluation.final_pictures import draw_curve_and_video
+from headrace.experience.across_ranks import across_ranks
 from headrace.experience.batch import Batch, Experience, Filling
-from headrace.experience.joint import joint
 from headrace.learning.algorithm import make_agent
-from headrace.learning.ending import REASONS, reason_to_stop
 from headrace.learning.learner import Learner
+from headrace.learning.stopping import REASONS, reason_to_stop
 from headrace.learning.training_log import TrainingLog
 from headrace.make_config import check_config, for_agents
-from headrace.population.matchmaking import make_crew
-from headrace.population.member import Member
+from headrace.population.members import make_members
 from headrace.population.past_versions import PastVersions
+from headrace.population.pbt_policy import PbtPolicy
+from headrace.population.records import Records
+from headrace.processes.interrupt import interrupts
+from headrace.processes.ranks import settings_of_rank
 from headrace.runs.folder import FolderUnusable, RunFolder
-from headrace.runs.interrupt import interrupts
+from headrace.runs.messages import Message
 from headrace.runs.report import Reporter
 from headrace.sampling.placements import make_placement
-from headrace.sampling.placements.base import Message, Placement, RunFailed
+from headrace.sampling.placements.base import Placement, RunFailed
 from headrace.shm.run_control import POLL_INTERVAL
 
 
@@ -70,31 +70,30 @@ def train(config: Config) -> TrainResult:
     with settings_of_rank(config) as own:
         own = for_agents(own, spec := describe(own.env, own.envs))
         with torch.random.fork_rng(devices=[]):  # the caller's own random numbers stay what they were
-            crew = make_crew(own, spec)  # what is refused leaves no folder behind
+            members = make_members(own, spec)  # a refused configuration leaves no folder behind
             folder, changes = RunFolder.open(own)
-            with folder, Reporter(own, spec.frameskip, folder) as reporter:
+            with folder, Reporter(own, spec.frameskip, folder, records := Records(own)) as reporter:
                 for text in (*changes, *summary(own)):
                     reporter.message(text)
-                placement = make_placement(own, spec, make_agent, crew)
-                with BackgroundEvaluation(own) as evaluation:
-                    ends = _run(placement, reporter, evaluation)
+                placement = make_placement(own, spec, make_agent, members)
+                ends = _run(placement, reporter)
                 returns = [ends.get(p, {"mean_return": math.nan})["mean_return"] for p in range(own.population.size)]
-                draw_curve_and_video(own, reporter.message, returns, again=reporter.learned)
+                draw_curve_and_video(own, reporter.message, returns, again=reporter.learned, draw_more=records.draw)
     return TrainResult(str(folder.path), ends.get(0, {}).get("reason", "interrupted"), reporter.global_step, returns[0], spec)
 
 
-def _run(placement: Placement, reporter: Reporter, evaluation: BackgroundEvaluation) -> dict[int, dict[str, Any]]:
+def _run(placement: Placement, reporter: Reporter) -> dict[int, dict[str, Any]]:
     """Let the placement run until every policy is done; how each ended, by policy."""
     ends: dict[int, dict[str, Any]] = {}
 
     def receive(messages: Iterator[Message]) -> None:
-        for message in chain(messages, evaluation.finished()):
+        for message in chain(messages, evaluation.messages()):
             if message.kind == "done":
                 ends[message.policy] = message.content
             reporter.receive(message, placement.memory.control.snapshot(), placement.restarts)
             evaluation.receive(message)
 
-    with interrupts(placement.memory.control.ask_to_stop) as interrupt:
+    with BackgroundEvaluation(placement.config) as evaluation, interrupts(placement.memory.control.ask_to_stop) as interrupt:
         try:
             placement.start(learn)
             while len(ends) < placement.config.population.size and not interrupt.requested:
@@ -124,18 +123,18 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     learner = Learner(model, algorithm, config)
     learner.cut_short = lambda: placement.hurried
     log = TrainingLog(spec.tasks, spec.agents)
-    ranks = Ranks(config.device)  # others may learn the same policy, each from environments of its own
-    experience = joint(placement.batches(p, algorithm.reported_envs(config.num_envs)), ranks, spec)
-    member = Member(placement, p, learner, log) if config.pbt.on else None
+    ranks = Ranks(config.device)  # other ranks may learn the same policy, each with its own environments
+    experience = across_ranks(placement.batches(p, algorithm.reported_envs(config.num_envs)), ranks, spec)
+    pbt = PbtPolicy(placement, p, learner, log) if config.pbt.on else None
     past = PastVersions(placement, p, learner)
-    checkpoints = Checkpointing(placement, p, learner, log, experience, ranks, past, member)
+    checkpoints = Checkpointing(placement, p, learner, log, experience, ranks, past, pbt)
     yield from checkpoints.load()
     learner.join(ranks)
     learner.progress.continue_after(placement.version(p))
     yield Message("start", learner.progress.global_step, p)
     placement.publish(p, learner.model, learner.progress.version)
-    if member is not None:
-        yield from member.begin()
+    if pbt is not None:
+        yield from pbt.begin()
     if config.uses_replay:
         yield Message("message", f"Learning begins when the replay holds {config.replay.minimum:,} steps", p)
     clock, several = placement.clock(p), config.population.size > 1
@@ -158,17 +157,17 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
             if checkpoints.finite:  # what was learned until then is kept
                 yield from checkpoints.save(must=False, at_rest=False)
             raise
-        if member is not None:
-            yield from member.step(None if batch is None else batch.arrivals)
+        if pbt is not None:
+            yield from pbt.step(None if batch is None else batch.arrivals)
         if reason or now - last_log >= config.run.log_interval:
-            yield from _reports(p, learner, log, experience, past, member)
+            yield from _reports(p, learner, log, experience, past, pbt)
             last_log = now
         if checkpoints.due(now):
             yield from checkpoints.save(must=False)
             clock.spent("checkpoint", perf_counter())
         yield None
-    if member is not None:
-        member.finish()
+    if pbt is not None:
+        pbt.finish()
     yield from checkpoints.save(must=True, ended=reason != "interrupted")
     yield from past.finish(reason)
     del placement.savers[p]
@@ -176,7 +175,7 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
 
 
 def _learn_from(batch: Batch | Filling, learner: Learner, log: TrainingLog, experience: Experience) -> bool:
-    """Make an update with a batch. False where there is nothing to learn from yet: a replay fills."""
+    """Make an update with a batch. False while the replay is still filling."""
     if isinstance(batch, Filling):
         learner.note(batch.arrivals)
         log.add(batch.arrivals, step=learner.progress.global_step)
@@ -190,11 +189,11 @@ def _learn_from(batch: Batch | Filling, learner: Learner, log: TrainingLog, expe
 
 
 def _reports(
-    p: int, learner: Learner, log: TrainingLog, experience: Experience, past: PastVersions, member: Member | None
+    p: int, learner: Learner, log: TrainingLog, experience: Experience, past: PastVersions, pbt: PbtPolicy | None
 ) -> Iterator[Message]:
     """The learning curve and the metrics since the last reports."""
     yield Message("curve", log.curve(), p)
-    more = member.metrics() if member else {}
-    yield Message("metrics", log.metrics(learner) | experience.metrics() | past.metrics() | more, p)
+    metrics = log.metrics(learner) | experience.metrics() | past.metrics()
+    yield Message("metrics", metrics if pbt is None else metrics | pbt.metrics(), p)
     if (table := past.table()) is not None:
         yield Message("standings", table, p)

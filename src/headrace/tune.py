@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError
-from headrace.config.reading import Unreadable, read_json, shortened
+from headrace.config.file_reading import Unreadable, read_json, shortened
 from headrace.make_config import check_config
 from headrace.runs.files import write_whole
 
 if TYPE_CHECKING:
-    from headrace.envs.contract import EnvSpec
+    from headrace.envs.core.contract import EnvSpec
 
 Settings = dict[str, Any]
 """Dotted settings that differ from the defaults."""
@@ -91,12 +91,12 @@ def load(config: Config) -> Settings:
 
 
 def in_use(config: Config) -> Settings:
-    """Those settings of `config` that are as `headrace tune` found them."""
+    """The settings of `config` that have the values found by `headrace tune`."""
     return {name: value for name, value in load(config).items() if attrgetter(name)(config) == value}
 
 
 def _save(config: Config, settings: Settings, trials: Iterable[Trial]) -> Path:
-    from headrace.runs.folder import system_facts
+    from headrace.runs.system_facts import system_facts
 
     rows = [{"settings": t.settings, "steps_per_second": t.rate, "seconds": t.seconds, "error": t.error} for t in trials]
     file = path(config)
@@ -166,7 +166,7 @@ def _unique(candidates: Iterable[Settings]) -> list[Settings]:
 
 
 def combined(config: Config, default: Trial, singles: list[Trial]) -> Settings:
-    """Of every setting the change that helped most, all together."""
+    """The best change of every setting, combined."""
     together: Settings = {}
     for trial in sorted(singles, key=lambda t: -t.rate):
         mixed = trial.settings | together  # what helped more goes first
@@ -230,8 +230,8 @@ class Search:
         return self.seconds - (monotonic() - self.began)
 
     def round(self, trials: list[Trial], until: float) -> None:
-        """Try each once, for as long as lets all of them end when `until` seconds are left; the last ones not at all where trials
-        take longer than expected."""
+        """Try each once, for equal times, until `until` seconds are left. If trials take longer than expected, the last ones are
+        skipped."""
         for i, trial in enumerate(trials):
             share = (self.left - until) / (len(trials) - i)
             overhead = mean(self.overhead) if self.overhead else share / 2
@@ -286,8 +286,8 @@ def tune(
     `fixed` are dotted settings that stay as they are. Raises `ConfigError` for what cannot be tuned, and what training raises if
     it does not work with the defaults.
     """
-    from headrace.envs.registry import describe as describe_env
-    from headrace.runs.processes import preload
+    from headrace.envs.make import describe as describe_env
+    from headrace.processes.start import preload
 
     check_config(config)
     if config.uses_replay:
@@ -309,7 +309,7 @@ def tune(
 
 
 def _endless(config: Config) -> Config:
-    """Trained until it is killed; no checkpoint is ever due, so the run folder, which does not exist, is never written to."""
+    """`config` without an end or checkpoints, so that nothing is written to the run folder, which does not exist."""
     folder = Path(tempfile.gettempdir()) / f"headrace-tune-{os.getpid()}"
     saves = {"run.checkpoint_interval": 1e9, "run.eval_interval_steps": None, "run.milestone_steps": None}
     ends = {"learning.total_steps": 10**12, "run.goal": None, "run.max_minutes": None}

@@ -17,7 +17,7 @@ from headrace import config as configs
 from headrace.accelerator import threads as threads_of_torch
 from headrace.accelerator.threads import PROBE_PERIOD, TRUST, AdaptiveThreads, LearnerThreads, ThreadTrials, probe
 from headrace.config import Config
-from headrace.sampling.placements.base import Message
+from headrace.runs.messages import Message
 from headrace.sampling.placements.processes import learner_main
 
 SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nprint('spinning', flush=True)\nwhile True: pass"

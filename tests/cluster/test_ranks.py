@@ -21,12 +21,14 @@ import pytest
 import headrace
 from headrace import config as configs
 from headrace.accelerator.ranks import RankLost, Ranks
-from headrace.cluster import launch
-from headrace.config import Config, ConfigError, machine
+from headrace.config import Config, ConfigError, hardware
 from headrace.config.validation import validate
 from headrace.make_config import make_config
+from headrace.processes import ranks as launch
 from headrace.runs import checkpoint
 from headrace.sampling.worker_process import actor_seed, environment_seed
+
+pytestmark = pytest.mark.process
 
 WORK = Path(__file__).with_name("rank_work.py")
 PYTHON = sys.executable
@@ -40,7 +42,7 @@ def work(size: int, folder: Path) -> list[str]:
     processes = []
     for index in range(size):
         sizes = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
-        environment = {"RANK": str(index), "LOCAL_RANK": str(index), machine.RANK_STORE: str(folder / "store"), **sizes}
+        environment = {"RANK": str(index), "LOCAL_RANK": str(index), hardware.RANK_STORE: str(folder / "store"), **sizes}
         processes.append(
             subprocess.Popen(
                 [sys.executable, str(WORK)],
@@ -119,7 +121,7 @@ def test_gpus_and_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     cores = config.learner_threads
     for name, value in {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    assert machine.rank() == machine.Rank(3, 4, 1, 2)
+    assert hardware.rank() == hardware.Rank(3, 4, 1, 2)
     assert config.device == "cuda:1"
     assert config.learner_threads == max(1, cores // 2)
 
@@ -293,7 +295,7 @@ def test_a_launcher_that_is_killed_leaves_no_file(scripted: Callable[[str], Path
     text = f"""
 import sys
 from headrace import config as configs
-from headrace.cluster import launch
+from headrace.processes import ranks as launch
 sys.executable = {sys.executable!r}
 launch.launch([], configs.override(configs.Config(), **{{"learning.num_devices": 2}}))
 """

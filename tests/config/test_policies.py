@@ -8,7 +8,7 @@ import pytest
 
 from headrace.config import Config, ConfigError, from_dict, override, policy_config, policy_configs, to_dict
 from headrace.make_config import check_config, make_config
-from headrace.runs.folder import compare
+from headrace.runs.changed_settings import compare
 
 
 def population(size: int, **overrides: Any) -> Config:

@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 
 from headrace.config import ConfigError, EnvConfig
-from headrace.envs.registry import register
+from headrace.envs.core.registry import register
 
 
 def construct(env: gymnasium.Env, way: str, file: str | None) -> None:

@@ -20,12 +20,13 @@ import numpy as np
 from worlds import CountingEnv, local_group
 
 from headrace.config import EnvConfig
-from headrace.envs.contract import EnvGroup, LaneRow, ObsRow
+from headrace.envs.core.contract import EnvGroup, LaneRow, ObsRow
 from headrace.envs.remote import protocol
 from headrace.envs.remote.group import RemoteGroup
 from headrace.envs.remote.server import EnvServer
 from headrace.envs.remote.session import MakeGroup, Offer
-from headrace.envs.remote.transport import METHOD, Credentials
+from headrace.transport.credentials import Credentials
+from headrace.transport.messages import HEADER
 
 NAME = "test/counting"
 
@@ -227,13 +228,13 @@ def _messages(address: str, rng: random.Random, token: str, hello: bytes) -> lis
             damaged[rng.randrange(len(damaged))] = rng.randrange(256)
             messages.append(bytes(damaged))
         elif kind == 2:
-            messages.append(protocol.HEADER.pack(rng.randrange(4), rng.randrange(2**32)) + rng.randbytes(rng.randrange(60)))
+            messages.append(HEADER.pack(rng.randrange(4), rng.randrange(2**32)) + rng.randbytes(rng.randrange(60)))
         else:
             messages.append(b"[" * rng.randrange(100_000))
     metadata = [("authorization", f"Bearer {token}")]
     with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         try:
-            return list(channel.stream_stream(METHOD)(iter(messages), metadata=metadata, timeout=5))
+            return list(channel.stream_stream(protocol.SERVICE.method)(iter(messages), metadata=metadata, timeout=5))
         except grpc.RpcError:
             return []
 

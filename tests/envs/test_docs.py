@@ -10,7 +10,7 @@ import numpy as np
 from worlds import reset_group, rows_for, step_group
 
 from headrace.config import EnvConfig
-from headrace.envs import registry
+from headrace.envs.make import describe, make_group
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 
@@ -22,7 +22,7 @@ def test_the_examples_run() -> None:
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
 
-    group = registry.make_group("my/guess", EnvConfig(kwargs={"questions": 4}), 2)
+    group = make_group("my/guess", EnvConfig(kwargs={"questions": 4}), 2)
     now, after = rows_for(group.spec, 2)
     reset_group(group, 0, after)
     for _ in range(4):
@@ -30,13 +30,13 @@ def test_the_examples_run() -> None:
         step_group(group, right, now, after)
     assert now.terminated.all()
     assert (now.episode_return == 4).all()
-    assert registry.describe("my/many", EnvConfig()).autoreset == "same-step"
+    assert describe("my/many", EnvConfig()).autoreset == "same-step"
 
 
 def test_the_environment_of_tensors_in_the_device_page_runs() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", PAGE.with_name("device.md").read_text(), flags=re.DOTALL)
     exec(compile(block, "device.md", "exec"), {"__name__": "page"})
-    group = registry.make_group("my/walk", EnvConfig(), 3)
+    group = make_group("my/walk", EnvConfig(), 3)
     now, after = rows_for(group.spec, 3)
     reset_group(group, 0, after)
     for _ in range(5):

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from headrace.config import EnvConfig, PolicyConfig
-from headrace.envs import registry
-from headrace.envs.imports import import_files
+from headrace.envs.core.imports import import_files
+from headrace.envs.make import describe, make_env
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_env.py"
 
 
 def test_the_environment_needs_no_torch() -> None:
     code = (
-        "import sys; from headrace.config import EnvConfig; from headrace.envs import registry\n"
-        "from headrace.envs.imports import import_files\n"
+        "import sys; from headrace.config import EnvConfig; from headrace.envs.make import describe_here\n"
+        "from headrace.envs.core.imports import import_files\n"
         f"import_files([{str(EXAMPLE)!r}])\n"
-        "assert registry.describe_here('my/catch', EnvConfig()).observation['obs'].shape == (1, 21, 21)\n"
+        "assert describe_here('my/catch', EnvConfig()).observation['obs'].shape == (1, 21, 21)\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -29,7 +29,7 @@ def test_the_environment_needs_no_torch() -> None:
 
 def test_catching_is_rewarded() -> None:
     import_files([EXAMPLE])
-    env = registry.make_env("my/catch", EnvConfig(), render_mode="rgb_array")
+    env = make_env("my/catch", EnvConfig(), render_mode="rgb_array")
     for seed in range(5):
         env.reset(seed=seed)
         caught = env.unwrapped
@@ -48,7 +48,7 @@ def test_the_network_acts() -> None:
     from headrace.policies import Policy
 
     import_files([EXAMPLE])
-    spec = registry.describe("my/catch", EnvConfig())
+    spec = describe("my/catch", EnvConfig())
     policy = Policy(spec, PolicyConfig(encoder="my-net"))
     obs = {"obs": torch.randint(0, 256, (5, 1, 21, 21), dtype=torch.uint8)}
     output = policy.act(obs, torch.zeros(5, policy.core_width), torch.ones(5, dtype=torch.bool))

@@ -18,7 +18,7 @@ import pytest
 import vizdoom
 
 from headrace.config import ConfigError, EnvConfig
-from headrace.envs import vizdoom as family
+from headrace.envs.vizdoom import family, game
 from headrace.envs.vizdoom.match import Match, MatchFailed
 from headrace.envs.vizdoom.shaping import PRESETS
 
@@ -161,7 +161,7 @@ def test_a_start_that_fails_is_repeated_on_another_port(monkeypatch: pytest.Monk
 def test_the_engines_folder_is_there_before_they_start() -> None:
     """Two engines that both find no folder `_vizdoom` both make it, one fails, and the library takes this process with it."""
     with match() as env:
-        assert (family.game.guard(env.players[0].game).parent / "_vizdoom").is_dir()
+        assert (game.guard(env.players[0].game).parent / "_vizdoom").is_dir()
 
 
 def test_engines_have_the_library_that_yields() -> None:
@@ -169,16 +169,16 @@ def test_engines_have_the_library_that_yields() -> None:
     with match() as env:
         env.reset(seed=0)
         for pid in env.engine_pids:
-            assert str(family.game.yield_library()) in Path(f"/proc/{pid}/maps").read_text()
+            assert str(game.yield_library()) in Path(f"/proc/{pid}/maps").read_text()
 
 
 def test_they_have_it_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The list of libraries to preload is divided at spaces and colons."""
     library = tmp_path / "a folder: mine" / "doom_yield.so"
     library.parent.mkdir()
-    shutil.copy(family.game.yield_library(), library)
-    monkeypatch.setattr(family.game, "yield_library", lambda: library)
-    monkeypatch.setattr(family.game, "_process_folder", cache(family.game._process_folder.__wrapped__))
+    shutil.copy(game.yield_library(), library)
+    monkeypatch.setattr(game, "yield_library", lambda: library)
+    monkeypatch.setattr(game, "_process_folder", cache(game._process_folder.__wrapped__))
     with match() as env:
         env.reset(seed=0)
         for pid in env.engine_pids:

@@ -12,9 +12,11 @@ import numpy as np
 from gymnasium import spaces
 
 from headrace.config import EnvConfig
-from headrace.envs.contract import EnvGroup, EnvSpec, LaneRow, ObsRow, StepRow
-from headrace.envs.group import Completion, LocalGroup, reward_transform
-from headrace.envs.spaces import specs_of
+from headrace.envs.core.contract import EnvGroup, EnvSpec, LaneRow, ObsRow, StepRow
+from headrace.envs.core.spaces import specs_of
+from headrace.envs.groups.base import Completion
+from headrace.envs.groups.local import LocalGroup
+from headrace.envs.groups.rewards import reward_transform
 
 
 def episode_length(seed: int, episode: int) -> int:
@@ -139,6 +141,8 @@ def step_group(group: EnvGroup, actions: np.ndarray, now: StepRow, after: ObsRow
 
 class DelayedGroup:
     """Another group behind a thread that takes its time, as an environment server's would be: it calls `pause` twice a step."""
+
+    advanced, ended, called = None, (), None  # groups of one lane
 
     def __init__(self, group: EnvGroup, pause: Callable[[], object] = lambda: time.sleep(0.002)) -> None:
         self.spec, self.num_envs, self.lanes, self.lane_size = group.spec, group.num_envs, group.lanes, group.lane_size

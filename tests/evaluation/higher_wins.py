@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import spaces
 
 from headrace.config import EnvConfig
-from headrace.envs.registry import register_parallel
+from headrace.envs.core.registry import register_parallel
 from headrace.population.matchmaking import register_opponent
 
 

@@ -14,6 +14,8 @@ from headrace.evaluation.background import BackgroundEvaluation
 from headrace.make_config import make_config
 from headrace.runs.metrics import read_jsonl
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
@@ -49,7 +51,7 @@ def test_after_a_resume_the_next_multiple_is_due(config, folder):
     evaluations = BackgroundEvaluation(config)
     evaluations.started(saved(config)[-1])
     assert evaluations.saved(1999) is None
-    assert evaluations.poll() is None
+    assert list(evaluations.messages()) == []
     assert evaluations.saved(2000) is None, "there is no such checkpoint: it could not be written"
     assert evaluations._due == {0: 2000}
 
@@ -63,13 +65,13 @@ def test_the_end_does_not_wait_for_ever(config, folder, monkeypatch):
             evaluations._due[0] = 0
             said = evaluations.saved(saved(config)[-1])
         assert "1 wait already" in said
-        child = evaluations._child[0]
+        child = evaluations._child
         messages = [e.content for e in evaluations.drain()]
         assert "Waiting for 2 evaluations" in messages[0]
         assert "2 of them not made" in messages[1]
     finally:
         evaluations.close()
-    assert not child.is_alive()
+    assert not child.process.is_alive()
     assert not (config.run_folder / "evaluating").exists()
 
 
@@ -78,25 +80,24 @@ def test_an_evaluation_that_does_not_end_is_not_waited_for(config, folder, monke
     monkeypatch.setattr(background, "END_TIMEOUT", 0.5)
     evaluations = BackgroundEvaluation(override(config, **{"run.eval_interval_steps": 1}))
     evaluations.saved(saved(config)[-1])
-    child = evaluations._child[0]
-    assert evaluations.poll(wait=60).kind == "eval"
-    child.join(60)
-    assert child.exitcode == -signal.SIGKILL
+    child = evaluations._child
+    assert [report.kind for report in evaluations.messages(60)] == ["eval"]
+    assert child.process.exitcode == -signal.SIGKILL
 
 
 def test_an_evaluation_that_dies_or_cannot_be_started_is_told(config, folder, monkeypatch):
     evaluations = BackgroundEvaluation(override(config, **{"run.eval_episodes": 10**6, "run.eval_interval_steps": 1}))
     evaluations.saved(saved(config)[-1])
-    os.kill(evaluations._child[0].pid, signal.SIGKILL)
-    assert evaluations.poll(wait=60).content == "the evaluation ended with exit code -9"
+    os.kill(evaluations._child.process.pid, signal.SIGKILL)
+    assert [result.content for result in evaluations.drain()][1:] == ["the evaluation ended (killed by SIGKILL)"]
 
     def refuse(*arguments):
         raise EOFError("the fork server is dead")
 
-    monkeypatch.setattr(background, "start_child", refuse)
+    monkeypatch.setattr(background, "Child", refuse)
     evaluations._due[0] = 0
     evaluations.saved(saved(config)[-1])
-    assert "EOFError: the fork server is dead" in next(iter(evaluations.finished())).content
+    assert "EOFError: the fork server is dead" in next(evaluations.messages()).content
     assert not [path for path in evaluations._folder.rglob("*") if path.is_file()]
 
 
@@ -110,8 +111,8 @@ def test_what_cannot_be_started_at_the_end_is_told_too(config, folder, monkeypat
     def refuse(*arguments):
         raise EOFError(f"problem {next(problems)}")
 
-    monkeypatch.setattr(background, "start_child", refuse)
-    os.kill(evaluations._child[0].pid, signal.SIGKILL)
+    monkeypatch.setattr(background, "Child", refuse)
+    os.kill(evaluations._child.process.pid, signal.SIGKILL)
     told = [result.content for result in evaluations.drain()]
-    assert told[1] == "the evaluation ended with exit code -9"
+    assert told[1] == "the evaluation ended (killed by SIGKILL)"
     assert [text.rpartition(": ")[2] for text in told[2:]] == ["problem 0", "problem 1"]

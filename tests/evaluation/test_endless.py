@@ -16,12 +16,13 @@ from tiny_runs import trained
 import headrace
 from headrace import cli
 from headrace.config import ConfigError, EnvConfig
-from headrace.envs.registry import import_files, register_parallel
-from headrace.evaluation import background, waiting
+from headrace.envs.core.imports import import_files
+from headrace.envs.core.registry import register_parallel
+from headrace.evaluation import background, hang_warnings
 from headrace.evaluation.background import BackgroundEvaluation
+from headrace.evaluation.evaluate import evaluate
+from headrace.evaluation.hang_warnings import EndlessEpisodes
 from headrace.evaluation.matches import play
-from headrace.evaluation.play import evaluate
-from headrace.evaluation.waiting import Waiting
 from headrace.make_config import make_config
 
 WORLD = str(Path(__file__).with_name("higher_wins.py"))
@@ -77,8 +78,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_warnings_come_ever_more_rarely_until_an_episode_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(waiting, "monotonic", lambda: now)
-    look, warned = Waiting("match", 10).look, []
+    monkeypatch.setattr(hang_warnings, "perf_counter", lambda: now)
+    look, warned = EndlessEpisodes("match", 10).look, []
     for second in range(1, 1000):
         now = float(second)
         with warnings.catch_warnings(record=True) as caught:
@@ -116,7 +117,7 @@ def test_the_commands_take_the_limit(run: str, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_what_is_waited_for_is_named(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "QUIET", 0.0)
+    monkeypatch.setattr(hang_warnings, "QUIET", 0.0)
     with pytest.warns(UserWarning, match=rf"no episode has ended for 0 s, 0 of 3 so far: {NAMED}"):
         evaluate(run, 3, max_episode_steps=9)
     import_files([WORLD])
@@ -130,19 +131,17 @@ def test_what_is_waited_for_is_named(run: str, monkeypatch: pytest.MonkeyPatch) 
 def test_an_evaluation_beside_training_is_heard_of(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the child sends while it plays."""
     sent: list[Any] = []
-    monkeypatch.setattr(waiting, "QUIET", 0.0)
+    monkeypatch.setattr(hang_warnings, "QUIET", 0.0)
     for name in ("os.nice", "torch.set_num_threads"):  # what a process of its own does to itself
         monkeypatch.setattr(name, lambda number: None)
-    for name in ("forked_children_die_too", "die_with_parent"):
-        monkeypatch.setattr(background, name, lambda: None)
     real = background.evaluate
     monkeypatch.setattr(background, "evaluate", lambda *a, **k: real(*a, **k, max_episode_steps=9))
     pipe = type("Pipe", (), {"send": lambda self, report: sent.append(report)})()
-    background._evaluate(run, "newest", 2, 0, (), pipe, 0)
+    background._evaluate(pipe, run, "newest", 2, 0, (), 0)
     *notices, report = sent
-    assert report[0] == "eval"
-    assert {(kind, policy) for kind, _, policy in notices} == {(background.NOTICE, 0)}
-    assert notices[0][1].startswith("Evaluation of newest: no episode has ended for 0 s, 0 of 2 so far: environment ")
+    assert report.kind == "eval"
+    assert {(notice.kind, notice.policy) for notice in notices} == {("message", 0)}
+    assert notices[0].content.startswith("Evaluation of newest: no episode has ended for 0 s, 0 of 2 so far: environment ")
 
 
 def test_a_notice_is_not_the_end_of_an_evaluation(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,13 +151,9 @@ def test_a_notice_is_not_the_end_of_an_evaluation(run: str, monkeypatch: pytest.
     try:
         evaluations.started(0)
         evaluations.saved(16)
-        first = evaluations.poll(wait=60)
-        assert first is not None
-        assert (first.kind, first.content) == ("message", "no episode has ended")
+        assert [(report.kind, report.content) for report in evaluations.messages(60)] == [("message", "no episode has ended")]
         assert evaluations._child is not None
-        second = evaluations.poll(wait=60)
-        assert second is not None
-        assert second.kind == "eval"
+        assert [report.kind for report in evaluations.messages(60)] == ["eval"]
         assert evaluations._child is None
     finally:
         evaluations.close()

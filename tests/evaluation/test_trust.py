@@ -10,8 +10,8 @@ import pytest
 from headrace import cli
 from headrace import config as configs
 from headrace.config import Config
-from headrace.envs import imports, registry
-from headrace.envs.trust import ImportsNotGiven, check_given, needed_code
+from headrace.envs.core import imports, registry
+from headrace.envs.core.imports import ImportsNotGiven, check_given, needed_code
 from headrace.evaluation.policy import load_policy
 
 FILE = """
@@ -58,7 +58,7 @@ HIGHER_WINS = Path(__file__).with_name("higher_wins.py")
 UNLIKE = """
     import runpy
     from gymnasium import spaces
-    from headrace.envs.registry import register_parallel
+    from headrace.envs.core.registry import register_parallel
 
     class Unlike(runpy.run_path(r"{file}")["HigherWins"]):
         def action_space(self, agent):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.config import Config, LearningConfig
-from headrace.envs.contract import ArraySpec, EnvSpec
+from headrace.envs.core.contract import ArraySpec, EnvSpec
 from headrace.learning.algorithm import Algorithm, register_algorithm
 
 GAMMA, N = 0.5, 3

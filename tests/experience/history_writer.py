@@ -54,10 +54,10 @@ class HistoryWriter:
         if zeros is not None:
             flags += np.asarray(zeros, bool) * np.uint8(native.ZEROS)
         columns = []
-        for f in self._replay.fields:
-            column = np.ascontiguousarray(fields[f.name], dtype=f.dtype)
+        for name, f in self._replay.fields.items():
+            column = np.ascontiguousarray(fields[name], dtype=f.dtype)
             if column.shape != (len(flags), *f.shape):
-                raise ValueError(f"field {f.name!r}: {column.shape}, expected {(len(flags), *f.shape)}")
+                raise ValueError(f"field {name!r}: {column.shape}, expected {(len(flags), *f.shape)}")
             columns.append(column)
         reward, discount = np.ascontiguousarray(reward, np.float32), np.ascontiguousarray(discount, np.float32)
         if not (np.isfinite(reward).all() and np.isfinite(discount).all()):

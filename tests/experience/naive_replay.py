@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from history_writer import HistoryWriter
 
-from headrace.experience.replay.buffer import Field, Replay, ReplayConfig
+from headrace.experience.replay.buffer import Replay, ReplayConfig, ReplayField
 
 TIME_BITS = 40
 
@@ -153,8 +153,8 @@ def known(rows: list[NaiveRow], ready: int, n: int) -> int:
     return count
 
 
-def fields(shape: tuple[int, ...], stack: int, compressed: bool = False) -> list[Field]:
-    return [Field("observation", shape, "uint8", stack=stack, compressed=compressed), Field("action", (), "int64")]
+def fields(shape: tuple[int, ...], stack: int, compressed: bool = False) -> dict[str, ReplayField]:
+    return {"observation": ReplayField(shape, "uint8", stack=stack, compressed=compressed), "action": ReplayField((), "int64")}
 
 
 def check_batch(replay: Replay, naive: NaiveReplay, size: int, threads: int = 1) -> None:

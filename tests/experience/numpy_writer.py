@@ -1,6 +1,6 @@
 """From trajectories to the replay, one environment after the other in NumPy: what `TrajectoryWriter` must write, to the last bit.
 
-Also the other side of `benchmarks/replay_writer.py`: this is how the replay was written before.
+This is how the replay was written before; docs/ape-x.md compares the two.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class History:
     def __init__(self, replay: Replay, number: int, gamma: float, sequences: Sequences | None) -> None:
         self.replay, self.number, self.gamma, self.sequences = replay, number, gamma, sequences
         self.rescaled = sequences is not None and sequences.rescaled
-        self.stacks = {f.name: f.stack for f in replay.fields if f.stack > 1}
+        self.stacks = {name: f.stack for name, f in replay.fields.items() if f.stack > 1}
         self.writer: HistoryWriter | None = None
         self.ended = True  # the row before was the last of its episode
 
@@ -61,7 +61,7 @@ class History:
         if self.writer is None or (slot["first"][0] and not self.ended):
             self.reset()
         assert self.writer is not None
-        rows = {f.name: slot[f.name][:, -f.shape[0] :] if f.stack > 1 else slot[f.name] for f in self.replay.fields}
+        rows = {n: slot[n][:, -f.shape[0] :] if f.stack > 1 else slot[n] for n, f in self.replay.fields.items()}
         rows |= {name: slot[name] for name in ("reward", "q", "value")}
         rows["discount"] = np.where(slot["terminated"], 0.0, self.gamma).astype(np.float32)
         rows["final"] = ~slot["valid"]
@@ -154,7 +154,7 @@ class History:
 
     def added_row(self, slot: Rows, t: int, start: bool, observation: Rows, value: float = 0.0) -> Rows:
         """A row of no action: `observation` by field name, everything else of row t."""
-        row = {f.name: observation.get(f.name, slot[f.name][t]) for f in self.replay.fields}
+        row = {name: observation.get(name, slot[name][t]) for name in self.replay.fields}
         row |= {name: np.asarray(0) for name in ("reward", "q", "discount", "last", "zeros")}
         return row | {"value": np.asarray(value), "final": np.asarray(True), "start": np.asarray(start)}
 
@@ -164,10 +164,10 @@ class History:
         result = []
         for t in np.flatnonzero(rows["last"]).tolist():
             observation = {}
-            for f in self.replay.fields:
+            for name, f in self.replay.fields.items():
                 if f.stack:
-                    array = slot["final_" + f.name][t]
-                    observation[f.name] = array[-f.shape[0] :] if f.stack > 1 else array
+                    array = slot["final_" + name][t]
+                    observation[name] = array[-f.shape[0] :] if f.stack > 1 else array
             result.append((t + 1, self.added_row(slot, t, False, observation, float(slot["value"][t]))))
         return result
 

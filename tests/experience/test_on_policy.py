@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.envs.contract import ActionSpec, ArraySpec, Categorical, EnvSpec
+from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, EnvSpec
 from headrace.experience.on_policy import OnPolicyExperience
 from headrace.sampling.trajectory_fields import trajectory_fields
 from headrace.shm.trajectory_store import TrajectoryStore

@@ -6,9 +6,9 @@ from history_writer import HistoryWriter
 from naive_replay import Episodes, NaiveReplay, check_batch, fields, known, write
 from scipy.stats import chisquare
 
-from headrace.experience.replay.buffer import Field, Replay, ReplayConfig
+from headrace.experience.replay.buffer import Replay, ReplayConfig, ReplayField
 
-VECTOR = [Field("observation", (3,), "float32", stack=1), Field("action", (2,), "float32")]
+VECTOR = {"observation": ReplayField((3,), "float32", stack=1), "action": ReplayField((2,), "float32")}
 
 
 def filled(priorities: np.ndarray, **config: object) -> Replay:
@@ -176,7 +176,7 @@ def test_stacks_returns_and_next_observations(codec: str, block: int, n_step: in
 
 @pytest.mark.parametrize(("shape", "codec"), [((36, 36), "none"), ((5, 7), "lz4")])
 def test_channels_last_batches_hold_the_same_numbers(shape: tuple[int, int], codec: str) -> None:
-    columns = [Field("observation", (1, *shape), "uint8", stack=4, compressed=codec != "none"), Field("action", (), "int64")]
+    columns = fields((1, *shape), 4, codec != "none")
     batches = []
     for channels_last in (False, True):
         rng = np.random.default_rng(0)
@@ -254,6 +254,6 @@ def test_bad_input_is_refused_with_a_reason() -> None:
         with pytest.raises(ValueError, match="replay: "):
             Replay(ReplayConfig(histories=1, capacity=10, **bad), VECTOR)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no codec"):
-        Replay(ReplayConfig(histories=1, capacity=10), [Field("observation", (4,), "uint8", stack=1, compressed=True)])
+        Replay(ReplayConfig(histories=1, capacity=10), {"observation": ReplayField((4,), "uint8", stack=1, compressed=True)})
     with pytest.raises(MemoryError):
         Replay(ReplayConfig(histories=1, capacity=2**31), fields((210, 160, 3), 4))

@@ -11,6 +11,8 @@ from headrace.config import Config
 from headrace.runs.metrics import read_jsonl
 from headrace.train import train
 
+pytestmark = pytest.mark.process
+
 HERE = Path(__file__).parent
 IMPORTS = (str(HERE.parent / "sampling" / "counting.py"), str(HERE / "counting_replay.py"))
 

@@ -14,7 +14,7 @@ import torch
 
 from headrace import config as configs
 from headrace.config import Config
-from headrace.envs.contract import ActionSpec, ArraySpec, Categorical, EnvSpec
+from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, EnvSpec
 from headrace.experience.batch import Batch, Filling
 from headrace.experience.replay.experience import ReplayExperience
 from headrace.experience.replay.layout import make_replay, observation_fields
@@ -133,7 +133,7 @@ def test_images_are_stored_as_frames_where_the_environment_says_so_and_not_by_it
 ) -> None:
     image = ArraySpec((4, 84, 84), np.dtype(np.uint8), 0, 255)
     spec = EnvSpec({"obs": image}, ActionSpec((Categorical(3),)), name=env, frame_stack=stack)
-    (field,) = observation_fields(Config(env=env), spec)
+    (field,) = observation_fields(Config(env=env), spec).values()
     assert (field.shape, field.stack) == (stored, stack)
 
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from history_writer import HistoryWriter
 
-from headrace.experience.replay.buffer import Field, Replay, ReplayConfig
+from headrace.experience.replay.buffer import Replay, ReplayConfig, ReplayField
+
+pytestmark = pytest.mark.process
 
 NATIVE = Path(__file__).parents[2] / "native"
 HISTORIES, FRAME = 4, (24, 24)
@@ -54,8 +56,8 @@ def read_forever(replay: Replay) -> None:
 def make(codec: str = "none") -> Replay:
     settings = {"histories": HISTORIES, "capacity": 1200, "slack": 1.0, "minimum": 100, "seed": 1, "codec": codec}
     config = ReplayConfig(**settings)  # type: ignore[arg-type]
-    frames = Field("observation", FRAME, "uint16", stack=4, compressed=codec != "none")
-    return Replay(config, [frames, Field("time", (), "int64")])
+    frames = ReplayField(FRAME, "uint16", stack=4, compressed=codec != "none")
+    return Replay(config, {"observation": frames, "time": ReplayField((), "int64")})
 
 
 def check(replay: Replay, batches: int, threads: int = 1) -> int:

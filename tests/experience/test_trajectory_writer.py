@@ -10,22 +10,24 @@ import pytest
 from numpy_writer import NumpyWriter
 from trajectories import StackedEnv, arrays_of, arrays_of_slots, plain_rows, stacked_rows
 
-from headrace.experience.replay.buffer import Field, Replay, ReplayConfig
+from headrace.experience.replay.buffer import Replay, ReplayConfig, ReplayField
 from headrace.experience.replay.layout import Sequences
 from headrace.experience.replay.writer import TrajectoryWriter
 
 STYLES = ("repeat", "zeros", "continue", "noise")
 IMAGE = (StackedEnv.CHANNELS, *StackedEnv.SHAPE)
 T, CORE = 7, 10
+NUMBERS = {"action": ReplayField((1,), "int32"), "version": ReplayField((), "int32")}
 
 
 def make(copies: int = 1, envs: int = 3, sequences: bool = False, codec: str = "none", **config: Any) -> Replay:
-    fields = [
-        Field("obs/image", IMAGE, "uint8", stack=StackedEnv.DEPTH, compressed=codec != "none"),
-        Field("obs/vector", (4,), "float32", stack=1), Field("action", (1,), "int32"), Field("version", (), "int32"),
-    ]  # fmt: skip
+    fields = {
+        "obs/image": ReplayField(IMAGE, "uint8", stack=StackedEnv.DEPTH, compressed=codec != "none"),
+        "obs/vector": ReplayField((4,), "float32", stack=1),
+        **NUMBERS,
+    }
     if sequences:
-        fields += [Field("first", (), "bool"), Field("core", (-(-CORE // T),), "float32")]
+        fields |= {"first": ReplayField((), "bool"), "core": ReplayField((-(-CORE // T),), "float32")}
     settings = {"histories": envs * copies, "capacity": 1000, "minimum": 1, "codec": codec, **config}
     return Replay(ReplayConfig(**settings), fields)
 
@@ -36,7 +38,7 @@ def contents(replay: Replay) -> dict[str, bytes | tuple[int, ...]]:
     for history in range(replay.config.histories):
         low, head, ready = result[f"{history} span"] = replay.native.span(history)
         count = head - low
-        columns = {f.name: np.empty((count, *f.shape), f.dtype) for f in replay.fields}
+        columns = {name: np.empty((count, *f.shape), f.dtype) for name, f in replay.fields.items()}
         reward, discount, flags = np.empty(count, np.float32), np.empty(count, np.float32), np.empty(count, np.uint32)
         intact, stamps, priorities = np.empty(1, np.uint8), np.empty(ready - low, np.uint64), np.empty(ready - low, np.float32)
         key = np.array([history << 40 | low], np.uint64)
@@ -197,7 +199,7 @@ def test_bad_trajectories_are_refused_with_a_reason() -> None:
 def test_stacks_come_back_as_acting_saw_them_however_episodes_begin(style: str) -> None:
     """One environment, slots of 8 rows, episodes of 1 to 12 steps; frames are numbered, two channels each."""
     rng = np.random.default_rng(0)
-    fields = [Field("obs/obs", (2, 3, 3), "uint8", stack=3), Field("action", (1,), "int32"), Field("version", (), "int32")]
+    fields = {"obs/obs": ReplayField((2, 3, 3), "uint8", stack=3), **NUMBERS}
     replay = Replay(ReplayConfig(histories=1, capacity=600, slack=2.0, n_step=2, minimum=1), fields)
     stacks, rows = {}, []
     stack, age, length, ended = np.zeros((6, 3, 3), np.uint8), 0, 5, True
@@ -243,7 +245,7 @@ def test_same_step_environments_bootstrap_from_the_true_last_observation() -> No
     rows = [{"obs/obs": np.float32([t]), "final_obs/obs": np.float32([100 + t]), "version": t, "action": [t], "env_index": 0,
              "first": t % 4 == 0, "valid": True, "reward": 1.0, "terminated": False, "truncated": t % 4 == 3,
              "q": 0.0, "value": 2.0} for t in range(11)]  # fmt: skip
-    fields = [Field("obs/obs", (1,), "float32", stack=1), Field("action", (1,), "int32"), Field("version", (), "int32")]
+    fields = {"obs/obs": ReplayField((1,), "float32", stack=1), **NUMBERS}
     replay = Replay(ReplayConfig(histories=1, capacity=100, n_step=2, minimum=1), fields)
     TrajectoryWriter(replay, arrays_of([rows], 10), 0.5).write(0)
     batch = replay.sample(200)
@@ -288,7 +290,7 @@ def slow_priorities(rows: list[dict[str, Any]], n: int, gamma: float) -> list[fl
     return result
 
 
-VECTOR = [Field("obs/obs", (1,), "float32", stack=1)]
+VECTOR = {"obs/obs": ReplayField((1,), "float32", stack=1)}
 
 
 def priorities_of(rows: list[dict[str, Any]], T: int, n: int, gamma: float) -> list[np.ndarray]:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.envs.contract import EnvironmentFault
-from headrace.experience.replay.buffer import Field
+from headrace.envs.core.errors import EnvironmentFault
+from headrace.experience.replay.buffer import ReplayField
 from headrace.experience.transition_ring import TransitionRing
 
 GAMMA, DEPTH = 0.9, 3
@@ -91,7 +91,7 @@ def fields_of(envs: list[list[Row]], start: int, T: int, same_step: bool) -> dic
     return fields
 
 
-OBSERVATIONS = [Field("obs/pixels", FRAME, "uint8", DEPTH), Field("obs/vector", (2,), "float32", 1)]
+OBSERVATIONS = {"obs/pixels": ReplayField(FRAME, "uint8", stack=DEPTH), "obs/vector": ReplayField((2,), "float32", stack=1)}
 
 
 def filled(

@@ -105,10 +105,9 @@ def serve() -> None:
     import torch
 
     import headrace.cli
-    import headrace.envs.gym
-    import headrace.evaluation.play
+    import headrace.envs.families.gym
+    import headrace.evaluation.evaluate
     import headrace.evaluation.video
-    import headrace.learning.builtin
     import headrace.runs.plots
     import headrace.train  # noqa: F401
 

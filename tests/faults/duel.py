@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from headrace.config import EnvConfig
-from headrace.envs.registry import register_parallel
+from headrace.envs.core.registry import register_parallel
 
 
 class Duel:

@@ -1,14 +1,14 @@
-"""Damage to the files of a run folder: the older checkpoint is used, or one paragraph says what is wrong; see `damage`."""
+"""Damage to the files of a run folder: the older checkpoint is used, or one paragraph says what is wrong; see `damage`.
+
+Whole commands on damaged folders are in test_damaged_folders.py.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 import time
 from contextlib import suppress
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import damage as damages
 import pytest
@@ -22,7 +22,7 @@ from headrace.runs.checkpoint import CheckpointError
 from headrace.runs.folder import RunFolder
 from headrace.runs.metrics import read_jsonl, rewind
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.process
 
 
 def test_every_damage_to_a_checkpoint_is_passed_over(tmp_path):
@@ -147,57 +147,3 @@ def test_lines_of_metrics_that_are_none_are_left_out(tmp_path, how):
         return
     assert all(type(line["global_step"]) in (int, float) for line in lines)
     assert all(line["global_step"] <= 20 for line in read_jsonl(path))
-
-
-# -- whole commands ----------------------------------------------------------------------------------------------------
-
-
-def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A script of benchmarks/, under another name than the modules of the tests."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    spec = importlib.util.spec_from_file_location(f"script_{name}", ROOT / "benchmarks" / f"{name}.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def suite(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """benchmarks/damage.py."""
-    return script("damage", monkeypatch)
-
-
-def test_commands_on_damaged_folders(suite, tmp_path):
-    """Some of the cases of benchmarks/damage.py."""
-    _, failures = suite.suite(tmp_path, every=120)
-    assert failures == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-def test_commands_on_folders_damaged_in_every_way(suite, tmp_path):
-    counts, failures = suite.suite(tmp_path)
-    assert failures == []
-    assert sum(counts.values()) > 500
-
-
-@pytest.mark.slow
-def test_some_absurd_commands(tmp_path, monkeypatch):
-    """Some of the cases of benchmarks/absurd_commands.py."""
-    counts, failures = script("absurd_commands", monkeypatch).suite(tmp_path, every=311)
-    assert failures == []
-    assert sum(counts.values()) >= 5
-
-
-@pytest.mark.parametrize(("name", "least"), [("absurd_commands", 200), ("damage", 100)])
-def test_the_page_says_what_the_scripts_found(name, least, monkeypatch):
-    """docs/faults.md quotes the tables of benchmarks/results/."""
-    result = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
-    assert (result["forbidden"], result["failures"]) == (0, [])
-    module = script(name, monkeypatch)
-    counts = module.counts_of(result["rows"])
-    assert sum(counts.values()) == result["cases"] >= least
-    assert module.table(counts) in (ROOT / "docs" / "faults.md").read_text()

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from harness import COUNTING, Run
 
+pytestmark = pytest.mark.process
+
 NEVER = 10**9
 WHOLE_LINE = re.compile(r"Going on from .*: step ([\d,]+)\n")
 

@@ -16,6 +16,8 @@ from test_kills import NEVER, goes_on, stop
 sys.path.append(str(Path(__file__).parents[1] / "sampling"))
 from counting_match import check_ledger
 
+pytestmark = pytest.mark.process
+
 MATCHES = Path(__file__).parents[1] / "sampling" / "counting_match.py"
 DUEL = Path(__file__).with_name("duel.py")
 T, SLOTS_PER_BATCH = 7, 12

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from harness import COUNTING, Run
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.slow
 def test_killed_learners_and_policy_workers_find_each_other_again(tmp_path: Path) -> None:

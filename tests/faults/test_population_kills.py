@@ -16,7 +16,10 @@ from harness import Run
 from test_kills import NEVER, goes_on, stop
 from test_many_policies import DUEL
 
-from headrace.runs import checkpoint, lineage
+from headrace.population import records
+from headrace.runs import checkpoint
+
+pytestmark = pytest.mark.process
 
 POLICIES = 3
 PBT = {
@@ -41,9 +44,9 @@ def of_duels(folder: Path) -> Run:
 
 def decisions(run: Run, policy: int) -> list[dict[str, Any]]:
     """What was decided about a policy, so far."""
-    if not (run.folder / lineage.FILE).exists():
+    if not (run.folder / records.DECISIONS).exists():
         return []
-    return [line for line in lineage.read(run.folder) if line["policy"] == policy]
+    return [line for line in records.read_decisions(run.folder) if line["policy"] == policy]
 
 
 def wait_for_decisions(run: Run, more: int = 2) -> None:

@@ -1,13 +1,17 @@
 """Ape-X's failures: parts of a real run on replay are killed; every replayed transition is checked all the while."""
 
+import contextlib
 import os
 import random
 import signal
+import statistics
 import time
 from pathlib import Path
 
 import pytest
 from harness import COUNTING, Run
+
+pytestmark = pytest.mark.process
 
 REPLAY = Path(__file__).parents[1] / "experience" / "counting_replay.py"
 
@@ -55,12 +59,27 @@ def test_a_lost_replay_is_filled_again_before_learning_goes_on(tmp_path: Path) -
         run.wait_for("more steps than before", lambda: run.step() > step + 500)
 
 
+def memory(run: Run) -> float:
+    """Proportional set size of all processes, megabytes: pages that are shared count once."""
+    total = 0
+    for pid in run.pids():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1024
+
+
 @pytest.mark.slow
-def test_random_kills(tmp_path: Path) -> None:
-    rng, until = random.Random(0), time.monotonic() + 120
+@pytest.mark.timeout(900)
+def test_memory_stays_flat_under_random_kills(tmp_path: Path) -> None:
+    rng, until, megabytes = random.Random(0), time.monotonic() + 300, []
     with replay_run(tmp_path / "run") as run:
         run.wait_for("a checkpoint", run.checkpoints)
         while time.monotonic() < until:
+            goes_on(run)
+            megabytes.append(memory(run))
             time.sleep(rng.random() * 4)
             run.signal(rng.choice(["rollout-0", "rollout-1", "policy-0", "learner"]), signal.SIGKILL)
         goes_on(run, 120)
+    third = len(megabytes) // 3
+    assert statistics.median(megabytes[2 * third :]) < 1.1 * statistics.median(megabytes[third : 2 * third])

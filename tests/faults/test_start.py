@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from test_kills import counting_run, goes_on, stop
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize("seconds", [0.3, 2.5, *(pytest.param(i / 4, marks=pytest.mark.slow) for i in range(30))])
 def test_ctrl_c_at_every_stage_of_the_start_ends_cleanly(tmp_path, seconds):

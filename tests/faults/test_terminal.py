@@ -15,6 +15,8 @@ import pytest
 from harness import MARK, Run
 from test_kills import counting_run
 
+pytestmark = pytest.mark.process
+
 SLOW = {"marks": pytest.mark.slow}
 
 

@@ -11,6 +11,8 @@ import pytest
 from counting import check_ledger, read_ledger
 from test_kills import counting_run, goes_on, stop
 
+pytestmark = pytest.mark.process
+
 T, C, SLOTS_PER_BATCH = 7, 3, 4
 POLICIES = ("policy-0", "policy-1")
 

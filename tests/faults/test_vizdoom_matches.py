@@ -12,6 +12,9 @@ from harness import Run
 from test_kills import NEVER, goes_on, stop
 
 pytest.importorskip("vizdoom")
+
+pytestmark = pytest.mark.process
+
 MATCHES, PLAYERS = 4, 2
 
 

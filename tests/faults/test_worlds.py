@@ -11,6 +11,8 @@ import pytest
 from harness import Run
 from test_kills import goes_on, stop
 
+pytestmark = pytest.mark.process
+
 WORLDS = Path(__file__).with_name("worlds.py")
 STUCK = Path(__file__).with_name("stuck.py")
 SLOW = {"marks": pytest.mark.slow}

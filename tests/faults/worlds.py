@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 
 from headrace.config import EnvConfig
-from headrace.envs.registry import register
+from headrace.envs.core.registry import register
 
 
 class Faulty(gymnasium.Env[np.ndarray, int]):

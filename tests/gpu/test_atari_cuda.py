@@ -10,8 +10,8 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-from headrace.envs.atari_kernels import KernelOptions
-from headrace.envs.atari_vector import AtariVector
+from headrace.envs.atari.kernels import KernelOptions
+from headrace.envs.atari.vector import AtariVector
 
 pytestmark = [
     pytest.mark.gpu,

@@ -17,10 +17,10 @@ from headrace.accelerator.device_observations import DeviceObservations
 from headrace.accelerator.graphs import WARM_UPS, set_up
 from headrace.accelerator.weights import FlatWeights, Publisher
 from headrace.config import Config
-from headrace.envs.atari_group import AtariTensorGroup
-from headrace.envs.registry import describe
+from headrace.envs.atari.tensor_group import AtariTensorGroup
+from headrace.envs.make import describe
 from headrace.experience.on_policy import OnPolicyExperience
-from headrace.experience.replay.buffer import Field
+from headrace.experience.replay.buffer import ReplayField
 from headrace.experience.transition_ring import TransitionRing
 from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner
@@ -85,9 +85,7 @@ def test_learning_does_not_wait_and_graphs_learn_the_same(env: str, settings: di
     sampler, publisher = SerialSampler(placement), Publisher(learner.model, memory.weights, "cuda")
     publisher.publish(0)
     publisher.wait()
-    batches = OnPolicyExperience(
-        memory.trajectories, config.slots_per_batch, "cuda", lambda slots: sampler.collect(0, slots)
-    )
+    batches = OnPolicyExperience(memory.trajectories, config.slots_per_batch, "cuda", lambda slots: sampler.collect(0, slots))
     for update in range(WARM_UPS + 4):
         batch = batches.next()
         assert batch is not None
@@ -222,7 +220,8 @@ def test_the_ring_on_a_gpu_is_the_ring_on_the_cpu(same_step: bool) -> None:
     }  # fmt: skip
     if same_step:
         fields["final_obs/obs"] = torch.randn(8, 4, 1)
-    rings = [TransitionRing(fields, [Field("obs/obs", (1,), "float32", 1)], 32, 3, 0.9, 0.5, d, "test") for d in ("cpu", "cuda")]
+    observations = {"obs/obs": ReplayField((1,), "float32", stack=1)}
+    rings = [TransitionRing(fields, observations, 32, 3, 0.9, 0.5, device, "test") for device in ("cpu", "cuda")]
     for round_ in range(6):
         for ring in rings:
             ring.add(fields)

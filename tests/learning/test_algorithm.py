@@ -15,7 +15,7 @@ import torch
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError
-from headrace.envs.contract import ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
+from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
 from headrace.learning import algorithm as algorithms
 from headrace.learning.algorithm import algorithm_names, declaration, make_algorithm, register_algorithm
 from headrace.learning.policy_gradient import PolicyGradient

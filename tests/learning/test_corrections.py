@@ -10,7 +10,7 @@ import torch
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError
-from headrace.envs.contract import ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
+from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
 from headrace.experience.batch import Arrivals, Batch
 from headrace.learning import q_learning
 from headrace.learning.algorithm import make_algorithm

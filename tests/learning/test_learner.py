@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from headrace import config as configs
 from headrace.accelerator.graphs import WARM_UPS, Function, Tensors
 from headrace.config import Config, LearningConfig
-from headrace.envs.contract import EnvSpec
+from headrace.envs.core.contract import EnvSpec
 from headrace.experience.batch import Arrivals, Batch
 from headrace.learning import minibatches, optimizers
 from headrace.learning.algorithm import Algorithm, Mode

@@ -8,13 +8,13 @@ import pytest
 import torch
 from trajectories import arrays_of, plain_rows
 
-from headrace.experience.replay.buffer import Field, Replay, ReplayConfig
+from headrace.experience.replay.buffer import Replay, ReplayConfig, ReplayField
 from headrace.experience.replay.layout import Sequences
 from headrace.experience.replay.writer import TrajectoryWriter
 from headrace.learning import q_learning
 
 GAMMA = 0.9
-VALUE = [Field("obs/obs", (1,), "float32", stack=1)]
+VALUE = {"obs/obs": ReplayField((1,), "float32", stack=1)}
 """The observation is the value, so that the bootstrap value of a sampled transition can be looked up in it."""
 
 
@@ -67,7 +67,7 @@ def test_first_priorities_of_rescaled_values_are_the_errors_that_learning_define
 
 @pytest.mark.parametrize("n", [1, 3, 5])
 def test_returns_of_sampled_transitions_are_those_that_learning_defines(n: int) -> None:
-    replay = Replay(ReplayConfig(histories=1, capacity=600, n_step=n, minimum=1), [*VALUE, Field("number", (), "int32")])
+    replay = Replay(ReplayConfig(histories=1, capacity=600, n_step=n, minimum=1), {**VALUE, "number": ReplayField((), "int32")})
     rows = written(replay, 400, 8, n)
     batch = replay.sample(1000)
     assert batch is not None

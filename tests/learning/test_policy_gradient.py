@@ -8,7 +8,7 @@ import torch
 
 from headrace import config as configs
 from headrace.config import Config
-from headrace.envs.contract import ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
+from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
 from headrace.learning.policy_gradient import PolicyGradient
 from headrace.policies.distributions import ActionDistribution
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from headrace.config import ConfigError
-from headrace.envs.contract import ActionSpec, ArraySpec, Categorical, EnvSpec
+from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, EnvSpec
 from headrace.learning.algorithm import make_agent
 from headrace.learning.lambda_returns import lambda_returns
 from headrace.learning.pqn import PQN, PQNetwork

@@ -11,8 +11,9 @@ import pytest
 
 from headrace import cli
 from headrace.config import Config, ConfigError
-from headrace.learning import builtin, policy_gradient
+from headrace.learning import policy_gradient
 from headrace.learning.algorithm import make_algorithm
+from headrace.learning.presets import policy_gradient as presets
 from headrace.learning.r2d2 import R2D2
 from headrace.make_config import check_config, make_config
 from headrace.train import train
@@ -25,7 +26,7 @@ FAMILIES = {
     "dm_control/cartpole-swingup": "dm_control",
 }
 TARGETS = {"appo": "vtrace", "impala": "vtrace", "ppo": "gae", "a2c": "gae"}
-TABLES = {"appo": builtin.APPO, "impala": builtin.IMPALA, "ppo": builtin.PPO, "a2c": builtin.A2C}
+TABLES = {"appo": presets.APPO, "impala": presets.IMPALA, "ppo": presets.PPO, "a2c": presets.A2C}
 
 
 def setting(config: Any, name: str) -> Any:

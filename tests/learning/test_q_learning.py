@@ -11,7 +11,7 @@ from torch import nn
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError
-from headrace.envs.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
+from headrace.envs.core.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
 from headrace.experience.batch import Arrivals, Batch
 from headrace.learning import q_learning
 from headrace.learning.algorithm import make_algorithm

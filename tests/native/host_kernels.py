@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from headrace.envs.atari_kernels import SOURCES, Launchable, assemble, cache_folder
+from headrace.envs.atari.kernels import SOURCES, Launchable, assemble, cache_folder
 
 
 class HostKernels:

@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from atari_exactness import Run, play  # noqa: E402
 
 import headrace._native.atari as native  # noqa: E402
-from headrace.envs.atari_vector import games  # noqa: E402
+from headrace.envs.atari.vector import games  # noqa: E402
 
 # Every mapper (2K 4K F8 F6 E0 F6SC F8SC FE DPC), both TV formats, all screen heights, paddles in either port, swapped
 # ports, HMOVE blanks off, the RESET switch, and games that read collisions, the timer after expiry and undocumented

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from headrace.envs.atari_vector import AtariVector, games, rom_path
+from headrace.envs.atari.vector import AtariVector, games, rom_path
+
+pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "native" / "atari" / "core"

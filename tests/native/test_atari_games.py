@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace._native import atari
-from headrace.envs.atari_vector import games, load_game, rom_path
+from headrace.envs.atari.vector import games, load_game, rom_path
 
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 RULES = json.loads((Path(__file__).parents[2] / "native/atari/games.json").read_text())["games"]

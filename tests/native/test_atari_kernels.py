@@ -18,9 +18,9 @@ from gymnasium.vector import AutoresetMode
 from host_kernels import HostKernels
 
 import headrace._native.atari as native
-from headrace.envs import atari_kernels
-from headrace.envs.atari_kernels import KernelOptions, assemble, compiled, nvrtc_compile
-from headrace.envs.atari_vector import AtariVector, games, load_game
+from headrace.envs.atari import kernels as atari_kernels
+from headrace.envs.atari.kernels import KernelOptions, assemble, compiled, nvrtc_compile
+from headrace.envs.atari.vector import AtariVector, games, load_game
 
 SAME_STEP = AutoresetMode.SAME_STEP
 INTERPRETER = KernelOptions("interpreter", 32)

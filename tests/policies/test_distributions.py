@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.special import log_softmax
 
-from headrace.envs.contract import ActionSpec, Categorical, Continuous
+from headrace.envs.core.contract import ActionSpec, Categorical, Continuous
 from headrace.policies.distributions import ActionDistribution, param_width
 
 VIZDOOM = ActionSpec(tuple(Categorical(n) for n in (3, 3, 2, 2, 2, 8, 21)))

@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 from headrace.config import ConfigError, PolicyConfig
-from headrace.envs.contract import ArraySpec
-from headrace.policies import registry
+from headrace.envs.core.contract import ArraySpec
 from headrace.policies.activations import ELU
-from headrace.policies.encoders import PixelConv2d
-from headrace.policies.registry import make_network, network_names, register_network
+from headrace.policies.encoders import PixelConv2d, make_network, network_names
+from headrace.policies.registry import register_network
 
 UINT8, FLOAT32 = np.dtype(np.uint8), np.dtype(np.float32)
 ATARI = {"obs": ArraySpec((4, 84, 84), UINT8)}
@@ -112,13 +111,6 @@ def test_an_unknown_name_is_refused_with_the_nearest():
         make_network(ATARI, PolicyConfig(encoder="natur-cnn"))
 
 
-@pytest.fixture
-def _own_registry(monkeypatch):
-    network_names()
-    monkeypatch.setattr(registry, "_networks", dict(registry._networks))
-
-
-@pytest.mark.usefixtures("_own_registry")
 def test_a_user_registers_a_network_with_one_function():
     @register_network("pooled")
     def pooled(observation, config):
@@ -145,7 +137,6 @@ def test_registering_does_not_load_torch():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.usefixtures("_own_registry")
 def test_a_network_must_say_how_many_features_it_has():
     register_network("silent")(lambda observation, config: nn.Identity())
     with pytest.raises(ConfigError, match="out_features"):

@@ -4,8 +4,8 @@ import torch
 
 from headrace.accelerator.weights import FlatWeights, weights_nbytes
 from headrace.config import PolicyConfig
-from headrace.envs.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
-from headrace.envs.registry import describe
+from headrace.envs.core.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
+from headrace.envs.make import describe
 from headrace.learning.algorithm import make_agent
 from headrace.make_config import make_config
 from headrace.policies import Policy
@@ -143,7 +143,7 @@ def test_a_separate_critic_shares_no_weight_with_the_actor(head):
     loss = out.value.sum() if head == "value" else out.distribution.entropy().sum()
     loss.backward()
     reached = {name for name, p in policy.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
-    mine, others = (("critic.", "actor.") if head == "value" else ("actor.", "critic."))
+    mine, others = ("critic.", "actor.") if head == "value" else ("actor.", "critic.")
     assert any(mine in name for name in reached)
     assert not any(others in name for name in reached)
     for t in (0, T - 1):

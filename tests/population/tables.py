@@ -1,16 +1,16 @@
-"""Standings, games and seats to test with."""
+"""Standings, games and matches to test with."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from headrace.config import MatchesConfig
-from headrace.envs.contract import ActionSpec, EnvSpec
-from headrace.sampling.seating import Matchmaking, Seating
-from headrace.shm.standings import Standings
+from headrace.envs.core.contract import ActionSpec, EnvSpec
+from headrace.population.matches import WorkerMatches
+from headrace.shm.population import Standings
 
 AGENTS = ("a", "b")
 
@@ -26,18 +26,11 @@ def play(table: Standings, member: int, scores: list[float]) -> None:
         table.remember(0, table.take_unrated(0))
 
 
-class Group:
-    """What a seating looks at."""
-
-    spec = SimpleNamespace(agents=AGENTS)
-
-    def __init__(self, outcome: tuple[float, float]) -> None:
-        self._outcome = np.array(outcome)
-
-    def outcomes(self, m: int) -> np.ndarray:
-        return self._outcome
+def ended(outcome: tuple[float, ...]) -> Callable[[], np.ndarray]:
+    """The outcomes of a match, as its environment gives them."""
+    return lambda: np.array(outcome)
 
 
-def seating(table: Standings, choose: Any, worker: int = 0) -> Seating:
-    spec = EnvSpec({}, ActionSpec(()), agents=AGENTS)
-    return Seating(worker, table, Matchmaking(choose, {}, MatchesConfig()), spec, seed=0)
+def matches(table: Standings, choose: Any, spec: EnvSpec | None = None) -> WorkerMatches:
+    spec = spec or EnvSpec({}, ActionSpec(()), agents=AGENTS)
+    return WorkerMatches(0, table, choose, {}, MatchesConfig(), spec, seed=0)

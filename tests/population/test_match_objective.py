@@ -14,14 +14,14 @@ import pytest
 
 import headrace
 from headrace.config import Config, ConfigError
-from headrace.config.pbt import PbtConfig
-from headrace.envs.imports import import_files
-from headrace.envs.registry import register_parallel
+from headrace.config.population import PbtConfig
+from headrace.envs.core.imports import import_files
+from headrace.envs.core.registry import register_parallel
 from headrace.make_config import make_config
-from headrace.population.results import RecentGames
-from headrace.runs import lineage
+from headrace.population import records
+from headrace.population.ratings import RecentGames
 from headrace.runs.metrics import read_jsonl
-from headrace.shm.standings import Standings
+from headrace.shm.population import Standings
 
 WORLD = str(Path(__file__).parents[1] / "evaluation" / "higher_wins.py")
 
@@ -93,7 +93,7 @@ def duels(folder: Path, **settings: Any) -> Config:
 @pytest.mark.slow
 def test_duels_are_decided_by_win_rate_with_the_papers_threshold(tmp_path: Path) -> None:
     headrace.train(duels(tmp_path))
-    lines = lineage.read(tmp_path)
+    lines = records.read_decisions(tmp_path)
     assert len(lines) >= 2 * 5
     assert any(line["donor"] is not None for line in lines), "nobody was replaced: the test shows nothing"
     spared = 0
@@ -157,7 +157,7 @@ def test_each_agent_is_paid_by_the_weights_of_the_policy_that_acts_for_it(tmp_pa
         "pbt.mutate_fraction": 1.0,
     })  # fmt: skip
     headrace.train(config)
-    lines = lineage.read(tmp_path)
+    lines = records.read_decisions(tmp_path)
     assert any(line["before"] != line["values"] for line in lines), "nothing mutated: the test shows nothing"
     for line in lines:  # policy p is agent p
         assert line["objectives"] == [0.0, 1.0]
@@ -173,7 +173,7 @@ def test_each_agent_is_paid_by_the_weights_of_the_policy_that_acts_for_it(tmp_pa
 @pytest.mark.slow
 def test_ratings_are_an_objective_and_a_copy_has_its_donors(tmp_path: Path) -> None:
     headrace.train(duels(tmp_path, **{"pbt.objective": "elo", "pbt.gap": 20.0, "learning.total_steps": 800}))
-    lines = lineage.read(tmp_path)
+    lines = records.read_decisions(tmp_path)
     assert all(500 < rating < 2500 for line in lines for rating in line["objectives"])
     taken = [line for line in lines if line["donor"] is not None]
     assert taken

@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tables import AGENTS, Group, play, seating, standings
+from tables import AGENTS, ended, matches, play, standings
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError, MatchesConfig
-from headrace.envs.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
-from headrace.evaluation.matches import wilson
+from headrace.envs.core.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
 from headrace.population import matchmaking
-from headrace.population.matchmaking import fixed, league, make_crew, priorities, self_play, uniform
-from headrace.sampling.seating import Match, Matchmaking, Population, Seating
-from headrace.shm.standings import Standings
+from headrace.population.matchmaking import NextMatch, Population, fixed, league, priorities, self_play, uniform
+from headrace.population.members import make_members
+from headrace.shm.population import Standings
 
 DRAWS = 4000
 
@@ -31,7 +30,7 @@ def near(count: float, probability: float, n: int = DRAWS) -> bool:
 
 def draw(choose: Any, p: Population, agents: tuple[str, ...] = AGENTS, number: int = 0) -> list[tuple[int, ...]]:
     generator = np.random.default_rng(1)
-    return [tuple(choose(Match(number, k, agents), p, generator)) for k in range(DRAWS)]
+    return [tuple(choose(NextMatch(number, k, agents), p, generator)) for k in range(DRAWS)]
 
 
 # -- matchmakers ------------------------------------------------------------------------------------------------------
@@ -72,14 +71,14 @@ def test_self_play_keeps_an_opponent_for_swap_steps_but_not_one_that_has_gone() 
     for member in (1, 2, 3):
         table.admit(member, member, 0.0)
     p = population(table, swap_steps=50, play_against_latest_model_ratio=0.0)
-    match, generator = Match(0, 0, AGENTS), np.random.default_rng(0)
+    match, generator = NextMatch(0, 0, AGENTS), np.random.default_rng(0)
     first = self_play(match, p, generator)[1]
     assert {self_play(match, p, generator)[1] for _ in range(50)} == {first}
     table.close(first)
     second = self_play(match, p, generator)[1]
     assert second != first
     table.now[0] = 50
-    assert len({self_play(Match(0, 0, AGENTS, dict(match.memory)), p, generator)[1] for _ in range(100)}) == 2
+    assert len({self_play(NextMatch(0, 0, AGENTS, dict(match.memory)), p, generator)[1] for _ in range(100)}) == 2
 
 
 def test_league_draws_by_win_rate() -> None:
@@ -148,19 +147,19 @@ def test_games_of_one_update_are_remembered_as_one_after_the_other() -> None:
     np.testing.assert_allclose(table.recent, other.recent)
 
 
-# -- seats ------------------------------------------------------------------------------------------------------------
+# -- matches ----------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_is_seated_where_the_spaces_do_not_fit() -> None:
+def test_nobody_plays_where_the_spaces_do_not_fit() -> None:
     kinds = [EnvSpec({}, ActionSpec((Categorical(n),)), agents=AGENTS) for n in (2, 3)]
     spec = EnvSpec({}, kinds[0].action, agents=AGENTS, of_agents=tuple(kinds))
     table = standings(P=4)
     chosen = iter([(0, 3), (2, 1), (1, 0)])
-    seats = Seating(0, table, Matchmaking(lambda *_: next(chosen), {}, MatchesConfig()), spec, seed=0)
-    assert list(seats(0, Group((0, 0)), 0, [0, 1])) == [0, 3]
-    assert list(seats(0, Group((0, 0)), 0, [0, 1])) == [2, 1]
+    worker = matches(table, lambda *_: next(chosen), spec)
+    assert list(worker.begin(0, ended((0, 0)))) == [0, 3]
+    assert list(worker.begin(0, ended((0, 0)))) == [2, 1]
     with pytest.raises(ValueError, match="member 1 for a, which observes or acts otherwise"):
-        seats(0, Group((0, 0)), 0, [0, 1])
+        worker.begin(0, ended((0, 0)))
     drawn = draw(uniform, Population(table, MatchesConfig(), spec))
     for pair in ((0, 1), (0, 3), (2, 1), (2, 3)):
         assert near(drawn.count(pair), 1 / 4), pair
@@ -169,43 +168,43 @@ def test_nobody_is_seated_where_the_spaces_do_not_fit() -> None:
 def test_results_count_once_for_both_and_games_against_oneself_for_nobody() -> None:
     table = standings(P=2)
     pairs = iter([(0, 1), (1, 0), (0, 0), (1, 0)])
-    seats = seating(table, lambda *_: next(pairs))
+    worker = matches(table, lambda *_: next(pairs))
     for outcome in ((0, 0), (3, 1), (2, 2), (9, 1)):
-        seats(0, Group(outcome), 0, [0, 1])  # type: ignore[arg-type]
+        worker.begin(0, ended(outcome))  # type: ignore[arg-type]
     assert table.record()[0, 1].tolist() == [1.5, 2]  # a win, a draw
     assert table.record()[1, 0].tolist() == [0.5, 2]
     assert table.record()[0, 0].tolist() == table.record()[1, 1].tolist() == [0, 0]
 
 
-def test_a_version_that_was_closed_meanwhile_is_not_seated_and_nobody_is_left_behind() -> None:
+def test_a_version_that_was_closed_meanwhile_does_not_play_and_nobody_is_left_behind() -> None:
     table = standings(V=3)
     table.admit(1, 1, 0.0)
     chosen = iter([(0, 2), (0, 2), (0, 1), (0, 0)])
-    seats = seating(table, lambda *_: next(chosen))
-    assert list(seats(0, Group((0, 0)), 0, [0, 1])) == [0, 1]
+    worker = matches(table, lambda *_: next(chosen))
+    assert list(worker.begin(0, ended((0, 0)))) == [0, 1]
     assert table.users[0].tolist() == [1, 1, 0, 0]
-    seats(0, Group((0, 0)), 0, [0, 1])
+    worker.begin(0, ended((0, 0)))
     assert table.users[0].tolist() == [2, 0, 0, 0]
 
 
 def test_a_new_worker_in_the_place_of_a_dead_one_plays_nobody_yet() -> None:
     table = standings(V=2)
     table.admit(1, 1, 0.0)
-    seating(table, lambda *_: (0, 1))(0, Group((0, 0)), 0, [0, 1])
+    matches(table, lambda *_: (0, 1)).begin(0, ended((0, 0)))
     assert table.users[0].tolist() == [1, 1, 0]
-    seating(table, fixed)
+    matches(table, fixed)
     assert table.users[0].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("chosen", [(0,), (0, 1), (0, -1)])
 def test_an_impossible_choice_is_an_error(chosen: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="matchmaker chose"):
-        seating(standings(), lambda *_: chosen)(0, Group((0, 0)), 0, [0, 1])
+        matches(standings(), lambda *_: chosen).begin(0, ended((0, 0)))
 
 
 def test_members() -> None:
     table = standings(P=2, V=3, opponents=2)
-    assert [table.family(m) for m in range(table.N)] == [0, 1, 0, 0, 0, 1, 1, 1, 0, 0]
+    assert [table.policy_of(m) for m in range(table.N)] == [0, 1, 0, 0, 0, 1, 1, 1, 0, 0]
     assert not any(isinstance(value, np.ndarray) for value in table.__getstate__().values())  # children map the memory themselves
 
 
@@ -216,18 +215,18 @@ SPEC = EnvSpec({"obs": ArraySpec((1,), np.dtype(np.float32))}, ActionSpec((Categ
 
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"matches.matchmaker 'leage' is unknown; there are: fixed, uniform, self-play, league"):
-        make_crew(configs.override(Config(), **{"matches.matchmaker": "leage"}), SPEC)
+        make_members(configs.override(Config(), **{"matches.matchmaker": "leage"}), SPEC)
     with pytest.raises(ConfigError, match="neither a run folder nor a scripted opponent; of those there are: random"):
-        make_crew(configs.override(Config(), **{"matches.opponents": ("rondom",)}), SPEC)
+        make_members(configs.override(Config(), **{"matches.opponents": ("rondom",)}), SPEC)
     with pytest.raises(ValueError, match="built-in"):
         matchmaking.register_matchmaker("league")
 
 
-def test_single_agents_have_no_crew_and_fixed_seats_no_past() -> None:
-    assert make_crew(Config(), EnvSpec(SPEC.observation, SPEC.action)) is None
-    crew = make_crew(Config(), SPEC)
-    assert crew is not None
-    assert crew.frozen == []
+def test_single_agents_have_no_members_and_fixed_matches_have_no_past_versions() -> None:
+    assert make_members(Config(), EnvSpec(SPEC.observation, SPEC.action)) is None
+    members = make_members(Config(), SPEC)
+    assert members is not None
+    assert members.static == []
 
 
 def test_the_random_opponent_obeys_masks_and_bounds() -> None:
@@ -239,9 +238,3 @@ def test_the_random_opponent_obeys_masks_and_bounds() -> None:
     assert set(drawn[:, 2]) == {1}
     assert -1 <= drawn[:, 1].min() < -0.9
     assert 1.9 < drawn[:, 1].max() <= 2
-
-
-def test_wilson_interval() -> None:
-    low, high = wilson(8, 10)  # Newcombe 1998, table I: 0.4902 to 0.9433
-    assert (round(low, 4), round(high, 4)) == (0.4902, 0.9433)
-    assert wilson(0, 0) == (0, 1)

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tables import Group, seating, standings
+from tables import ended, matches, standings
 
 from headrace import config as configs
 from headrace.accelerator.weights import FlatWeights, weights_nbytes
 from headrace.config import Config
 from headrace.population import past_versions as past_versions_module
-from headrace.population.past_versions import K, PastVersions, expected_score, rate
-from headrace.shm.standings import GAMES, SCORE, Standings
+from headrace.population.past_versions import PastVersions
+from headrace.population.ratings import K, expected_score, rate
+from headrace.shm.population import GAMES, SCORE, Standings
 from headrace.shm.weight_store import WeightStore
 
 
@@ -36,9 +37,9 @@ def test_a_game_against_oneself_moves_no_rating(tmp_path: Path) -> None:
     table = standings(V=3, opponents=1)
     past, learner, _ = past_versions(tmp_path, table, opponents=("random",))
     for outcome in ((1, 0), (0, 1), (1, 0)):
-        seats = seating(table, lambda *_: (0, 0))
-        seats(0, Group((0, 0)), 0, [0, 1])  # type: ignore[arg-type]
-        seats(0, Group(outcome), 0, [0, 1])  # type: ignore[arg-type]
+        worker = matches(table, lambda *_: (0, 0))
+        worker.begin(0, ended((0, 0)))
+        worker.begin(0, ended(outcome))  # type: ignore[arg-type]
         learner.learn(10)
         past.after_update()
     assert table.rating.tolist() == [1200.0] * table.N

@@ -11,7 +11,7 @@ import oracle
 import pytest
 
 from headrace.config import ConfigError
-from headrace.config.pbt import KINDS, PbtConfig
+from headrace.config.population import KINDS, PbtConfig
 from headrace.make_config import check_config, make_config
 from headrace.population.pbt import Mutable, decide, mutables, mutate, with_values
 

@@ -13,6 +13,8 @@ from headrace.config import Config, ConfigError
 from headrace.make_config import make_config
 from headrace.runs.metrics import read_jsonl
 
+pytestmark = pytest.mark.process
+
 
 def two_policies(folder: Path, **settings: object) -> Config:
     """CartPole with two policies of different networks and learning rates."""

@@ -12,9 +12,12 @@ from test_serial import assert_same
 
 import headrace
 from headrace.config import Config
-from headrace.envs.imports import import_files
+from headrace.envs.core.imports import import_files
 from headrace.make_config import make_config
-from headrace.runs import checkpoint, lineage
+from headrace.population import records
+from headrace.runs import checkpoint
+
+pytestmark = pytest.mark.process
 
 WORLD = str(Path(__file__).parents[1] / "evaluation" / "higher_wins.py")
 EVERYTHING = (
@@ -98,21 +101,22 @@ def test_a_population_in_matches_goes_on_bit_for_bit(tmp_path: Path, case: str, 
     assert any(state["past"]["copies"] for state in whole), "no past versions: the test shows nothing"
     assert all(sum(games) > 20 for games in standings[0]["games"][:P])
     if "pbt.rule" in settings:
-        lines = [sorted(json.dumps(line) for line in lineage.read(tmp_path / name)) for name in ("whole", "parts")]
+        lines = [sorted(json.dumps(line) for line in records.read_decisions(tmp_path / name)) for name in ("whole", "parts")]
         assert lines[0] == lines[1]
-        assert any(line["donor"] is not None for line in lineage.read(tmp_path / "whole")), "nobody was replaced"
+        assert any(line["donor"] is not None for line in records.read_decisions(tmp_path / "whole")), "nobody was replaced"
 
 
 def test_decisions_that_were_not_written_down_in_time_are_written_later(tmp_path: Path) -> None:
     """The learner had reported them, and saved a checkpoint; the process that writes them was killed before it read them."""
     config = {**PBT, "matches.matchmaker": "uniform", "pbt.mutation_rate": 1.0}
     headrace.train(matches(tmp_path, **config, **{"learning.total_steps": 260}))
-    lines = lineage.read(tmp_path)
+    lines = records.read_decisions(tmp_path)
     for p in (0, 1):
         assert len([line for line in lines if line["policy"] == p]) >= 2
-    (tmp_path / lineage.FILE).write_text("".join(json.dumps(line) + "\n" for line in lines[:-3]) + json.dumps(lines[-3])[:40])
+    whole = "".join(json.dumps(line) + "\n" for line in lines[:-3])
+    (tmp_path / records.DECISIONS).write_text(whole + json.dumps(lines[-3])[:40])
     headrace.train(matches(tmp_path, **config, **{"learning.total_steps": 400}))
-    after = lineage.read(tmp_path)
+    after = records.read_decisions(tmp_path)
     assert sorted(map(json.dumps, lines)) == sorted(map(json.dumps, after[: len(lines)]))
     for p in (0, 1):
         own = [line for line in after if line["policy"] == p]
@@ -120,5 +124,5 @@ def test_decisions_that_were_not_written_down_in_time_are_written_later(tmp_path
         assert all(one["values"] == other["before"] for one, other in pairwise(own))
     log = (tmp_path / "log.txt").read_text()
     for number, line in enumerate(lines):
-        if text := lineage.sentence(line):
+        if text := records.sentence(line):
             assert log.count(f"{text}\n") == (1 if number < len(lines) - 3 else 2)

@@ -14,10 +14,13 @@ import torch
 
 import headrace
 from headrace.config import Config
-from headrace.envs.contract import EnvironmentFault
+from headrace.envs.core.errors import EnvironmentFault
 from headrace.make_config import make_config
-from headrace.runs import checkpoint, lineage, state_tree
+from headrace.population import records
+from headrace.runs import checkpoint, state_tree
 from headrace.runs.metrics import read_jsonl
+
+pytestmark = pytest.mark.process
 
 THIS = str(Path(__file__).resolve())
 
@@ -71,12 +74,12 @@ def digests(folder: Path) -> list[str]:
 
 
 def decisions(folder: Path) -> list[str]:
-    return sorted(json.dumps(line, sort_keys=True) for line in lineage.read(folder))
+    return sorted(json.dumps(line, sort_keys=True) for line in records.read_decisions(folder))
 
 
 def test_a_population_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     headrace.train(population(tmp_path / "whole"))
-    lines = lineage.read(tmp_path / "whole")
+    lines = records.read_decisions(tmp_path / "whole")
     assert any(line["donor"] is not None for line in lines), "nobody was replaced: the test shows nothing"
     assert any(line["before"] != line["values"] for line in lines)
 
@@ -114,7 +117,7 @@ def test_a_population_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.Mo
 def test_learners_in_processes_copy_each_other(tmp_path: Path, placement: str) -> None:
     config = population(tmp_path, **{"sampling.placement": placement, "learning.total_steps": 4000})
     assert headrace.train(config).reason == "total_steps"
-    lines = [line for line in lineage.read(tmp_path) if line["donor"] is not None]
+    lines = [line for line in records.read_decisions(tmp_path) if line["donor"] is not None]
     assert lines
     for line in lines:
         assert line["taken_at"] >= line["global_step"]
@@ -129,7 +132,7 @@ def test_a_copy_is_the_donor(tmp_path: Path) -> None:
     settings = {"pbt.mutation_rate": 0.0, "learning.total_steps": 800, "pbt.period": 450, "learning.learning_rate": 0.0}
     config = population(tmp_path, **settings, **{"population.overrides": {"2": {"learning.entropy_coef": 0.5}}})
     headrace.train(config)
-    lines = {line["policy"]: line for line in lineage.read(tmp_path)}
+    lines = {line["policy"]: line for line in records.read_decisions(tmp_path)}
     states = []
     for p in range(4):
         found = checkpoint.load_newest(tmp_path / f"policy-{p}" / "checkpoints")
@@ -181,7 +184,7 @@ def test_every_algorithm_is_copied_and_mutated(algorithm: str, settings: dict[st
         "learning.learning_rate": 0.0, "pbt.mutable": {"learning.max_grad_norm": "scale"}, "learning.max_grad_norm": 1.0,
     }  # fmt: skip
     headrace.train(make_config(env, algorithm, **{**common, **settings}))
-    lines = lineage.read(tmp_path)
+    lines = records.read_decisions(tmp_path)
     origin = {p: p for p in range(3)}
     for line in lines:
         if line["donor"] is not None:
@@ -206,7 +209,7 @@ def test_reward_weights_reach_the_environments_and_the_objective_is_not_the_retu
     settings = {**small, **run, **pbt, **more, **learning, "sampling.placement": placement}
     config = make_config("weighed", imports=[THIS], **settings)
     headrace.train(config)
-    lines = lineage.read(tmp_path)
+    lines = records.read_decisions(tmp_path)
     assert all(line["objectives"][p] <= 5 for line in lines for p in (0, 1) if line["objectives"][p] is not None)
     changed = [line for line in lines if line["before"] != line["values"]]
     assert changed
@@ -218,41 +221,6 @@ def test_reward_weights_reach_the_environments_and_the_objective_is_not_the_retu
         own = [line for line in changed if line["policy"] == p]
         if own and own[-1]["global_step"] < 1500:
             assert returns[-1] == pytest.approx(5 * weight)
-
-
-def test_the_lineage_is_drawn_and_goes_back_with_a_resumed_run(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    base = {"frames": 0, "objectives": [1.0, 2.0], "rank": 1, "before": {"a": 1.0}, "values": {"a": 1.2}}
-    written = lineage.Lineage(tmp_path)
-    for policy, step, decision, donor in [(0, 10, 1, None), (1, 10, 1, None), (0, 20, 2, 1)]:
-        written.append({**base, "policy": policy, "global_step": step, "decision": decision, "donor": donor})
-    assert lineage.draw(tmp_path, 2).stat().st_size > 1000
-    later = {**base, "policy": 0, "global_step": 12, "decision": 3, "donor": 1, "taken_at": 18}
-    written.append(later)  # will be taken over once more
-    written.rewind(0, 15)
-    written.append({**base, "policy": 1, "global_step": 20, "decision": 2, "donor": None})
-    assert [(line["policy"], line["global_step"]) for line in lineage.read(tmp_path)] == [(0, 10), (1, 10), (1, 20)]
-    written.close()
-
-
-def test_what_a_learner_decides_once_more_is_recorded_once(tmp_path: Path) -> None:
-    """The step of its checkpoint is that of the decision: the first mutation before the first checkpoint, or a copy taken over
-    behind the checkpoint, before anything else was learned from."""
-    base = {"frames": 0, "objectives": [1.0, 2.0], "rank": 1, "before": {"a": 1.0}, "donor": None}
-    written = lineage.Lineage(tmp_path)
-    for value, step, decision in [(1.1, 0, 0), (1.2, 10, 1)]:
-        written.append({**base, "policy": 1, "global_step": step, "decision": decision, "values": {"a": value}})
-    written.append({**base, "policy": 0, "global_step": 0, "decision": 0, "values": {"a": 1.3}})
-    written.close()
-    for again in (written, lineage.Lineage(tmp_path)):  # of the same run, and of one that was started again
-        again.rewind(1, 10)
-        again.append({**base, "policy": 1, "global_step": 10, "decision": 1, "values": {"a": 1.2}})
-        assert [(line["policy"], line["decision"]) for line in lineage.read(tmp_path)] == [(1, 0), (0, 0), (1, 1)]
-        again.close()
-    written.rewind(1, 0)
-    written.append({**base, "policy": 1, "global_step": 0, "decision": 0, "values": {"a": 1.1}})
-    assert [(line["policy"], line["decision"]) for line in lineage.read(tmp_path)] == [(0, 0), (1, 0)]
-    written.close()
 
 
 def test_a_tree_survives_as_one_piece() -> None:

@@ -3,6 +3,7 @@ without one is waited for no longer."""
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from pathlib import Path
@@ -17,42 +18,44 @@ import pytest
 import headrace
 from headrace import config as configs
 from headrace.config import Config
-from headrace.config.pbt import PbtConfig
-from headrace.envs.registry import register_parallel
+from headrace.config.population import PbtConfig
+from headrace.envs.core.registry import register_parallel
 from headrace.make_config import make_config
-from headrace.population import pbt
-from headrace.population.member import Member
-from headrace.runs import lineage
-from headrace.shm.population_memory import PopulationMemory
+from headrace.population import pbt, records
+from headrace.population.pbt_policy import PbtPolicy
+from headrace.shm.population import PopulationMemory
 
 THIS = str(Path(__file__).resolve())
 
 
-def members(P: int, **settings: Any) -> tuple[list[Member], PopulationMemory, list[Any]]:
+def policies(P: int, **settings: Any) -> tuple[list[PbtPolicy], PopulationMemory, list[Any]]:
     """P policies without anything around them, and what their learners count."""
     config = configs.override(Config(), **{"population.size": P, "pbt.rule": "paper", "pbt.period": 100, **settings})
     memory = PopulationMemory([1000] * P)
-    placement: Any = SimpleNamespace(
-        memory=SimpleNamespace(population=memory, standings=None), spec=SimpleNamespace(frameskip=1, tasks=()), config=config,
-        configs=[config] * P, offer_copy=lambda *_: None, serve_copies=lambda *_, **__: None, want_copy=lambda *_: 0,
-        fetch_copy=lambda *_: None,
-    )  # fmt: skip
     learners = [SimpleNamespace(progress=SimpleNamespace(global_step=0), reconfigure=lambda config: None) for _ in range(P)]
     logs = [SimpleNamespace(mean_return=math.nan) for _ in range(P)]
-    made = [Member(placement, p, learner, log) for p, (learner, log) in enumerate(zip(learners, logs, strict=True))]  # type: ignore[arg-type]
-    for member in made:
-        assert list(member.begin()) == []
+    made = []
+    for p in range(P):  # each in a process of its own
+        there: Any = copy.copy(memory)
+        there.serve = lambda *_, **__: None
+        placement: Any = SimpleNamespace(
+            memory=SimpleNamespace(population=there, standings=None), spec=SimpleNamespace(frameskip=1, tasks=()), config=config,
+            configs=[config] * P,
+        )  # fmt: skip
+        made.append(PbtPolicy(placement, p, learners[p], logs[p]))  # type: ignore[arg-type]
+    for policy in made:
+        assert list(policy.begin()) == []
     return made, memory, [SimpleNamespace(learner=a, log=b) for a, b in zip(learners, logs, strict=True)]
 
 
 def test_each_policy_says_once_why_nothing_is_decided() -> None:
-    made, _, of = members(3)
+    made, _, of = policies(3)
     of[0].log.mean_return = 5.0
     said = {}
     for step in (50, 100, 200, 300):
-        for p, member in enumerate(made):
+        for p, policy in enumerate(made):
             of[p].learner.progress.global_step = step
-            for message in member.step(None):
+            for message in policy.step(None):
                 said.setdefault((message.policy, message.kind), []).append((step, message.content))
     assert said.keys() == {(0, "message"), (1, "message"), (2, "message")}
     ((step, text),) = said[0, "message"]
@@ -75,10 +78,10 @@ def test_each_policy_says_once_why_nothing_is_decided() -> None:
 
 
 def test_a_policy_that_ends_without_an_objective_is_not_waited_for() -> None:
-    made, memory, of = members(3)
+    made, memory, of = policies(3)
     of[0].log.mean_return, of[1].log.mean_return = 5.0, 6.0
-    for member in made[:2]:
-        list(member.step(None))
+    for policy in made[:2]:
+        list(policy.step(None))
     made[2].finish()
     assert memory.objectives.tolist() == [5.0, 6.0, -math.inf]
     of[1].learner.progress.global_step = 100
@@ -158,7 +161,7 @@ def test_a_run_says_what_it_waits_for_and_goes_on_without_it(tmp_path: Path, pla
     for p in (0, 1):
         assert log.count(f"nothing is decided about policy {p} at step") == 1
     assert re.search(r"because polic[^(]* 2 ha[sve]+ no objective \(pbt.objective return: no episode has ended\)", log)
-    lines = lineage.read(tmp_path)
+    lines = records.read_decisions(tmp_path)
     assert {line["policy"] for line in lines} == {0, 1}
     assert all(line["objectives"][2] is None for line in lines)
     assert all(line["rank"] < 2 for line in lines)

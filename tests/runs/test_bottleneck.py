@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from headrace.config import Config, machine, override
+from headrace.config import Config, hardware, override
 from headrace.runs import bottleneck
 from headrace.runs.bottleneck import ADVICE, ADVICE_OF_PLACEMENT, advise, find
 from headrace.runs.metrics import read_jsonl
@@ -25,7 +25,7 @@ def shares(rollout, policy, learner):
 
 @pytest.fixture
 def two_cores(monkeypatch):
-    monkeypatch.setattr(machine, "cores", lambda: 2)
+    monkeypatch.setattr(hardware, "cores", lambda: 2)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_only_what_is_not_already_so_is_advised(monkeypatch, two_cores):
     """Every line of the table, with every setting that it names as it is and as it could be."""
     said = set()
     for placement, part, device, precision, bf16, epochs, workers in CASES:
-        monkeypatch.setattr(machine, "native_bf16", lambda device, bf16=bf16: bf16 == "native")
+        monkeypatch.setattr(hardware, "native_bf16", lambda device, bf16=bf16: bf16 == "native")
         config = Config()
         config.sampling.placement, config.sampling.num_workers = placement, workers
         config.learning.device, config.learning.precision, config.learning.num_epochs = device, precision, epochs
@@ -125,7 +125,7 @@ def test_advice_at_a_limit(monkeypatch, two_cores):
     assert "batch-timeout" not in advise("handover", override(Config(), **{"sampling.batch_timeout": 0.0}))
     in_process = override(Config(), **{"sampling.placement": "device"})
     assert "several cores" in advise("environments", in_process)
-    monkeypatch.setattr(machine, "cores", lambda: 1)
+    monkeypatch.setattr(hardware, "cores", lambda: 1)
     assert advise("environments", in_process) == "Use more environments at a time (sampling.envs-per-worker)."
     monkeypatch.setitem(bottleneck.ADVICE, "learner", ())
     assert advise("learner", Config()) == ""

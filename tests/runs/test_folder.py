@@ -15,7 +15,6 @@ from headrace import config as config_module
 from headrace.config import Config, ConfigError
 from headrace.runs import folder as folder_module
 from headrace.runs.folder import FolderInUse, FolderUnusable, RunFolder, compare
-from headrace.runs.lineage import Lineage
 from headrace.runs.report import Reporter
 
 
@@ -122,13 +121,13 @@ def test_a_folder_that_was_deleted_and_cannot_be_made_again_ends_with_that_error
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_a_last_line_that_cannot_be_written_is_told_and_hides_no_other_error(tmp_path, monkeypatch, failed):
-    def refuse(lineage):
-        raise OSError(errno.ENOSPC, "No space left", str(lineage.path))
+def test_a_last_line_that_cannot_be_written_is_told_and_hides_no_other_error(tmp_path, failed):
+    class Records:
+        def close(self):
+            raise OSError(errno.ENOSPC, "No space left", str(tmp_path))
 
-    monkeypatch.setattr(Lineage, "close", refuse)
     folder, _ = RunFolder.open(config := settings(tmp_path / "r", **{"run.dashboard": False}))
-    reporter = Reporter(config, 1, folder)
+    reporter = Reporter(config, 1, folder, Records())
 
     def report():
         with folder, reporter:

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import headrace
 from headrace.config import Config, override
-from headrace.config.pbt import KINDS
+from headrace.config.population import KINDS
 from headrace.runs.metrics import KEYS, MetricsWriter, read_jsonl
 from headrace.shm.phases import PARTS, PHASES
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from headrace.config import Config, ConfigError
-from headrace.runs import standings
 from headrace.runs.metrics import MetricsWriter
 from headrace.runs.plots import band, curve, learning_curve, task_curves
 from headrace.runs.video import VideoFailed, VideoWriter
@@ -81,36 +80,6 @@ def test_a_resumed_run_removes_the_points_that_it_repeats(run):
 def test_nothing_to_draw_is_an_error(run, tmp_path):
     with pytest.raises(ConfigError, match="logged no losses/nothing"):
         learning_curve([run], tmp_path / "curve.png", key="losses/nothing")
-
-
-def test_standings_are_drawn_with_the_colours_of_their_win_rates(run, tmp_path):
-    image, colors = pytest.importorskip("matplotlib.image"), pytest.importorskip("matplotlib").colormaps["RdBu"]
-    with MetricsWriter(run, Config()) as writer:
-        for step in range(100, 600, 100):
-            writer.write({"global_step": step, "matches/elo": 1200.0 + step})
-    table = {
-        "members": ["policy 0", "policy 1", "policy 0 at step 30"], "elo": [1700.0, 1200.0, 1100.0], "step": [None, None, 30],
-        "score": [[0, 9.5, 0], [0.5, 0, 5], [0, 5, 0]], "games": [[0, 10, 0], [10, 0, 10], [0, 10, 0]],
-    }  # fmt: skip
-    assert standings.write(run, table) is None
-    assert standings.read(run) == table
-    rates = standings.win_rates(table)
-    assert rates[0, 1] == 0.95
-    assert rates[1, 0] == 0.05
-    assert rates[1, 2] == 0.5
-    assert np.isnan(rates[[0, 1, 2, 0, 2], [0, 1, 2, 2, 0]]).all()
-    picture = image.imread(standings.draw(run, [run]))[..., :3]
-    left = picture[:, : picture.shape[1] // 2 - 150]
-    blue, red = (np.abs(left - np.array(colors(rate)[:3])).max(-1) < 0.02 for rate in (0.95, 0.05))
-    assert blue.sum() > 5000, "the field of policy 0 against policy 1"
-    assert red.sum() > 5000, "the field of policy 1 against policy 0"
-    assert np.nonzero(blue)[1].mean() > np.nonzero(red)[1].mean()
-    with pytest.raises(ConfigError, match=r"has no standings\.json"):
-        standings.draw(tmp_path, [run])
-
-
-def test_standings_on_a_full_disk_are_a_message(tmp_path):
-    assert "cannot be written now" in standings.write(tmp_path / "missing", {})
 
 
 def test_a_video_holds_its_frames_also_of_odd_size(tmp_path):

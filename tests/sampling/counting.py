@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from headrace.config import Config, EnvConfig, LearningConfig
-from headrace.envs.contract import ArraySpec, EnvSpec
-from headrace.envs.registry import register
+from headrace.envs.core.contract import ArraySpec, EnvSpec
+from headrace.envs.core.registry import register
 from headrace.learning.algorithm import Algorithm, register_algorithm
 from headrace.sampling.actor import environment_numbers
 

@@ -21,8 +21,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from headrace.config import Config, EnvConfig, LearningConfig
-from headrace.envs.contract import ArraySpec, EnvSpec
-from headrace.envs.registry import register_parallel
+from headrace.envs.core.contract import ArraySpec, EnvSpec
+from headrace.envs.core.registry import register_parallel
 from headrace.learning.algorithm import Algorithm, register_algorithm
 from headrace.population.matchmaking import register_matchmaker
 

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from headrace.config import EnvConfig
-from headrace.envs.registry import register_parallel
+from headrace.envs.core.registry import register_parallel
 from headrace.population import past_versions
 
 LEFT_OUT_AFTER = "HEADRACE_TEST_LEFT_OUT_AFTER"

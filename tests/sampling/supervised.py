@@ -15,15 +15,15 @@ import numpy as np
 
 from headrace import config as configs
 from headrace.config import Config
-from headrace.sampling.placements.base import Message
+from headrace.runs.messages import Message
 from headrace.sampling.run_memory import PolicyMemory, RunMemory
 from headrace.sampling.worker_process import Role, Start
 from headrace.shm.inference_requests import InferenceRequests
 from headrace.shm.run_control import RunControl
-from headrace.shm.trajectory_store import Field, TrajectoryStore
+from headrace.shm.trajectory_store import TrajectoryField, TrajectoryStore
 from headrace.shm.weight_store import WeightStore
 
-FIELDS = {"reward": Field("T", (), np.dtype(np.float32))}
+FIELDS = {"reward": TrajectoryField((), np.dtype(np.float32))}
 COUNTS = {"rollout": 3, "policy": 3, "learner": 1}
 
 
@@ -167,7 +167,7 @@ def claim_and_never_answer(start: Start) -> None:
     never_end(start)
 
 
-HALF = (10_000).to_bytes(8, "little") + b"half of it"
+HALF = b'["message", "half of it'
 
 
 def report_half_and_be_stopped(start: Start) -> None:
@@ -185,8 +185,7 @@ def report_half_and_be_killed(start: Start) -> None:
 
 
 def report_nonsense(start: Start) -> None:
-    data = b"no pickle"
-    os.write(start.report._pipe.fileno(), len(data).to_bytes(8, "little") + data)
+    os.write(start.report._pipe.fileno(), b"no JSON\n")
     work(start)
 
 
@@ -198,14 +197,13 @@ def report_too_much(start: Start) -> None:
 
 
 def report_and_hang(*arguments: Any) -> None:
-    """An evaluation whose environment does not let it end. Among its arguments is the pipe for its report."""
-    next(a for a in arguments if hasattr(a, "send")).send(("eval", {"global_step": 1.0}))
+    """An evaluation whose environment does not let it end. Its first argument is the pipe for its reports."""
+    arguments[0].send(Message("eval", {"global_step": 1.0}))
     time.sleep(1000)
 
 
 def say_and_report(*arguments: Any) -> None:
     """An evaluation that goes on for long, and says so."""
-    pipe = next(a for a in arguments if hasattr(a, "send"))
-    pipe.send(("notice", "no episode has ended", 0))
+    arguments[0].send(Message("message", "no episode has ended"))
     time.sleep(0.3)
-    pipe.send(("eval", {"global_step": 1.0}, 0))
+    arguments[0].send(Message("eval", {"global_step": 1.0}))

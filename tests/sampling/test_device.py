@@ -1,26 +1,24 @@
-"""Recorded work, staging and the observations that stay on the device: the logic of the GPU's path, on the CPU."""
+"""Recorded learning and acting, and observations that stay on the device: the logic of the GPU's path, on the CPU."""
 
 from __future__ import annotations
 
 import multiprocessing
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from replayer import Replayer
 
 from headrace import config as configs
 from headrace.accelerator.device_observations import DeviceObservations
-from headrace.accelerator.graphs import WARM_UPS, Function, Recorded, Tensors
-from headrace.accelerator.staging import Staging, layout_of, packed, unpacked
+from headrace.accelerator.graphs import WARM_UPS
 from headrace.accelerator.weights import FlatWeights, Publisher
 from headrace.config import Config
-from headrace.envs.contract import EnvSpec
-from headrace.envs.imports import import_files
-from headrace.envs.registry import describe
+from headrace.envs.core.contract import EnvSpec
+from headrace.envs.core.imports import import_files
+from headrace.envs.make import describe
 from headrace.experience.on_policy import BatchMemory, OnPolicyExperience
 from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner, Progress, _Report
@@ -32,37 +30,9 @@ from headrace.sampling.placements.serial import Serial, SerialSampler
 from headrace.shm.trajectory_store import TrajectoryStore
 from headrace.train import train
 
+pytestmark = pytest.mark.process
+
 HERE = Path(__file__).parent
-
-
-class Replayer:
-    """Records like a GPU does: nothing is done while recording, a replay works on the same memory every time."""
-
-    def __init__(self) -> None:
-        self.replays = 0
-
-    def warm_up(self, function: Function, inputs: Tensors) -> Tensors:
-        return function(inputs)
-
-    def record(self, function: Function, inputs: Tensors) -> tuple[Callable[[], object], Tensors]:
-        outputs: Tensors = {}
-
-        def replay() -> None:
-            self.replays += 1
-            for name, x in function(inputs).items():
-                if name in outputs:
-                    outputs[name].copy_(x)
-                else:
-                    outputs[name] = x.clone()
-
-        return replay, outputs
-
-
-class Refuser(Replayer):
-    """A device that cannot record."""
-
-    def record(self, function: Function, inputs: Tensors) -> tuple[Callable[[], object], Tensors]:
-        raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
 
 def walk_config(**settings: Any) -> Config:
@@ -90,33 +60,6 @@ def batches_of(placement: Serial) -> tuple[SerialSampler, OnPolicyExperience]:
 
 
 # -- recorded work --------------------------------------------------------------------------------------------------------
-
-
-def test_one_recording_for_each_set_of_shapes() -> None:
-    calls, recorder = [], Replayer()
-    memory = torch.zeros(1)
-
-    def work(x: Tensors) -> Tensors:
-        calls.append(x["a"].shape)
-        memory.add_(1)
-        return {"sum": x["a"].sum() + x["b"]}
-
-    recorded = Recorded("work", work, recorder)
-    for n in (3, 5, 3, 5, 3, 5, 3, 5, 3, 5):
-        a, b = torch.rand(n), torch.rand(())
-        torch.testing.assert_close(recorded({"a": a, "b": b})["sum"], a.sum() + b)
-    assert memory == 10  # nothing done twice, nothing left out, while warming up and recording too
-    assert recorder.replays == 10 - 2 * WARM_UPS
-
-
-def test_what_cannot_be_recorded_runs_as_it_is_and_says_so() -> None:
-    recorded = Recorded("acting", lambda x: {"y": x["x"] + 1}, Refuser())
-    with warnings.catch_warnings(record=True) as warned:
-        for i in range(WARM_UPS + 3):
-            assert recorded({"x": torch.tensor(i)})["y"] == i + 1
-    assert [str(w.message) for w in warned] == [
-        "acting runs without a CUDA graph, recording one failed: operation not permitted when stream is capturing"
-    ]
 
 
 @pytest.mark.parametrize(
@@ -179,33 +122,7 @@ def test_a_report_is_checked_when_it_has_arrived() -> None:
         report.check(names)
 
 
-# -- staging --------------------------------------------------------------------------------------------------------------
-
-
-def test_fields_of_any_kind_travel_as_bytes_side_by_side() -> None:
-    fields = {
-        "action": torch.arange(10, dtype=torch.int32).reshape(5, 2), "value": torch.randn(5), "core": torch.zeros(5, 0),
-        "flag": torch.tensor([True, False, True, True, False]), "wide": torch.randn(5, 2, 3).transpose(1, 2),
-        "double": torch.randn(5, dtype=torch.float64),
-    }  # fmt: skip
-    back = unpacked(packed(fields).numpy(), layout_of(fields))
-    assert list(back) == list(fields)
-    for name, x in fields.items():
-        assert back[name].dtype == x.numpy().dtype
-        np.testing.assert_array_equal(back[name], x.numpy())
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_equal_sizes_are_equal_memory(apart: bool) -> None:
-    staging, array = Staging("cpu", 4, apart), np.random.default_rng(0).random((10, 2, 3))
-    one = staging.take("a", array, np.array([7, 2, 5]), rows=4)
-    np.testing.assert_array_equal(one[:6], array[[7, 2, 5]].reshape(6, 3))
-    assert one.shape == (8, 3)
-    two = staging.take("a", array, np.array([1, 3, 4, 9]), rows=4)
-    assert two.data_ptr() == one.data_ptr()
-    out = staging.fetch(staging.pack({"x": two, "sum": two.sum(1).float()}), 6)
-    np.testing.assert_array_equal(out["x"], array[[1, 3, 4]].reshape(6, 3))
-    np.testing.assert_allclose(out["sum"], array[[1, 3, 4]].reshape(6, 3).sum(1), rtol=1e-6)
+# -- acting --------------------------------------------------------------------------------------------------------------
 
 
 def test_padding_and_recording_do_not_change_what_is_computed() -> None:

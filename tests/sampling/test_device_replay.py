@@ -13,8 +13,9 @@ import torch
 from test_serial import assert_resumed_is_straight
 
 from headrace.config import ConfigError
-from headrace.envs.registry import describe_here, make_group, register_tensor
-from headrace.envs.tensor import TensorStep
+from headrace.envs.core.registry import register_tensor
+from headrace.envs.groups.tensor import TensorStep
+from headrace.envs.make import describe_here, make_group
 from headrace.experience.batch import Batch, Filling
 from headrace.experience.on_device_replay import DeviceReplayExperience
 from headrace.learning.algorithm import make_agent

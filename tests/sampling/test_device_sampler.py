@@ -15,10 +15,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from test_serial import assert_resumed_is_straight, run
 
 from headrace import config as configs
-from headrace.cli import parse_config
+from headrace.cli.flags import parse_config
 from headrace.config import Config, ConfigError
 from headrace.config.validation import validate
-from headrace.envs.registry import describe_here, make_group, register_vector
+from headrace.envs.core.registry import register_vector
+from headrace.envs.make import describe_here, make_group
 from headrace.experience.on_device import DeviceExperience
 from headrace.learning.algorithm import make_agent
 from headrace.make_config import check_config, make_config

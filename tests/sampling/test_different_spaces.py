@@ -13,12 +13,15 @@ from test_serial import assert_same
 import headrace
 from headrace.cli import main
 from headrace.config import Config, ConfigError
-from headrace.envs.contract import MASK_KEY
-from headrace.envs.description import spec_from_json, spec_to_json
-from headrace.envs.registry import describe, register_parallel
+from headrace.envs.core.contract import MASK_KEY
+from headrace.envs.core.description import spec_from_json, spec_to_json
+from headrace.envs.core.registry import register_parallel
+from headrace.envs.make import describe
 from headrace.make_config import make_config
 from headrace.runs import checkpoint
 from headrace.runs.metrics import read_jsonl
+
+pytestmark = pytest.mark.process
 
 THIS = str(Path(__file__).resolve())
 OBSERVATIONS = {

@@ -13,6 +13,8 @@ from headrace.sampling.lanes import Group
 from headrace.sampling.rollout_worker import RolloutWorker
 from headrace.train import train
 
+pytestmark = pytest.mark.process
+
 COUNTING = str(Path(__file__).with_name("counting.py"))
 
 

@@ -18,6 +18,8 @@ from headrace.runs import checkpoint
 from headrace.runs.metrics import read_jsonl
 from headrace.train import train
 
+pytestmark = pytest.mark.process
+
 WORLD = str(Path(__file__).with_name("counting_match.py"))
 T = 5
 

@@ -11,10 +11,12 @@ import torch
 from gymnasium import spaces
 
 from headrace.config import EnvConfig
-from headrace.envs.registry import register_parallel
+from headrace.envs.core.registry import register_parallel
 from headrace.make_config import make_config
 from headrace.runs import checkpoint
 from headrace.train import train
+
+pytestmark = pytest.mark.process
 
 LENGTH = 3
 

@@ -18,15 +18,17 @@ import pytest
 import supervised
 from supervised import make_placement
 
+from headrace.processes import hangs
+from headrace.runs.messages import Message
 from headrace.sampling import supervisor as supervisor_module
-from headrace.sampling import watchdog as watchdog_module
-from headrace.sampling.child import Child
-from headrace.sampling.placements.base import Message, RunFailed
-from headrace.sampling.supervisor import Supervisor
+from headrace.sampling.placements.base import RunFailed
+from headrace.sampling.supervisor import Job, Supervisor, Worker
 from headrace.sampling.watchdog import Watchdog
 from headrace.shm import run_control
 from headrace.shm.inference_requests import TAKEN, WAITING
-from headrace.shm.standings import Standings
+from headrace.shm.population import Standings
+
+pytestmark = pytest.mark.process
 
 
 class Run:
@@ -77,7 +79,7 @@ class Run:
 def no_watchdog_is_left() -> Iterator[None]:
     """One that is would print, during other tests, that its supervisor does not look at the processes."""
     yield
-    wait_here(lambda: not any(thread.name == "watchdog" for thread in threading.enumerate()), 10)
+    wait_here(lambda: not any(thread.name == "hang detector" for thread in threading.enumerate()), 10)
 
 
 def alive(pid: int | None) -> bool:
@@ -265,8 +267,8 @@ def test_nobody_hangs_before_the_learners_are_ready() -> None:
 def test_the_time_for_which_everybody_was_stopped_is_nobodys_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     with Run({("rollout", 0): "hang"}, {"rollout": 1}, **{"sampling.step_timeout": 30}) as run:
         run.until(lambda: run.memory.control.heartbeat("rollout", 0))
-        real = supervisor_module.perf_counter
-        monkeypatch.setattr(supervisor_module, "perf_counter", lambda: real() + 100)  # Ctrl-Z, and `fg`
+        real = hangs.perf_counter
+        monkeypatch.setattr(hangs, "perf_counter", lambda: real() + 100)  # Ctrl-Z, and `fg`
         run.messages += run.supervisor.messages(0.5)
         assert "hangs" not in run.text
 
@@ -306,23 +308,23 @@ def test_who_reports_without_end_does_not_keep_the_supervisor_from_the_others() 
 def test_who_cannot_be_started_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
     refusals = [OSError("no more processes"), EOFError("the fork server is dead")]
 
-    def start(*args: Any) -> Child:
+    def start(job: Job, placement: Any) -> Worker:
         if refusals:
             raise refusals.pop(0)
-        return Child(*args)
+        return Worker(job, placement)
 
     with Run({("rollout", 0): "exit_7"}) as run:
-        monkeypatch.setattr(supervisor_module, "Child", start)
+        monkeypatch.setattr(supervisor_module, "Worker", start)
         run.until_said("rollout 0 could not be started: OSError: no more processes; tried again in 1 s")
         run.until_said("rollout 0 could not be started: EOFError")
         run.pid("rollout", 0)
 
 
 def test_a_run_whose_processes_cannot_be_started_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(*args: Any) -> Child:
+    def start(*args: Any) -> Worker:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(supervisor_module, "Child", start)
+    monkeypatch.setattr(supervisor_module, "Worker", start)
     run = Run({})
     with pytest.raises(RunFailed, match="no more processes"):
         run.__enter__()
@@ -379,9 +381,9 @@ def test_kill_ends_everybody_at_once() -> None:
 def test_a_process_that_the_kernel_holds_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if waiting for a device or a disk: killed, and still there."""
     held = []
-    gone = Child.gone.fget
+    gone = Worker.gone.fget
     assert gone is not None
-    monkeypatch.setattr(Child, "gone", property(lambda child: child not in held and gone(child)))
+    monkeypatch.setattr(Worker, "gone", property(lambda child: child not in held and gone(child)))
     with Run({("rollout", 0): "hang"}, **{"sampling.step_timeout": 1}) as run:
         held.append(run.supervisor.children[0])
         run.until_said(r"rollout worker 0 was killed 1 s ago; process \d+ is still there, in the kernel")
@@ -449,7 +451,7 @@ class Clock:
 @pytest.fixture
 def watchdog(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[str], Clock]]:
     control, shown, clock = make_placement().memory.control, list[str](), Clock()
-    for module in (watchdog_module, run_control):
+    for module in (hangs, run_control):
         monkeypatch.setattr(module, "perf_counter", clock)
     dog = Watchdog(control, show=shown.append, limit=4.0, interval=0.001)
     dog.start()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.envs.contract import ActionSpec, ArraySpec, Categorical, EnvSpec, LaneRow, ObsRow, StepRow
-from headrace.sampling.trajectory_fields import Place, lane_row, obs_row, trajectory_fields
+from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, EnvSpec, LaneRow, ObsRow, StepRow
+from headrace.envs.core.rows import Place, lane_row, obs_row
+from headrace.sampling.trajectory_fields import trajectory_fields
 
 OBSERVED = {"x": ArraySpec((3,), np.dtype(np.float32))}
 SPEC = EnvSpec(OBSERVED, ActionSpec((Categorical(2),)), autoreset="same-step", tasks=("a", "b"))

@@ -15,6 +15,8 @@ from headrace.runs.metrics import read_jsonl
 from headrace.sampling.actor import environment_numbers
 from headrace.train import train
 
+pytestmark = pytest.mark.process
+
 T = 7
 
 

@@ -14,6 +14,8 @@ from headrace.config.validation import validate
 from headrace.sampling.placements.inline import refreshing
 from headrace.sampling.policy_worker import PolicyWorker
 
+pytestmark = pytest.mark.process
+
 GROUPS = 4
 
 

@@ -177,7 +177,7 @@ def test_an_answer_that_comes_after_the_policy_workers_own_end_is_refused() -> N
     r = make()
     r.request(0)
     r.claim([0], policy_worker=4)
-    r.recover_policy_worker(4)
+    r.requeue_requests_of(4)
     assert r.withdraw(0) == set()
     r.answer([0], policy_worker=4)
     assert words(r)[0] == IDLE
@@ -199,7 +199,7 @@ def test_recovery_asks_again_exactly_what_was_taken() -> None:
     r.claim([0, 3], policy_worker=1)
     r.claim([1], policy_worker=2)
     r.answer([0], policy_worker=1)
-    assert r.recover_policy_worker(1) == 1
+    assert r.requeue_requests_of(1) == 1
     assert words(r) == [READY, TAKEN + 2, WAITING, WAITING, WAITING, IDLE]
     # 2 and 4, whose numbers the dead one may have held, are queued again, too; 0 was answered, 1 is another's
     assert queued(r) == [2, 3, 4]
@@ -212,7 +212,7 @@ def test_what_is_computed_again_begins_with_the_same_core_state() -> None:
     r.request(0)
     r.claim([0], policy_worker=0)
     r.next_cores[0][0] = 2  # written, and killed before it could say so
-    r.recover_policy_worker(0)
+    r.requeue_requests_of(0)
     assert r.claim(queued(r), policy_worker=1) == [0]
     assert (r.cores[0][0] == 1).all()
 
@@ -240,7 +240,7 @@ def test_recovery_never_waits_for_a_queue_full_of_old_numbers() -> None:
     r._queues[0] = Noting(r._queues[0])
     for _ in range(50):
         r.claim([0, 1], policy_worker=0)
-        assert r.recover_policy_worker(0) == 2
+        assert r.requeue_requests_of(0) == 2
     r.request(2)  # nor does a rollout worker
     assert set(waits) == {0}
     while numbers := queued(r):
@@ -332,7 +332,7 @@ def test_kills(kills: int) -> None:
         if rng.random() < 0.6:
             p = rng.randrange(POLICY_WORKERS)
             kill(policies[p])
-            r.recover_policy_worker(p)
+            r.requeue_requests_of(p)
             policies[p] = child(act, r, p)
         else:
             w = rng.randrange(2)

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from headrace.shm.primitives import Closed
-from headrace.shm.trajectory_store import LEARNER, Field, TrajectoryStore
+from headrace.shm.trajectory_store import LEARNER, TrajectoryField, TrajectoryStore
 
 # Processes that are killed by the dozen must start fast.
 fork = multiprocessing.get_context("fork")
 FIELDS = {
-    "obs/x": Field("T+1", (2,), np.dtype(np.float32)),
-    "reward": Field("T", (), np.dtype(np.float32)),
-    "core": Field("once", (3,), np.dtype(np.float32)),
+    "obs/x": TrajectoryField((2,), np.dtype(np.float32), rows="T+1"),
+    "reward": TrajectoryField((), np.dtype(np.float32)),
+    "core": TrajectoryField((3,), np.dtype(np.float32), rows="once"),
 }
 
 

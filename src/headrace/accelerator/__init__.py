@@ -1,1 +1,1 @@
-"""What every part needs of a device: recorded work, staging memory, allocators."""
+"""Devices: CUDA graphs, staging memory, allocators, threads and ranks."""

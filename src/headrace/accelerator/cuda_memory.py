@@ -1,68 +1,68 @@
-"""CUDA memory that other processes can open, through the driver itself.
+"""CUDA memory that other processes can open, through the bindings of CUDA's driver (package cuda-bindings, which the extra `cuda`
+brings, and PyTorch for CUDA from 2.10 on).
 
-What torch offers for this counts references in files under /dev/shm, which a killed process leaves behind.
+What torch itself offers for this counts references in files under /dev/shm, which a killed process leaves behind.
 """
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # rollout workers never import torch
     from torch import Tensor
 
 HANDLE_BYTES = 64
 _PAGE = 2 << 20
 
 
-class _Handle(ctypes.Structure):
-    _fields_ = (("bytes", ctypes.c_ubyte * HANDLE_BYTES),)
-
-
 class _Block:
     """Device memory as an array that torch understands (`__cuda_array_interface__`); closed or freed with its last tensor."""
 
-    def __init__(self, pointer: int, nbytes: int, release: str):
-        self.pointer, self._release = pointer, getattr(_driver(), release)
-        self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (pointer, False), "version": 2}
+    def __init__(self, pointer: Any, nbytes: int, release: str):
+        self.pointer, self._release = int(pointer), getattr(_driver(), release)
+        self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (self.pointer, False), "version": 2}
 
     def __del__(self) -> None:
-        self._release(ctypes.c_uint64(self.pointer))
+        self._release(self.pointer)
 
 
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
+def _driver() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise RuntimeError("that needs the package cuda-bindings: pip install 'headrace[cuda]'") from error
+    return driver
 
 
-def _call(name: str, *arguments: Any) -> None:
-    code = getattr(_driver(), name)(*arguments)
+def _call(name: str, *arguments: Any) -> Any:
+    code, *results = getattr(_driver(), name)(*arguments)
     if code:
-        text = ctypes.c_char_p()
-        _driver().cuGetErrorName(code, ctypes.byref(text))
-        raise RuntimeError(f"{name}: {(text.value or b'error').decode()} ({code})")
+        raise RuntimeError(f"{name}: {code.name} ({int(code)})")
+    return results[0]
 
 
 def allocate(nbytes: int, device: str) -> tuple[Tensor, bytes]:
-    """Memory uint8 [nbytes] and its handle for other processes."""
-    import torch
-
-    torch.cuda.synchronize(device)  # makes the device's context this thread's
-    pointer, handle = ctypes.c_uint64(), _Handle()
+    """Memory uint8 [nbytes] and its handle for other processes. Raises RuntimeError if there is not enough."""
+    _use(device)
     whole = -(-nbytes // _PAGE) * _PAGE  # a handle is for whole pages; nothing else is to be in them
-    _call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(whole))
-    memory = _tensor(_Block(pointer.value, nbytes, "cuMemFree_v2"), device)
-    _call("cuIpcGetMemHandle", ctypes.byref(handle), pointer)
-    return memory, bytes(handle.bytes)
+    block = _Block(pointer := _call("cuMemAlloc", whole), nbytes, "cuMemFree")
+    return _tensor(block, device), bytes(_call("cuIpcGetMemHandle", pointer).reserved)
 
 
 def open_handle(handle: bytes, nbytes: int, device: str) -> Tensor:
-    """Another process's memory uint8 [nbytes]."""
+    """Another process's memory uint8 [nbytes]. Raises RuntimeError if it cannot be reached."""
+    _use(device)
+    driver = _driver()
+    shared = driver.CUipcMemHandle()
+    shared.reserved = handle
+    lazily = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value  # the only flag there is
+    return _tensor(_Block(_call("cuIpcOpenMemHandle", shared, lazily), nbytes, "cuIpcCloseMemHandle"), device)
+
+
+def _use(device: str) -> None:
     import torch
 
-    torch.cuda.synchronize(device)
-    pointer, lazily = ctypes.c_uint64(), 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
-    _call("cuIpcOpenMemHandle_v2", ctypes.byref(pointer), _Handle.from_buffer_copy(handle), ctypes.c_uint(lazily))
-    return _tensor(_Block(pointer.value, nbytes, "cuIpcCloseMemHandle"), device)
+    torch.cuda.synchronize(device)  # makes the device's context this thread's
 
 
 def _tensor(block: _Block, device: str) -> Tensor:

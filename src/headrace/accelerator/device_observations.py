@@ -1,10 +1,10 @@
-"""Observations that stay on the device: policy workers leave them there, the learner finds them.
+"""Observations that policy workers keep on the device for the learner.
 
 Where policy workers and the learner share a GPU, an observation then crosses the bus once, to be acted on, instead of twice.
 The trajectory store in host memory stays the truth: this is only a second copy of rows 0 to T-1 of its observations. Every row
-has a *stamp*, the generation of the device memory in which it was left; a learner that finds another stamp than its own memory's
-(it was restarted since, or a policy worker could not reach the memory) takes that trajectory from the host. So anybody may die
-at any moment. Row T has not been acted on when the learner takes a trajectory, and comes from the host too.
+has a *stamp*: the generation of the device memory that holds it. If a stamp differs from the learner's generation (the learner
+was restarted, or a policy worker could not reach the memory), the learner copies that trajectory from the host. So each process
+may die at any moment. Row T has not been acted on when the learner takes a trajectory, so it comes from the host too.
 
 The learner allocates; policy workers find its memory by a handle of the CUDA driver (64 bytes in shared memory, nothing pickled)
 and look for a new one when the generation has changed. On the CPU the memory is shared memory, and everything else the same.
@@ -12,13 +12,13 @@ and look for a new one when the generation has changed. On the CPU the memory is
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace.accelerator import cuda_memory
+from headrace.arrays import ArrayLayout, ArraySpec
 from headrace.shm.primitives import Words
 from headrace.shm.segment import Mapped, Segment
 from headrace.shm.trajectory_store import TrajectoryStore
@@ -35,8 +35,9 @@ class DeviceObservations(Mapped):
 
     def __init__(self, store: TrajectoryStore, device: str):
         self.device, self._slots, self._T = device, store.num_slots, store.T
-        self._fields = {name: (store.C, *f.shape) for name, f in store.fields.items() if name.startswith("obs/")}
-        self._dtypes = {name: store.fields[name].dtype for name in self._fields}
+        observed = {name: field for name, field in store.fields.items() if name.startswith("obs/")}
+        rows = {name: ArraySpec((self._slots * self._T, store.C, *f.shape), f.dtype) for name, f in observed.items()}
+        self._layout = ArrayLayout(rows, alignment=256)
         self._words = Words(2)
         self._segment = Segment(cuda_memory.HANDLE_BYTES + 4 * self._slots * self._T)
         self._shared = Segment(self.nbytes, purpose="observations left for the learner") if device == "cpu" else None
@@ -45,13 +46,10 @@ class DeviceObservations(Mapped):
     @property
     def nbytes(self) -> int:
         """Bytes of device memory."""
-        return sum(_aligned(self._size(name)) for name in self._fields)
-
-    def _size(self, name: str) -> int:
-        return self._slots * self._T * math.prod(self._fields[name]) * self._dtypes[name].itemsize
+        return self._layout.nbytes
 
     def _map(self) -> None:
-        """This process knows nothing of the device yet."""
+        """Start without device memory in this process."""
         self._handle = self._segment.ndarray(np.uint8, cuda_memory.HANDLE_BYTES)
         self._stamps = self._segment.ndarray(np.int32, (self._slots, self._T), cuda_memory.HANDLE_BYTES)
         self._generation = 0
@@ -68,7 +66,7 @@ class DeviceObservations(Mapped):
 
         Raises RuntimeError if the device has not enough; observations then go on crossing the bus twice.
         """
-        self._words.store(_NOW, 0)  # who looks for a handle meanwhile finds none
+        self._words.store(_NOW, 0)  # policy workers find no handle until the new one is written
         if self._shared is None:
             memory, handle = cuda_memory.allocate(self.nbytes, self.device)
             self._handle[:] = np.frombuffer(handle, np.uint8)
@@ -128,16 +126,10 @@ class DeviceObservations(Mapped):
     def _divide(self, memory: Tensor) -> None:
         import torch
 
-        at = 0
-        for name, shape in self._fields.items():
-            dtype = torch.from_numpy(np.empty(0, self._dtypes[name])).dtype
-            part = memory[at : at + self._size(name)].view(dtype)
-            self._rows[name] = part.view(self._slots * self._T, *shape)
-            at += _aligned(self._size(name))
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // 256) * 256
+        for name, part in self._layout.slices().items():
+            array = self._layout.arrays[name]
+            dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+            self._rows[name] = memory[part].view(dtype).view(array.shape)
 
 
 def _host_memory(segment: Segment) -> Tensor:

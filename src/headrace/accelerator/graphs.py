@@ -1,4 +1,4 @@
-"""What is particular about computing on a GPU: its number formats, waiting for it, and recorded work (CUDA graphs).
+"""Computing on a GPU: number formats, waiting for the device, and CUDA graphs.
 
 The same code runs on the CPU, where work is done when the call returns: markers are passed at once, nothing is recorded.
 """
@@ -38,7 +38,7 @@ class Marker:
         self._event = None if device == "cpu" else torch.cuda.Event(blocking=True)
 
     def set(self) -> None:
-        """The point is here: behind everything that this thread's current stream was given so far."""
+        """Put the point behind all work given so far to this thread's current stream."""
         if self._event is not None:
             self._event.record(torch.cuda.current_stream(self._device))
 
@@ -52,11 +52,11 @@ class Recorder(Protocol):
     """Records work without doing it. `CudaRecorder`, or in tests one that only remembers the function."""
 
     def warm_up(self, function: Function, inputs: Tensors) -> Tensors:
-        """Run the function where it would be recorded."""
+        """Run the function unrecorded, on the stream of the recordings."""
         ...
 
     def record(self, function: Function, inputs: Tensors) -> tuple[Callable[[], object], Tensors]:
-        """What `function(inputs)` does to memory, as a call without arguments, and the memory of its results."""
+        """Record `function(inputs)`. Returns a call without arguments that repeats its work, and the tensors of its results."""
         ...
 
 
@@ -129,7 +129,7 @@ class Recorded:
             try:
                 recording = (*self._recorder.record(self._function, mine), mine)
             except RuntimeError as error:
-                # The first error ends the recording, which is the second one.
+                # Ending a broken recording raises, too; `__context__` is then the first error.
                 why = str(error.__context__ or error).partition("\n")[0]
                 warnings.warn(f"{self._name} runs without a CUDA graph, recording one failed: {why}", stacklevel=2)
                 self._recorder = None

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from headrace.config import machine
+from headrace.config import hardware
 from headrace.config.errors import UserError
 
 TIMEOUT = float(os.environ.get("HEADRACE_RANK_TIMEOUT", 600))
@@ -37,14 +37,14 @@ class Ranks:
     """
 
     def __init__(self, device: str):
-        here = machine.rank()
+        here = hardware.rank()
         self.index, self.size = here.index, here.size
         if self.size == 1:
             return
         with self._others():
             dist.init_process_group(
                 "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
-                init_method=f"file://{os.environ[machine.RANK_STORE]}" if machine.RANK_STORE in os.environ else "env://",
+                init_method=f"file://{os.environ[hardware.RANK_STORE]}" if hardware.RANK_STORE in os.environ else "env://",
                 rank=self.index,
                 world_size=self.size,
                 timeout=timedelta(seconds=TIMEOUT),

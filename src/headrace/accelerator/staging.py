@@ -1,4 +1,4 @@
-"""Memory of an actor between shared memory and the device: one copy in for each observation, one copy out."""
+"""An actor's buffers between shared memory and the device: one copy in per observation, one copy out for all results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Staging:
         self._host: dict[str, Tensor] = {}
         self._there: dict[str, Tensor] = {}
         self._done = Marker(device)
-        self._layout: list[tuple[str, torch.Size, torch.dtype]] = []
+        self._layout = np.dtype([])
 
     def take(self, name: str, array: np.ndarray, index: np.ndarray, rows: int | None = None) -> Tensor:
         """`array[index]` with its first two axes joined, on the device: [k, C, ...] and [n] give [n C, ...].
@@ -60,9 +60,9 @@ class Staging:
         return unpacked(host[:n].numpy(), self._layout)
 
 
-def layout_of(fields: dict[str, Tensor]) -> list[tuple[str, torch.Size, torch.dtype]]:
-    """Names, shapes without the batch dimension, and dtypes."""
-    return [(name, x.shape[1:], x.dtype) for name, x in fields.items()]
+def layout_of(fields: dict[str, Tensor]) -> np.dtype:
+    """Dtype of a row of these fields [N, ...] side by side."""
+    return np.dtype([(name, torch.empty(0, dtype=x.dtype).numpy().dtype, x.shape[1:]) for name, x in fields.items()])
 
 
 def packed(fields: dict[str, Tensor]) -> Tensor:
@@ -71,12 +71,7 @@ def packed(fields: dict[str, Tensor]) -> Tensor:
     return torch.cat([x.view(torch.uint8) for x in flat], dim=1)
 
 
-def unpacked(rows: np.ndarray, layout: list[tuple[str, torch.Size, torch.dtype]]) -> dict[str, np.ndarray]:
-    """The inverse of `packed`: views of uint8 [N, W]."""
-    fields, at = {}, 0
-    for name, shape, dtype in layout:
-        width = shape.numel() * dtype.itemsize
-        column = np.ascontiguousarray(rows[:, at : at + width])
-        fields[name] = column.view(torch.empty(0, dtype=dtype).numpy().dtype).reshape(len(rows), *shape)
-        at += width
-    return fields
+def unpacked(rows: np.ndarray, layout: np.dtype) -> dict[str, np.ndarray]:
+    """The inverse of `packed`: copies of the fields in uint8 [N, W]."""
+    records = rows.view(layout)[:, 0]
+    return {name: np.ascontiguousarray(records[name]) for name in layout.names or ()}

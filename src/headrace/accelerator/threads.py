@@ -14,16 +14,16 @@ from headrace.config import Config
 PROBE_PERIOD = 3.0
 """Seconds between two measurements of `AdaptiveThreads`."""
 GAIN = 1.2
-"""Another number of threads is taken if it is so many times as fast."""
+"""Factor by which another number of threads must be faster to be taken."""
 TRUST = 60.0
-"""Seconds for which more threads must have been right for the next ones to be taken at once again."""
+"""Seconds that an increase of threads must last for the required number of measurements to go back to one."""
 MOST_PATIENCE = 16
-"""Measurements in a row that must speak for more threads, at most."""
+"""Upper limit of the measurements in a row that must be in favour of more threads."""
 
 
 @contextlib.contextmanager
 def using_threads(number: int) -> Iterator[None]:
-    """Torch computes with so many threads meanwhile.
+    """Context in which torch computes with `number` threads.
 
     One is the default here: batches are small, and threads that wait for each other at every layer lose more on busy cores
     than they gain on idle ones (Nature CNN, 16 observations, 2 cores at load 15: 17 ms with one thread, 300 ms with two).
@@ -37,8 +37,8 @@ def using_threads(number: int) -> Iterator[None]:
 
 
 def probe(threads: int) -> float:
-    """Seconds that a row of small matrix products takes with so many threads, each of which ends with all threads waiting for
-    the last one: the median of 5 rows."""
+    """Seconds that a series of small matrix products takes with this many threads: the median of 5 series. After each product all
+    threads wait for the last one."""
     a, b = torch.ones(256, 512), torch.ones(512, 256)
     times = []
     with using_threads(threads):
@@ -115,7 +115,7 @@ def adaptive_threads(config: Config) -> AdaptiveThreads | None:
 
 
 class ThreadTrials:
-    """Lets a learner that everybody waits for try more threads than it began with, and keep them if updates then come faster.
+    """Lets a learner that limits the run try more threads than it began with, and keep them if updates become faster.
 
     Which is better cannot be told in advance: a second thread takes its time from the rollout workers, and is worth it where they
     wait for the learner anyway. So updates are counted in windows of `WINDOW` seconds. If the learner has computed for `BUSY` of
@@ -140,7 +140,7 @@ class ThreadTrials:
         self.few, self.most, self.threads = few, most, few
         self._window: tuple[float, float, int] | None = None
         self._windows = 0
-        """Complete ones. Nothing is tried in the first: processes are still starting."""
+        """Number of complete windows. The first has no trial, because processes are still starting."""
         self._before: float | None = None
         """While the other number is tried: updates per second with the one before."""
         self._few_reached = 0.0
@@ -200,8 +200,8 @@ class ThreadTrials:
 
 
 class LearnerThreads:
-    """Torch's threads in a learner beside workers: fewer while other programs hold cores (`AdaptiveThreads`), more while
-    everybody waits for the learner (`ThreadTrials`). While more are in use or tried, only updates are measured.
+    """Torch's threads in a learner beside workers: fewer while other programs hold cores (`AdaptiveThreads`), more while the
+    learner limits the run (`ThreadTrials`). While more are in use or tried, only updates are measured.
 
     `measured`: seconds that this learner has spent on updates, and the version of its weights.
     """
@@ -210,7 +210,8 @@ class LearnerThreads:
         self._adaptive, self._measured = adaptive_threads(config), measured
         self._version = self._updates = 0
         self._trials: ThreadTrials | None = None
-        # Without a ratio nobody waits for a learner on a replay: more updates would only mean fewer steps between them.
+        # Without `samples_per_insert` no process waits for a learner on a replay: more updates only mean fewer steps between
+        # them.
         waited_for = not config.uses_replay or config.replay.samples_per_insert is not None
         if self._adaptive is not None and waited_for and config.most_learner_threads > config.learner_threads:
             self._trials = ThreadTrials(config.learner_threads, config.most_learner_threads)

@@ -1,4 +1,4 @@
-"""A model's parameters and buffers as one flat piece of memory: what travels through a policy's weight store."""
+"""A model's parameters and buffers as one block of memory, for a policy's weight store."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FlatWeights:
         self._there.set()
 
     def put(self, store: WeightStore, version: int) -> None:
-        """Publish what was gathered last; waits until the device has copied it."""
+        """Publish the weights gathered last; waits until the device has copied them."""
         self._there.wait()
         store.publish(self._host, version)
 
@@ -77,7 +77,7 @@ class FlatWeights:
 
 
 class Publisher:
-    """Publishes a model's weights without keeping the learner waiting until the GPU has computed them: a thread waits."""
+    """Publishes a model's weights from a thread, which waits for the GPU so that the learner need not."""
 
     def __init__(self, model: nn.Module, store: WeightStore, device: str):
         self._weights, self._store = FlatWeights(model), store

@@ -1,14 +1,15 @@
-"""Settings: the tree (`settings`), its groups (`groups`, `learning`), types and ranges (`ranges`), impossible combinations
-(`validation`), JSON (`io`)."""
+"""Settings: the tree (`settings`) and its groups, one file each (`q` and `replay` are in `learning`, `pbt` and `matches` in
+`population`); types and ranges (`ranges`); impossible combinations (`validation`); JSON (`io`)."""
 
+from headrace.config.envs import EnvConfig
 from headrace.config.errors import ConfigError
-from headrace.config.groups import EnvConfig, Placement, PolicyConfig, RunConfig, SamplingConfig
 from headrace.config.io import flattened, from_dict, load, override, to_dict, to_json
 from headrace.config.learning import LearningConfig, QConfig, ReplaySettings
-from headrace.config.matches import MatchesConfig
-from headrace.config.pbt import PbtConfig
-from headrace.config.policies import policy_config, policy_configs
-from headrace.config.population import PopulationConfig
+from headrace.config.policy import PolicyConfig
+from headrace.config.policy_overrides import policy_config, policy_configs
+from headrace.config.population import MatchesConfig, PbtConfig, PopulationConfig
+from headrace.config.run import RunConfig
+from headrace.config.sampling import Placement, SamplingConfig
 from headrace.config.settings import Config
 
 __all__ = [

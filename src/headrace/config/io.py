@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config.errors import ConfigError
+from headrace.config.file_reading import Unreadable, read_json
 from headrace.config.ranges import check
-from headrace.config.reading import Unreadable, read_json
 from headrace.config.settings import Config
 
 FORMAT = 2

@@ -3,19 +3,22 @@
     num_workers: Annotated[int, Range(1, 4096)] = 2
     support: tuple[Annotated[float, Range(-1e9, 1e9)], ...] = (-10.0, 10.0)
 
-Upper limits are far above what is useful. They keep absurd values away from libraries in C, which would crash, or hang where
+Upper limits are far above what is useful. They keep such values away from libraries in C, which would crash, or hang where
 Ctrl-C does not reach them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import sys
 import types
 import typing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
+
+import tyro
 
 from headrace.config.errors import ConfigError
 
@@ -66,6 +69,19 @@ Fraction = Annotated[float, Range(0, 1)]
 Seconds = Annotated[float, Range(0, 1e9)]
 """Up to 31 years: times in nanoseconds fit into 64 bits."""
 Timeout = Annotated[float, Range(0, 1e9, above=True)]
+
+
+JsonObject = Annotated[
+    dict[str, Any],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="JSON",
+        instance_from_str=lambda words: json.loads(words[0]),
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda value: [json.dumps(value)],
+    ),
+]
+"""A dictionary, given on the command line as one JSON object."""
 
 
 def check(settings: Any, prefix: str = "") -> None:

@@ -43,7 +43,7 @@ def environment_seed(use: Use, seed: int, *key: int) -> int:
     Args:
         use: one that has environments.
         seed: the run's, or what the user gave; at least 0.
-        key: numbers of at least 0 that tell apart what has the same use and seed.
+        key: numbers of at least 0 that distinguish seeds of the same use and run.
 
     Raises `ConfigError` for a negative seed.
     """
@@ -52,7 +52,7 @@ def environment_seed(use: Use, seed: int, *key: int) -> int:
 
 
 def next_seed(seed: int, number: int) -> int:
-    """Seed of the environments that had `seed`, when they begin anew for the `number`-th time, for the same use; `seed` for 0."""
+    """Seed for the `number`-th restart of environments that were first seeded with `seed`; `seed` itself for 0."""
     return environment_seed(Use(seed // RANGE), seed, number) if number else seed
 
 

@@ -1,10 +1,9 @@
 """One tree of typed, documented settings for a run.
 
-The groups (`config.groups`, `config.learning`) are named after the packages they steer: `envs`, `policy`, `sampling`, `learning`,
-`replay`, `q`, `population`, `pbt`, `matches`, `run`. The docstring under each field is its help text and its documentation; its
+The groups are named after the packages that they steer, and each has a file of that name beside this one (`replay` and `q` are
+in `learning`, `pbt` and `matches` in `population`). The docstring under each field is its help text and its documentation; its
 type has its range (`config.ranges`). A configuration is data: saved as JSON with the run, and a run is resumed from it
-(`config.io`).
-`config.validation` refuses impossible combinations.
+(`config.io`). `config.validation` refuses impossible combinations.
 
 Units: a *step* is one decision of one agent; a *frame* is one frame of the simulator (steps x frameskip).
 """
@@ -19,13 +18,14 @@ from typing import Annotated, Literal
 
 import tyro
 
-from headrace.config import machine
-from headrace.config.groups import EnvConfig, PolicyConfig, RunConfig, SamplingConfig
+from headrace.config import hardware
+from headrace.config.envs import EnvConfig
 from headrace.config.learning import LearningConfig, QConfig, ReplaySettings
-from headrace.config.matches import MatchesConfig
-from headrace.config.pbt import PbtConfig
-from headrace.config.population import PopulationConfig
+from headrace.config.policy import PolicyConfig
+from headrace.config.population import MatchesConfig, PbtConfig, PopulationConfig
 from headrace.config.ranges import Range
+from headrace.config.run import RunConfig
+from headrace.config.sampling import SamplingConfig
 from headrace.config.tasks import SEPARATOR, tasks_of
 
 LONGEST_NAME = 120
@@ -62,18 +62,19 @@ class Config:
         return tasks_of(self.env)
 
     def task_of_group(self, group: int) -> int | None:
-        """Several tasks with equal shares of compute: the number of the one that this group's environments play, the same in all
-        groups of a worker. None: an equal share of all of them."""
+        """The number of the task that all environments of this group play, if tasks have equal shares of compute; it is the same
+        for all groups of a worker. None: the group plays all tasks in equal shares."""
         K = len(self.tasks)
         if K == 1 or self.envs.task_share == "samples":
             return None
-        # Workers that are several rounds apart act for the same policies: their tasks must be different.
+        # Policies repeat every `workers_per_round` workers and tasks every K, so their pairs repeat every `rounds` workers.
+        # From there on tasks are shifted by one, so that every policy gets every task.
         worker, rounds = group // self.sampling.num_groups, math.lcm(self.workers_per_round, K)
         return (worker + worker // rounds) % K
 
     @property
     def workers_per_round(self) -> int:
-        """Rollout workers of which group g is acted for by policy g modulo P, after which the policies repeat themselves."""
+        """Number of rollout workers after which the policies of the groups repeat: policy g modulo P acts for group g."""
         return self.population.size // math.gcd(self.population.size, self.sampling.num_groups)
 
     @property
@@ -133,8 +134,8 @@ class Config:
 
     @property
     def most_lanes(self) -> int:
-        """Lanes that one policy may act for at the same time: its share of the groups, or all of them where lanes are matched
-        anew for every episode."""
+        """Most lanes that one policy may act for at a time: its share of the groups, or all lanes where every episode is matched
+        anew."""
         return self.total_lanes if self.envs.num_agents else -(-self.total_groups // self.population.size)
 
     def slots_for(self, lanes: int) -> int:
@@ -162,8 +163,8 @@ class Config:
     @property
     def device(self) -> str:
         """The learner's and policy workers' device, `auto` resolved. Each of several ranks on a machine has a GPU of its own."""
-        device = machine.default_device() if self.learning.device == "auto" else self.learning.device
-        here = machine.rank()
+        device = hardware.default_device() if self.learning.device == "auto" else self.learning.device
+        here = hardware.rank()
         return f"cuda:{here.local}" if device == "cuda" and here.local_size > 1 else device
 
     @property
@@ -183,20 +184,20 @@ class Config:
         """The network's precision, `auto` resolved."""
         if self.learning.precision != "auto":
             return self.learning.precision
-        return "bf16" if machine.native_bf16(self.device) else "float32"
+        return "bf16" if hardware.native_bf16(self.device) else "float32"
 
     @property
     def learner_threads(self) -> int:
         """CPU threads of a learner. All learners together have half of the cores where rollout workers need the others: a thread
         that loses its core to a worker in the middle of a matrix product holds up all other threads."""
-        cores = machine.cores()
+        cores = hardware.cores()
         alone = self.sampling.placement in ("serial", "device")
         return self.learning.num_threads or (cores if alone else max(1, cores // 2 // self.population.size))
 
     @property
     def most_learner_threads(self) -> int:
         """CPU threads that a learner without a fixed number may try: its share of all cores."""
-        return self.learning.num_threads or max(1, machine.cores() // self.population.size)
+        return self.learning.num_threads or max(1, hardware.cores() // self.population.size)
 
     @property
     def update_period(self) -> int:

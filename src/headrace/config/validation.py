@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from headrace.config import machine
+from headrace.config import hardware
 from headrace.config.errors import ConfigError
 from headrace.config.ranges import check
 from headrace.config.settings import Config
@@ -60,7 +60,7 @@ def validate(config: Config) -> None:
             f"population.size ({P}) is above the number of groups ({config.total_groups}): a policy would never act. Use more "
             "sampling.num_workers or sampling.num_groups"
         )
-    ranks = max(config.learning.num_devices, machine.rank().size)
+    ranks = max(config.learning.num_devices, hardware.rank().size)
     if P > 1 and ranks > 1:
         raise ConfigError(f"several devices learn one policy together; population.size is {P} and there are {ranks} ranks")
     _validate_slots(config)

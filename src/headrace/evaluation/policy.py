@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError
-from headrace.config.reading import shortened
+from headrace.config.file_reading import shortened
 from headrace.config.validation import check_device
-from headrace.envs.contract import EnvSpec
-from headrace.envs.imports import import_files
-from headrace.envs.registry import describe, make_env
-from headrace.envs.spaces import decoder, leaves
-from headrace.envs.tasks import options_of
-from headrace.envs.trust import check_given
+from headrace.envs.core.actions import decoder
+from headrace.envs.core.contract import EnvSpec
+from headrace.envs.core.imports import check_given, import_files
+from headrace.envs.core.settings import options_of
+from headrace.envs.core.spaces import leaves
+from headrace.envs.make import describe, make_env
 from headrace.learning.algorithm import Algorithm, Mode, make_algorithm
 from headrace.runs import checkpoint
 from headrace.runs.checkpoint import Checkpoint
@@ -35,7 +35,7 @@ Which = Literal["newest", "best"] | Path
 
 
 class TrainedPolicy:
-    """A model with its weights, the environment it was trained for, and its own core state: ask it for actions.
+    """A model with its weights, the environment it was trained for, and its core state.
 
     For one environment, pass what `env.reset` and `env.step` return and get what `env.step` takes:
 
@@ -47,8 +47,9 @@ class TrainedPolicy:
     """
 
     def __init__(self, config: Config, spec: EnvSpec, algorithm: Algorithm, model: nn.Module, step: int, seed: int = 0) -> None:
-        self.config, self.spec, self.algorithm, self.step = config, spec, algorithm, step
-        """`step`: global_step of the checkpoint the weights are from."""
+        self.config, self.spec, self.algorithm = config, spec, algorithm
+        self.step = step
+        """The `global_step` of the checkpoint that the weights are from."""
         self.number = 0
         """Of the policy, where the run trained several."""
         self.team: list[TrainedPolicy] = []
@@ -60,7 +61,7 @@ class TrainedPolicy:
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
-        """Sample actions with a generator of this seed meanwhile; afterwards the policy's own goes on where it was."""
+        """Context in which actions are sampled by a generator with this seed. Afterwards the policy's own generator continues."""
         own, self.generator = self.generator, torch.Generator(self.device).manual_seed(seed)
         try:
             yield
@@ -75,7 +76,7 @@ class TrainedPolicy:
     def act(self, observation: Any, *, deterministic: bool = True) -> Any:
         """The action for one observation of `make_env`'s environment. Call `reset` when an episode begins.
 
-        Raises `headrace.envs.spaces.BadObservation` for observations that are not in the environment's space.
+        Raises `headrace.envs.core.spaces.BadObservation` for observations that are not in the environment's space.
         """
         rows = {leaf.name: np.zeros((1, *leaf.spec.shape), leaf.spec.dtype) for leaf in self._leaves}
         for leaf in self._leaves:

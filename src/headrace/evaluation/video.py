@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
 
 import gymnasium
 import numpy as np
 
 from headrace.accelerator.threads import using_threads
-from headrace.config import ConfigError
+from headrace.config import ConfigError, EnvConfig
 from headrace.config.seeds import Use, environment_seed, random_seed
-from headrace.envs.contract import EnvironmentFault
+from headrace.envs.core.errors import EnvironmentFault
+from headrace.envs.core.family_interface import ParallelEnv
+from headrace.envs.groups.local import LocalGroup
+from headrace.envs.groups.multi_agent import multi_agent_group
+from headrace.envs.make import make_parallel
+from headrace.evaluation.games import Game, Games, team_of
 from headrace.evaluation.policy import TrainedPolicy, Which, load_policy
-from headrace.evaluation.waiting import Answers, Waiting
-
-if TYPE_CHECKING:
-    from headrace.runs.video import VideoWriter
+from headrace.runs.video import VideoWriter
 
 RECORDING = "A recording without an end needs a limit: --max-steps of headrace watch, max_steps in Python"
 """What to do about an episode that does not end."""
@@ -46,66 +50,46 @@ def record(
     """
     if not isinstance(policy, TrainedPolicy):
         policy = load_policy(policy, which=which, policy=number, imports=imports)
-    if policy.spec.agents:
-        from headrace.evaluation.matches import watch
-
-        return [next(iter(one.values())) for one in watch(policy, path, episodes, deterministic, seed, max_steps)]
-    first = environment_seed(Use.VIDEO, seed)
-    env = policy.make_env(render_mode="rgb_array", task=task)
-    returns: list[float] = []
-    steps, begun, waiting = 0, 0, Waiting("episode", episodes, RECORDING)
-
-    def step() -> dict[int, int]:
-        return {0: steps - begun}
-
-    try:
-        actions = policy.seeded(random_seed(Use.VIDEO, seed))
-        name = task or policy.config.tasks[0]
-        with using_threads(1), actions, Answers(lambda: name) as answers, video_of(env, path) as video:
-            for episode in range(episodes):
-                if max_steps is not None and steps >= max_steps:
-                    break
-                with answers.expected():
-                    observation, _ = env.reset(seed=first + episode)
-                policy.reset()
-                returns.append(0.0)
-                over, begun = False, steps
-                while not over and (max_steps is None or steps < max_steps):
-                    with answers.expected():
-                        video.add(picture(env, policy.config.env))
-                    action = policy.act(observation, deterministic=deterministic)
-                    with answers.expected():
-                        observation, reward, terminated, truncated, _ = env.step(action)
-                    returns[-1] += float(reward)
-                    over = terminated or truncated
-                    steps += 1
-                    waiting.look(episode, step)
-                video.add(picture(env, policy.config.env))
-    finally:
-        env.close()
-    return returns
+    games = record_games(policy, path, episodes, deterministic=deterministic, max_steps=max_steps, seed=seed, task=task)
+    return [next(iter(results.values())) for results in games]
 
 
-def record_and_describe(
+def record_games(
     policy: TrainedPolicy, path: os.PathLike[str] | str, episodes: int, *, deterministic: bool, max_steps: int | None, seed: int,
     task: str | None,
-) -> str:  # fmt: skip
-    """`record`, and a text that says what is in the video: the returns, or of each match the outcomes of all its agents."""
-    if policy.spec.agents:
-        from headrace.evaluation.matches import watch
+) -> list[dict[str, float]]:  # fmt: skip
+    """As `record`. Gives for each game {"return": its return}, for each match {agent: outcome}; for a game that was cut short the
+    values so far."""
+    name, spec, options = task or policy.config.tasks[0], policy.spec, policy.config.envs
+    env: Any
+    if spec.agents:
+        env = make_match(name, options, "rgb_array")
+        group: Any = multi_agent_group(lambda: env, options, 1, name)
+        plays = [(episodes, environment_seed(Use.VIDEO, seed))]
+    else:
+        env = policy.make_env("rgb_array", task)
+        group = LocalGroup([env], replace(spec, name=name), lambda raw: raw)
+        plays = [(1, environment_seed(Use.VIDEO, seed) + episode) for episode in range(episodes)]
+    games = Games(group, *team_of(policy, group.spec), deterministic=deterministic)
+    found: list[Game] = []
+    with closing(group), using_threads(1), policy.seeded(random_seed(Use.VIDEO, seed)), video_of(env, path) as video:
+        for count, first in plays:
+            how: Any = {"max_steps": max_steps, "advice": RECORDING}
+            found += games.play([count], first, draw=lambda: video.add(picture(env, name)), **how)
+    matches = [dict(zip(spec.agents, game.outcomes.tolist(), strict=True)) for game in found if game.outcomes is not None]
+    return matches or [{"return": episode.episode_return} for game in found for episode in game.episodes]
 
-        found = watch(policy, path, episodes, deterministic, seed, max_steps)
-        matches = [", ".join(f"{agent} {outcome:.2f}" for agent, outcome in one.items()) for one in found]
-        return f"step {policy.step:,}, outcomes {'; '.join(matches)}"
-    how: Any = {"deterministic": deterministic, "max_steps": max_steps, "seed": seed, "task": task}
-    returns = record(policy, path, episodes=episodes, **how)
-    return f"step {policy.step:,}, returns {', '.join(f'{value:.2f}' for value in returns)}"
+
+def make_match(env: str, options: EnvConfig, render_mode: str | None = None) -> ParallelEnv:
+    """A multi-agent environment. Raises `ConfigError` for one of one agent, and what `make_parallel` raises."""
+    made = make_parallel(env, options, render_mode=render_mode)
+    if made is None:
+        raise ConfigError(f"{env} is an environment of one agent; `headrace eval` plays it")
+    return made
 
 
 def video_of(env: Any, path: os.PathLike[str] | str) -> VideoWriter:
     """A video at the environment's own pictures per second."""
-    from headrace.runs.video import VideoWriter
-
     return VideoWriter(path, fps=float(getattr(env, "metadata", {}).get("render_fps") or 30))
 
 

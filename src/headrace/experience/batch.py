@@ -2,77 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
 
+_floats, _counts = partial(np.empty, 0, np.float32), partial(np.empty, 0, np.int32)
+
 
 @dataclass
 class Arrivals:
-    """What came in since it was last asked for: numbers in host memory."""
+    """What came in since it was last asked for: numbers in host memory. The k episodes are those that ended, of the environments
+    that are reported (`Algorithm.reported_envs`)."""
 
     steps: int
     """Transitions, over all environments."""
-    returns: np.ndarray
-    """float32 [k]: unclipped returns of the episodes that ended (those that are reported, see `Algorithm.reported_envs`)."""
-    lengths: np.ndarray
+    returns: np.ndarray = field(default_factory=_floats)
+    """float32 [k]: unclipped returns of the episodes."""
+    lengths: np.ndarray = field(default_factory=_counts)
     """int32 [k]: their lengths in steps."""
-    objectives: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
+    objectives: np.ndarray = field(default_factory=_floats)
     """float32 [k]: their objectives beside the return, where the environment is asked for them; else empty."""
-    tasks: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    tasks: np.ndarray = field(default_factory=_counts)
     """int32 [k]: the number of their task, where there are several; else empty."""
-    task_steps: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """int64 [K or less]: transitions of each task, where there are several; else empty."""
-    agents: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    agents: np.ndarray = field(default_factory=_counts)
     """int32 [k]: the number of their agent, in a multi-agent environment; else empty."""
+    task_steps: np.ndarray = field(default_factory=partial(np.empty, 0, np.int64))
+    """int64 [K or less]: transitions of each task, where there are several; else empty."""
 
     @classmethod
-    def of(
-        cls,
-        valid: np.ndarray,
-        returns: np.ndarray,
-        lengths: np.ndarray,
-        reported: np.ndarray | bool = True,
-        objectives: np.ndarray | None = None,
-        tasks: np.ndarray | None = None,
-        agents: np.ndarray | None = None,
-    ) -> Arrivals:
-        """Of trajectories.
+    def of(cls, fields: Mapping[str, np.ndarray], reported: np.ndarray | bool = True) -> Arrivals:
+        """What trajectories of T steps brought.
 
         Args:
-            valid: bool [T or more, ...], rows that are transitions; those from T on do not count.
-            returns, lengths: [T, ...], of the episodes that ended there; NaN where none did.
-            reported: bool [T, ...], whose episodes to report.
-            objectives: [T, ...], as `returns`.
-            tasks: int32 [T, ...], where there are several.
-            agents: int32 [T, ...], in a multi-agent environment.
+            fields: of the trajectory store: `valid`, bool [T or more, ...], whose rows from T on do not count; `episode_return`
+                (NaN where no episode ended) and `episode_length`, [T, ...]; `episode_objective`, `task`, `agent` if there.
+            reported: bool [T, ...], the environments whose episodes are reported.
         """
-        ended, rows = ~np.isnan(returns) & reported, valid[: len(returns)]
-        arrivals = cls(int(rows.sum()), returns[ended], lengths[ended])
-        if objectives is not None:
-            arrivals.objectives = objectives[ended]
-        if tasks is not None:
-            arrivals.tasks, arrivals.task_steps = tasks[ended], np.bincount(tasks[rows])
-        if agents is not None:
-            arrivals.agents = agents[ended]
+        ended, valid = ~np.isnan(fields["episode_return"]) & reported, fields["valid"][: len(fields["episode_return"])]
+        arrivals = cls(int(valid.sum()))
+        for name, source in EPISODE_FIELDS.items():
+            if source in fields:
+                setattr(arrivals, name, fields[source][ended])
+        if "task" in fields:
+            arrivals.task_steps = np.bincount(fields["task"][valid])
         return arrivals
 
     @classmethod
     def sum(cls, parts: Sequence[Arrivals]) -> Arrivals:
         """All of them together."""
-        returns = np.concatenate([np.empty(0, np.float32), *(part.returns for part in parts)])
-        lengths = np.concatenate([np.empty(0, np.int32), *(part.lengths for part in parts)])
-        objectives = np.concatenate([np.empty(0, np.float32), *(part.objectives for part in parts)])
-        tasks = np.concatenate([np.empty(0, np.int32), *(part.tasks for part in parts)])
-        task_steps = np.zeros(max((len(part.task_steps) for part in parts), default=0), np.int64)
+        total = cls(sum(part.steps for part in parts))
+        for name in EPISODE_FIELDS:
+            setattr(total, name, np.concatenate([getattr(total, name), *(getattr(part, name) for part in parts)]))
+        total.task_steps = np.zeros(max((len(part.task_steps) for part in parts), default=0), np.int64)
         for part in parts:
-            task_steps[: len(part.task_steps)] += part.task_steps
-        agents = np.concatenate([np.empty(0, np.int32), *(part.agents for part in parts)])
-        return cls(sum(part.steps for part in parts), returns, lengths, objectives, tasks, task_steps, agents)
+            total.task_steps[: len(part.task_steps)] += part.task_steps
+        return total
+
+
+EPISODE_FIELDS = {
+    "returns": "episode_return",
+    "lengths": "episode_length",
+    "objectives": "episode_objective",
+    "tasks": "task",
+    "agents": "agent",
+}
+"""What `Arrivals` holds of each episode, and the field of a trajectory that it is taken from."""
 
 
 @dataclass

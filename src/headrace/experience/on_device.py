@@ -24,9 +24,7 @@ def counted(fields: dict[str, Tensor], envs: range, reported: range) -> tuple[di
     host = {name: fields[name].cpu() for name in (*COUNTED, "task") if name in fields}
     index = np.arange(envs.start, envs.stop)
     of_reported = (index >= reported.start) & (index < reported.stop)
-    valid, returns, lengths = (host[name].numpy() for name in ("valid", "episode_return", "episode_length"))
-    tasks = host["task"].numpy() if "task" in host else None
-    return host, Arrivals.of(valid, returns, lengths, of_reported, tasks=tasks)
+    return host, Arrivals.of({name: x.numpy() for name, x in host.items()}, of_reported)
 
 
 class DeviceExperience(ConsumedOnce):

@@ -18,9 +18,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from headrace.config import Config
-from headrace.config.reading import read_bytes, read_json
+from headrace.config.file_reading import read_bytes, read_json
 from headrace.config.seeds import Use, random_seed
-from headrace.envs.contract import EnvSpec
+from headrace.envs.core.contract import EnvSpec
 from headrace.experience.batch import Arrivals, Batch, Filling
 from headrace.experience.on_device import counted
 from headrace.experience.replay.experience import REPLAY_FOLDER, replay_metrics
@@ -85,7 +85,7 @@ class DeviceReplayExperience:
 
     def _make_ring(self, fields: dict[str, Tensor]) -> TransitionRing:
         c, r, T, envs = self._config, self._settings, self._config.sampling.rollout, self._config.num_envs
-        depth = max((field.stack for field in self._observations), default=1)
+        depth = max((field.stack for field in self._observations.values()), default=1)
         rows = max(math.ceil(r.capacity / envs) + r.n_step + depth, 2 * T + r.n_step + depth)
         rows = -(-rows // T) * T
         return TransitionRing(fields, self._observations, rows, r.n_step, c.learning.gamma, r.alpha, c.device, c.env)
@@ -161,7 +161,7 @@ class DeviceReplayExperience:
     def _take(self, tensors: dict[str, Tensor], head: int) -> None:
         """Fill a new ring. Raises `ValueError` where what was saved does not fit."""
         envs, T = self._config.num_envs, self._config.sampling.rollout
-        names = {field.name: tuple(field.shape) for field in self._observations}
+        names = {name: tuple(field.shape) for name, field in self._observations.items()}
         found = {name: tuple(tensors[name].shape[2:]) for name in names if name in tensors}
         if found != names or tensors["valid"].shape[1] != envs or head % T:
             raise ValueError("the saved replay has other observations, another number of environments or other trajectories")

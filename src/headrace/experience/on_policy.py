@@ -150,11 +150,7 @@ class BatchMemory:
     @property
     def batch(self) -> Batch:
         """What was filled in."""
-        a = self._arrays
-        returns, lengths, objectives = a["episode_return"], a["episode_length"], a.get("episode_objective")
-        arrivals = Arrivals.of(
-            a["valid"], returns, lengths, objectives=objectives, tasks=a.get("task"), agents=a.get("agent")
-        )  # fmt: skip
+        arrivals = Arrivals.of(self._arrays)
         return Batch(self._data, self._host["version"], self._host["valid"], None, arrivals)
 
     def _columns(self, place: int) -> slice:

@@ -14,16 +14,15 @@ Sources: prioritized draws and importance weights, Schaul et al. 2016 (arXiv 151
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from headrace.envs.contract import EnvironmentFault
-from headrace.experience.replay.buffer import Field
+from headrace.envs.core.errors import EnvironmentFault
+from headrace.experience.replay.buffer import ReplayField
 from headrace.experience.replay.layout import OBSERVATION
 from headrace.experience.sum_table import SumTable
-from headrace.learning.q_learning import n_step_returns
 
 BEFORE, ZEROS, COPIES = range(3)
 """What the older frames of a row's stack are: the newest ones of the rows before, zeros, or copies of its own newest frame."""
@@ -46,12 +45,12 @@ class TransitionRing:
     """
 
     def __init__(
-        self, fields: dict[str, Tensor], observations: Sequence[Field], rows: int, n_step: int, gamma: float, alpha: float,
-        device: str, name: str,
+        self, fields: dict[str, Tensor], observations: Mapping[str, ReplayField], rows: int, n_step: int, gamma: float,
+        alpha: float, device: str, name: str,
     ):  # fmt: skip
         self.envs, self.rows, self.n_step, self.gamma, self.alpha = fields["valid"].shape[1], rows, n_step, gamma, alpha
         self.device, self._name = device, name
-        self._depth = {field.name: max(1, field.stack) for field in observations}
+        self._depth = {observed: max(1, field.stack) for observed, field in observations.items()}
         self._stacked = [n for n, depth in self._depth.items() if depth > 1]
         same_step = any(n.startswith(FINAL) for n in fields)
 
@@ -59,10 +58,10 @@ class TransitionRing:
             return torch.zeros((rows, self.envs, *shape), dtype=dtype, device=device)
 
         self.columns = {n: memory(tuple(fields[n].shape[2:]), fields[n].dtype) for n in STEP_FIELDS}
-        for field in observations:
-            self.columns[field.name] = memory(field.shape, fields[field.name].dtype)
+        for observed, field in observations.items():
+            self.columns[observed] = memory(field.shape, fields[observed].dtype)
             if same_step:
-                self.columns[_final(field.name)] = memory(field.shape, fields[field.name].dtype)
+                self.columns[_final(observed)] = memory(field.shape, fields[observed].dtype)
         self.columns["older"] = memory((), torch.uint8)
         self._same_step = same_step
         self._margin = max(self._depth.values()) - 1
@@ -235,3 +234,23 @@ def _newest(stacks: Tensor, depth: int) -> Tensor:
 
 def _final(name: str) -> str:
     return FINAL + name.removeprefix(OBSERVATION)
+
+
+def n_step_returns(reward: Tensor, discount: Tensor, last: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """n-step returns of windows of n rows; a window ends early where its episode does.
+
+    Args:
+        reward, discount: float32 [n, B]; discount is 0 after termination.
+        last: bool [n, B], the episode ended with this row's action.
+
+    Returns: the discounted sum of rewards and what the value behind them is multiplied with, float32 [B]; the number of rows that
+    they are of, int64 [B]; and whether the episode ended with the last of these, bool [B].
+    """
+    total, product = torch.zeros_like(reward[0]), torch.ones_like(reward[0])
+    count, running = torch.zeros_like(last[0], dtype=torch.int64), torch.ones_like(last[0])
+    for reward_k, discount_k, last_k in zip(reward, discount, last, strict=True):
+        total = torch.where(running, total + product * reward_k, total)
+        product = torch.where(running, product * discount_k, product)
+        count = count + running
+        running = running & ~last_k
+    return total, product, count, ~running

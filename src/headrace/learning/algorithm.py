@@ -1,6 +1,7 @@
 """What an algorithm is, and which there are: its interface, what it declares about itself, and the registry.
 
-The command line checks a configuration by what its algorithm declares, so nothing here imports torch.
+The command line checks a configuration by what its algorithm declares, so nothing here imports torch. The built-in algorithms
+are declared by `headrace.learning.presets`, which `headrace.learning` imports.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.config import Config, ConfigError, LearningConfig
-from headrace.envs.contract import ArraySpec, EnvSpec
+from headrace.envs.core.contract import ArraySpec, EnvSpec
+from headrace.envs.core.imports import import_files
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # torch takes seconds
     import torch
     from torch import Tensor, nn
 
 Mode = Literal["train", "evaluate", "deterministic"]
-"""How to act: as in training, with exploration; as a trained policy does, which may still draw actions at random; or without
-drawing any."""
+"""How to act. train: with exploration. evaluate: as a trained policy, which may still sample. deterministic: without sampling."""
 
 ExperienceKind = Literal["trajectories", "replay"]
 """Trajectories are consumed once, in order; a replay is sampled from."""
@@ -54,8 +55,8 @@ class Algorithm(ABC):
             obs: by name, [N, ...].
             core: float32 [N, S] before these observations.
             first: bool [N]: an episode begins; the core state is to be zeroed before these observations.
-            envs: int64 [N]: environment indices 0, 1, ... of the whole run, over which those of each policy are spread evenly,
-                since exploration may depend on them.
+            envs: int64 [N]: indices of the environments in the whole run; exploration may depend on them. Each policy's indices
+                are spread evenly over the run's.
             generator: for all random numbers.
             mode: see `Mode`.
 
@@ -100,7 +101,7 @@ defaults (dotted settings) and `learning.preset`."""
 
 
 def _accept(config: Config) -> None:
-    """There is nothing to refuse."""
+    """Accept every configuration."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,11 @@ class Declaration:
     experience: ExperienceKind = "trajectories"
     """What it learns from."""
     defaults: Defaults = field(default_factory=dict)
-    """What its settings start with. They go before the environment's defaults; the user's flags go before them."""
+    """Defaults of settings. They override the environment's defaults; the user's flags override them."""
     check: Callable[[Config], None] = _accept
     """Raises `ConfigError` for settings that it cannot work with."""
+    built_in: bool = False
+    """Whether it is one of `headrace.learning.presets`, whose names are taken."""
 
     def defaults_for(self, observations: str, env_defaults: Mapping[str, Any], preset: str) -> dict[str, Any]:
         """The dotted settings that it starts with; see `Defaults`."""
@@ -142,7 +145,7 @@ def register_algorithm(
     See `Declaration` for the arguments. Registering a name again replaces the algorithm. Raises `ValueError` for the names of
     the built-in algorithms.
     """
-    if name in _builtin_names():
+    if name in _declarations and _declarations[name].built_in:
         raise ValueError(f"{name!r} is a built-in algorithm; choose another name")
 
     def register(make: Callable[[Config], Algorithm]) -> Callable[[Config], Algorithm]:
@@ -152,22 +155,15 @@ def register_algorithm(
     return register
 
 
-def _builtin_names() -> tuple[str, ...]:
-    from headrace.learning import builtin  # declares them
-
-    return builtin.NAMES
-
-
 def algorithm_names() -> list[str]:
     """All known names, the built-in ones first."""
-    return list(dict.fromkeys([*_builtin_names(), *_declarations]))
+    return list(_declarations)
 
 
 def declaration(name: str) -> Declaration:
     """What the algorithm of this name declares. Raises `ConfigError` with the known names if there is none."""
-    names = algorithm_names()
     if name not in _declarations:
-        raise ConfigError(f"learning.algorithm {name!r} is unknown; there are: {', '.join(names)}")
+        raise ConfigError(f"learning.algorithm {name!r} is unknown; there are: {', '.join(_declarations)}")
     return _declarations[name]
 
 
@@ -178,9 +174,7 @@ def make_algorithm(config: Config) -> Algorithm:
 
 def make_agent(config: Config, spec: EnvSpec) -> tuple[Algorithm, nn.Module]:
     """The algorithm and a freshly initialised model; the same seed gives the same weights in every process."""
-    import torch
-
-    from headrace.envs.imports import import_files
+    import torch  # seconds, which the command line's checks do not need
 
     import_files(config.imports)
     algorithm = make_algorithm(config)

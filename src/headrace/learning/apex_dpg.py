@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.config import Config, LearningConfig
-from headrace.envs.contract import EnvSpec
+from headrace.envs.core.contract import EnvSpec
 from headrace.learning.algorithm import Mode
 from headrace.learning.apex_dqn import TargetNetwork, observations
 from headrace.policies.actor_critic import ActorCritic

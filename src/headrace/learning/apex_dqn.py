@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from headrace.config import Config, LearningConfig, QConfig
-from headrace.envs.contract import ArraySpec, EnvSpec
+from headrace.envs.core.contract import ArraySpec, EnvSpec
 from headrace.learning import q_learning
 from headrace.learning.algorithm import Algorithm, Mode
-from headrace.learning.rows import named
+from headrace.learning.state_values import named
 from headrace.policies.q_network import QNetwork
 
 EVALUATION_EPSILON = 0.00164
@@ -103,8 +103,8 @@ class ApexDQN(TargetNetwork):
         return range(num_envs - max(self._policies, num_envs // 4), num_envs)
 
     def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
-        """Update the normalisers of observations, whose statistics the target network takes with the weights; then the targets:
-        double Q-learning; distributional ones are projected onto the atoms."""
+        """Update the observation normalisers, then compute double Q-learning targets; distributional targets are projected onto
+        the atoms. The target network gets the normalisers' statistics with its weights."""
         online, target = cast(QNetwork, model), cast(QNetwork, self.target_of(model))
         if online.trunk.normalized:
             online.trunk.update_normalizers(observations(batch, "obs/"))

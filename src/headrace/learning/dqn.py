@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from headrace.config import Config, LearningConfig
-from headrace.envs.contract import EnvSpec
+from headrace.envs.core.contract import EnvSpec
 from headrace.learning.algorithm import Mode
 from headrace.learning.apex_dqn import ApexDQN
 from headrace.policies.q_network import QNetwork
 
 
 class DQNetwork(QNetwork):
-    """Q(s, .). Epsilon is one of its buffers, so that it reaches everybody who acts."""
+    """Q(s, .). Epsilon is a buffer, so that actors receive it with the weights."""
 
     epsilon: Tensor
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headrace.learning.shapes import require, require_rank
+from headrace.learning.shape_checks import require, require_rank
 
 
 class Targets(NamedTuple):

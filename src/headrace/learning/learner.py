@@ -1,7 +1,7 @@
 """The learner: turns batches into updates of the model.
 
-It knows nothing of processes, nor of where experience comes from: batches come in as tensors, and what it did comes out as
-numbers. The mathematics of an algorithm is its loss (`headrace.learning.algorithm`).
+It takes batches of tensors and returns statistics; it does not depend on processes or on the source of the experience. The loss
+belongs to the algorithm (`headrace.learning.algorithm`).
 """
 
 from __future__ import annotations
@@ -9,23 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from headrace.accelerator.graphs import CudaRecorder, Function, Marker, Recorded, Recorder, Tensors
+from headrace.accelerator.ranks import Ranks
 from headrace.config import Config
 from headrace.config.errors import UserError
 from headrace.config.seeds import Use, random_seed
+from headrace.experience.batch import Arrivals, Batch
 from headrace.learning.algorithm import Algorithm
 from headrace.learning.minibatches import minibatches
 from headrace.learning.optimizers import clip_gradients, make_optimizer
 from headrace.policies.normalizer import RunningMeanStd
-
-if TYPE_CHECKING:
-    from headrace.accelerator.ranks import Ranks
-    from headrace.experience.batch import Arrivals, Batch
 
 
 class NotFinite(UserError, FloatingPointError):
@@ -40,7 +37,8 @@ class Update:
     """Scalars by metric name: means over the update's optimizer steps of what the loss reports, and the policy lag. Empty for a
     batch without a valid row."""
     priorities: Tensor | None
-    """float32 [B], on the device: new priorities of what was replayed; overwritten by the next update. None: trajectories."""
+    """float32 [B], on the device: new priorities of the replayed samples; the next update overwrites them. None without
+    replay."""
 
 
 @dataclass
@@ -65,8 +63,8 @@ class Progress:
         return self.updates + self.lost_versions
 
     def continue_after(self, published: int) -> None:
-        """Go on with versions above `published`, the newest that others have seen. Experience of weights that are newer than the
-        checkpoint a learner starts from has then a lag as old as it is in the run's history, not a negative one."""
+        """Continue with versions above `published`, the newest version that actors have seen. Otherwise experience from weights
+        newer than the loaded checkpoint would have a negative policy lag."""
         if self.version < published:
             self.lost_versions = published + 1 - self.updates
 
@@ -100,18 +98,18 @@ class Learner:
         self._reduce_gradients: Callable[[], None] | None = None
         self._ranks: Ranks | None = None
         self.cut_short: Callable[[], bool] = lambda: False
-        """Asked after every optimizer step whether the update is to end with it; not where several learners make it together."""
+        """Called after every optimizer step; True ends the update early. Not called if several ranks learn together."""
 
         self._recorder = recorder
         self._record()
         self._names: tuple[str, ...] = ()
-        """What the columns of a step's statistics are."""
+        """Metric name of each column of the statistics."""
         self._reports = [_Report(self.device), _Report(self.device)]
-        """Of this update and of the one before."""
+        """Reports of the present update and of the previous one."""
 
     def _record(self) -> None:
         def recorded(name: str, function: Function) -> Recorded:
-            # A recorder each, since what one of them computes must outlive the work of the others: they share no memory.
+            # Graphs of one recorder overwrite each other's results. These results must last, so each function has a recorder.
             return Recorded(name, function, CudaRecorder(self.device) if self.config.cuda_graphs else self._recorder)
 
         self._prepare: Callable[[Tensors], Tensors] = recorded("preparing a batch", self._prepared)
@@ -120,8 +118,8 @@ class Learner:
         self._apply = recorded("clipping and the optimizer", self._applied)
 
     def reconfigure(self, config: Config) -> None:
-        """Learn with other values of `config.learning` from the next update on. Those that set the shape of something (network,
-        batch, optimizer) must be the same. What is recorded for a GPU is recorded anew."""
+        """Use new values of `config.learning` from the next update on. Settings that change the shape of the network, the batch
+        or the optimizer must stay the same. CUDA graphs are recorded again."""
         self.settle()
         self.config, c = config, config.learning
         own = {"betas": tuple(c.adam_betas), "eps": c.optimizer_eps}
@@ -151,8 +149,8 @@ class Learner:
             parameter.grad = torch.zeros_like(parameter) if function is not None and parameter.requires_grad else None
 
     def join(self, ranks: Ranks) -> None:
-        """Learn together with other ranks: gradients, the normalisers' statistics and the counts of masked steps are everybody's.
-        Every rank starts from the weights of rank 0. Statistics of the loss and the lag stay this rank's own."""
+        """Learn together with other ranks, starting from the weights of rank 0. The ranks average their gradients and add up the
+        normalisers' statistics and the counts of masked steps. Each rank reports its own loss and lag."""
         if ranks.size == 1:
             return
         self._ranks = ranks
@@ -255,7 +253,7 @@ class Learner:
         return added | {"statistics": self._clip_and_step(statistics)}
 
     def _reduced_step(self, part: Tensors) -> Tensors:
-        """The same in two halves, each recorded for itself, with `reduce_gradients` between them."""
+        """The same in two separately recorded halves, with `reduce_gradients` between them."""
         assert self._reduce_gradients is not None
         out = self._backward(part)
         self._reduce_gradients()
@@ -284,7 +282,7 @@ class Learner:
         return [x.detach() for x in statistics.values()], {n: x.detach() for n, x in full.items() if n not in part}
 
     def _clip_and_step(self, statistics: list[Tensor]) -> Tensor:
-        """Clip the gradients and let the optimizer make its step; the statistics with the gradient's norm behind them."""
+        """Clip the gradients and make the optimizer step. Returns the statistics followed by the gradient's norm."""
         norm = clip_gradients(self._parameters, self.config.learning.max_grad_norm)
         numbers = torch.stack([x.float() for x in (*statistics, norm)])
         if self.device == "cpu" and not math.isfinite(float(norm)):

@@ -1,9 +1,9 @@
 """Losses and their statistics, as means over the valid samples.
 
-Every function takes a boolean `mask` of the batch's shape, some also `count`, int64 []: the number of valid samples, at least 1,
-so that they are counted only once; with it, `mask` None says that all are valid. What is masked out has no influence whatever it
-holds, NaN included: inputs are replaced before they are used, since a NaN multiplied by zero is still one, in the gradient too.
-Without any valid sample a mean, and with it a loss, is 0.
+Every function takes a boolean `mask` of the batch's shape. Some also take `count`, int64 []: the number of valid samples, at
+least 1, which saves counting them again; then `mask` None means that all samples are valid. Masked samples have no influence,
+even if they are NaN: they are replaced before use, because NaN times zero is NaN, in the gradient too. Without a valid sample a
+mean, and so a loss, is 0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headrace.learning.shapes import require
+from headrace.learning.shape_checks import require
 
 MAX_LOG_RATIO = math.log(20.0)
 """|log pi - log mu| is clamped to this in losses: a larger ratio carries no more information, and exp would overflow."""

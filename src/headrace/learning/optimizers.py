@@ -1,4 +1,4 @@
-"""Optimizers, those that PyTorch has not among them, and the clipping of gradients."""
+"""Optimizers, including two that PyTorch does not have, and gradient clipping."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from headrace.config import Config
 
 
 class LeanAdam(torch.optim.Adam):
-    """`torch.optim.Adam(fused=True)` on the CPU by the same operation, with the same state and the same bits, but without the
-    checks and the grouping by device and type before it: on a small network they take longer than the step itself.
+    """`torch.optim.Adam(fused=True)` on the CPU with the same kernel, state and results, bit for bit. It skips PyTorch's checks
+    and the grouping by device and dtype, which take longer than the step itself on a small network.
 
     All parameters are of one type.
     """
@@ -88,8 +88,8 @@ class TensorFlowRMSprop(torch.optim.Optimizer):
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], most: float | None) -> Tensor:
-    """`nn.utils.clip_grad_norm_` by the same operations, without the grouping by device and type that takes it longer than the
-    arithmetic on a small network: the gradient's norm before clipping, []."""
+    """`nn.utils.clip_grad_norm_` without the grouping by device and dtype, which takes longer than the arithmetic on a small
+    network. Returns the gradient's norm before clipping, []."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return torch.zeros(())

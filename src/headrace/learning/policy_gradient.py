@@ -1,4 +1,4 @@
-"""APPO, PPO, IMPALA and A2C: one loss, of which they are settings.
+"""APPO, PPO, IMPALA and A2C: one loss with different settings.
 
             policy loss                  value targets and advantages
     appo    clipped ratio (PPO)          V-trace
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from headrace.config import Config, LearningConfig
-from headrace.envs.contract import EnvSpec
+from headrace.envs.core.contract import EnvSpec
 from headrace.learning import losses
 from headrace.learning.algorithm import Algorithm, Mode
 from headrace.learning.gae import Targets, gae
-from headrace.learning.rows import all_values, following_values, named
+from headrace.learning.state_values import all_values, following_values, named
 from headrace.learning.vtrace import vtrace
 from headrace.policies.policy import Policy, PolicyOutput
 

@@ -1,8 +1,8 @@
 """PQN: Q-learning on trajectories, without replay and without a target network (Gallici et al. 2024, arXiv 2407.04811).
 
-What a target network is for, layer norm in every hidden layer does here; what a replay is for, many environments do. Targets are
-lambda returns over each trajectory, computed once for all epochs of its batch. Actions are epsilon-greedy; epsilon falls
-linearly with the steps learned from.
+Layer norm in every hidden layer replaces the target network, and many environments replace the replay. Targets are lambda returns
+over each trajectory, computed once for all epochs of its batch. Actions are epsilon-greedy; epsilon falls linearly with the steps
+learned from.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from headrace.config import Config, LearningConfig
-from headrace.envs.contract import EnvSpec
+from headrace.envs.core.contract import EnvSpec
 from headrace.learning import losses, q_learning
 from headrace.learning.algorithm import Algorithm, Mode
 from headrace.learning.apex_dqn import EVALUATION_EPSILON
 from headrace.learning.dqn import DQNetwork
 from headrace.learning.lambda_returns import lambda_returns
-from headrace.learning.rows import all_values, following_values, named
+from headrace.learning.state_values import all_values, following_values, named
 from headrace.policies.activations import ACTIVATIONS
 from headrace.policies.q_network import QOutput
 

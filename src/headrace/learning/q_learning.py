@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headrace.learning.shapes import require, require_rank
+from headrace.learning.shape_checks import require, require_rank
 
 
 def bootstrap_values(online: Tensor, target: Tensor, allowed: Tensor | None = None) -> Tensor:
@@ -125,28 +125,6 @@ def sequence_targets(reward: Tensor, discount: Tensor, last: Tensor, values: Ten
         bootstrap = torch.where(ends, values[k + 1 : k + 1 + L], bootstrap)
         running = running & ~ends
     return total + product * torch.where(running, values[n_step : n_step + L], bootstrap)
-
-
-def n_step_returns(reward: Tensor, discount: Tensor, last: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """n-step returns of windows of n rows, which end early with their episodes.
-
-    Args:
-        reward, discount: float32 [n, B]; discount is 0 after termination.
-        last: bool [n, B], the episode ended with this row's action.
-
-    Returns: the discounted sum of rewards and what the value behind them is multiplied with, float32 [B]; the number of rows that
-    they are of, int64 [B]; and whether the episode ended with the last of these, bool [B]. Raises `ValueError` for other shapes.
-    """
-    require_rank("n_step_returns", 2, reward=reward)
-    require("n_step_returns", reward.shape, discount=discount, last=last)
-    total, product = torch.zeros_like(reward[0]), torch.ones_like(reward[0])
-    count, running = torch.zeros_like(last[0], dtype=torch.int64), torch.ones_like(last[0])
-    for reward_k, discount_k, last_k in zip(reward, discount, last, strict=True):
-        total = torch.where(running, total + product * reward_k, total)
-        product = torch.where(running, product * discount_k, product)
-        count = count + running
-        running = running & ~last_k
-    return total, product, count, ~running
 
 
 def epsilon_ladder(envs: Tensor, num_envs: int, base: float, alpha: float, levels: int | None = None) -> Tensor:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from headrace.envs.scores import normalized
-
-if TYPE_CHECKING:
-    from headrace.experience.batch import Arrivals
+from headrace.envs.core.reference_scores import normalized
+from headrace.experience.batch import Arrivals
 
 
 class TaskLog:
-    """Returns of the last episodes of each task, and the share of the samples that was of it.
+    """Returns of the last episodes of each task, and each task's share of the samples.
 
     Args:
         tasks: their ids.
-        window: episodes of each that count.
+        window: number of last episodes per task that are averaged.
     """
 
     def __init__(self, tasks: Sequence[str], window: int) -> None:
@@ -41,11 +39,11 @@ class TaskLog:
 
     @property
     def full(self) -> bool:
-        """Whether as many episodes as count have ended in every task."""
+        """Whether `window` episodes of every task have ended."""
         return all(len(returns) == self._window for returns in self.returns)
 
     def add(self, arrivals: Arrivals) -> None:
-        """Experience that came in."""
+        """Count new experience."""
         self._steps[: len(arrivals.task_steps)] += arrivals.task_steps
         for task, episode_return in zip(arrivals.tasks.tolist(), arrivals.returns.tolist(), strict=True):
             self.returns[task].append(episode_return)

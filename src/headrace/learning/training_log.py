@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from headrace.experience.batch import Arrivals
 from headrace.learning.learner import Learner, Update
 from headrace.learning.task_log import TaskLog
-
-if TYPE_CHECKING:
-    from headrace.experience.batch import Arrivals
 
 EPISODE_WINDOW = 100
 """Episodes in `charts/episodic_return_100`, which `run.goal` is compared with."""
@@ -38,28 +35,27 @@ class TrainingLog:
 
     @property
     def mean_return(self) -> float:
-        """Mean return of the last `EPISODE_WINDOW` episodes, NaN before the first. Of several tasks, the mean over them of the
-        mean return of as many episodes of each, so that tasks of short episodes do not count more."""
+        """Mean return of the last `EPISODE_WINDOW` episodes, NaN before the first. With several tasks: the mean of the tasks'
+        mean returns, so that tasks with short episodes do not count more."""
         if self.tasks is not None:
             return self.tasks.mean_return
         return float(np.mean(self.returns)) if self.returns else math.nan
 
     @property
     def full(self) -> bool:
-        """Whether as many episodes have ended, of every task, as `mean_return` is of."""
+        """Whether `EPISODE_WINDOW` episodes have ended, with several tasks of each."""
         return len(self.returns) == EPISODE_WINDOW if self.tasks is None else self.tasks.full
 
     def add(self, arrivals: Arrivals, update: Update | None = None, step: int | None = None) -> None:
-        """Experience that came in, and the update that was made with it, if there was one; `step`: the global step after it,
-        for the learning curve."""
+        """Add new experience and the update made with it, if any. `step`: the global step after it, for the learning curve."""
         if update is not None:
             self._sums.append(update.statistics)
-        for r, n in zip(arrivals.returns.tolist(), arrivals.lengths.tolist(), strict=True):
-            self.returns.append(r)
-            self._ended.append((r, n))
+        returns = arrivals.returns.tolist()
+        self.returns.extend(returns)
+        self._ended.extend(zip(returns, arrivals.lengths.tolist(), strict=True))
         if self._agents:
             names = [*self._agents]
-            for agent, r in zip(arrivals.agents.tolist(), arrivals.returns.tolist(), strict=True):
+            for agent, r in zip(arrivals.agents.tolist(), returns, strict=True):
                 self._agents[names[agent]].append(r)
         if self.tasks is not None:
             self.tasks.add(arrivals)

@@ -1,4 +1,4 @@
-"""Activation functions by the names that `policy.activation` has for them."""
+"""Activation functions, by their names in `policy.activation`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AS_FAST_AS = 4
 
 
 class ELU(nn.Module):
-    """x where x > 0, else e^x - 1. On the CPU in a third to half of the time of `torch.nn.ELU` (benchmarks/elu.py)."""
+    """x where x > 0, else e^x - 1. On the CPU in a third to half of the time of `torch.nn.ELU` (docs/performance.md)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape, float32 or bf16 (others, and other devices, by PyTorch)."""
@@ -34,7 +34,7 @@ class _NativeELU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Tensor:  # type: ignore[override]
         (x,) = ctx.saved_tensors
-        if torch.is_grad_enabled():  # somebody differentiates this, too
+        if torch.is_grad_enabled():  # a second derivative is wanted
             return torch.ops.aten.elu_backward(dy, 1.0, 1.0, 1.0, False, x)
         dx = torch.empty_like(x)
         dy = torch.empty_like(x).copy_(dy) if dy.stride() != x.stride() or dy.dtype != x.dtype else dy

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.config import ConfigError, QConfig
-from headrace.envs.contract import Continuous, EnvSpec
+from headrace.envs.core.contract import Continuous, EnvSpec
 
 
 class ActorCritic(nn.Module):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.envs.contract import ActionSpec, Categorical, Continuous
+from headrace.envs.core.contract import ActionSpec, Categorical, Continuous
 
 MASKED_LOGIT = -1e9
 """Logit of a forbidden choice. Finite, so that 0 x log 0 needs no special case and a row without any choice is uniform."""

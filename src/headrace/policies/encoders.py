@@ -6,6 +6,7 @@ concatenated in the order of the specification. Weights start orthogonal with ga
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable
 
@@ -14,9 +15,34 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headrace.config import ConfigError, PolicyConfig
-from headrace.envs.contract import ArraySpec
+from headrace.envs.core.contract import ArraySpec
 from headrace.policies.activations import ACTIVATIONS
-from headrace.policies.registry import out_features, register_network
+from headrace.policies.registry import NETWORKS, register_network
+
+
+def network_names() -> list[str]:
+    """The names of all networks, sorted."""
+    return sorted(NETWORKS)
+
+
+def make_network(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
+    """The network that `config.encoder` names. Raises `ConfigError`, with the nearest names, if there is none."""
+    if config.encoder not in NETWORKS:
+        names = network_names()
+        near = difflib.get_close_matches(config.encoder, names, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise ConfigError(f"there is no network {config.encoder!r}; {hint}known: {', '.join(names)}")
+    network = NETWORKS[config.encoder](observation, config)
+    out_features(network)
+    return network
+
+
+def out_features(network: nn.Module) -> int:
+    """F of a network. Raises `ConfigError` if it has no such attribute."""
+    width = getattr(network, "out_features", None)
+    if not isinstance(width, int):
+        raise ConfigError(f"the network {type(network).__name__} lacks the integer attribute out_features: its features per row")
+    return width
 
 
 def orthogonal_(layer: nn.Linear | nn.Conv2d, gain: float = math.sqrt(2)) -> nn.Linear | nn.Conv2d:
@@ -66,8 +92,7 @@ class ConvEncoder(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Convolutions `(channels, kernel, stride)` with an activation after each, flattened: heads follow that have layers of their
-    own."""
+    """Convolutions `(channels, kernel, stride)` with an activation after each, flattened; for heads with hidden layers."""
 
     def __init__(self, shape: tuple[int, ...], layers: tuple[tuple[int, int, int], ...], activation: str):
         super().__init__()
@@ -80,7 +105,7 @@ class Convolutions(nn.Module):
 
 
 def convolutions(channels: int, layers: tuple[tuple[int, int, int], ...], activation: str) -> nn.Sequential:
-    """Convolutions `(channels, kernel, stride)` of images with so many channels, an activation after each."""
+    """Convolutions `(channels, kernel, stride)` of images with `channels` channels, an activation after each."""
     modules: list[nn.Module] = []
     for i, (out, kernel, stride) in enumerate(layers):
         convolution = (PixelConv2d if i == 0 else nn.Conv2d)(channels, out, kernel, stride)

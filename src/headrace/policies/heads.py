@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from headrace.envs.contract import ActionSpec
+from headrace.envs.core.contract import ActionSpec
 from headrace.policies.distributions import param_width
 from headrace.policies.encoders import orthogonal_
 

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from headrace.config import PolicyConfig
-from headrace.envs.contract import MASK_KEY, EnvSpec
+from headrace.envs.core.contract import MASK_KEY, EnvSpec
 from headrace.policies.cores import RecurrentCore, make_core
 from headrace.policies.distributions import ActionDistribution
-from headrace.policies.encoders import PixelConv2d
+from headrace.policies.encoders import PixelConv2d, make_network, out_features
 from headrace.policies.heads import ActionHead, ValueHead
 from headrace.policies.normalizer import RunningMeanStd
-from headrace.policies.registry import make_network, out_features
 
 Precision = Literal["float32", "bf16"]
 
@@ -95,7 +94,7 @@ Output = TypeVar("Output")
 
 
 class OnTrunk(nn.Module, Generic[Output]):
-    """A trunk and what stands on it, for one step or for many rows."""
+    """A trunk with heads, for one step or for many rows."""
 
     trunk: Trunk
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headrace.config import ConfigError, PolicyConfig, QConfig
-from headrace.envs.contract import MASK_KEY, Categorical, EnvSpec
+from headrace.envs.core.contract import MASK_KEY, Categorical, EnvSpec
 from headrace.policies.activations import ACTIVATIONS
 from headrace.policies.encoders import orthogonal_
 from headrace.policies.policy import OnTrunk, Precision, Trunk
@@ -123,7 +123,7 @@ class QNetwork(OnTrunk[QOutput]):
 
     @contextmanager
     def noise(self, generator: torch.Generator | None, quiet: bool = False) -> Iterator[None]:
-        """Within it noisy layers draw from `generator`, or with `quiet` have no noise."""
+        """Context in which noisy layers draw from `generator`, or with `quiet` add no noise."""
         layers = [layer for layer in self.head.modules() if isinstance(layer, NoisyLinear)]
         for layer in layers:
             layer.generator, layer.quiet = generator, quiet

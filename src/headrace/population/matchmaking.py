@@ -15,23 +15,97 @@ It returns a member for every agent: 0 to P - 1 are the policies that learn, `po
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headrace.config import Config, ConfigError, policy_configs
-from headrace.envs.contract import MASK_KEY, Categorical, EnvSpec
-from headrace.envs.imports import import_files
-from headrace.sampling.seating import Crew, Frozen, Match, Matchmaker, Matchmaking, Population, Script
+from headrace.config import ConfigError, MatchesConfig
+from headrace.envs.core.contract import MASK_KEY, Categorical, EnvSpec, Script
+from headrace.shm.population import GAMES, Standings
 
 
-def fixed(match: Match, population: Population, generator: np.random.Generator) -> Sequence[int]:
+@dataclass
+class NextMatch:
+    """A match that is about to begin."""
+
+    number: int
+    """Matches that are played at the same time have different numbers, 0, 1, ... over all workers; the next match in the same
+    environment has the same one."""
+    played: int
+    """Matches that were played there before, since the worker started."""
+    agents: tuple[str, ...]
+    """Names of the agents."""
+    memory: dict[str, Any] = field(default_factory=dict)
+    """Numbers and strings that a matchmaker keeps from match to match of this number."""
+
+
+class Population:
+    """What a matchmaker may know of the population. Members are numbers; `settings` is the configuration's `matches`."""
+
+    def __init__(self, standings: Standings, settings: MatchesConfig, spec: EnvSpec | None = None) -> None:
+        self._standings, self.settings, self._spec = standings, settings, spec
+
+    @property
+    def learners(self) -> range:
+        """The policies that learn."""
+        return range(self._standings.P)
+
+    def fits(self, member: int, agent: int) -> bool:
+        """Whether the member can act for this agent (its number in the match): it observes and does the same."""
+        return self._spec is None or self._spec.fits(self._standings.policy_of(member), agent)
+
+    def past(self, policy: int) -> list[int]:
+        """Past versions of a policy, the oldest first."""
+        return self._standings.versions(policy)
+
+    @property
+    def opponents(self) -> range:
+        """Members that never learn, in the order of `matches.opponents`."""
+        return self._standings.opponents
+
+    def steps(self, policy: int) -> int:
+        """Global steps that this policy has learned from."""
+        return int(self._standings.now[policy])
+
+    def rating(self, member: int) -> float:
+        """Elo rating."""
+        return self._standings.elo(member)
+
+    def games(self, one: int, other: int) -> int:
+        """Games of one against the other."""
+        return int(self._record(one, other)[GAMES])
+
+    def win_rate(self, one: int, other: int) -> float:
+        """Share of the games that `one` won against `other`, a draw being half a win. One game that was a draw is added, so that
+        it is 1/2 before the first. A policy that learns soon plays otherwise than in its first games, so of its games the recent
+        ones count, as they were at its last update, with the weights of `headrace.shm.population.DECAY`."""
+        s = self._standings
+        if one < s.P:
+            score = s.recent[one, other]
+        elif other < s.P:
+            return 1 - self.win_rate(other, one)
+        else:
+            score = self._record(one, other)
+        won, games = score.tolist()
+        return float((won + 0.5) / (max(won, games) + 1))  # somebody may be writing: then the two are not of the same moment
+
+    def _record(self, one: int, other: int) -> np.ndarray:
+        s = self._standings
+        return s.counts[:, one, other].sum(0) - s.baseline[one, other]  # type: ignore[no-any-return]
+
+
+Matchmaker = Callable[[NextMatch, Population, np.random.Generator], Sequence[int]]
+"""The member that acts for each agent of a match."""
+
+
+def fixed(match: NextMatch, population: Population, generator: np.random.Generator) -> Sequence[int]:
     """Agent a is policy a modulo the number of policies, for ever."""
     return [a % len(population.learners) for a in range(len(match.agents))]
 
 
-def uniform(match: Match, population: Population, generator: np.random.Generator) -> Sequence[int]:
+def uniform(match: NextMatch, population: Population, generator: np.random.Generator) -> Sequence[int]:
     """Every agent is a policy drawn uniformly, for every match anew (Petrenko et al. 2020, section 4.3), among those that
     observe and do what the agent does."""
     agents = range(len(match.agents))
@@ -39,7 +113,7 @@ def uniform(match: Match, population: Population, generator: np.random.Generator
     return [own[generator.integers(len(own))] for own in fitting]
 
 
-def self_play(match: Match, population: Population, generator: np.random.Generator) -> Sequence[int]:
+def self_play(match: NextMatch, population: Population, generator: np.random.Generator) -> Sequence[int]:
     """One agent learns. All others are one opponent: the newest version of the same policy, a past one drawn uniformly from the
     window, or one that never learns. The opponent stays for `swap_steps` steps. The settings are those of Unity's ML-Agents.
 
@@ -65,18 +139,18 @@ def _draw_opponent(p: int, population: Population, generator: np.random.Generato
     return int(generator.choice(past))
 
 
-def league(match: Match, population: Population, generator: np.random.Generator) -> Sequence[int]:
+def league(match: NextMatch, population: Population, generator: np.random.Generator) -> Sequence[int]:
     """One agent, drawn anew for every match, learns. All others are one opponent: the newest version of any policy, or one drawn
     from the past versions of all policies and those that never learn, with a weight of (1 - win rate)^hardness: prioritized
     fictitious self-play (Vinyals et al. 2019, AlphaStar, Methods)."""
     s = population.settings
     p = match.number % len(population.learners)
     learning = int(generator.integers(len(match.agents)))
-    frozen = [m for q in population.learners for m in population.past(q)] + list(population.opponents)
-    if not frozen or generator.random() < s.play_against_latest_model_ratio:
+    static = [m for q in population.learners for m in population.past(q)] + list(population.opponents)
+    if not static or generator.random() < s.play_against_latest_model_ratio:
         opponent = int(generator.choice(population.learners))
     else:
-        opponent = int(generator.choice(frozen, p=priorities(p, frozen, population)))
+        opponent = int(generator.choice(static, p=priorities(p, static, population)))
     return [p if a == learning else opponent for a in range(len(match.agents))]
 
 
@@ -101,6 +175,13 @@ def register_matchmaker(name: str) -> Callable[[Matchmaker], Matchmaker]:
         return function
 
     return add
+
+
+def find_matchmaker(name: str) -> Matchmaker:
+    """Raises `ConfigError` with the known names if there is none."""
+    if name not in _matchmakers:
+        raise ConfigError(f"matches.matchmaker {name!r} is unknown; there are: {', '.join(_matchmakers)}")
+    return _matchmakers[name]
 
 
 # -- scripted opponents -----------------------------------------------------------------------------------------------
@@ -168,73 +249,3 @@ def load_player(name: str, spec: EnvSpec, which: Any = "newest", policy: int = 0
             "can only play where the spaces are the same"
         )
     return player
-
-
-# -- for a run --------------------------------------------------------------------------------------------------------
-
-
-def find_matchmaker(name: str) -> Matchmaker:
-    """Raises `ConfigError` with the known names if there is none."""
-    if name not in _matchmakers:
-        raise ConfigError(f"matches.matchmaker {name!r} is unknown; there are: {', '.join(_matchmakers)}")
-    return _matchmakers[name]
-
-
-def make_matchmaking(config: Config, spec: EnvSpec, first_opponent: int) -> Matchmaking:
-    """What the rollout workers of a run need. `first_opponent`: the member that is the first of `matches.opponents`."""
-    import_files(config.imports)
-    choose = find_matchmaker(config.matches.matchmaker)
-    names = dict(enumerate(config.matches.opponents, first_opponent))
-    scripts = {member: make_script(name, spec) for member, name in names.items() if is_script(name)}
-    return Matchmaking(choose, scripts, config.matches)
-
-
-SPARE = 2
-"""Places for past versions beyond the window: those that have left it may be playing still."""
-
-
-def make_crew(config: Config, spec: EnvSpec) -> Crew | None:
-    """Who takes part in a run beside the policies that learn; None in environments of one agent.
-
-    Raises `ConfigError` for matchmakers and opponents that there are not, and for run folders whose policy does not fit.
-    """
-    if not spec.agents:
-        if config.pbt.of_matches:
-            objective = f"pbt.objective {config.pbt.objective}"
-            raise ConfigError(f"{objective} is that of matches; {spec.name} is of one agent: use return or true_objective")
-        return None
-    import_files(config.imports)
-    m = config.matches
-    find_matchmaker(m.matchmaker)
-    if spec.of_agents:
-        _check_spaces(config, spec)
-    past = 0 if m.matchmaker in ("fixed", "uniform") else m.window + SPARE
-    frozen = [Frozen(p, own) for p, own in enumerate(policy_configs(config)) for _ in range(past)]
-    return Crew(frozen + [_opponent(name, config, spec) for name in m.opponents], past, make_matchmaking)
-
-
-def _check_spaces(config: Config, spec: EnvSpec) -> None:
-    """Raise `ConfigError` for what cannot work where the spaces of agents differ."""
-    m, P, why = config.matches, config.population.size, f"the agents of {spec.name} have different spaces"
-    if m.matchmaker in ("self-play", "league"):
-        raise ConfigError(f"matches.matchmaker {m.matchmaker}: {why}, so no policy can play against itself; use fixed or uniform")
-    if m.opponents:
-        raise ConfigError(f"matches.opponents: {why}; all of them are acted for by policies that learn")
-    if config.envs.remote:
-        raise ConfigError(f"envs.remote: {why}; they are stepped by the run itself")
-    if config.pbt.on:
-        raise ConfigError(f"pbt.rule {config.pbt.rule}: {why}, and so policies cannot take over each other's weights")
-    if config.run.eval_interval_steps is not None:
-        raise ConfigError(f"run.eval_interval_steps: {why}; a policy cannot be evaluated without the others")
-    for a, agent in enumerate(spec.agents):
-        if m.matchmaker == "fixed" and not spec.fits(a % P, a):
-            raise ConfigError(f"{why}: policy {a % P} cannot act for {agent}, too; use --population.size {len(spec.agents)}")
-        if not any(spec.fits(p, a) for p in range(P)):
-            raise ConfigError(f"{why}: there is no policy for {agent}; policy p is like agent p. Use a larger population.size")
-
-
-def _opponent(name: str, config: Config, spec: EnvSpec) -> Frozen:
-    if is_script(name):
-        return Frozen(0)
-    policy = load_player(name, spec, imports=config.imports)
-    return Frozen(0, policy.config, {key: tensor.cpu() for key, tensor in policy.model.state_dict().items()})

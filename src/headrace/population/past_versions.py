@@ -11,35 +11,17 @@ import numpy as np
 
 from headrace.accelerator.weights import FlatWeights, weights_nbytes
 from headrace.learning.learner import Learner
-from headrace.sampling.placements.base import Message, Placement
+from headrace.population.ratings import rate
+from headrace.runs.messages import Message
+from headrace.sampling.placements.base import Placement
+from headrace.shm.population import GAMES, SCORE
 from headrace.shm.primitives import Closed
-from headrace.shm.standings import GAMES, SCORE
-
-K = 2.0
-"""By how much one game moves a rating, times the difference between result and expectation. Small, since there are many games."""
-MOST_GAMES = 200
-"""Games of one pair that move a rating at once; more say nothing new, since a rating has settled by then."""
 
 LEFT_OUT_AFTER = 300.0
 """Seconds after which a policy for which no agent acts learns no more, once all others have learned enough."""
 STEPPED_SHARE = 0.1
 """Only where workers, all together, have stepped environments for this share of these seconds: while environment servers are
 away, or an environment hangs, nobody acts either."""
-
-
-def expected_score(rating: float, other: float) -> float:
-    """What a player with this rating scores against `other` on average (Elo 1978): 1 / (1 + 10^((other - rating) / 400))."""
-    return 1.0 / (1.0 + 10.0 ** ((other - rating) / 400.0))
-
-
-def rate(rating: float, games: list[tuple[float, float, float]]) -> float:
-    """The rating after these games: (the opponent's rating, the score, the number of games) of each opponent. Games against
-    different opponents take turns, as if they had been played one after the other."""
-    for turn in range(MOST_GAMES):
-        for other, score, n in games:
-            if turn < n:
-                rating += K * (score / n - expected_score(rating, other))
-    return rating
 
 
 class PastVersions:
@@ -180,7 +162,7 @@ class PastVersions:
             return f"policy {member}"
         if member in s.opponents:
             return str(self._settings.opponents[member - s.opponents.start])
-        return f"policy {s.family(member)} at step {int(s.step[member])}"
+        return f"policy {s.policy_of(member)} at step {int(s.step[member])}"
 
     # -- checkpoints --------------------------------------------------------------------------------------------------------
 
@@ -212,8 +194,9 @@ class PastVersions:
         """Go on from `get_state`, when a run begins; returns what the user should know. A run that is resumed with other
         opponents or another window begins its standings anew.
 
-        `newest`: where all policies go back to one moment, whether this state is from then, and not from when the policy had
-        learned enough, before it: results are of everybody. None: each policy goes back to a moment of its own.
+        `newest`: where all policies go back to one moment, whether this state was saved at that moment. Then the results of all
+        members are taken from it; else the policy had learned enough before, and the other policies' states have newer results.
+        None: each policy goes back to a moment of its own, and takes the results of its own matches only.
         """
         s = self._standings
         if s is None or state is None:

@@ -22,7 +22,7 @@ from operator import attrgetter
 import numpy as np
 
 from headrace.config import Config, ConfigError, override, policy_configs
-from headrace.config.pbt import CHOSEN, KINDS, REWARD, Kind, PbtConfig
+from headrace.config.population import CHOSEN, KINDS, REWARD, Kind, PbtConfig
 
 Value = float | int | bool
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from headrace.config import Config, machine
+from headrace.config import Config, hardware
 from headrace.shm.phases import waiting_share
 
 Part = Literal["environments", "policy", "learner", "processor", "handover", "unknown"]
@@ -34,11 +34,11 @@ class Change(NamedTuple):
 
 
 def _bf16_helps(config: Config) -> bool:
-    return config.precision != "bf16" and machine.native_bf16(config.device)
+    return config.precision != "bf16" and hardware.native_bf16(config.device)
 
 
 def _cores_left(config: Config) -> bool:
-    return config.sampling.num_workers < machine.cores()
+    return config.sampling.num_workers < hardware.cores()
 
 
 _BF16 = Change("learning.precision bf16", _bf16_helps)
@@ -72,7 +72,7 @@ ADVICE_OF_PLACEMENT: dict[str, dict[Part, tuple[Change, ...]]] = {
         # Rollout workers compute on the processor, whatever the learner's device is.
         "policy": (
             *(_MORE_WORKERS, _MORE_ENVS),
-            Change("learning.precision bf16", lambda config: config.precision != "bf16" and machine.native_bf16("cpu")),
+            Change("learning.precision bf16", lambda config: config.precision != "bf16" and hardware.native_bf16("cpu")),
             _SMALLER_NETWORK,
         ),
         "handover": (_MORE_ENVS, Change("more sampling.num-workers")),
@@ -83,7 +83,7 @@ ADVICE_OF_PLACEMENT: dict[str, dict[Part, tuple[Change, ...]]] = {
             _MORE_AT_A_TIME,
             Change(
                 "with environments in Python sampling.placement served, which steps them on several cores",
-                lambda config: machine.cores() > 1,
+                lambda config: hardware.cores() > 1,
             ),
         ),
     },

@@ -32,9 +32,9 @@ import safetensors.torch
 import torch
 
 from headrace.config.errors import UserError
-from headrace.config.reading import Unreadable, parse_json, read_bytes, shortened
+from headrace.config.file_reading import Unreadable, parse_json, read_bytes, shortened
 from headrace.runs import state_tree
-from headrace.runs.explain import reason
+from headrace.runs.error_texts import reason
 from headrace.runs.files import free_space, sha256, write_synced
 from headrace.runs.state_tree import on_cpu, pack, unpack
 
@@ -209,8 +209,8 @@ def load(path: os.PathLike[str] | str) -> Checkpoint:
 def load_newest(
     folder: os.PathLike[str] | str, use: Use | None = None, among: Collection[Path] | None = None
 ) -> Checkpoint | None:
-    """The newest checkpoint in `folder` that is undamaged, and that `use` takes; None if there are no checkpoints. `among`: only
-    these count.
+    """The newest undamaged checkpoint in `folder` that `use` accepts; None if there are no checkpoints. With `among`, only those
+    paths are considered.
 
     The others are skipped and listed in `Checkpoint.damaged`, for the caller to report. Raises `CheckpointError` if there are
     checkpoints but none can be used: a run must not start from the beginning unnoticed.
@@ -220,8 +220,8 @@ def load_newest(
 
 
 def moments(folder: os.PathLike[str] | str) -> dict[Path, tuple[int, bool]]:
-    """Of every undamaged checkpoint in `folder` that belongs to a moment of a whole population, the moment's number and whether
-    the policy had learned enough by then."""
+    """For every undamaged checkpoint in `folder` that was saved together with a whole population: the number of that moment, and
+    whether the policy had finished learning by then."""
     found = {}
     for _, path in _entries(Path(folder)):
         try:
@@ -234,8 +234,7 @@ def moments(folder: os.PathLike[str] | str) -> dict[Path, tuple[int, bool]]:
 
 
 def load_best(folder: os.PathLike[str] | str, use: Use | None = None) -> Checkpoint | None:
-    """The checkpoint with the highest score that is undamaged and that `use` takes, as in `load_newest`; None if none has a
-    score."""
+    """The undamaged checkpoint with the highest score that `use` accepts, as in `load_newest`; None if none has a score."""
     scored: list[tuple[float, int, Path]] = []
     unreadable: list[str] = []
     for number, path in _entries(Path(folder)):
@@ -257,7 +256,7 @@ def find(folder: os.PathLike[str] | str, step: int) -> Path | None:
 def _first_usable(
     paths: list[Path], use: Use | None, folder: os.PathLike[str] | str, damaged: list[str] | None = None
 ) -> Checkpoint | None:
-    """The first of `paths` that can be used. `damaged`: messages of those that are known not to be."""
+    """The first usable checkpoint of `paths`. `damaged`: messages about checkpoints already found to be unusable."""
     damaged = damaged or []
     for path in paths:
         try:

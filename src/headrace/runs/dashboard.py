@@ -19,9 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.config import Config
+from headrace.processes.output import BackgroundOutput, discard, never_waiting, tolerantly
 from headrace.runs import bottleneck
-from headrace.runs.background_output import BackgroundOutput, never_waiting
-from headrace.runs.output import discard, tolerantly
 from headrace.shm.phases import PARTS, PHASES
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -30,6 +29,22 @@ _CURVE = 60
 LAST_OUTPUT_TIMEOUT = 2.0
 """Seconds that the end of a run waits for a terminal that was stopped."""
 _COLOURS = ("green", "cyan", "magenta", "blue", "yellow")
+
+
+_BEST = "best return"
+_LOSSES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac", "grad_norm")
+_FACTS = {
+    "Speed": {
+        "steps/s": "charts/SPS_interval", "frames/s": "charts/FPS", "overall": "charts/SPS", "faults": "sampling/faults",
+    },
+    "Returns": {
+        "last 100": "charts/episodic_return_100", "best 100": _BEST, "length": "charts/episodic_length",
+        "episodes": "charts/episodes",
+    },
+    "Losses": {name.replace("_", " "): f"losses/{name}" for name in _LOSSES},
+    "Policy lag": {name: f"lag/{name}" for name in ("min", "mean", "max", "masked")},
+}  # fmt: skip
+"""The columns of numbers, with the metric of each line; a loss that was not logged has none."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +71,7 @@ _ROOMS = (
 
 
 class _Screen(Console):
-    """A console whose reader may go away: by default that would end this process."""
+    """A console that survives a closed pipe; by default rich would end this process."""
 
     def on_broken_pipe(self) -> None:
         discard(self.file)
@@ -71,7 +86,7 @@ class Dashboard:
     def __init__(self, config: Config, console: Console | None = None) -> None:
         self.config = config
         self.console = console or _Screen(file=never_waiting(sys.stdout))
-        self.metrics: dict[str, float] = {}
+        self.metrics: dict[str, float] = {"sampling/faults": 0.0}
         self._returns: deque[float] = deque(maxlen=4096)
         self._live: Live | None = None
         if config.run.dashboard and self.console.is_terminal:
@@ -80,7 +95,7 @@ class Dashboard:
 
     def update(self, metrics: dict[str, float]) -> None:
         """Show the metrics of one interval. Keys are those of `headrace.runs.metrics.KEYS`; a missing one is not shown."""
-        self.metrics = dict(metrics)
+        self.metrics = {"sampling/faults": 0.0, **metrics, _BEST: max(self._returns, default=math.nan)}
         if self._live is not None:
             tolerantly(self._live.refresh, self.console.file)
         else:
@@ -169,8 +184,7 @@ class Dashboard:
             f"{self._step / total:.1%}  {self._step:,} of {total:,} steps  left {duration(self._seconds_left)}",
         )
         columns = Table.grid(padding=(0, 4))
-        columns.add_row(self._facts("Speed", self._speed()), self._facts("Returns", self._return_facts()),
-                        self._facts("Losses", self._losses()), self._facts("Policy lag", self._lag()))  # fmt: skip
+        columns.add_row(*map(self._facts, _FACTS))
         found = self._bottleneck()
         colour = "yellow" if found.advice else "white"
         parts: list[RenderableType] = [head]
@@ -192,29 +206,16 @@ class Dashboard:
             border_style="blue",
         )  # fmt: skip
 
-    def _facts(self, title: str, facts: Iterable[tuple[str, str]]) -> Table:
+    def _facts(self, title: str) -> Table:
         table = Table.grid(padding=(0, 1))
         table.add_row(Text(title, style="bold"))
-        for name, value in facts:
-            table.add_row(Text(name, style="dim"), Text(value, justify="right"))
+        for name, key in _FACTS[title].items():
+            value = self._value(key)
+            if title != "Losses":
+                table.add_row(Text(name, style="dim"), Text(number(value), justify="right"))
+            elif not math.isnan(value):
+                table.add_row(Text(name, style="dim"), Text(f"{value:.4g}", justify="right"))
         return table
-
-    def _speed(self) -> list[tuple[str, str]]:
-        faults = self._value("sampling/faults")
-        return [
-            ("steps/s", number(self._value("charts/SPS_interval"))),
-            ("frames/s", number(self._value("charts/FPS"))),
-            ("overall", number(self._value("charts/SPS"))),
-            ("faults", number(0 if math.isnan(faults) else faults)),
-        ]
-
-    def _return_facts(self) -> list[tuple[str, str]]:
-        return [
-            ("last 100", number(self._value("charts/episodic_return_100"))),
-            ("best 100", number(max(self._returns, default=math.nan))),
-            ("length", number(self._value("charts/episodic_length"))),
-            ("episodes", number(self._value("charts/episodes"))),
-        ]
 
     @property
     def _env(self) -> str:
@@ -226,14 +227,6 @@ class Dashboard:
         keys = [(task.rpartition("/")[2], f"tasks/{task}/episodic_return") for task in self.config.tasks]
         keys += [("capped mean score", "tasks/capped_mean_score")]
         return [(name, number(self.metrics[key])) for name, key in keys if key in self.metrics]
-
-    def _losses(self) -> list[tuple[str, str]]:
-        names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac", "grad_norm")
-        known = [(name, self._value(f"losses/{name}")) for name in names]
-        return [(name.replace("_", " "), f"{value:.4g}") for name, value in known if not math.isnan(value)]
-
-    def _lag(self) -> list[tuple[str, str]]:
-        return [(name, number(self._value(f"lag/{name}"))) for name in ("min", "mean", "max", "masked")]
 
     def _times(self, least_share: float) -> Table:
         """One bar per part: its phases as coloured pieces, with a legend beside the bar of those that take `least_share`."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from headrace.config.reading import open_regular
+from headrace.config.file_reading import open_regular
 
 
 def free_space(path: Path) -> str:

@@ -1,9 +1,9 @@
-"""The run folder: its lock, its files, and the check whether a run can be resumed with other settings.
+"""The run folder: its lock and its files.
 
     config.json      the run's settings
     system.json      versions, machine, git commit, command line (never the environment's variables)
     log.txt          messages, each with its time
-    population.jsonl decisions of population-based training, see `headrace.runs.lineage`
+    population.jsonl decisions of population-based training, see `headrace.population.records`
     metrics.jsonl    one line of metrics per interval, see `headrace.runs.metrics`
     curve.jsonl      the learning curve: returns of the last episodes, several points per interval
     checkpoints/     see `headrace.runs.checkpoint`
@@ -16,26 +16,22 @@ Only one process may train in a folder. The kernel holds the lock (`flock`) and 
 from __future__ import annotations
 
 import fcntl
-import importlib.metadata
 import json
 import os
-import platform
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from headrace import config as config_module
 from headrace.config import Config, ConfigError
 from headrace.config.errors import UserError
-from headrace.config.reading import Unreadable, read_json
-from headrace.runs.explain import reason
+from headrace.config.file_reading import Unreadable, read_json
+from headrace.runs.changed_settings import compare
+from headrace.runs.error_texts import reason
 from headrace.runs.files import AppendFile, free_space, write_whole
+from headrace.runs.system_facts import system_facts
 
 
 class FolderInUse(UserError, RuntimeError):
@@ -48,28 +44,6 @@ class FolderUnusable(UserError, RuntimeError):
     """The folder of a run cannot be created or written. The message has the reason and the free space."""
 
     exit_code = 2
-
-
-STRUCTURAL = {
-    "env": "the network was made for this environment",
-    "policy": "it describes the network whose weights are in the checkpoint",
-    "envs.resize": "it sets the shape of the observations the network was made for",
-    "envs.grayscale": "it sets the shape of the observations the network was made for",
-    "envs.frame_stack": "it sets the shape of the observations the network was made for",
-    "envs.frameskip": "it sets what one step means, and the run counts steps",
-    "envs.protocol": "it sets the task that the run's metrics are about",
-    "q.atoms": "it sets the shape of the network's last layer",
-    "q.support": "it sets what the network's outputs mean",
-    "q.dueling": "it describes the network whose weights are in the checkpoint",
-    "q.noisy": "it describes the network whose weights are in the checkpoint",
-    "q.actor_layers": "it describes the network whose weights are in the checkpoint",
-    "q.critic_layers": "it describes the network whose weights are in the checkpoint",
-    "population.size": "each policy has its own folder and its own share of the environments",
-    "learning.algorithm": "the checkpoint holds the state of this algorithm",
-    "learning.optimizer": "the checkpoint holds the state of this optimizer",
-}
-"""Settings, or whole groups, that cannot change when a run is resumed, and why."""
-_OVERRIDE = re.compile(r"population\.overrides\.\d+\.")
 
 
 class RunFolder:
@@ -245,74 +219,3 @@ def explained(path: Path) -> Iterator[None]:
             f"the run folder {path} cannot be used: {reason(error)}{file} ({free_space(path)} there). "
             "Choose another run.folder, or make room"
         ) from error
-
-
-def compare(before: Config, now: Config, folder: Path) -> list[str]:
-    """One line per setting that differs between the earlier and the current configuration of a run.
-
-    Raises `ConfigError` if one of them cannot change when the run is resumed.
-    """
-    old, new = (config_module.flattened(config_module.to_dict(config)) for config in (before, now))
-    changes, refused = [], []
-    for name in sorted(old.keys() | new.keys()):
-        if old.get(name) == new.get(name):
-            continue
-        change = f"{name}: {old.get(name)} -> {new.get(name)}"
-        own = _OVERRIDE.sub("", name)  # what is structural for the run is so for one policy of it
-        reason = STRUCTURAL.get(own) or STRUCTURAL.get(own.split(".")[0])
-        if reason:
-            refused.append(f"  {change} ({reason})")
-        else:
-            changes.append(change)
-    if refused:
-        raise ConfigError(
-            f"the run in {folder} cannot be resumed with other values of these settings:\n"
-            + "\n".join(refused)
-            + "\nUse the old values, or start a new run with another run.folder or run.name"
-        )
-    return changes
-
-
-def system_facts() -> dict[str, Any]:
-    """Versions, machine, git commit and command line of this process, as plain JSON types."""
-    import torch
-
-    def version(name: str) -> str | None:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-
-    packages = ("headrace", "torch", "numpy", "gymnasium", "ale-py", "vizdoom", "dm_control", "mujoco", "safetensors")
-    return {
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": sys.argv,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "packages": {name: found for name in packages if (found := version(name))},
-        "git": _git(),
-    }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
-    return names[0].split(":", 1)[1].strip() if names else platform.processor()
-
-
-def _git() -> dict[str, Any] | None:
-    """Commit of the working directory's repository and whether files differ from it; None outside of one."""
-
-    def git(*args: str) -> str | None:
-        try:
-            done = subprocess.run(["git", *args], capture_output=True, text=True, timeout=10, check=False)
-        except (FileNotFoundError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    commit = git("rev-parse", "HEAD")
-    return {"commit": commit, "modified": bool(git("status", "--porcelain", "--untracked-files=no"))} if commit else None

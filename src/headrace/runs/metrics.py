@@ -18,10 +18,10 @@ from types import TracebackType
 from typing import Any
 
 from headrace.config import Config, ConfigError, flattened, to_dict
-from headrace.config.pbt import KINDS
+from headrace.config.population import KINDS
 from headrace.config.ranges import MANY
-from headrace.runs.events import EventFile
 from headrace.runs.files import AppendFile, read_json_lines, write_json_lines
+from headrace.runs.tensorboard_events import EventFile
 from headrace.shm.phases import PARTS, PHASES
 
 KEYS: dict[str, str] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext, suppress
 from time import monotonic
 from types import TracebackType
@@ -12,33 +13,37 @@ import numpy as np
 import psutil
 
 from headrace.config import Config, policy_configs
-from headrace.runs import standings
 from headrace.runs.dashboard import Dashboard
 from headrace.runs.folder import FolderUnusable, RunFolder, explained
-from headrace.runs.lineage import Lineage, sentence
+from headrace.runs.messages import Message
 from headrace.runs.metrics import MetricsWriter
 from headrace.shm.phases import PHASES
 
 
-class Report(Protocol):
-    """One report; see `headrace.sampling.placements.base.Message`."""
+class Records(Protocol):
+    """Files of a population in the run folder; see `headrace.population.records`."""
 
-    kind: Any
-    content: Any
-    policy: int
+    def receive(self, kind: str, content: Any) -> Iterator[str]:
+        """Take a report of any kind; yields messages for the user."""
+
+    def rewind(self, policy: int, step: int) -> None:
+        """Training of this policy goes on from this global step: later records are removed."""
+
+    def close(self) -> None:
+        """Close the files."""
 
 
 class Reporter:
-    """Takes what the learners report, adds rates and shares of time, and passes it to everything that shows it.
+    """Takes the learners' reports, adds rates and shares of time, and passes them to the files, the dashboard and the log.
 
-    `frameskip`: simulator frames per step. With several policies each has its own metrics; the dashboard shows the first.
+    `frameskip`: simulator frames per step. `records` takes the reports about a population. With several policies each has its own
+    metrics; the dashboard shows the first.
     """
 
-    def __init__(self, config: Config, frameskip: int, folder: RunFolder):
-        self._frameskip, self._folder = frameskip, folder
+    def __init__(self, config: Config, frameskip: int, folder: RunFolder, records: Records | None = None):
+        self._frameskip, self._folder, self._records = frameskip, folder, records
         with explained(folder.path):
             self._writers = [MetricsWriter(config.policy_folder(p), own) for p, own in enumerate(policy_configs(config))]
-        self._lineage = Lineage(config.run_folder)
         self._dashboard = Dashboard(config)
         self._began: dict[int, int] = {}
         """By policy, the global step at which training goes on."""
@@ -66,23 +71,17 @@ class Reporter:
         self._folder.log(text)
         self._dashboard.message(text)
 
-    def receive(self, report: Report, times: dict[str, np.ndarray], restarts: int) -> None:
+    def receive(self, report: Message, times: dict[str, np.ndarray], restarts: int) -> None:
         """Take one report. `times`: the clocks of all workers by role, [workers, phases + 2]; `restarts`: processes replaced."""
         kind, policy = report.kind, report.policy
         if kind == "start":
             self._began.setdefault(policy, report.content)
             with explained(self._folder.path):
                 self._writers[policy].rewind(report.content)
-                self._lineage.rewind(policy, report.content)
+                if self._records is not None:
+                    self._records.rewind(policy, report.content)
         elif kind == "message":
             self.message(report.content)
-        elif kind == "population" and not self._lineage.has(report.content):
-            for text in (self._lineage.append(report.content), sentence(report.content)):
-                if text:
-                    self.message(text)
-        elif kind == "standings":
-            if problem := standings.write(self._folder.path, report.content):
-                self.message(problem)
         elif kind == "done":
             self._steps[policy] = report.content["global_step"]
         elif kind == "eval":
@@ -96,6 +95,9 @@ class Reporter:
                 self._dashboard.curve(point[1] for point in report.content)
         elif kind == "metrics":
             self._metrics(dict(report.content), policy, times, restarts)
+        elif self._records is not None:
+            for text in self._records.receive(kind, report.content):
+                self.message(text)
 
     def _metrics(self, metrics: dict[str, float], policy: int, times: dict[str, np.ndarray], restarts: int) -> None:
         metrics |= self._rates(metrics["global_step"], policy) | self._shares(times, policy)
@@ -144,5 +146,7 @@ class Reporter:
         self._dashboard.close()
         first_error_counts = suppress(FolderUnusable) if error is not None else nullcontext()
         with first_error_counts, explained(self._folder.path), ExitStack() as writers:
-            for close in (self._lineage.close, *(writer.close for writer in self._writers)):
-                writers.callback(close)
+            if self._records is not None:
+                writers.callback(self._records.close)
+            for writer in self._writers:
+                writers.callback(writer.close)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from headrace.config.reading import shortened
+from headrace.config.file_reading import shortened
 from headrace.runs.checkpoint import Checkpoint, CheckpointError
 from headrace.runs.state_tree import check_like
 

@@ -1,1 +1,1 @@
-"""How experience is gathered: memory of a run, actors, workers, placements, supervision."""
+"""Sampling: shared memory of a run, actors, rollout and policy workers, placements, supervision of processes."""

@@ -1,5 +1,5 @@
-"""The actor: computes the actions of lanes. A policy worker has one, a rollout worker with an `inline` policy has one for each
-policy that acts in it."""
+"""The actor: computes the actions of lanes. A policy worker has one; a rollout worker of the `inline` placement has one for each
+policy."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Act(Protocol):
 
 
 def environment_numbers(policies: np.ndarray, C: int) -> np.ndarray:
-    """The numbers that environments have for algorithms, on which exploration may depend: 0 to L C - 1, over which those of each
-    policy are spread evenly. So each policy of a population explores as much and as little as one that is alone.
+    """The environments' numbers for algorithms, whose exploration may depend on them: 0 to L C - 1. Each policy's environments
+    are spread evenly over them, so that every policy of a population explores as much as a single policy would.
 
     Args:
-        policies: int [L]: who acts for each lane.
+        policies: int [L]: the policy of each lane.
         C: environments of a lane.
 
     Returns: int64 [L, C].
@@ -56,8 +56,8 @@ class Actor:
     Args:
         model: its weights are replaced by the newest in the policy's weight store.
         memory, policy: what the run shares, and the number of the policy that acts.
-        graphs: on CUDA, record a graph for each batch size; batches are padded, so that these are few.
-        recorder: what records; for tests.
+        graphs: on CUDA, record a graph for each batch size; batches are padded, so that there are few sizes.
+        recorder: replaces the recorder of CUDA graphs; for tests.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Actor:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             recorder = recorder or (CudaRecorder(device, (self.generator,)) if graphs else None)
         self.weights = FlatWeights(self.model)
-        convert_weights(self.model)  # behind the line above: in the weight store all are float32
+        convert_weights(self.model)  # after the line above: weights in the weight store are float32
         self._padded = recorder is not None
         self._forward = Recorded("acting", self._compute, recorder, fixed=True)
         self._updates = 0
@@ -89,7 +89,7 @@ class Actor:
         self._staging = Staging(device, requests.L)
         self._requests, self._weight_store, self._on_device = requests, mine.weights, mine.device_observations
         store = self._store = mine.trajectories
-        # One row of one slot is one block of memory, so a batch is n blocks picked by one number each.
+        # One row of one slot is one block of memory, so a batch is n blocks with one index each.
         self._inputs = {
             name: store.arrays[name].reshape(store.num_slots * (store.T + 1), store.C, *field.shape)
             for name, field in store.fields.items()
@@ -100,14 +100,14 @@ class Actor:
         self._envs = environment_numbers(requests.policy if several else np.zeros(requests.L, int), requests.C)
 
     def refresh(self) -> None:
-        """Take the newest weights from the weight store if there are newer ones than ours."""
+        """Take the newest weights from the weight store if they are newer."""
         updates = self._weight_store.updates
         if updates != self._updates:
             self.version, self._updates = self.weights.read(self._weight_store), updates
         self.clock.spent("weights", perf_counter())
 
     def get_weights(self) -> dict[str, Any]:
-        """The weights that it acts with, as bytes, and their version."""
+        """The actor's weights, as bytes, and their version."""
         return {"version": self.version, "weights": self.weights.held()}
 
     def set_weights(self, state: dict[str, Any]) -> None:
@@ -133,7 +133,7 @@ class Actor:
             stamp = self._on_device.leave(slots, rows, left)
         out = self._staging.fetch(packed, n * C)
         if self._on_device is not None:
-            self._on_device.mark(slots, rows, stamp)  # not before the device is done with it
+            self._on_device.mark(slots, rows, stamp)  # `fetch` has waited for the device
         self.clock.spent("forward", perf_counter())
         cores = out.pop("core").reshape(n, C, -1)
         for name, value in out.items():
@@ -142,7 +142,7 @@ class Actor:
         if self._cores.shape[-1]:
             start = rows == 0  # the slot's core state is the one before its first row
             arrays["core"][slots[start]] = self._cores[lanes[start]]
-            self._next_cores[lanes] = cores  # to be `cores` when the lane's rollout worker takes the action
+            self._next_cores[lanes] = cores  # become `cores` when the rollout worker takes the action
         self.clock.count(n * C)
         self.clock.spent("scatter", perf_counter())
 

@@ -1,15 +1,15 @@
 """Sampling where environment and policy are in one process: every step acts for all environments at once.
 
-Rows are written once, into memory of the device, and stay there until they were learned from. The environments are divided into
-G parts, whose trajectories of T steps end one after the other, T / G steps apart; each end gives one batch:
+Rows are written once, into memory of the device, and stay there until the learner has used them. The environments are divided
+into G parts, whose trajectories of T steps end one after the other, T / G steps apart; each end gives one batch:
 
     steps   0         T/G       2T/G      ...       T         T + T/G
     part 0  |---------------- trajectory -----------|---- next ...          first batch
     part 1            |---------------- trajectory -----------|---- next    second batch
 
-So with G = 1 a batch holds T steps of all environments, chosen by the weights that learn from them (on-policy), and with more
-parts an update needs fewer steps, and the first steps of a trajectory were chosen by weights up to G - 1 updates old (CuLE,
-Dalton et al. 2020, section 5: multi-batching; V-trace corrects for that).
+With G = 1 a batch holds T steps of all environments, and the current weights chose all actions (on-policy). With more parts an
+update needs fewer steps, and weights up to G - 1 updates old chose the first actions of a trajectory (CuLE, Dalton et al. 2020,
+section 5: multi-batching; V-trace corrects for that).
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from torch import nn
 
 from headrace.accelerator.graphs import CudaRecorder, Recorded, Tensors
 from headrace.config import Config
-from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec
-from headrace.envs.group import Completion
+from headrace.envs.core.contract import EnvGroup, EnvSpec
+from headrace.envs.core.errors import EnvironmentFault
+from headrace.envs.core.rows import lane_row, obs_row
+from headrace.envs.groups.base import Completion
 from headrace.policies.policy import convert_weights
-from headrace.sampling.trajectory_fields import lane_row, obs_row, trajectory_fields
+from headrace.sampling.trajectory_fields import trajectory_fields
 from headrace.shm.run_control import PhaseClock
 
 KEPT = 4
-"""Trajectories for which there is memory. When it is used up the last one moves to its beginning, which therefore is rare."""
+"""Trajectories that the memory holds. When it is full, the last one moves to its beginning."""
 
 
 class Span(NamedTuple):
@@ -70,7 +72,7 @@ class DeviceSampler:
         self.version = 0
         self.env_clock, self.act_clock = PhaseClock("rollout"), PhaseClock("policy")
 
-        # Tensors of the environment's own device are written in place; NumPy arrays in page-locked memory the device reads from.
+        # Environments on the device write its tensors in place; others write page-locked memory, from which the device copies.
         in_place = bool(getattr(group, "tensors", False))
         rows = KEPT * self.T + 1
         fields = trajectory_fields(spec, self._core_width, algorithm.extra_fields(spec))
@@ -90,7 +92,7 @@ class DeviceSampler:
         self._core = torch.zeros(self.B, self._core_width, device=self.device)
         self._t = self._steps = 0
         self.started = False
-        """Whether the environments were reset or brought back to where they were."""
+        """Whether the environments were reset or restored."""
         group.remember()
 
     @torch.no_grad()
@@ -127,7 +129,7 @@ class DeviceSampler:
         self._t = self.T
 
     def _act(self, t: int) -> None:
-        self.act_clock.spent("wait", perf_counter())  # for its turn
+        self.act_clock.spent("wait", perf_counter())  # while environments or learner had their turn
         batch = {name: x[t] for name, x in self._memory.items() if name.startswith("obs/") or name == "first"}
         if self.device != "cpu":
             batch = {name: x.to(self.device, non_blocking=True) for name, x in batch.items()}
@@ -166,22 +168,22 @@ class DeviceSampler:
     # -- going on after a stop ------------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """Everything between two calls of `collect`: generator, environments, and the rows that no batch has held yet."""
+        """The state between two calls of `collect`: generator, environments, and rows that were in no batch yet."""
         return {"generator": self.generator.get_state(), "world": self._world()}
 
     def _world(self) -> dict[str, Any] | None:
-        """None where the environments cannot give their state."""
+        """The state of environments and rows; None if the environments cannot give theirs."""
         envs = self._group.get_state() if self.started else None
         if envs is None:
             return None
         end = self._t
-        begin = max(0, end - (self.T - self.period))  # the next batch begins here; earlier rows were all learned from
-        last = {name: end + (rows == "T+1") for name, rows in self._rows_of.items()}  # row `end` has but an observation so far
+        begin = max(0, end - (self.T - self.period))  # the next batch begins here; all earlier rows were in a batch
+        last = {name: end + (rows == "T+1") for name, rows in self._rows_of.items()}  # row `end` has only an observation so far
         rows = {name: x[begin : last[name]].to("cpu", copy=True) for name, x in self._memory.items()}
         return {"envs": envs, "rows": rows, "core": self._core.to("cpu", copy=True), "steps": self._steps}
 
     def set_state(self, state: dict[str, Any]) -> str | None:
-        """Go on from what `get_state` gave. Where the environments cannot, their episodes begin anew; returns why."""
+        """Go on from `get_state`. If the environments cannot, their episodes begin anew and the reason is returned."""
         self.generator.set_state(state["generator"])
         world = state["world"]
         if world is None:

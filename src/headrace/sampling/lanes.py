@@ -1,4 +1,4 @@
-"""Lanes and groups as a rollout worker knows them: which slot and row they are in, and what they wait for."""
+"""The state of a rollout worker's lanes and groups: their slots and rows, and what they wait for."""
 
 from __future__ import annotations
 
@@ -6,27 +6,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from headrace.envs.contract import EnvGroup, LaneRow, ObsRow
+from headrace.envs.core.contract import EnvGroup, LaneRow, ObsRow
+
+Busy = Literal["", "slots", "match slots", "reset", "step"]
+"""What a group waits for. "slots": free slots, to request actions. "match slots": free slots for the agents of new matches, to
+step its environments. "reset", "step": its environments; call `recv`. "": actions."""
 
 
 @dataclass
 class Lane:
-    """Agents that act together, and the row of the slot whose action they wait for."""
+    """Agents that act together, with their current slot and row."""
 
     number: int
     policy: int
     slot: int = -1
-    """-1: it needs one."""
+    """-1: the lane has none."""
     finished: int = 0
-    """Slots so far."""
+    """Slots that the lane has finished."""
     t: int = 0
-    """The row that the lane acts on. -1: none yet, the next observation is written to row 0 (multi-agent environments)."""
+    """The current row. -1: the next observation is written to row 0 (multi-agent environments)."""
     last: ObsRow | None = None
-    """A copy of row T of the slot before, to become row 0 of the next; None: the environments' first observation does."""
+    """A copy of row T of the previous slot, which becomes row 0 of the next; None: the environments write row 0."""
     rows: list[LaneRow] = field(default_factory=list)
     """Views of the slot's rows 0 to T-1."""
     before: LaneRow | None = None
-    """What the environments write where `t` is -1: rewards and ends, which nobody reads, and the observation of row 0."""
+    """What the environments write while `t` is -1: the observation of row 0, and rewards and flags that are never read."""
 
     @property
     def row(self) -> LaneRow:
@@ -42,15 +46,13 @@ class Group:
     number: int
     envs: EnvGroup
     lanes: list[Lane]
-    busy: Literal["", "slots", "seats", "reset", "step"] = ""
-    """What the group waits for. slots: free slots, before it asks for actions. seats: free slots for the agents of matches that
-    begin, before its environments are stepped. reset, step: its environments, so that `recv` has to be asked. "": actions."""
+    busy: Busy = ""
     reward_weights: dict[str, float] | None = None
-    """Those that population-based training has given its environments last."""
+    """The reward weights that its environments have; None: those of the settings."""
     reward_updates: int = 0
-    """How often its policy's had been changed then."""
+    """`PopulationMemory.reward_updates` of its policy when the weights were last compared."""
     seed: int | None = None
-    """With which the environments are reset as soon as there are slots."""
+    """Reset the environments with this seed as soon as all lanes have slots; None: no reset is due."""
 
     def __post_init__(self) -> None:
         self.set_acting(self.lanes)
@@ -59,5 +61,5 @@ class Group:
         self.rows: list[LaneRow] = [None] * len(self.lanes)  # type: ignore[list-item]  # reused by every step
 
     def set_acting(self, lanes: list[Lane]) -> None:
-        """These lanes have a new observation: they are asked for, or have been answered."""
+        """Set the lanes that have a new observation and need an action."""
         self.acting, self.acting_numbers = lanes, [lane.number for lane in lanes]

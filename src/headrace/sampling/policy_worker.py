@@ -14,7 +14,7 @@ from headrace.shm.primitives import Closed
 
 
 class PolicyWorker:
-    """Worker `index` among all policy workers, for the policy of its actor. Stateless between batches: all it knows is in shared
+    """Worker `index` among all policy workers, for the policy of its actor. Between batches its whole state is in shared
     memory."""
 
     def __init__(
@@ -24,14 +24,14 @@ class PolicyWorker:
         actor: Actor,
         config: Config,
         make: Callable[[int], Actor] | None = None,
-        families: Sequence[int] | None = None,
+        queue_of: Sequence[int] | None = None,
     ):
-        """`make` makes an actor for a member of the population that does not learn; `families`: whose queue every member shares.
-        None: in environments of one agent."""
+        """`make` makes an actor for a past version or an opponent; `queue_of`: the number of every member's request queue, None
+        in environments of one agent."""
         self.index, self.requests, self.actor = index, requests, actor
-        self._families, self._make = families, make
-        self._frozen: dict[int, Actor] = {}
-        """Actors of past versions and of opponents, made when they are first needed."""
+        self._queue_of, self._make = queue_of, make
+        self._static: dict[int, Actor] = {}
+        """By member, actors of past versions and opponents, made when they are first needed."""
         self._batch_timeout = config.sampling.batch_timeout
         self._lanes = np.zeros(min(config.sampling.max_request_groups or requests.L, requests.L), np.int32)
         self._minimum = min(config.min_request_groups, len(self._lanes))
@@ -40,7 +40,7 @@ class PolicyWorker:
         self._share = max(1, requests.L // (config.population.size * s.num_policy_workers))
         """Lanes that this worker answers, on average."""
         self.answered: int | None = None
-        """Requests answered since the weights were looked at; None: never."""
+        """Requests answered since the last refresh of the weights; None: never refreshed."""
 
     def serve(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for requests and answer them. False at the end of the run."""
@@ -58,38 +58,38 @@ class PolicyWorker:
         mine = self.requests.claim(lanes.tolist(), self.index)
         if not mine:
             return
-        # Between batches only: all of one is chosen by one version of the weights. With a period of 1, before every batch.
+        # Only between batches, so that one version of the weights chooses a whole batch. With a period of 1, before every batch.
         if self.answered is None or self._period == 1 or self.answered >= self._period * self._share:
             self.actor.refresh()
             self.answered = 0
         self.answered += len(mine)
-        if self._families is not None:
+        if self._queue_of is not None:
             mine = self._act_by_policy(mine)
         else:
             self.actor.act(np.array(mine, np.int64))
         self.requests.answer(mine, self.index)
 
     def _act_by_policy(self, lanes: list[int]) -> list[int]:
-        """Act for lanes of this worker's policy and of those that share its queue; returns which they were. A number that was
-        left in the queue after a policy worker's death may by now be another policy's."""
-        assert self._families is not None
+        """Act for the lanes of members that share this worker's queue; returns these lanes. A number that stayed in the queue
+        after a policy worker's death may belong to another queue by now; it is given up."""
+        assert self._queue_of is not None
         numbers = np.array(lanes, np.int64)
         policies = self.requests.policy[numbers]
         done: list[int] = []
         for policy in np.unique(policies).tolist():
             part = numbers[policies == policy]
-            if self._families[policy] != self.actor.policy:
+            if self._queue_of[policy] != self.actor.policy:
                 self.requests.give_up(part.tolist(), self.index)
                 continue
-            actor = self.actor if policy == self.actor.policy else self._frozen_actor(policy)
+            actor = self.actor if policy == self.actor.policy else self._static_actor(policy)
             if actor is not self.actor:
                 actor.refresh()
             actor.act(part)
             done += part.tolist()
         return done
 
-    def _frozen_actor(self, policy: int) -> Actor:
-        if policy not in self._frozen:
+    def _static_actor(self, policy: int) -> Actor:
+        if policy not in self._static:
             assert self._make is not None
-            self._frozen[policy] = self._make(policy)
-        return self._frozen[policy]
+            self._static[policy] = self._make(policy)
+        return self._static[policy]

@@ -1,50 +1,46 @@
-"""The supervisor: starts the processes of a run, notices when one dies or hangs, puts things right and starts another.
+"""The supervisor: starts the processes of a run, notices when one dies or hangs, frees what it held and starts another.
 
-It touches no data. What a dead process held is read from the tables in shared memory. It waits for nobody: what takes time (the
-end of a process, its stacks, a policy worker that still writes to a dead rollout worker's slots) is looked at again and again,
-while the others are watched. That it looks at all is watched by a thread (`watchdog`).
+It touches no data: tables in shared memory show what a dead process held. It never waits for one process. What takes time (the
+end of a process, its stacks, a policy worker that still writes to a dead rollout worker's slots) is polled while the supervisor
+watches all processes. A thread (`watchdog`) checks that the supervisor itself goes on.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from multiprocessing import connection
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from headrace.config import machine
-from headrace.runs.explain import reason
-from headrace.runs.failures import Failures
-from headrace.runs.processes import end_stuck_fork_server
-from headrace.runs.programs import end_programs
-from headrace.sampling.child import Child
-from headrace.sampling.placements.base import LearnerLost, Message, RunFailed
+from headrace.config import hardware
+from headrace.processes.child import KILL_TIMEOUT, Child
+from headrace.processes.failures import Failures
+from headrace.processes.hangs import Silence
+from headrace.processes.orphaned_programs import end_programs
+from headrace.processes.start import end_stuck_fork_server
+from headrace.runs.error_texts import reason
+from headrace.runs.messages import Message
+from headrace.sampling.placements.base import LearnerLost, Placement, RunFailed
 from headrace.sampling.watchdog import Watchdog
-from headrace.sampling.worker_process import Role, Start
+from headrace.sampling.worker_process import Role, Start, run_worker
 
-if TYPE_CHECKING:
-    from headrace.sampling.placements.processes import ProcessPlacement
-
-PAUSE = 5.0
-"""Seconds between two looks after which this process must itself have been stopped (Ctrl-Z), and the others with it."""
 START_TIMEOUT = 300.0
 """Seconds a process may take to start before it counts as hung."""
 STACKS_TIME, STACKS_TIMEOUT = 0.5, 2.0
-"""Seconds after which a hung process is killed that was asked for its stacks: one that has written some, and one that has not."""
-KILL_TIMEOUT = 10.0
-"""Seconds after which a process that was killed and is still there is left to the kernel, which waits for a device or a disk."""
+"""Seconds from the request for stacks to the kill of a hung process: if it has written stacks, and if it has not."""
 ANSWER_TIMEOUT = 5.0
-"""Seconds a policy worker may take for a batch before it is replaced, when a dead rollout worker's slots wait for it."""
+"""Seconds that a policy worker may take for a batch when the slots of a dead rollout worker cannot be freed before it ends."""
 SHUTDOWN_TIMEOUT = 20.0
-"""Seconds that workers may take to end before they are killed, and the learner before the user is told that it is waited for."""
+"""Seconds after which workers that have not ended are killed, and the user is told that the run waits for the learner."""
 POLL, SOON = 0.5, 0.01
-"""Seconds between two looks for dead and hung processes; the same where something is about to happen."""
+"""Most seconds between two checks for dead and hung processes; the same while a process is about to end or to start."""
 SWEEP_INTERVAL = 1.0
-"""Seconds between two looks for hints that were lost with a process, and for programs that outlive one."""
+"""Seconds between two searches for queue entries lost with a process, and for programs that outlive one."""
 PROGRAMS_TIMEOUT = 5.0
-"""Seconds after a process's end in which programs that it started are looked for; one may just be starting."""
+"""For so many seconds after a process's end the supervisor looks for programs that it started: one may just be starting."""
 FORK_SERVER_TIMEOUT = 120.0
 """Seconds that the fork server may take for one process. The first takes longest, since the fork server imports PyTorch."""
 START_AGAIN = 1.0
@@ -52,33 +48,65 @@ START_AGAIN = 1.0
 NO_LAST_CHECKPOINT = "its last checkpoint was not written, and the run can go on from the one before"
 
 
-class _Due(NamedTuple):
-    """A process to be started."""
+@dataclass(frozen=True)
+class Job:
+    """What a process of the run does; a process that replaces it has the same job."""
 
-    at: float
-    """monotonic()"""
     role: Role
-    number: int
+    index: int
+    """Among the workers of its role."""
     main: Callable[[Start], None]
     argument: Any
+
+
+class Worker(Child):
+    """A process of the run. Raises as `Child`."""
+
+    def __init__(self, job: Job, placement: Placement):
+        self.job, self.role, self.index = job, job.role, job.index
+        self.error = ""
+        """The traceback it reported before it ended."""
+        self.done = False
+        """Whether it has reported that its work is done, so that its end is no failure."""
+        self.ended: float | None = None
+        """When its end was noticed (perf_counter). From then on the supervisor recovers what it held."""
+        start = (job.role, job.index, placement.restarts, placement, job.argument)
+        super().__init__(run_worker, (job.main, *start), f"{job.role}-{job.index}")
+
+    @property
+    def name(self) -> str:
+        """Its name in log lines."""
+        if self.role == "learner":
+            return f"learner {self.index}" if self.index else "learner"
+        return f"{self.role} worker {self.index}"
+
+    @property
+    def failure(self) -> str:
+        """The error it reported, with its name; one line where the error is."""
+        return f"{self.name} failed:{chr(10) if chr(10) in self.error.strip() else ' '}{self.error}"
+
+    def end_reason(self) -> str:
+        """See `Child`; if it reported an error, the error's last line."""
+        return self.error.strip().splitlines()[-1] if self.error and not self.reason else super().end_reason()
 
 
 class Supervisor:
     """Processes of one run."""
 
-    def __init__(self, placement: ProcessPlacement):
+    def __init__(self, placement: Placement):
         self.placement, self.config, self.memory = placement, placement.config, placement.memory
-        self.children: list[Child] = []
-        self._due: list[_Due] = []
+        self.children: list[Worker] = []
+        self._due: list[tuple[float, Job]] = []
+        """Processes to start: when (monotonic), and their jobs."""
         self._notices: deque[str] = deque()
         """Texts for the user, not yet passed on."""
         self._failures = Failures(self.config.sampling)
-        self._looked = self._awake_since = perf_counter()
+        self._silence = Silence()
         self._untaken: list[set[int]] = [set() for _ in self.memory.policies]
-        """By policy, tickets of finished slots that at the last sweep were in no queue and in nobody's hands."""
+        """By policy, the tickets of finished slots that no learner had taken at the last sweep."""
         self._last_sweep = 0.0
         self._removed: dict[int, float] = {}
-        """Processes that have ended, by pid, and when; programs of theirs may be alive."""
+        """When processes ended (monotonic), by pid; programs that they started may be alive."""
         self._watchdog: Watchdog | None = None
 
     # -- starting ---------------------------------------------------------------------------------------------------------
@@ -89,49 +117,46 @@ class Supervisor:
             self._watchdog = Watchdog(self.memory.control, _end_stuck_fork_server)
             self._watchdog.start()
         for index in range(count):
-            self._due.append(_Due(monotonic(), role, index, main, argument))
-            if problem := self._start(self._due[-1]):
+            if problem := self._start(Job(role, index, main, argument)):
                 raise RunFailed(problem)
 
-    def _start(self, due: _Due) -> str | None:
-        """Start it; a sentence if that was not possible, and it is still due."""
-        self.memory.control.clear_heartbeat(due.role, due.number)
+    def _start(self, job: Job) -> str | None:
+        """Start a process. Returns what went wrong, None if it was started."""
+        self.memory.control.clear_heartbeat(job.role, job.index)
         self.memory.control.supervisor_lives()
         try:
-            self.children.append(Child(due.role, due.number, due.main, due.argument, self.placement))
+            self.children.append(Worker(job, self.placement))
         except (OSError, EOFError) as error:
             cause = f"{type(error).__name__}: {error}"
             if isinstance(error, OSError) and error.errno is not None:
                 cause = reason(error)
-            return f"{due.role} {due.number} could not be started: {cause}"
-        self._due.remove(due)
+            return f"{job.role} {job.index} could not be started: {cause}"
         return None
 
     def _start_due(self) -> None:
-        for due in [due for due in self._due if due.at <= monotonic()]:
-            if problem := self._start(due):
+        for at, job in list(self._due):
+            if at > monotonic():
+                continue
+            if problem := self._start(job):
                 self._count_failure(problem, "")
                 self._notices.append(f"{problem}; tried again in {START_AGAIN:.0f} s")
-                self._due.remove(due)
-                self._due.append(due._replace(at=monotonic() + START_AGAIN))
+                self._due.append((monotonic() + START_AGAIN, job))
+            self._due.remove((at, job))
 
     # -- watching ---------------------------------------------------------------------------------------------------------
 
     def messages(self, timeout: float) -> Iterator[Message]:
-        """What is reported within `timeout` seconds. Meanwhile the dead and the hung are replaced.
+        """Yield what processes report within `timeout` seconds, and replace dead and hung ones meanwhile.
 
-        Raises `RunFailed` when that is no use any more.
+        Raises `RunFailed` when the run cannot go on.
         """
         deadline = monotonic() + timeout
         while (left := deadline - monotonic()) > 0:
             self._wait(min(left, POLL))
             for child in list(self.children):
-                yield from self._read(child)
-                self._kill_when_stacks_are_written(child)
-                if child.ended is None and self._has_ended(child):
-                    yield from self._read(child)
+                if (yield from self._look(child)):
                     self._note_end(child)
-                if child.ended is not None and child in self.children:
+                if child.ended and child in self.children:
                     self._recover(child)
             self._look_for_hung()
             self._start_due()
@@ -139,19 +164,29 @@ class Supervisor:
             yield from self._noticed()
 
     def _wait(self, timeout: float) -> None:
-        """Until there is something to look at."""
+        """Wait up to `timeout` seconds for a report or the end of a process."""
         self.memory.control.supervisor_lives()
         if self._due or any(child.asked or child.killed or child.ended for child in self.children):
             timeout = min(timeout, SOON)
-        connection.wait([watched for child in self.children for watched in child.watched], timeout)
+        connection.wait([watched for child in self.children if not child.ended for watched in child.watched], timeout)
 
     def _noticed(self) -> Iterator[Message]:
         while self._notices:
             yield Message("message", self._notices.popleft())
 
-    def _read(self, child: Child) -> Iterator[Message]:
+    def _look(self, child: Worker) -> Generator[Message, None, bool]:
+        """Pass on its reports. Returns True the first time that it is seen to have ended."""
+        yield from self._read(child)
+        self._kill_when_stacks_are_written(child)
+        if child.ended or not self._has_ended(child):
+            return False
+        child.ended = perf_counter()
+        yield from self._read(child)
+        return True
+
+    def _read(self, child: Worker) -> Iterator[Message]:
         try:
-            messages: list[Message] = child.reports.read()
+            messages = [Message(*report) for report in child.reports.read()]
         except ValueError as error:
             self._notices.append(f"{child.name}: {error}")
             return
@@ -162,15 +197,15 @@ class Supervisor:
                 child.done |= message.kind == "done"
                 yield message
 
-    def _kill_when_stacks_are_written(self, child: Child) -> None:
-        """Kill a hung process that has written its stacks, or had the time to."""
+    def _kill_when_stacks_are_written(self, child: Worker) -> None:
+        """Kill a hung process once it has written its stacks or its time for that is over."""
         if child.asked and not child.killed and child.ended is None:
             patience = STACKS_TIME if child.stack_text else STACKS_TIMEOUT
             if perf_counter() > child.asked + patience:
                 child.kill()
 
-    def _has_ended(self, child: Child) -> bool:
-        """Whether the process is gone, or as good as: one that was killed never runs again, whatever the kernel waits for."""
+    def _has_ended(self, child: Worker) -> bool:
+        """Whether the process is gone, or was killed `KILL_TIMEOUT` ago and is stuck in the kernel: it never runs again."""
         if child.killed and perf_counter() > child.killed + KILL_TIMEOUT and not child.gone:
             pid = child.process.pid
             self._notices.append(f"{child.name} was killed {KILL_TIMEOUT:.0f} s ago; process {pid} is still there, in the kernel")
@@ -179,21 +214,20 @@ class Supervisor:
 
     # -- replacing --------------------------------------------------------------------------------------------------------
 
-    def _note_end(self, child: Child) -> None:
-        """Decide whether the run goes on without it, with another in its place, or not at all."""
-        child.ended = perf_counter()
+    def _note_end(self, child: Worker) -> None:
+        """Remove a process that has done its work, count the failure of another. Raises `RunFailed` if the run cannot go on."""
         if self.memory.control.stopped or child.done:
             self._remove(child)
             return
         self.placement.restarts += 1
-        if child.role == "learner" and machine.rank().size > 1 and not child.error:
+        if child.role == "learner" and hardware.rank().size > 1 and not child.error:
             raise LearnerLost(f"{child.name} ended ({child.end_reason()}), and the other ranks cannot go on without it")
         if child.role == "learner" and child.error:  # an error repeats itself; a kill does not
             self._remove(child)
             raise RunFailed(child.failure)
         self._count_failure(f"{child.name} ended ({child.end_reason()})", child.error or child.stack_text)
 
-    def _remove(self, child: Child) -> None:
+    def _remove(self, child: Worker) -> None:
         self.children.remove(child)
         if child.process.pid is not None:
             self._removed[child.process.pid] = monotonic()
@@ -204,8 +238,9 @@ class Supervisor:
         if too_many := self._failures.add(monotonic()):
             raise RunFailed(f"{what}, {too_many}" + (f":\n{details}" if details else ""))
 
-    def _recover(self, child: Child) -> None:
-        """Put right what a dead process leaves in the tables, and let another take its place; or try again at the next look."""
+    def _recover(self, child: Worker) -> None:
+        """Free what a dead process holds in the tables and schedule its replacement. If policy workers still write to a dead
+        rollout worker's slots, only end the late ones: the next round tries again."""
         requests, policies = self.memory.requests, self.memory.policies
         if child.role == "rollout":
             if holders := requests.withdraw(child.index):
@@ -215,7 +250,7 @@ class Supervisor:
             freed = sum(policy.trajectories.free_worker(child.index) for policy in policies)
             recovered = f"{freed} slots returned"
         elif child.role == "policy":
-            recovered = f"{requests.recover_policy_worker(child.index)} requests asked again"
+            recovered = f"{requests.requeue_requests_of(child.index)} requests asked again"
         else:
             freed = policies[child.index].trajectories.free_learner()
             recovered = f"{freed} slots returned, its samplers wait for the newest checkpoint"
@@ -225,11 +260,11 @@ class Supervisor:
         if details := child.error or child.stack_text:
             self._notices.append(details)
         self._remove(child)
-        self._due.append(_Due(monotonic(), child.role, child.index, child.main, child.argument))
+        self._due.append((monotonic(), child.job))
 
-    def _end_late_policy_workers(self, dead: Child, holders: set[int]) -> None:
-        """The slots of a dead rollout worker cannot be given to others while these policy workers may still write to them: kill
-        those that take too long."""
+    def _end_late_policy_workers(self, dead: Worker, holders: set[int]) -> None:
+        """Kill the policy workers among `holders` that take longer than `ANSWER_TIMEOUT`: while they may still write to the slots
+        of a dead rollout worker, these cannot be freed."""
         assert dead.ended is not None
         if perf_counter() > dead.ended + ANSWER_TIMEOUT:
             for child in self.children:
@@ -239,15 +274,12 @@ class Supervisor:
     # -- hung processes ---------------------------------------------------------------------------------------------------
 
     def _look_for_hung(self) -> None:
-        """A process without a heartbeat for too long: show its stack, replace it."""
-        now = perf_counter()
-        if now - self._looked > PAUSE:
-            self._awake_since = now
-        self._looked = now
+        """Ask processes whose heartbeat is too old for their stacks; they are killed and replaced afterwards."""
+        self._silence.look()
         control = self.memory.control
         for child in self.children:
             last = control.heartbeat(child.role, child.index)
-            silent = now - max(last, child.started, self._awake_since)
+            silent = self._silence.since(max(last, child.started))
             setting, limit = self._timeout(child) if last else ("its start", START_TIMEOUT)
             waits_for_learner = child.role != "learner" and not control.ready
             if silent < limit or waits_for_learner or child.asked or child.killed or child.ended:
@@ -256,7 +288,7 @@ class Supervisor:
             child.reason = "hung"
             child.ask_for_stacks()
 
-    def _timeout(self, child: Child) -> tuple[str, float]:
+    def _timeout(self, child: Worker) -> tuple[str, float]:
         """The setting that says how long this process may be without a heartbeat, and its value (seconds)."""
         if child.role == "learner":
             return "learning.update_timeout", self.config.learning.update_timeout
@@ -265,8 +297,8 @@ class Supervisor:
     # -- lost hints -------------------------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        """Queue again what the tables say and no queue does: numbers of waiting lanes, and tickets of finished slots that a
-        learner took from the queue, and was killed before it took the slots from the table."""
+        """Queue again what the tables have and no queue has: the numbers of waiting lanes, and the tickets that a learner took
+        from the queue before it was killed, without taking their slots in the table."""
         if monotonic() - self._last_sweep < SWEEP_INTERVAL or self.memory.control.stopped:
             return
         self._last_sweep = monotonic()
@@ -275,24 +307,24 @@ class Supervisor:
         for p, policy in enumerate(self.memory.policies):
             store = policy.trajectories
             if self._has_learned_enough(p):
-                # What its learner had in hand when it ended, and what workers finished before they knew, others wait for.
+                # Other policies' matches need these slots: those that its learner held, and those that workers finished late.
                 store.free_learner()
                 store.discard()
             if store.qsize():
                 continue
             tickets = store.untaken()
-            # Seen twice, a second apart, with nothing queued: nobody is on the way to it. Doubles are refused by the table.
+            # The same ticket in two sweeps, with an empty queue: it was lost. If it was not, the table refuses the second copy.
             for ticket in tickets & self._untaken[p]:
                 store.offer_again(ticket)
             self._untaken[p] = tickets
 
     def _has_learned_enough(self, p: int) -> bool:
-        """Whether policy p goes on acting in matches, and its learner has ended."""
+        """Whether policy p has learned enough, its learner has ended, and it only acts in the matches of others."""
         done = self.memory.standings is not None and p < self.memory.learners and bool(self.memory.standings.done[p])
         return done and not any(child.role == "learner" and child.index == p for child in self.children)
 
     def _end_programs(self) -> None:
-        """End the programs that processes started which have ended."""
+        """End the programs that ended processes had started."""
         end_programs(self._removed)
         self._removed = {pid: since for pid, since in self._removed.items() if monotonic() < since + PROGRAMS_TIMEOUT}
 
@@ -316,10 +348,7 @@ class Supervisor:
                     yield Message("message", text)
             self._wait(0.2)
             for child in list(self.children):
-                yield from self._read(child)
-                self._kill_when_stacks_are_written(child)
-                if child.ended is not None or self._has_ended(child):
-                    yield from self._read(child)
+                if (yield from self._look(child)) or child.ended:
                     if child.role == "learner" and child.error:
                         failures.append(child.failure)
                     elif child.role == "learner" and not child.done:
@@ -353,7 +382,7 @@ class Supervisor:
 
 
 def _end_stuck_fork_server() -> str | None:
-    """For the watchdog: the one thing besides messages that the supervisor waits for."""
+    """For the watchdog: a fork server that does not answer blocks the supervisor."""
     if end_stuck_fork_server(FORK_SERVER_TIMEOUT):
         return f"The fork server has not answered for {FORK_SERVER_TIMEOUT:.0f} s: it is replaced, and with it all processes"
     return None

@@ -186,7 +186,7 @@ class InferenceRequests(Mapped):
         """Forget what a rollout worker that has ended was woken for."""
         self._wake.store(worker, 0)
 
-    def recover_policy_worker(self, policy_worker: int) -> int:
+    def requeue_requests_of(self, policy_worker: int) -> int:
         """After a policy worker's death: what it had taken waits again, and lost wake-ups and numbers are sent again. Returns how
         many requests it had taken. Never waits."""
         taken = sum(self._words.compare_exchange(lane, TAKEN + policy_worker, WAITING) for lane in range(self.L))

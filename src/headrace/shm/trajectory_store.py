@@ -5,7 +5,7 @@ rewards, policy workers read the observations and write actions, the learner rea
 
 Row t of a slot holds observation t, the action chosen on it and what the behaviour policy said about it, and the reward and the
 flags to which that action led. Fields with T+1 rows also have row T, which holds the observation to bootstrap from; it is at the
-same time row 0 of the lane's next slot. `headrace.envs.contract` says what happens at the end of an episode.
+same time row 0 of the lane's next slot. `headrace.envs.core.contract` says what happens at the end of an episode.
 
 Slots are credits: a rollout worker needs a free one to go on, the learner frees them, so their number bounds memory and lag. The
 owner table is the truth. The ready queue only says where to look: what a killed process took from it is found in the table.
@@ -13,15 +13,15 @@ owner table is the truth. The ready queue only says where to look: what a killed
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from headrace.arrays import ArrayLayout, ArraySpec
 from headrace.shm.primitives import Queue, Slots
-from headrace.shm.segment import Mapped, Segment, align
+from headrace.shm.segment import Mapped, Segment
 
 Rows = Literal["T+1", "T", "once"]
 
@@ -29,13 +29,11 @@ LEARNER = 0x7FFF
 """The learner's number in the owner table; rollout worker w is w + 1."""
 
 
-@dataclass(frozen=True)
-class Field:
+@dataclass(frozen=True, kw_only=True)
+class TrajectoryField(ArraySpec):
     """One array of the store: ``[slot, rows, C, *shape]``, without the rows for `once`."""
 
-    rows: Rows
-    shape: tuple[int, ...]
-    dtype: np.dtype
+    rows: Rows = "T"
 
 
 class TrajectoryStore(Mapped):
@@ -44,10 +42,11 @@ class TrajectoryStore(Mapped):
     Raises `MemoryError` where the machine has not the memory.
     """
 
-    def __init__(self, fields: Mapping[str, Field], num_slots: int, T: int, C: int):
+    def __init__(self, fields: Mapping[str, TrajectoryField], num_slots: int, T: int, C: int):
         self.fields, self.num_slots, self.T, self.C = dict(fields), num_slots, T, C
         purpose = f"the trajectory store ({num_slots} slots of {T} x {C} steps; fewer of any needs less)"
-        self._segment = Segment(self.nbytes(self.fields, num_slots, T, C), purpose=purpose)
+        self._layout = ArrayLayout({name: ArraySpec(self._shape(field), field.dtype) for name, field in self.fields.items()})
+        self._segment = Segment(self._layout.nbytes, purpose=purpose)
         self._segment.prefault()  # memory that is not there is missed now, not in the middle of training
         self._owners = Slots(num_slots)
         self._ready = Queue(4 * num_slots)
@@ -55,25 +54,13 @@ class TrajectoryStore(Mapped):
         self._map()
         self._finished[:] = -1
 
-    @staticmethod
-    def shape(field: Field, num_slots: int, T: int, C: int) -> tuple[int, ...]:
-        """Shape of one field's array."""
-        rows = {"T+1": (T + 1,), "T": (T,), "once": ()}[field.rows]
-        return (num_slots, *rows, C, *field.shape)
-
-    @classmethod
-    def nbytes(cls, fields: Mapping[str, Field], num_slots: int, T: int, C: int) -> int:
-        """Bytes of shared memory that the trajectories take."""
-        return sum(align(math.prod(cls.shape(f, num_slots, T, C)) * f.dtype.itemsize) for f in fields.values())
+    def _shape(self, field: TrajectoryField) -> tuple[int, ...]:
+        rows = {"T+1": (self.T + 1,), "T": (self.T,), "once": ()}[field.rows]
+        return (self.num_slots, *rows, self.C, *field.shape)
 
     def _map(self) -> None:
-        self.arrays: dict[str, np.ndarray] = {}
+        self.arrays = self._layout.views(self._segment.buffer)
         """By field, ``[slot, rows, C, ...]``."""
-        offset = 0
-        for name, field in self.fields.items():
-            shape = self.shape(field, self.num_slots, self.T, self.C)
-            self.arrays[name] = self._segment.ndarray(field.dtype, shape, offset)
-            offset += align(math.prod(shape) * field.dtype.itemsize)
         self._finished = self._tickets.ndarray(np.int32, self.num_slots)
         """int32 [slots]: the ticket with which the slot was finished last; -1: never."""
         self.order = self._tickets.ndarray(np.int32, self.num_slots, self._finished.nbytes)

@@ -23,7 +23,7 @@ APEX = {
     "replay.minimum": 500,
     "learning.total_steps": NEVER,
 }
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
 def goes_on(run: Run, lines: int = 2) -> None:

@@ -25,11 +25,15 @@ from remote_servers import (
 from worlds import BadEnv, CountingEnv, local_group
 
 from headrace.config import EnvConfig
-from headrace.envs.contract import EnvGroup, EnvironmentFault, LaneRow
-from headrace.envs.remote import protocol, transport
+from headrace.envs.core.contract import EnvGroup, LaneRow
+from headrace.envs.core.errors import EnvironmentFault
+from headrace.envs.groups.vector import vector_group
+from headrace.envs.remote import protocol
 from headrace.envs.remote.group import RemoteGroup
-from headrace.envs.remote.transport import Credentials
-from headrace.envs.vector_group import vector_group
+from headrace.envs.remote.session import Session
+from headrace.transport import streams
+from headrace.transport.credentials import Credentials
+from headrace.transport.messages import Refused
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -270,17 +274,10 @@ def test_a_wrong_token_gets_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
         right.close()
 
 
-def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving() as address:
-        group = remote_group(address)
-        group.close()
-        object.__setattr__(group._hello, "protocol", 99)
-        group = remote_group(address)
-        monkeypatch.setattr(group, "_hello", type(group._hello)("test/counting", 5, True, None, protocol=99))
-        group._opening and group._opening.close()
-        text = " ".join(messages_of(group, "version"))
-        assert f"version {protocol.PROTOCOL} of the protocol, the trainer version 99" in text
-        group.close()
+def test_another_version_is_refused_by_name() -> None:
+    answers = Session(offer()).answers(iter([protocol.Hello(NAME, 5, protocol=99).to_bytes()]))
+    with pytest.raises(Refused, match=f"version {protocol.PROTOCOL} of the protocol, the trainer version 99"):
+        protocol.Welcome.from_bytes(next(answers))
 
 
 def test_a_server_that_does_not_answer_is_given_up_and_dialled_again() -> None:
@@ -311,7 +308,7 @@ def test_a_server_that_does_not_answer_is_given_up_and_dialled_again() -> None:
 
 def test_a_stream_on_which_nothing_happens_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sides ask each other whether they are there, which a server must not take for an attack: learners pause for minutes."""
-    monkeypatch.setattr(transport, "KEEPALIVE", 1.0)
+    monkeypatch.setattr(streams, "KEEPALIVE", 1.0)
     with serving() as address:
         group = remote_group(address)
         stepper = Stepper(group, counting(1))

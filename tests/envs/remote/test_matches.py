@@ -14,16 +14,16 @@ from remote_servers import NAME, ServerProcess, finish, free_port, offer, servin
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError, EnvConfig
-from headrace.envs import registry
-from headrace.envs.contract import EnvGroup, LaneRow, ObsRow, StepRow
-from headrace.envs.multi_agent import multi_agent_group
+from headrace.envs import make
+from headrace.envs.core.contract import EnvGroup, LaneRow, ObsRow, StepRow
+from headrace.envs.groups.multi_agent import multi_agent_group
 from headrace.envs.remote.group import RemoteGroup
-from headrace.evaluation.play import evaluate
+from headrace.evaluation.evaluate import evaluate
 from headrace.runs.metrics import read_jsonl
 from headrace.train import train
 
 WORLD = str(Path(__file__).parents[2] / "sampling" / "counting_match.py")
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 M, A = 3, len(AGENTS)
 
 
@@ -196,7 +196,7 @@ def test_every_sample_is_learned_from_once_by_the_policy_that_acted(
         for p in range(3):
             assert read_jsonl(tmp_path / "run" / f"policy-{p}" / "metrics.jsonl")[-1].get("sampling/faults", 0) == 0
         if placement == "serial":
-            monkeypatch.setattr(registry, "is_known", lambda env_id: False)
+            monkeypatch.setattr(make, "is_known", lambda env_id: False)
             with pytest.raises(ConfigError, match="install the packages of counting-match"):
                 evaluate(tmp_path / "run", 2, imports=[WORLD])
     finally:

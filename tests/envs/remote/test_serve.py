@@ -32,14 +32,16 @@ from remote_servers import (
 from headrace import cli
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.remote import connect, server
-from headrace.envs.remote.connect import Listener
 from headrace.envs.remote.group import RemoteGroup
+from headrace.envs.remote.protocol import GroupLayout, Welcome
 from headrace.envs.remote.server import Dialler, EnvServer
-from headrace.envs.remote.transport import Credentials, credentials, is_local
+from headrace.transport.credentials import Credentials, credentials, is_local
+from headrace.transport.listeners import Acceptor
+from headrace.transport.messages import ProtocolError, Refused
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "serve_my_env.py"
 TOKEN = "a-token-for-tests"
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 
 def test_the_example_serves_in_five_lines_and_without_torch() -> None:
@@ -95,7 +97,7 @@ def test_a_simulator_dials_in_and_comes_back() -> None:
     dialler.stop()
     thread.join(60)
     assert not thread.is_alive()
-    assert not Listener._all
+    assert not Acceptor._at
 
 
 def test_a_simulator_does_not_wait_for_ever_for_a_hello(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,10 +391,8 @@ def test_garbage_at_a_run_that_listens(seconds: float, monkeypatch: pytest.Monke
 
 def test_a_welcome_of_garbage_is_refused() -> None:
     """A server that lies: whatever it sends, it is a reason and never another error."""
-    from headrace.envs.remote.protocol import Layout, ProtocolError, Refused, Welcome
-
     made = offer()
-    layout = Layout(made.spec, 1, 5)
+    layout = GroupLayout(made.spec, 1, 5)
     good = Welcome(NAME, made.options, made.spec, 1, 5, layout.schema(), {}, "vectors").to_bytes()
     assert Welcome.from_bytes(good).spec == made.spec
     rng = random.Random(3)

@@ -21,7 +21,7 @@ from headrace.train import train
 TESTS = Path(__file__).parents[2]
 COUNTING = str(TESTS / "sampling" / "counting.py")
 EXAMPLE = str(TESTS.parent / "examples" / "my_env.py")
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 
 def counting_config(folder: Path, remote: str, **settings: object) -> Config:
@@ -123,7 +123,7 @@ def test_no_server_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_groups_take_the_entries_in_turn() -> None:
-    from headrace.envs.registry import _address
+    from headrace.envs.make import _address
 
     remote = "a:1, local,listen:127.0.0.1:5"
     assert [_address("my/env", remote, g) for g in range(5)] == ["a:1", None, "listen:127.0.0.1:5", "a:1", None]

@@ -1,17 +1,12 @@
-"""Environments on other machines: servers that step environments, and groups whose environments are at a server.
+"""Environments on other machines: servers that step environments, and groups whose environments a server steps.
 
-`serve` offers a simulator's own environment in five lines (`examples/serve_my_env.py`); `headrace serve-envs` offers a registered
-one. Nothing in here imports torch. docs/remote.md is the manual.
+`serve` serves a simulator's own environment in five lines (`examples/serve_my_env.py`), `headrace serve-envs` a registered one.
+This package does not import torch. docs/remote.md is the manual.
 """
 
-import os
+import headrace.transport  # noqa: F401  sets an environment variable that gRPC reads on import
+from headrace.envs.core.errors import MissingExtra
 
-from headrace.envs.registry import MissingExtra
-
-# gRPC's handlers of fork start its threads again in the child. With `subprocess` and a `preexec_fn` that child has closed their
-# descriptors already, and dies before the program it should become has begun (github.com/grpc/grpc/pull/43157): an encoder of
-# videos, an environment's own helper. Nothing here uses gRPC on both sides of a fork.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 try:
     import grpc  # noqa: F401
 except ImportError as error:

@@ -1,156 +1,111 @@
-"""Environment servers: listen for trainers, or dial a trainer that listens."""
+"""Environment servers, which listen for trainers or dial a trainer that listens."""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from time import monotonic
 from typing import Any
 
-import grpc
 import gymnasium
 
 from headrace.config import ConfigError, EnvConfig
-from headrace.envs import registry
+from headrace.envs.core import registry
+from headrace.envs.core.settings import default_options, defaults
+from headrace.envs.make import describe_here, make_group
 from headrace.envs.remote import protocol
 from headrace.envs.remote.protocol import Hello
 from headrace.envs.remote.session import Offer, Session
-from headrace.envs.remote.transport import (
-    OF_SIMULATOR,
-    Credentials,
-    Handler,
-    Link,
-    channel_options,
-    check_address,
-    credentials,
-    dial,
-)
+from headrace.transport.credentials import Credentials, check_address, credentials
+from headrace.transport.listeners import Listener
+from headrace.transport.streams import FIRST_PAUSE, Backoff, Caller, Stream
 
 SPARE_STREAMS = 16
-"""Streams beside those of the environments: questions for the specification, and refusals."""
+"""Streams beside those of groups, for trainers that ask for the specification or are refused."""
 HELLO_TIMEOUT = 30.0
 """Seconds that a caller may take for its hello."""
 ANSWER_TIMEOUT = 10.0
-"""Seconds that a trainer which was dialled has to say hello. Who needs environments does so at once, and who does not ends the
-stream; but a call that meets a listener while it closes may be kept by gRPC for ever."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
-"""Seconds between two attempts to dial: doubled from the first to the longest."""
+"""Seconds that a dialled trainer may take for its hello. A trainer sends it or ends the stream at once, but gRPC may keep a call
+for ever if the listener closes at that moment."""
 
 
 def make_offer(env: str, num_envs: int, options: EnvConfig | None = None) -> Offer:
-    """What `headrace serve-envs` serves: a registered environment. It is made once, to know its spaces.
-
-    Raises what `registry.make_group` raises.
-    """
+    """The `Offer` of a registered environment. Makes one environment to read its spaces. Raises what `make.make_group` raises."""
     registry.check_one(env)
-    options = options if options is not None else registry.default_options(env)
+    options = options if options is not None else default_options(env)
     # rewards are sent raw; the trainer scales and clips them
     options = replace(options, reward_scale=1.0, reward_clip=None, reward_soft_clip=None)
-    spec = registry.describe_here(env, options)
+    spec = describe_here(env, options)
     return Offer(
         env=env,
         options=protocol.shared_options(options),
         spec=spec,
-        make_group=lambda count, training: registry.make_group(env, options, count, training=training),
+        make_group=lambda count, training: make_group(env, options, count, training=training),
         num_envs=num_envs,
-        defaults=dict(registry.defaults(env)),
+        defaults=dict(defaults(env)),
         observes=registry.observes(env),
     )
 
 
-class EnvServer:
-    """Listens for trainers. `port` is the one it has. Threads of this process step the environments."""
+class EnvServer(Listener):
+    """Listens for trainers at `port`. Threads of this process step the environments."""
 
     def __init__(self, offer: Offer, listen: str, own: Credentials, compression: bool = False) -> None:
-        """Raises `ConfigError` where it cannot listen, or where the address is not of this machine and there is no token."""
+        """Raises `ConfigError` if it cannot listen, or if other machines can reach the address and there is no token."""
         self.offer = offer
-        streams = offer.num_envs + SPARE_STREAMS
-        self._server = grpc.server(
-            ThreadPoolExecutor(streams, "remote-envs"),
-            handlers=(Handler(own, self._session),),
-            options=[*channel_options(protocol.MOST_REQUEST), ("grpc.so_reuseport", 0)],
-            maximum_concurrent_rpcs=streams,
-            compression=grpc.Compression.Gzip if compression else None,
-        )
-        self.port = own.listen(self._server, listen)
-        self._server.start()
+        super().__init__(
+            protocol.SERVICE, listen, own, self._serve,
+            largest_received=protocol.LARGEST_REQUEST, streams=offer.num_envs + SPARE_STREAMS, compress=compression,
+        )  # fmt: skip
 
-    def _session(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        silent = threading.Timer(HELLO_TIMEOUT, context.cancel)
-        silent.daemon = True
-        silent.start()
-        try:
-            yield from Session(self.offer).answers(_until_cut(requests), lambda _: silent.cancel())
-        finally:
-            silent.cancel()
-
-    def wait(self) -> None:
-        """Serve until `stop`, or the end of the process."""
-        self._server.wait_for_termination()
-
-    def stop(self, grace: float = 0.5) -> None:
-        """Stop listening; streams have `grace` seconds to end."""
-        self._server.stop(grace).wait(grace + 5)
-
-
-def _until_cut(requests: Iterator[bytes]) -> Iterator[bytes]:
-    """A trainer that goes away without a word ends the stream like one that says so."""
-    try:
-        yield from requests
-    except Exception:  # gRPC raises a bare Exception where the peer is gone
-        return
+    def _serve(self, stream: Stream) -> Iterator[bytes]:
+        stream.expect(HELLO_TIMEOUT, "no hello")
+        return Session(self.offer).answers(iter(stream))
 
 
 class Dialler:
-    """Dials a trainer that listens, again and again: one stream always waits for a group that needs environments."""
+    """Dials a listening trainer again and again, so that one stream always waits for a group that needs environments."""
 
     def __init__(self, offer: Offer, address: str, own: Credentials, report: Callable[[str], None], compression: bool = False):
-        self.offer, self._address, self._own = offer, check_address(address), own
-        self._report, self._compression = report, compression
+        self.offer, self._address, self._report = offer, check_address(address), report
+        self._caller = Caller(protocol.SERVICE, address, own, protocol.OF_SIMULATOR, protocol.LARGEST_REQUEST, compression)
         self._stopped = threading.Event()
         self._taken = threading.Event()
         self._last = ""
 
     def run(self) -> None:
         """Dial until `stop`."""
-        pause = FIRST_PAUSE
+        backoff = Backoff()
         while not self._stopped.is_set():
             if self.offer.used >= self.offer.num_envs:
                 self._stopped.wait(FIRST_PAUSE)
                 continue
             self._taken.clear()
-            link = dial(self._address, self._own, OF_SIMULATOR, protocol.MOST_REQUEST, self._compression)
-            thread = threading.Thread(target=self._stream, args=(link,), name="remote-envs", daemon=True)
+            thread = threading.Thread(target=self._serve, args=(self._caller.open(),), name="remote-envs", daemon=True)
             thread.start()
-            late = monotonic() + ANSWER_TIMEOUT
             while thread.is_alive() and not self._taken.is_set() and not self._stopped.is_set():
                 self._taken.wait(0.05)
-                if monotonic() > late and not self._taken.is_set():
-                    link.close(f"no hello within {ANSWER_TIMEOUT:g} seconds")
-                    break
             if self._taken.is_set():
-                pause = FIRST_PAUSE
+                backoff.reset()
             else:
-                self._stopped.wait(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                backoff.wait(self._stopped)
 
-    def _stream(self, link: Link) -> None:
+    def _serve(self, stream: Stream) -> None:
         def began(hello: Hello) -> None:
             self._say(f"a trainer at {self._address} uses the environments")
             self._taken.set()
 
-        for answer in Session(self.offer).answers(iter(link), began):
-            link.outbox.put(answer)
+        stream.expect(ANSWER_TIMEOUT, f"no hello within {ANSWER_TIMEOUT:g} seconds")
+        for answer in Session(self.offer).answers(iter(stream), began):
+            stream.send(answer)
             if self._stopped.is_set():
                 break
-        link.outbox.put(None)
-        for _ in link:  # until the trainer has ended the stream: what was sent last arrives
+        stream.finish()
+        for _ in stream:  # until the trainer has ended the stream, so that the last messages arrive
             pass
-        self._say(f"{self._address}: {link.ended}")
-        link.close()
+        self._say(f"{self._address}: {stream.ended}")
+        stream.close()
 
     def _say(self, text: str) -> None:
         if text != self._last:
@@ -158,7 +113,7 @@ class Dialler:
             self._report(text)
 
     def stop(self) -> None:
-        """Dial no more."""
+        """Make `run` return."""
         self._stopped.set()
 
 

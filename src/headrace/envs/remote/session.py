@@ -1,4 +1,4 @@
-"""The simulator's side of a stream: a hello becomes a group, requests become steps of it."""
+"""The simulator's side of a stream: makes a group on a hello, and steps it on requests."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.envs.contract import EnvGroup, EnvironmentFault, EnvSpec
-from headrace.envs.group import Completion
+import numpy as np
+
+from headrace.envs.core.contract import EnvGroup, EnvSpec
+from headrace.envs.core.errors import EnvironmentFault
+from headrace.envs.core.rows import lane_row
+from headrace.envs.groups.base import Completion
 from headrace.envs.remote import protocol
-from headrace.envs.remote.protocol import Hello, Layout, ProtocolError, Refused, Welcome
+from headrace.envs.remote.protocol import GroupLayout, Hello, Welcome
+from headrace.transport.messages import HEADER, ProtocolError, Refused, header
 
 MakeGroup = Callable[[int, bool], EnvGroup]
-"""From a number of environments, and whether they are for training."""
+"""make_group(number of environments, whether they are for training)"""
 
 
 @dataclass
@@ -29,32 +34,28 @@ class Offer:
     observes: str
 
     def __post_init__(self) -> None:
-        self._used = 0
+        self.used = 0
+        """Environments in use."""
         self._lock = threading.Lock()
 
-    @property
-    def used(self) -> int:
-        """Environments that are in use."""
-        return self._used
-
     def take(self, number: int) -> None:
-        """Take environments. Raises `Refused` where there are not so many."""
+        """Reserve environments. Raises `Refused` if fewer are free."""
         with self._lock:
-            if self._used + number > self.num_envs:
+            if self.used + number > self.num_envs:
                 raise Refused(
-                    f"{number} environments are asked for, and {self.num_envs - self._used} of {self.num_envs} are free: start "
+                    f"{number} environments are asked for, and {self.num_envs - self.used} of {self.num_envs} are free: start "
                     "the server with a larger --num-envs, or more servers"
                 )
-            self._used += number
+            self.used += number
 
     def give_back(self, number: int) -> None:
-        """The inverse of `take`."""
+        """Free environments that `take` has reserved."""
         with self._lock:
-            self._used -= number
+            self.used -= number
 
 
 class Session:
-    """One stream. `requests` are answered one by one; the stream is over where that ends."""
+    """Answers the requests of one stream."""
 
     def __init__(self, offer: Offer) -> None:
         self.offer = offer
@@ -62,7 +63,7 @@ class Session:
         self._taken = 0
 
     def answers(self, requests: Iterator[bytes], began: Callable[[Hello], None] = lambda hello: None) -> Iterator[bytes]:
-        """Answer every request, and close the group in the end. `began` is called with the hello when it was accepted."""
+        """Answer the requests one by one, then close the group. Calls `began` with the hello when it accepts it."""
         try:
             first = next(requests, None)
             if first is None:
@@ -87,7 +88,7 @@ class Session:
         if hello.options is not None and (differ := protocol.differences(hello.options, offer.options)):
             raise Refused(f"the environment's settings differ: {differ}")
         lanes = lane_size = 0
-        schema: list[dict[str, Any]] = []
+        schema: list[Any] = []
         if hello.num_envs < 0:
             raise ProtocolError("a negative number of environments")
         if hello.num_envs:
@@ -98,16 +99,13 @@ class Session:
             except (Exception, SystemExit) as error:
                 raise Refused(f"the environments cannot be made: {type(error).__name__}: {error}") from error
             lanes, lane_size = group.lanes, group.lane_size
-            self._layout = layout = Layout(group.spec, lanes, lane_size)
-            if layout.size > protocol.MOST_REPLY:
-                raise Refused(
-                    f"a step of {hello.num_envs} environments has {layout.size:,} bytes, and {protocol.MOST_REPLY:,} are "
-                    "possible: use smaller groups"
-                )
+            self._layout = layout = GroupLayout(group.spec, lanes, lane_size)
             schema = layout.schema()
-            self._buffer = bytearray(layout.size)
-            self._rows = layout.rows(self._buffer)
-            self._after = [row.after for row in self._rows]
+            self._buffer = bytearray(layout.largest.nbytes)
+            self._arrays = layout.largest.views(self._buffer)
+            self._actions = np.zeros(layout.requests[protocol.STEP].arrays["action"].shape, group.spec.action.dtype)
+            arrays = self._arrays | {"action": self._actions}
+            self._rows = [lane_row(arrays, lane, lane) for lane in range(lanes)]
             self._completion = Completion(group)
         return Welcome(offer.env, offer.options, offer.spec, lanes, lane_size, schema, offer.defaults, offer.observes)
 
@@ -115,9 +113,7 @@ class Session:
         for request in requests:
             sequence = 0
             try:
-                if len(request) < protocol.HEADER.size:
-                    raise ProtocolError(f"a request of {len(request)} bytes")
-                kind, sequence = protocol.HEADER.unpack_from(request)
+                kind, sequence = header(request)
                 yield self._answer(kind, sequence, request)
             except ProtocolError as error:
                 yield protocol.refusal(str(error))
@@ -133,26 +129,33 @@ class Session:
 
     def _answer(self, kind: int, sequence: int, request: bytes) -> bytes:
         assert self._group is not None
-        layout = self._layout
-        if kind == protocol.RESET:
-            if len(request) != protocol.HEADER.size + protocol.SEED.size:
-                raise ProtocolError(f"a reset of {len(request)} bytes")
-            (seed,) = protocol.SEED.unpack_from(request, protocol.HEADER.size)
-            self._group.reset(seed % 2**31, self._after)
-            reply = protocol.OBSERVED
-        elif kind == protocol.STEP:
-            layout.read_actions(request, self._rows)
-            self._group.send(self._rows)
-            reply = protocol.STEPPED
-        else:
+        layout, group = self._layout, self._group
+        if kind not in layout.requests:
             raise ProtocolError(f"a request of kind {kind}")
+        asked = layout.requests[kind].read(request)
+        if kind == protocol.RESET:
+            group.reset(int(asked["seed"]) % 2**31, [row.after for row in self._rows])
+            reply = protocol.OBSERVED
+        else:
+            self._actions[:] = asked["action"]
+            group.send(self._rows)
+            reply = protocol.STEPPED
         self._completion.wait()
-        if reply == protocol.STEPPED and protocol.STEPPED_FINAL in layout.sizes:
-            ended = (row.step.terminated.any() or row.step.truncated.any() for row in self._rows)
-            reply = protocol.STEPPED_FINAL if any(ended) else reply
-        layout.write_matches(self._buffer, self._group, reply != protocol.OBSERVED)
-        protocol.HEADER.pack_into(self._buffer, 0, reply, sequence)
-        return bytes(memoryview(self._buffer)[: layout.sizes[reply]])
+        if kind == protocol.STEP and protocol.STEPPED_FINAL in layout.replies:
+            ended = self._arrays["terminated"].any() or self._arrays["truncated"].any()
+            reply = protocol.STEPPED_FINAL if ended else reply
+        if group.spec.agents:
+            self._write_matches(group, reply)
+        HEADER.pack_into(self._buffer, 0, reply, sequence)
+        return bytes(memoryview(self._buffer)[: layout.replies[reply].nbytes])
+
+    def _write_matches(self, group: Any, reply: int) -> None:
+        """Write which lanes have a new observation, which matches ended with this step, and their outcomes."""
+        advanced, ended, outcome = (self._arrays[name] for name in ("advanced", "ended", "outcome"))
+        advanced[:], ended[:] = False, False
+        advanced[list(group.advanced)] = True
+        for m in group.ended if reply != protocol.OBSERVED else ():
+            ended[m], outcome[m] = True, group.outcomes(m)
 
     def _close(self) -> None:
         try:

@@ -1,6 +1,6 @@
 """Doom's buttons as independent choices.
 
-Buttons that exclude each other form one choice: forward or backward, left or right, one weapon out of seven. Turning by a delta
+Buttons that exclude each other form one choice: forward or backward, left or right, one of seven weapons. Turning by a delta
 button is a choice among 21 angles from -12.5 to 12.5 degrees in steps of 1.25. With all buttons these are the seven heads of
 Table A.4 in Petrenko et al. 2020 (Sample Factory): moving 3, strafing 3, attack 2, sprint 2, interact 2, weapon 8, aim 21.
 """
@@ -23,7 +23,7 @@ FULL_BUTTONS = (
 AIM_DEGREES = 12.5
 """Largest angle (degrees per frame) of the aim choice."""
 AIM_CHOICES = 21
-"""Angles of the aim choice, from right to left in equal steps; an odd number, so that the middle one is none."""
+"""Number of angles of the aim choice, in equal steps; odd, so that the middle one is 0."""
 
 _CHOICES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("moving", ("MOVE_FORWARD", "MOVE_BACKWARD")),
@@ -41,9 +41,9 @@ _LEFT_OUT_WITH = {
     "SELECT_NEXT_WEAPON": "SELECT_WEAPON1",
     "SELECT_PREV_WEAPON": "SELECT_WEAPON1",
 }
-"""Buttons that are left out if the other button is available, which does the same in finer steps or more directly."""
+"""Button -> the button that replaces it if available, since it does the same more finely or more directly."""
 _LEFT_OUT = frozenset({"STRAFE", "LOOK_UP_DOWN_DELTA"})
-"""STRAFE makes the turning buttons strafe; in these levels nothing has to be aimed at vertically."""
+"""STRAFE makes the turning buttons strafe; these levels need no vertical aim."""
 
 LARGEST_SINGLE_CHOICE = 18
 """With up to this many combinations, all choices together form one Discrete space; with more they stay independent."""
@@ -58,7 +58,7 @@ class Head:
 
 
 def heads_for(buttons: Sequence[str], aim_degrees: float = AIM_DEGREES, aim_choices: int = AIM_CHOICES) -> list[Head]:
-    """The independent choices that these buttons allow, in the order of Table A.4; one more for each remaining button."""
+    """The independent choices for these buttons, in the order of Table A.4, then one for each remaining button."""
     angles = np.linspace(-aim_degrees, aim_degrees, aim_choices)
     used = [b for b in buttons if b not in _LEFT_OUT and _LEFT_OUT_WITH.get(b) not in buttons]
     heads, placed = [], set[str]()

@@ -7,10 +7,10 @@
 #   the library without them, and on the terminal those of all players write over each other and the dashboard.
 exec >>"${HEADRACE_VIZDOOM_LOG:-/dev/null}" 2>&1
 cd "$HEADRACE_VIZDOOM_FOLDER" || exit 1
-previous= # the names of the engine's shared memory, for who cleans up behind it (game.py)
+previous= # the files of the engine's shared memory, for who cleans up behind it (game.py, processes/leftovers.py)
 for argument; do
     if [ "$previous" = +viz_instance_id ]; then
-        echo "$argument" >>instances
+        for kind in SM MQCtr MQDoom; do echo "/dev/shm/ViZDoom$kind$argument"; done >>shared-memory
     fi
     previous=$argument
 done

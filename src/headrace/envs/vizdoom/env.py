@@ -17,7 +17,7 @@ class VizdoomEnv(gymnasium.Env):
     """One Doom engine, a process of its own, started at the first reset.
 
     Observation: uint8 [H, W, C], or a Dict of it as "obs" and "measurements" float32 [V]. Reward: raw, summed over the frames.
-    With bots, the episode lasts until its time limit: the dead come back. Its last info has the score (`Player.score`).
+    With bots, players respawn, and the episode lasts until its time limit. Its last info has the score (`Player.score`).
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 35 // FRAMESKIP}  # noqa: RUF012
@@ -29,7 +29,8 @@ class VizdoomEnv(gymnasium.Env):
         self.action_space, self.observation_space = self.player.action_space, self.player.observation_space
         self.render_mode = render_mode
         self._hosts = bool(settings.bots) or name in BASE
-        """A network game. Levels of deathmatches have no start for a single player: without bots, too, they are hosted."""
+        """Whether the engine hosts a network game. Deathmatch levels have no start for a single player, so they need it even
+        without bots."""
         self._started = self._steps = 0
         self._cut_after = options.max_episode_steps
         """Steps after which a wrapper truncates the episode."""
@@ -56,7 +57,7 @@ class VizdoomEnv(gymnasium.Env):
         truncated = not terminated and 0 < limit <= self.game.get_episode_time() - self._started
         self._steps += 1
         info = player.score() if terminated or truncated or self._steps == self._cut_after else {}
-        # after a termination there is no image; the one before it is given again, and is never bootstrapped from
+        # after a termination there is no image, so the last one is repeated; a terminated episode is never bootstrapped
         return player.observation if terminated else player.observe(), reward, terminated, truncated, info
 
     def set_shaping(self, weights: Mapping[str, float] | str) -> None:

@@ -1,4 +1,4 @@
-"""Doom engines: configured for learning, started under a watcher, gone when their owner is gone."""
+"""Doom engines: their configuration, their start, and a watcher process that kills them when this process has ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import secrets
 import signal
 import socket
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -17,7 +16,8 @@ from typing import Any
 import vizdoom
 
 from headrace import _native
-from headrace.runs.programs import STARTED_BY
+from headrace.processes.leftovers import make_folder
+from headrace.processes.orphaned_programs import STARTED_BY
 
 FILES = {
     "duel_bots": "multi_duel",
@@ -25,27 +25,27 @@ FILES = {
     "multi_deathmatch": "multi",
     "multi_cig": "cig",
 }
-"""Names whose configuration file of the package has another name."""
+"""Name -> name of the package's configuration file, if they differ."""
 
 DEATHMATCH_ARGS = (
     "-deathmatch +sv_forcerespawn 1 +sv_noautoaim 1 +sv_respawnprotect 1 +sv_spawnfarthest 1 +sv_nocrouch 1 +sv_noexit 1"
     " +viz_respawn_delay 0"
 )
-"""Rules of the Visual Doom AI Competition, as in Petrenko et al. 2020: the dead come back by themselves and at once. Besides, who
-opens the level's exit dies, and the game goes on."""
+"""Rules of the Visual Doom AI Competition, as in Petrenko et al. 2020: players respawn automatically and at once. In addition, a
+player that opens the level's exit dies, and the game goes on."""
 PORTS = range(10_000, 32_000)
 """UDP ports of games."""
 PORT_RETRIES = 5
-"""Attempts to start a game on a port; each takes another port."""
+"""Attempts to start a game, each on another port."""
 
 
 def config_path(name: str) -> Path:
-    """The configuration file of a scenario of the package, or the file that the name is."""
+    """The package's configuration file of a scenario, or `name` itself if it is a .cfg file."""
     return Path(name) if name.endswith(".cfg") else Path(vizdoom.scenarios_path) / f"{FILES.get(name, name)}.cfg"
 
 
 def configured(name: str, settings: Mapping[str, Any], *, gray: bool) -> vizdoom.DoomGame:
-    """A game with the scenario's settings, then the user's, then what this package relies on. Not started."""
+    """A game that is not started. This package's settings override the user's, which override the scenario's."""
     game = vizdoom.DoomGame()
     game.load_config(str(config_path(name).resolve()))
     if settings:
@@ -68,8 +68,8 @@ def configured(name: str, settings: Mapping[str, Any], *, gray: bool) -> vizdoom
 
 
 def free_port() -> int:
-    """A UDP port that nobody holds now, below those that the system gives to sockets without a port of their own. Somebody else
-    may take it before it is used, if very rarely: starting is tried several times."""
+    """A UDP port that is free now, below the system's ephemeral ports. Rarely another process takes it before its use, so callers
+    try several times."""
     for _ in range(1000):
         port = secrets.choice(PORTS)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
@@ -79,13 +79,13 @@ def free_port() -> int:
 
 
 def start(game: vizdoom.DoomGame) -> None:
-    """Start the engine under this process's watcher: wait until it has made its first state."""
+    """Start the engine under this process's watcher, and wait for its first state."""
     guard(game)
     game.init()
 
 
 def start_alone(game: vizdoom.DoomGame, args: str) -> None:
-    """Start an engine that hosts a network game without other players, as bots need; `args` as the engine's command line.
+    """Start an engine that hosts a network game without other players, which bots need. `args`: more of its command line.
 
     Raises `vizdoom.ViZDoomErrorException` or `vizdoom.ViZDoomUnexpectedExitException` of the last of `PORT_RETRIES` attempts.
     """
@@ -100,7 +100,7 @@ def start_alone(game: vizdoom.DoomGame, args: str) -> None:
 
 
 class Engine:
-    """The process of an engine that was started with a settings file of its own, see `guard`. Linux only."""
+    """The process of an engine, found by its settings file (see `guard`). Linux only."""
 
     def __init__(self, settings: Path) -> None:
         self._settings = str(settings).encode()
@@ -122,7 +122,7 @@ class Engine:
                     self._instance = args[args.index(b"+viz_instance_id") + 1].decode()
 
     def runs(self) -> bool:
-        """Whether the process is there and not stopped. True where that cannot be known."""
+        """Whether the process exists and is not stopped. True if it was never found."""
         if not self.pid:
             return True
         try:
@@ -132,21 +132,21 @@ class Engine:
         return state not in (b"T", b"t", b"Z", b"X")
 
     def kill(self) -> None:
-        """SIGKILL, whether it hangs or is stopped."""
+        """Send SIGKILL, which also ends a stopped process."""
         self._pid = 0
-        self._find()  # anew: the number may be another process's by now
+        self._find()  # again: the id may belong to another process by now
         if self._pid:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
 
     def remove_shared_memory(self) -> None:
-        """Remove what a killed engine leaves behind."""
+        """Remove the shared memory of a killed engine."""
         if self._instance:
             for kind in ("SM", "MQCtr", "MQDoom"):
                 Path(f"/dev/shm/ViZDoom{kind}{self._instance}").unlink(missing_ok=True)
 
 
-# -- nothing is left behind ---------------------------------------------------------------------------------------------
+# -- the watcher --------------------------------------------------------------------------------------------------------
 
 _REAPER = """
 read -r _
@@ -155,31 +155,30 @@ for file in $(grep -laF "$0/" /proc/[0-9]*/cmdline); do
     pid=${file#/proc/}
     kill -9 "${pid%/cmdline}"
 done
-if [ -f "$0/instances" ]; then
-    while read -r instance; do
-        rm -f "/dev/shm/ViZDoomSM$instance" "/dev/shm/ViZDoomMQCtr$instance" "/dev/shm/ViZDoomMQDoom$instance"
-    done <"$0/instances"
+if [ -f "$0/shared-memory" ]; then
+    while read -r file; do rm -f "$file"; done <"$0/shared-memory"
 fi
 rm -rf "$0"
 """
-"""Waits until its input is closed, which is when this process has ended in whatever way; then kills the Doom engines that were
-started with our folder, and removes the folder and the shared memory of all engines that were, also of those that somebody else
-has killed. It is no program of this process that a run's supervisor would kill before that is done (`headrace.runs.programs`)."""
+"""The watcher's script. It waits until its input is closed, which is when this process has ended in any way. Then it kills the
+Doom engines of this process's folder and removes the folder and the shared memory of all its engines, also of those that were
+killed before. The environment variable `STARTED_BY` is removed from it so that a run's supervisor does not kill it. If it is
+killed anyway, a later run removes the folder and the shared memory (`processes.leftovers`)."""
 
 
 @cache
 def yield_library() -> Path | None:
-    """The library that lets engines yield their cores (native/doom/yield.cpp); None where it was not built."""
+    """The library that lets engines yield their cores (native/doom/yield.cpp); None if it was not built."""
     paths = (Path(folder) / "doom_yield.so" for folder in _native.__path__)
     return next((path for path in paths if path.is_file()), None)
 
 
 @cache
 def _process_folder(pid: int) -> Path:
-    """A folder for the Doom engines of this process, and a watcher that removes both when this process has ended."""
-    folder = Path(tempfile.mkdtemp(prefix="headrace-vizdoom-"))
-    # Engines that start at the same time and do not find this folder all make it; all but one fail, and the library takes the
-    # process that waits for them with it.
+    """Make a folder for the Doom engines of this process, and start the watcher that removes both when this process has ended."""
+    folder = make_folder("vizdoom")
+    # Without this folder, engines that start at the same time all try to make it. All but one fail, and the vizdoom library then
+    # ends the calling process.
     (folder / "_vizdoom").mkdir()
     if (library := yield_library()) is not None:
         (folder / "yield.so").symlink_to(library.resolve())
@@ -192,13 +191,13 @@ def _process_folder(pid: int) -> Path:
 
 
 _watchers: list[subprocess.Popen[bytes]] = []
-"""Referenced, so that their input stays open as long as this process runs."""
+"""Keeps the watchers' input open as long as this process runs."""
 
 
 def guard(game: vizdoom.DoomGame) -> Path:
-    """Have the engine started in this process's folder, under its watcher. (Forked processes have folders of their own.)
+    """Let the engine start in this process's folder, under its watcher. (Forked processes have folders of their own.)
 
-    Returns the engine's settings file there, a name that no other engine has on its command line.
+    Returns the engine's settings file in the folder, whose path is unique to this engine's command line.
     """
     folder = _process_folder(os.getpid())
     os.environ["HEADRACE_VIZDOOM_FOLDER"] = str(folder)

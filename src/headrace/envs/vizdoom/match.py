@@ -1,12 +1,12 @@
-"""Doom against each other: one game process per player, over UDP on this machine, in lock-step.
+"""Matches of several Doom players: one game process per player, connected over UDP on this machine, in lock-step.
 
-`Match` has PettingZoo's ParallelEnv interface. Every player has a thread here, because a Doom engine holds its caller until the
-frame is over, and a frame is only over when the engines of all players have exchanged their commands. All players make the same
-frame at the same time: engines that run ahead of each other by more than one frame come to wait for each other for ever.
+`Match` has PettingZoo's ParallelEnv interface. Every player has a thread here: a Doom engine blocks its caller until the frame is
+over, which is when the engines of all players have exchanged their commands. All players compute the same frame at the same time:
+engines that are more than one frame apart deadlock.
 
-**Faults.** A match whose engine was killed, stopped or hangs is given up: all agents are truncated, with their last observations,
-the info ``"restarted": True`` and no outcome (NaN: it counts for nobody), and the next `reset` starts new engines on another
-port. A dead or stopped engine is noticed within a second, any other hang after `Settings.step_timeout`.
+**Faults.** A match ends if one of its engines was killed, stopped or hangs: all agents are truncated, with their last
+observations, the info ``"restarted": True`` and the outcome NaN (no winner, no loser). The next `reset` starts new engines on
+another port. A dead or stopped engine is noticed within a second, any other hang after `Settings.step_timeout`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import gymnasium
 import numpy as np
 
 from headrace.config import ConfigError, EnvConfig
-from headrace.envs.group import OBJECTIVE
+from headrace.envs.groups.episode_statistics import OBJECTIVE
 from headrace.envs.vizdoom.game import DEATHMATCH_ARGS, PORT_RETRIES, Engine, free_port, guard
 from headrace.envs.vizdoom.player import FRAMESKIP, Player, Settings
 
 CHECK_INTERVAL = 0.5
-"""Seconds between two looks at the engines while their answers are missing."""
+"""Seconds between two checks of the engines while their answers are missing."""
 CLOSE_TIMEOUT = 5.0
-"""Seconds that a player's thread may take to close its engine before both are left behind."""
+"""Seconds that a player's thread may take to close its engine, before both are abandoned."""
 
 
 class MatchFailed(RuntimeError):
@@ -46,11 +46,11 @@ class Seat:
         threading.Thread(target=self._run, name="vizdoom player", daemon=True).start()
 
     def do(self, work: Callable[[Seat], None], done: SimpleQueue[Any]) -> None:
-        """Call the function with this seat in its thread; puts (seat, error or None) to `done` afterwards."""
+        """Call `work` with this seat in the seat's thread, which then puts (seat, error or None) to `done`."""
         self._work.put((work, done))
 
     def leave(self) -> None:
-        """End the thread when it has done its work."""
+        """End the thread after its queued work."""
         self._work.put(None)
 
     def _run(self) -> None:
@@ -65,11 +65,10 @@ class Seat:
 
 
 class Match:
-    """A match of `Settings.players` players; see the module. All have the same spaces: those of the single-player environment.
+    """A match of `Settings.players` players; see the module. All have the spaces of the single-player environment.
 
-    A match lasts until its time limit, unless the level ends it; the dead come back. The last infos have the score
-    (`Player.score`) and "outcome" (the frags).
-    Rewards are shaped by default (`shaping`), else those of the scenario.
+    Players respawn, and a match lasts until its time limit, unless the level ends it. The last infos have the score
+    (`Player.score`) and "outcome" (the frags). Rewards are shaped by default (`shaping`), else the scenario's.
     """
 
     metadata = {"name": "vizdoom_match", "render_modes": ["rgb_array"], "render_fps": 35 // FRAMESKIP}  # noqa: RUF012
@@ -83,9 +82,9 @@ class Match:
         self.agents: list[str] = []
         self.render_mode = render_mode
         self.starts = 0
-        """Times that the engines were started; one more than they were restarted."""
+        """Number of starts of the engines."""
         self._own_weights: dict[str, dict[str, float]] = {}
-        """By agent: those that it does not share with the others."""
+        """By agent: its own weights of reward shaping, for players of later engines."""
         self._seats = self._new_seats()
         self._barrier = threading.Barrier(len(self._seats))
         self._running = False
@@ -104,7 +103,7 @@ class Match:
         return self._seats[0].player.observation_space
 
     def action_space(self, agent: str) -> gymnasium.Space[Any]:
-        """The same heads as alone."""
+        """That of the single-player environment."""
         return self._seats[0].player.action_space
 
     @property
@@ -173,13 +172,13 @@ class Match:
             self._give_up()
         self._frames += frames
         self._steps += 1
-        over = not restarted and any(player.game.is_episode_finished() for player in players)  # by the level's own script
+        over = not restarted and any(player.game.is_episode_finished() for player in players)  # the level's script ended it
         ended = restarted or over or 0 < limit <= self._frames
         infos: dict[str, dict[str, Any]] = {agent: {} for agent in agents}
         for agent, player in zip(agents, players, strict=True):
             if restarted:
                 infos[agent] = {"restarted": True, "outcome": np.nan, OBJECTIVE: np.nan}
-            elif ended or self._steps == self._options.max_episode_steps:  # with which the group cuts the match off
+            elif ended or self._steps == self._options.max_episode_steps:  # at this limit the group truncates the match
                 score = player.score()
                 infos[agent] = {**score, "outcome": score["frags"]}
         self.agents = [] if ended else agents
@@ -194,7 +193,7 @@ class Match:
 
     def set_shaping(self, weights: Mapping[str, float] | str) -> None:
         """Replace the weights of reward shaping of all players, from the next step on."""
-        self.settings.shaping = weights if isinstance(weights, str) else dict(weights)  # for players to come
+        self.settings.shaping = weights if isinstance(weights, str) else dict(weights)  # for players of later engines
         for player in self.players:
             player.set_shaping(weights)
 
@@ -219,7 +218,7 @@ class Match:
     # -- engines ----------------------------------------------------------------------------------------------------------
 
     def _start(self, seed: int) -> None:
-        """Start all engines on a free port, or on another one if that does not work."""
+        """Start all engines on a free port; try other ports if that fails."""
         for attempt in range(PORT_RETRIES):
             port, settings = free_port(), self.settings
             timeout = int(settings.start_timeout)
@@ -242,7 +241,7 @@ class Match:
             return
 
     def _together(self, work: Callable[[Seat], None], timeout: float) -> None:
-        """Have all threads do the same. Raises `MatchFailed` if one fails or does not end within the time."""
+        """Run `work` in the threads of all seats. Raises `MatchFailed` if one fails or takes longer than `timeout` seconds."""
         done: SimpleQueue[tuple[Seat, Exception | None]] = SimpleQueue()
         for seat in self._seats:
             seat.do(work, done)
@@ -265,7 +264,7 @@ class Match:
         return ", ".join(self.possible_agents[self._seats.index(seat)] for seat in seats)
 
     def _give_up(self) -> None:
-        """Kill the engines, and make new players for the next start."""
+        """Kill the engines, and make new seats for the next start."""
         self._barrier.abort()
         self._close(kill=True)
         self._seats = self._new_seats()

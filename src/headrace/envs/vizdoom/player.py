@@ -1,4 +1,4 @@
-"""One player of Doom: buttons as actions, the picture and game variables as observations, the reward of a step."""
+"""One player of Doom: converts actions to buttons, and the engine's state to observations and rewards."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 import vizdoom
 
 from headrace.config import ConfigError, EnvConfig
-from headrace.envs.group import OBJECTIVE
+from headrace.envs.core.wrappers import resize
+from headrace.envs.groups.episode_statistics import OBJECTIVE
 from headrace.envs.vizdoom.actions import AIM_CHOICES, AIM_DEGREES, FULL_BUTTONS, combine, heads_for
 from headrace.envs.vizdoom.game import configured
 from headrace.envs.vizdoom.shaping import Shaping, weights_of
 from headrace.envs.vizdoom.variables import FULL_VARIABLES, scales
-from headrace.envs.wrappers import resize
 
 FRAMESKIP = 4
 SIZE = (72, 128)
 MATCH_FRAMES = 8400
-"""4 minutes: the length of a match where nothing else is asked for."""
+"""4 minutes: the default length of a match."""
 
 _FULL: dict[str, Any] = {"buttons": "full", "variables": "full", "episode_timeout": MATCH_FRAMES}
 _DUEL: dict[str, Any] = {
@@ -36,12 +36,12 @@ BASE: dict[str, dict[str, Any]] = {
     "multi_deathmatch": {"players": 4, "shaping": "self_play", **_FULL},
     "multi_cig": {"players": 4, "shaping": "self_play", **_FULL},
 }
-"""Settings that a name stands for; `EnvConfig.kwargs` go before them."""
+"""Default settings by name; `EnvConfig.kwargs` override them."""
 
 
 @dataclass
 class Settings:
-    """`EnvConfig.kwargs` of a scenario, with the scenario's own defaults underneath."""
+    """Settings of a scenario: its defaults (`BASE`), overridden by `EnvConfig.kwargs`."""
 
     buttons: list[str] | str | None = None
     """Names of buttons, or "full" for the seven heads of `FULL_BUTTONS`. None: those of the configuration file."""
@@ -60,17 +60,17 @@ class Settings:
     bots_file: str | None = None
     """File with the skills of the bots. None: bots.cfg of the vizdoom package."""
     players: int = 1
-    """Players with a game process each. More than one make a match."""
+    """Players, each with a game process. More than one: the environment is a `Match`."""
     step_timeout: float = 10.0
-    """Matches: seconds that a step of all players may take before the match is given up and started again."""
+    """Matches: seconds that a step of all players may take before the match is aborted and restarted."""
     start_timeout: float = 30.0
     """Matches: seconds that starting may take before it is tried again on another port."""
     game: dict[str, Any] = field(default_factory=dict)
-    """The rest: settings of the configuration file."""
+    """All other `EnvConfig.kwargs`: settings of the configuration file."""
 
     @staticmethod
     def of(name: str, options: EnvConfig) -> Settings:
-        """Those of a scenario, with `EnvConfig.kwargs` before its own. Raises `ConfigError` for values that cannot be."""
+        """The settings of a scenario. Raises `ConfigError` for invalid values."""
         kwargs = BASE.get(name, {}) | options.kwargs
         own = {key: value for key, value in kwargs.items() if key in _NAMES}
         settings = Settings(**own, game={key: value for key, value in kwargs.items() if key not in _NAMES})
@@ -82,7 +82,7 @@ class Settings:
 
     @property
     def bot_args(self) -> str:
-        """On the command line of the engine that hosts the game."""
+        """Arguments about bots for the command line of the hosting engine."""
         return f"+viz_bots_path {self.bots_file}" if self.bots_file else ""
 
 
@@ -90,7 +90,7 @@ _NAMES = frozenset(Settings.__dataclass_fields__) - {"game"}
 
 
 class Player:
-    """One engine and what is made of it. The engine is started by the owner (`headrace.envs.vizdoom.game`).
+    """One engine with its spaces, observations and rewards. The owner starts the engine (`headrace.envs.vizdoom.game`).
 
     Observation: uint8 [H, W, C], or a Dict of it as "obs" and "measurements" float32 [V].
     """
@@ -107,7 +107,7 @@ class Player:
             chosen = FULL_VARIABLES if settings.variables == "full" else settings.variables
             game.set_available_game_variables([getattr(vizdoom.GameVariable, variable) for variable in chosen])
         self.limit = game.get_episode_timeout()
-        """Frames of an episode; 0: no limit. Counted by the owner: the engine gives no picture after the end of an episode."""
+        """Frames of an episode; 0: no limit. The owner counts them: the engine gives no picture after the end of an episode."""
         game.set_episode_timeout(0)
         buttons = [button.name for button in game.get_available_buttons()]
         self.heads = combine(heads_for(buttons, settings.aim_degrees, settings.aim_choices))
@@ -135,11 +135,11 @@ class Player:
         return sum(head.presses[choice] for head, choice in zip(self.heads, choices, strict=True)).tolist()  # type: ignore[union-attr]
 
     def value(self, variable: str) -> float:
-        """A game variable, whether it is observed or not."""
+        """A game variable, observed or not."""
         return self.game.get_game_variable(getattr(vizdoom.GameVariable, variable))
 
     def observe(self) -> Any:
-        """The observation of the engine's state; the last one again where the episode has ended and there is none."""
+        """The observation of the engine's state; the last one again after the end of the episode, when there is no state."""
         state: Any = self.game.get_state()
         if state is None:
             return self.observation
@@ -158,29 +158,29 @@ class Player:
         return max(1, min(self.frameskip, self.limit - played)) if self.limit else self.frameskip
 
     def add_bots(self) -> None:
-        """An episode begins, in which bots play: those of the one before are gone. For the player who hosts the game."""
+        """Replace the bots at the beginning of an episode. Only for the player that hosts the game."""
         if self.settings.bots:
             self.game.send_game_command("removebots")
             for _ in range(self.settings.bots):
                 self.game.send_game_command("addbot")
 
     def begin(self) -> None:
-        """An episode begins."""
+        """Begin an episode."""
         self._deaths, self._scenario_return = self.value("DEATHCOUNT"), 0.0
         if self.shaping is not None:
             self.shaping.begin(self.value)
 
     def score(self) -> dict[str, float]:
-        """Of the episode, for the info of its last step. "true_objective" is what population-based training may compare policies
-        by, whose weights of shaping differ: against opponents the frags, else the scenario's own rewards. Against opponents also
-        "frags" and "deaths". (In a network game the engine goes on counting deaths from episode to episode.)"""
+        """The episode's score, for its last info: "true_objective", by which population-based training may compare policies with
+        different weights of shaping, is the frags against opponents, else the scenario's own return. Against opponents there are
+        also "frags" and "deaths". (In a network game the engine does not reset its count of deaths between episodes.)"""
         if not self.settings.bots and self.settings.players == 1:
             return {OBJECTIVE: self._scenario_return}
         frags = self.value("FRAGCOUNT")
         return {"frags": frags, "deaths": self.value("DEATHCOUNT") - self._deaths, OBJECTIVE: frags}
 
     def reward(self, scenario: float, frames: int) -> float:
-        """The reward of a step of so many frames for which the scenario gave `scenario`."""
+        """The reward of a step of `frames` frames; `scenario`: the scenario's own reward."""
         self._scenario_return += scenario
         return scenario if self.shaping is None else self.shaping.reward(scenario, self.value, frames)
 
@@ -195,7 +195,7 @@ class Player:
             self.shaping.weights = checked
 
     def set_reward_weights(self, weights: Mapping[str, float]) -> None:
-        """Replace these weights of reward shaping and keep the others. Raises as `set_shaping`."""
+        """Replace these weights of reward shaping and keep the others. Raises what `set_shaping` raises."""
         self.set_shaping({**({} if self.shaping is None else self.shaping.weights), **weights})
 
     def render(self) -> np.ndarray:

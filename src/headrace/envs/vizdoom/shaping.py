@@ -1,12 +1,12 @@
-"""Reward shaping: a weight for each thing that may happen to a player, such as a frag, a hit or ammunition found.
+"""Reward shaping: a weighted term for each event of a player, such as a frag, a hit or ammunition found.
 
-Weights are a dictionary of numbers, `EnvConfig.kwargs["shaping"]`, so that they can be searched over; they may be changed between
-any two steps (`Shaping.weights`). What a step brings is added to the scenario's own reward, which has a weight too.
+Weights are a dictionary of numbers, `EnvConfig.kwargs["shaping"]`, so that they can be searched over. They may change between any
+two steps (`Shaping.weights`). The terms of a step are added to the scenario's own reward, which has a weight, too.
 
 Terms and the weights of `PRESETS`: Petrenko et al. 2020 (Sample Factory), appendix A.3, and its published code (version 2.1),
-whose numbers are those of "bots" and "self_play". Two differences: a weapon that is held is worth what its own slot is worth, not
-what slot 7 is; and a player that died or came back to life in a step is not given or charged for the health, armor, weapons and
-ammunition that this changed. Ammunition that fits weapons of two slots counts for both, as there.
+which has the numbers of "bots" and "self_play". Two differences: the term of a held weapon uses the preference of its own slot,
+not that of slot 7; and changes of health, armor, weapons and ammunition do not count in a step in which the player died or came
+back to life. As there, ammunition that fits weapons of two slots counts for both.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ EVENTS: dict[str, tuple[str, int]] = {
     "item": ("ITEMCOUNT", 1),
     "secret": ("SECRETCOUNT", 1),
 }
-"""Term -> game variable that counts it, and the direction in which it counts. A suicide takes a frag: `frag_lost`."""
+"""Term -> its game variable, and the sign of the changes that count. A suicide takes a frag: `frag_lost`."""
 STATES: dict[str, tuple[str, int]] = {
     "health": ("HEALTH", 1),
     "health_lost": ("HEALTH", -1),
     "armor": ("ARMOR", 1),
     "armor_lost": ("ARMOR", -1),
 }
-"""The same for what a death takes and a new life brings, which does not count."""
+"""The same for variables that a death or a new life changes; these changes do not count."""
 WEAPON_PREFERENCE = (0, 1, 1, 5, 5, 5, 10, 10)
-"""How much a weapon and its ammunition are worth, by slot 0 to 7: fists nothing, the pistol 1."""
+"""Preference of a weapon and its ammunition, by slot 0 to 7: fists 0, the pistol 1."""
 HOLDING_FRAMES = 5
 """Frames for which a weapon must be held before `weapon_held` counts."""
 LIMITS = {"hit": 5.0, "damage": 200.0, "hit_taken": 5.0, "damage_taken": 200.0}
-"""Largest change per step that counts: a rocket in a crowd is not worth a hundred hits."""
+"""Most that a variable's change counts per step, so that a rocket in a crowd does not count as a hundred hits."""
 
 PRESETS: dict[str, dict[str, float]] = {
     "bots": {
@@ -60,7 +60,7 @@ PRESETS: dict[str, dict[str, float]] = {
         **{"ammo": 0.01, "ammo_lost": 0.0},
     },
 }
-"""Weights by name. "battle": one per kill and small bonuses for health and ammunition; these bonuses are ours."""
+"""Weights by name. "battle": one per kill, and small bonuses for health and ammunition, which are our own."""
 
 _WEAPONS = tuple(f"WEAPON{slot}" for slot in range(8))
 _AMMUNITION = tuple(f"AMMO{slot}" for slot in range(8))
@@ -71,7 +71,7 @@ Reader = Callable[[str], float]
 
 
 def weights_of(given: str | Mapping[str, float]) -> dict[str, float]:
-    """The weights of a preset, or those given. Raises `ConfigError` for a name or a term that there is not."""
+    """The weights of a preset, or the given ones. Raises `ConfigError` for an unknown preset or term."""
     if isinstance(given, str):
         if given not in PRESETS:
             raise ConfigError(
@@ -95,12 +95,12 @@ class Shaping:
         self._held = 0
 
     def begin(self, read: Reader) -> None:
-        """An episode begins: what counts is what changes from here."""
+        """Begin an episode: changes count from here."""
         self._last = self._read(read)
         self._held = 0
 
     def reward(self, scenario: float, read: Reader, frames: int = 4) -> float:
-        """Reward of a step of so many frames: the scenario's own times its weight (1 unless set), and the terms."""
+        """Reward of a step of `frames` frames: the scenario's own times its weight (1 unless set), plus the terms."""
         weight, last = self.weights, self._last
         now = self._last = self._read(read)
         total = weight.get("scenario", 1.0) * scenario

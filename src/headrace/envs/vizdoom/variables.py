@@ -1,4 +1,4 @@
-"""Game variables as numbers that a network can use."""
+"""Scales of game variables for networks."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ SCALES: dict[str, tuple[float, float]] = {
     "VELOCITY": (10, np.inf),
     "ANGLE": (360, np.inf),
 }
-"""Divisor and upper limit of game variables by the longest prefix of their name; others are left as they are."""
+"""Divisor and upper limit of game variables, by the longest matching prefix of their name; others are not scaled."""
 
 FULL_VARIABLES = (
     *("SELECTED_WEAPON", "SELECTED_WEAPON_AMMO", "HEALTH", "ARMOR", "KILLCOUNT", "FRAGCOUNT", "ATTACK_READY", "PLAYER_COUNT"),
     *(f"WEAPON{slot}" for slot in range(8)),
     *(f"AMMO{slot}" for slot in range(8)),
 )
-"""The measurements of Petrenko et al. 2020 (Sample Factory) with its scales: what the status bar and the score board show a human
-player. 24 numbers: the 23 of its published code, and the score, which the paper names besides."""
+"""The measurements of Petrenko et al. 2020 (Sample Factory): what the status bar and the score board show a human player. 24
+numbers: the 23 of its published code, and the score, which the paper adds."""
 
 
 def scales(variables: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

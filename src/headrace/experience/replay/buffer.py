@@ -5,7 +5,7 @@ taken on it and the reward and discount that followed. A *transition* is (histor
 and the stack n steps later are rebuilt from the rows when it is sampled. Time grows without end and is part of the key, so a
 key is never used twice, and a priority that comes back for evicted data is recognised, dropped and counted.
 
-    fields = [Field("observation", (84, 84), "uint8", stack=4), Field("action", (), "int64")]
+    fields = {"observation": ReplayField((84, 84), np.uint8, stack=4), "action": ReplayField((), np.int64)}
     replay = Replay(ReplayConfig(histories=8, minimum=1000), fields)  # can be an argument of a process that is started
     batch = replay.sample(512)              # in the learner; others write (`headrace.experience.replay.writer`)
     replay.update(batch.keys, new_priorities)
@@ -21,7 +21,7 @@ import importlib.util
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,31 +30,22 @@ import numpy as np
 import numpy.typing as npt
 
 import headrace._native.replay as native
+from headrace.arrays import ArraySpec
 from headrace.shm.primitives import Segment
 
 if TYPE_CHECKING:  # processes that only add to the replay do not need torch
     import torch
 
 
-@dataclass(frozen=True)
-class Field:
-    """One column of the rows."""
+@dataclass(frozen=True, kw_only=True)
+class ReplayField(ArraySpec):
+    """One column of the rows; shape and dtype are of one row (one frame, not a stack)."""
 
-    name: str
-    shape: tuple[int, ...]
-    """Of one row (one frame, not a stack)."""
-    dtype: str
-    """NumPy's name of the type."""
     stack: int = 0
     """Observations: how many successive frames a sample holds, from 1. 0: not an observation; it is sampled at the
     transition's start only (actions, core states)."""
     compressed: bool = False
     """Packed in blocks of rows by the replay's codec."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one row."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -176,8 +167,8 @@ class Replay:
         RuntimeError: the codec's library is not there.
     """
 
-    def __init__(self, config: ReplayConfig, fields: Sequence[Field], segment: Segment | None = None) -> None:
-        self.config, self.fields = config, tuple(fields)
+    def __init__(self, config: ReplayConfig, fields: Mapping[str, ReplayField], segment: Segment | None = None) -> None:
+        self.config, self.fields = config, dict(fields)
         create = None
         if segment is None:
             create = _native_config(config, self.fields)
@@ -194,8 +185,8 @@ class Replay:
 
         import torch
 
-        def empty(f: Field) -> torch.Tensor:
-            last = channels_last and f.stack == 4 and f.dtype == "uint8" and len(f.shape) == 3 and f.shape[0] == 1
+        def empty(f: ReplayField) -> torch.Tensor:
+            last = channels_last and f.stack == 4 and f.dtype == np.uint8 and len(f.shape) == 3 and f.shape[0] == 1
             layout = torch.channels_last if last else torch.contiguous_format
             return torch.empty((size, *f.sample_shape), dtype=_torch_dtype(f.dtype), pin_memory=pin, memory_format=layout)
 
@@ -203,9 +194,13 @@ class Replay:
             return torch.empty(size, dtype=torch.float32, pin_memory=pin)
 
         return ReplayBatch(
-            {f.name: empty(f) for f in self.fields},
-            {f.name: empty(f) for f in self.fields if f.stack},
-            numbers(), numbers(), numbers(), np.empty(size, np.uint64))
+            {name: empty(f) for name, f in self.fields.items()},
+            {name: empty(f) for name, f in self.fields.items() if f.stack},
+            numbers(),
+            numbers(),
+            numbers(),
+            np.empty(size, np.uint64),
+        )
 
     def sample(self, size: int, into: ReplayBatch | None = None, *, threads: int = 1) -> ReplayBatch | None:
         """Draw `size` transitions with replacement; None while fewer than the minimum are there.
@@ -216,31 +211,47 @@ class Replay:
         """
         batch = into or self.empty_batch(size)
         there = self.native.sample(
-            batch.keys, batch.weights.numpy(), self.config.beta, self.config.stratified, self.config.minimum,
-            [_in_memory_order(batch.first[f.name]) for f in self.fields],
-            [_in_memory_order(batch.next[f.name]) if f.stack else None for f in self.fields],
-            batch.reward.numpy(), batch.discount.numpy(), None, threads,
-            [not batch.first[f.name].is_contiguous() for f in self.fields])
+            batch.keys,
+            batch.weights.numpy(),
+            self.config.beta,
+            self.config.stratified,
+            self.config.minimum,
+            [_in_memory_order(batch.first[name]) for name in self.fields],
+            [_in_memory_order(batch.next[name]) if f.stack else None for name, f in self.fields.items()],
+            batch.reward.numpy(),
+            batch.discount.numpy(),
+            None,
+            threads,
+            [not batch.first[name].is_contiguous() for name in self.fields],
+        )
         return batch if there else None
 
-    def sample_keys(
-        self, size: int
-    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32], npt.NDArray[np.float64]] | None:
+    def sample_keys(self, size: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32], npt.NDArray[np.float64]] | None:
         """Draw without copying data: keys uint64, importance weights float32, probabilities float64, each [size]. None while
         fewer than the minimum are there."""
         keys, weights, probabilities = np.empty(size, np.uint64), np.empty(size, np.float32), np.empty(size)
         there = self.native.sample(
-            keys, weights, self.config.beta, self.config.stratified, self.config.minimum, probabilities=probabilities)
+            keys, weights, self.config.beta, self.config.stratified, self.config.minimum, probabilities=probabilities
+        )
         return (keys, weights, probabilities) if there else None
 
     def windows(self, keys: npt.NDArray[np.uint64], length: int, *, threads: int = 1) -> SequenceBatch:
         """The rows [time, time + length) of each key, in order; see `SequenceBatch`."""
         B = len(keys)
-        fields = {f.name: np.empty((B, length, *f.sample_shape), f.dtype) for f in self.fields}
+        fields = {name: np.empty((B, length, *f.sample_shape), f.dtype) for name, f in self.fields.items()}
         reward, discount = np.empty((B, length), np.float32), np.empty((B, length), np.float32)
         age_flags, intact = np.empty((B, length), np.uint32), np.empty(B, np.uint8)
-        self.native.windows(keys, length, True, list(fields.values()), reward.reshape(-1), discount.reshape(-1),
-                            age_flags.reshape(-1), intact, threads)
+        self.native.windows(
+            keys,
+            length,
+            True,
+            list(fields.values()),
+            reward.reshape(-1),
+            discount.reshape(-1),
+            age_flags.reshape(-1),
+            intact,
+            threads,
+        )
         last, final = age_flags & native.LAST != 0, age_flags & native.FINAL != 0
         return SequenceBatch(fields, reward, discount, last, final, intact.astype(bool))
 
@@ -293,13 +304,13 @@ def _in_memory_order(x: torch.Tensor) -> npt.NDArray[Any]:
     return (x if x.is_contiguous() else x.permute(0, 2, 3, 1)).numpy()
 
 
-def _torch_dtype(dtype: str) -> torch.dtype:
+def _torch_dtype(dtype: np.dtype) -> torch.dtype:
     import torch
 
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-def _native_config(config: ReplayConfig, fields: tuple[Field, ...]) -> Any:
+def _native_config(config: ReplayConfig, fields: dict[str, ReplayField]) -> Any:
     def check(condition: bool, message: str) -> None:
         if not condition:
             raise ValueError(f"replay: {message}")
@@ -314,18 +325,18 @@ def _native_config(config: ReplayConfig, fields: tuple[Field, ...]) -> Any:
     check(config.evict_alpha is None or config.evict_alpha != 0, "evict_alpha 0 evicts at random; say 1e-9 if you mean it")
     check(config.histories * config.rows < 2**32, f"{config.histories * config.rows} rows; at most 2^32 - 1")
     check(0 < len(fields) <= native.MAX_FIELDS, f"{len(fields)} fields; 1 to {native.MAX_FIELDS} are possible")
-    check(len({f.name for f in fields}) == len(fields), "two fields have the same name")
-    check(config.codec != "none" or not any(f.compressed for f in fields), "a field is compressed but no codec is chosen")
+    compressed = [f.nbytes for f in fields.values() if f.compressed]
+    check(config.codec != "none" or not compressed, "a field is compressed but no codec is chosen")
     result = native.Config()
     for name in ("histories", "rows", "n_step", "alpha", "floor", "seed", "codec_level", "block"):
         setattr(result, name, getattr(config, name))
     result.evict_alpha = config.evict_alpha or 0.0
     result.codec = getattr(native.Codec, config.codec)
-    largest = max((f.nbytes for f in fields if f.compressed), default=0) * config.block
+    largest = max(compressed, default=0) * config.block
     # Room for a few blocks that do not compress, however small the history.
     result.ring_bytes = max(config.rows * config.packed_row_bytes, 4 * (largest + largest // 128 + 1024))
-    for f in fields:
-        check(f.nbytes > 0, f"field {f.name!r} has no bytes")
+    for name, f in fields.items():
+        check(f.nbytes > 0, f"field {name!r} has no bytes")
         result.add_field(f.nbytes, f.stack, f.compressed)
     return result
 

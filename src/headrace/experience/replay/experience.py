@@ -169,12 +169,9 @@ class ReplayExperience:
             return False
         self._keep_order(slot)
         self._writer.write(slot)
-        env, returns, lengths = (self._store.arrays[n][slot] for n in ("env_index", "episode_return", "episode_length"))
-        reported = (env >= self._reported.start) & (env < self._reported.stop)
-        objectives, tasks = (
-            self._store.arrays[n][slot] if n in self._store.arrays else None for n in ("episode_objective", "task")
-        )
-        arrivals = Arrivals.of(self._store.arrays["valid"][slot], returns, lengths, reported, objectives, tasks)
+        fields = {name: array[slot] for name, array in self._store.arrays.items()}
+        env = fields["env_index"]
+        arrivals = Arrivals.of(fields, (env >= self._reported.start) & (env < self._reported.stop))
         self._store.release(slot)
         with self._lock:
             self._arrived.append(arrivals)

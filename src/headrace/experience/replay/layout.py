@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from headrace.config import Config, ConfigError
-from headrace.envs.contract import EnvSpec
-from headrace.experience.replay.buffer import Field, Replay, ReplayConfig
+from headrace.envs.core.contract import EnvSpec
+from headrace.experience.replay.buffer import Replay, ReplayConfig, ReplayField
 
 OBSERVATION = "obs/"
 """Observations are fields of the trajectory store, and of the replay, whose names begin so."""
@@ -36,12 +38,12 @@ def sequences_of(config: Config) -> Sequences | None:
     return Sequences(config.sampling.rollout, config.q.burn_in, config.q.sequence, config.replay.n_step, config.q.rescale)
 
 
-def observation_fields(config: Config, spec: EnvSpec) -> list[Field]:
+def observation_fields(config: Config, spec: EnvSpec) -> dict[str, ReplayField]:
     """How observations are stored: of a stack of images one frame per row.
 
     Raises `ConfigError` where images are no stack of `EnvSpec.frame_stack` frames.
     """
-    stack, fields = spec.frame_stack, []
+    stack, fields = spec.frame_stack, {}
     for name, array in spec.observation.items():
         depth, shape = 1, array.shape
         if array.is_image and stack > 1:
@@ -49,7 +51,7 @@ def observation_fields(config: Config, spec: EnvSpec) -> list[Field]:
                 raise ConfigError(f"{config.env}: {name!r} has {shape[0]} channels, which is no stack of {stack} frames")
             depth, shape = stack, (shape[0] // stack, *shape[1:])
         compressed = array.is_image and config.replay.codec != "none"
-        fields.append(Field(OBSERVATION + name, shape, array.dtype.name, depth, compressed))
+        fields[OBSERVATION + name] = ReplayField(shape, array.dtype, stack=depth, compressed=compressed)
     return fields
 
 
@@ -62,14 +64,15 @@ def make_replay(config: Config, spec: EnvSpec, core_width: int = 0) -> Replay:
     r = config.replay
     per_slot = (r.samples_per_insert or 0) * config.sampling.rollout * config.envs_per_group * r.copies
     fields = observation_fields(config, spec)
-    fields.append(Field("action", (spec.action.width,), spec.action.dtype.name))
-    fields.append(Field("version", (), "int32"))
+    fields["action"] = ReplayField((spec.action.width,), spec.action.dtype)
+    fields["version"] = ReplayField((), np.dtype(np.int32))
     sequences = sequences_of(config)
     period = sequences.period if sequences else 1
     if sequences:
         if spec.autoreset == "same-step":
             raise ConfigError(f"{config.env} resets in the same step; replay of sequences needs resets in the next step")
-        fields += [Field("first", (), "bool"), Field("core", (-(-core_width // period),), "float32")]
+        fields["first"] = ReplayField((), np.dtype(bool))
+        fields["core"] = ReplayField((-(-core_width // period),), np.dtype(np.float32))
     return Replay(
         ReplayConfig(
             histories=config.num_envs * r.copies, capacity=r.capacity // period, period=period, slack=r.slack, n_step=r.n_step,

@@ -13,7 +13,7 @@ from safetensors.numpy import load
 from safetensors.numpy import save as to_bytes
 
 import headrace._native.replay as native
-from headrace.config.reading import read_bytes, read_json
+from headrace.config.file_reading import read_bytes, read_json
 from headrace.experience.replay.buffer import Replay
 from headrace.runs.files import sha256, write_synced, write_whole
 
@@ -32,7 +32,7 @@ def save(replay: Replay, folder: os.PathLike[str] | str, contents: bool) -> Path
     folder.mkdir(parents=True, exist_ok=True)
     state: dict[str, Any] = {
         "config": dataclasses.asdict(replay.config),
-        "fields": [dataclasses.asdict(f) for f in replay.fields],
+        "fields": _described(replay),
         "stats": dataclasses.asdict(replay.stats()),
         "random": [str(word) for word in replay.native.random_state()],
         "histories": [],
@@ -55,9 +55,8 @@ def restore(replay: Replay, folder: os.PathLike[str] | str) -> bool:
     if not os.path.lexists(folder / _STATE):
         raise FileNotFoundError(f"{folder} holds no finished state of a replay")
     state = read_json(folder / _STATE)
-    fields = json.loads(json.dumps([dataclasses.asdict(f) for f in replay.fields]))
     try:
-        if state["fields"] != fields or state["config"]["histories"] != replay.config.histories:
+        if state["fields"] != _described(replay) or state["config"]["histories"] != replay.config.histories:
             raise ValueError(f"{folder} holds a replay with other fields or another number of histories")
         saved = [(saved["first"], saved["sha256"]) for saved in state["histories"]]
         stats = {name: state["stats"][name] for name in dataclasses.asdict(replay.stats())}
@@ -76,6 +75,14 @@ def restore(replay: Replay, folder: os.PathLike[str] | str) -> bool:
     return bool(saved)
 
 
+def _described(replay: Replay) -> list[dict[str, Any]]:
+    """The fields of a replay as JSON types."""
+    return [
+        {"name": name, "shape": list(f.shape), "dtype": f.dtype.name, "stack": f.stack, "compressed": f.compressed}
+        for name, f in replay.fields.items()
+    ]
+
+
 def _is_word(number: Any) -> bool:
     return type(number) is int and 0 <= number < 2**64
 
@@ -88,7 +95,7 @@ def _check_history(replay: Replay, path: Path, digest: Any) -> None:
     try:
         arrays = load(data)
         rows = len(arrays["flags"])
-        shapes = {f"field.{f.name}": (np.dtype(f.dtype), (rows, *f.shape)) for f in replay.fields}
+        shapes = {f"field.{name}": (f.dtype, (rows, *f.shape)) for name, f in replay.fields.items()}
         shapes |= {"reward": (np.dtype(np.float32), (rows,)), "discount": (np.dtype(np.float32), (rows,))}
         shapes |= {"stamps": (np.dtype(np.uint64), (rows,)), "priorities": (np.dtype(np.float32), (rows,))}
         unlike = [name for name, like in shapes.items() if (arrays[name].dtype, arrays[name].shape) != like]
@@ -107,7 +114,7 @@ def _save_history(replay: Replay, history: int, path: Path) -> dict[str, Any]:
     count = head - low
     while True:
         stamps, priorities = np.empty(count, np.uint64), np.empty(count, np.float32)
-        columns = {f"field.{f.name}": np.empty((count, *f.shape), f.dtype) for f in replay.fields}
+        columns = {f"field.{name}": np.empty((count, *f.shape), f.dtype) for name, f in replay.fields.items()}
         reward, discount, flags = np.empty(count, np.float32), np.empty(count, np.float32), np.empty(count, np.uint32)
         intact = np.ones(1, np.uint8)
         if count:
@@ -118,9 +125,18 @@ def _save_history(replay: Replay, history: int, path: Path) -> dict[str, Any]:
             break
         low, head, ready = replay.native.span(history)  # a writer overwrote the oldest rows: leave some out
         low, count = low + (head - low) // 50, head - low - (head - low) // 50
-    priorities[max(0, ready - low):] = -1.0
-    data = to_bytes({**columns, "reward": reward, "discount": discount, "flags": flags, "stamps": stamps,
-                     "priorities": priorities, "ready": np.array([max(0, ready - low)])})
+    priorities[max(0, ready - low) :] = -1.0
+    data = to_bytes(
+        {
+            **columns,
+            "reward": reward,
+            "discount": discount,
+            "flags": flags,
+            "stamps": stamps,
+            "priorities": priorities,
+            "ready": np.array([max(0, ready - low)]),
+        }
+    )
     return {"first": int(low), "sha256": write_synced(path, data)}
 
 
@@ -131,7 +147,12 @@ def _restore_history(replay: Replay, history: int, first: int, path: Path) -> No
     mask = np.uint32((1 << native.FLAG_BITS) - 1)  # of the flags; the rest is the age, which follows from them
     for start in range(0, len(flags), 1024):
         part = slice(start, start + 1024)
-        replay.native.append(history, [data[f"field.{f.name}"][part] for f in replay.fields], data["reward"][part],
-                             data["discount"][part], (flags[part] & mask).astype(np.uint8))
+        replay.native.append(
+            history,
+            [data[f"field.{name}"][part] for name in replay.fields],
+            data["reward"][part],
+            data["discount"][part],
+            (flags[part] & mask).astype(np.uint8),
+        )
     replay.native.ready(history, data["priorities"][:ready])
     replay.native.restore_stamps(history, first, data["stamps"][:ready])

@@ -42,7 +42,7 @@ class TrajectoryWriter:
         self._native = native.TrajectoryWriter(
             replay.native,
             dict(arrays),
-            [field.name for field in replay.fields],
+            list(replay.fields),
             gamma,
             copies,
             (sequences.burn_in, sequences.length) if sequences else None,

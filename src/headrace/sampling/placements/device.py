@@ -1,6 +1,6 @@
 """The device placement: environments, policy and learner share the accelerator, or all cores of the CPU, in one process (CuLE).
 
-Every step acts for all environments at once; nobody waits for anybody, since whoever's turn it is has the whole device.
+Every step acts for all environments at once. Sampling and learning take turns, each with the whole device.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ class Device(InProcess):
     """See the module."""
 
     deterministic = True
-    """With one and the same number of threads; on a GPU, as far as its kernels are."""
+    """On the CPU with an unchanged number of threads; on a GPU as far as its kernels are deterministic."""
     _sampler: DeviceSampler | None = None
     _threads: AdaptiveThreads | None = None
     """See `adaptive_threads`."""
 
     def allocate(self, agents: list[Agent]) -> RunMemory:
-        """Nothing is shared but the run control: trajectories are in the sampler's own memory."""
+        """Only a run control: the sampler has its trajectories in its own memory."""
         control = RunControl({"rollout": 1, "policy": 1, "learner": 1})
         return RunMemory([], InferenceRequests(1, 1, 1, 1, []), control)
 
     def make_sampler(self) -> None:
         """See `InProcess.make_sampler`."""
+        from headrace.accelerator.cpu_allocator import keep_freed_memory
         from headrace.accelerator.graphs import set_up
-        from headrace.accelerator.memory import keep_freed_memory
         from headrace.accelerator.threads import adaptive_threads
-        from headrace.envs.registry import make_group
+        from headrace.envs.make import make_group
         from headrace.sampling.device_sampler import DeviceSampler
 
         config = self.config
@@ -103,7 +103,7 @@ class Device(InProcess):
 
 
 def _summary(config: Config) -> str:
-    """What was chosen, as a line for the log."""
+    """The sampling settings as a line for the log."""
     if config.uses_replay:
         return (
             f"Device placement on {config.device}: {config.num_envs:,} environments, trajectories of {config.sampling.rollout} "

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from time import monotonic
 
-from headrace.sampling.placements.base import Learn, Message, Placement
+from headrace.runs.messages import Message
+from headrace.sampling.placements.base import Learn, Placement
 from headrace.sampling.worker_process import warnings_reported
 
 
@@ -30,11 +31,11 @@ class InProcess(Placement):
 
     @property
     def turn(self) -> int:
-        """Whose turn it is next, when the learner that is running has ended its round."""
+        """The policy whose learner runs next, when the running one has ended its round."""
         return self._learners[1 % len(self._learners)][0]
 
     def _begin_with_turn(self) -> None:
-        """A run that goes on where it was: the turn is that of the same policy. The first round of each only made it ready."""
+        """In a resumed run, give the next turn to the policy that had it, once every learner's first round has made it ready."""
         if self._turn is not None and self.memory.control.ready:
             if self._turn in (policies := [p for p, _ in self._learners]):
                 self._learners.rotate(-policies.index(self._turn))
@@ -42,21 +43,18 @@ class InProcess(Placement):
 
     @abstractmethod
     def make_sampler(self) -> None:
-        """Make what steps the environments; `close_sampler` will be called."""
+        """Make the object that steps the environments. `close_sampler` is called later."""
 
     @abstractmethod
     def close_sampler(self) -> None:
-        """Release what the environments hold; called once or more, also when `make_sampler` has failed."""
+        """Close the environments. Called once or more, also when `make_sampler` has failed."""
 
     def between_rounds(self) -> str | None:
-        """Called before every round of a learner's loop; returns a line for the log, if there is one."""
+        """Called before every round of a learner's loop. Returns a line for the log, or None."""
         return None
 
-    def serve_copies(self, p: int, last: bool = False) -> None:
-        """See `Placement.serve_copies`; nobody is in another process."""
-
     def finished(self, p: int) -> None:
-        """The learner of policy p has learned enough; nobody takes its batches any more."""
+        """Called when policy p has learned enough: its learner takes no more batches."""
 
     def messages(self, timeout: float) -> Iterator[Message]:
         """See `Placement.messages`."""
@@ -72,7 +70,7 @@ class InProcess(Placement):
                 self.finished(p)
                 self._begin_with_turn()
                 continue
-            if message is None:  # only a whole round is a turn: what is reported, and when, changes nothing
+            if message is None:  # a turn is a whole round; reports do not change whose turn it is
                 self._learners.rotate(-1)
                 self._begin_with_turn()
             while self._notices:

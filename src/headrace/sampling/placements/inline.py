@@ -23,7 +23,7 @@ class Inline(ProcessPlacement):
 
 
 def inline_main(start: Start) -> None:
-    """What a rollout worker with its own policy runs."""
+    """The main function of a rollout worker with its own policy."""
     import torch
 
     torch.set_num_threads(1)
@@ -35,19 +35,19 @@ def inline_main(start: Start) -> None:
             number = start.index + p * config.sampling.num_workers
             actor.generator.manual_seed(actor_seed(config, number, start.restarts, start.placement.version(p)))
 
-    frozen = {m for m, policy in enumerate(memory.policies) if not policy.learns}
-    rollout_main(start, refreshing(actors, config.sampling.weights_period * config.sampling.num_groups, frozen), seed)
+    static = {m for m, policy in enumerate(memory.policies) if not policy.learns}
+    rollout_main(start, refreshing(actors, config.sampling.weights_period * config.sampling.num_groups, static), seed)
 
 
-def refreshing(actors: Mapping[int, Actor] | Sequence[Actor], period: int, frozen: Collection[int] = ()) -> InlineAct:
-    """Act, taking newer weights every `period` calls: inline actors lag behind by that much, measured as everywhere.
-    Those that are `frozen` look every time: a past version's place is used again for a newer one."""
+def refreshing(actors: Mapping[int, Actor] | Sequence[Actor], period: int, static: Collection[int] = ()) -> InlineAct:
+    """A function that acts and takes newer weights every `period` calls of a policy. Actors of `static` members look every time,
+    because a newer past version may have replaced the one in their place."""
     import numpy as np
 
     calls: dict[int, int] = defaultdict(int)
 
     def act(policy: int, lanes: list[int]) -> None:
-        if calls[policy] % period == 0 or policy in frozen:
+        if calls[policy] % period == 0 or policy in static:
             actors[policy].refresh()
         calls[policy] += 1
         actors[policy].act(np.array(lanes))

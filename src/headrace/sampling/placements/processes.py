@@ -4,40 +4,40 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
-from headrace.sampling.placements.base import Learn, Message, Placement
-from headrace.sampling.rollout_worker import InlineAct, RolloutWorker
-from headrace.sampling.seating import make_seating
+from headrace.runs.messages import Message
+from headrace.sampling.match_worker import make_rollout_worker
+from headrace.sampling.placements.base import Learn, Placement
+from headrace.sampling.rollout_worker import InlineAct
 from headrace.sampling.supervisor import Supervisor
-from headrace.sampling.worker_process import Role, Start, environment_seed, make_group, matchmaking_seed, pin
+from headrace.sampling.worker_process import Role, Start, environment_seed, pin
 from headrace.shm.primitives import Closed
 
 Main = Callable[[Start], None]
 
 
 class ProcessPlacement(Placement):
-    """Itself an argument of every process it starts: there it is the learner's side of it, without the supervisor."""
+    """Every process that it starts gets a copy of it without the supervisor."""
 
     _supervisor: Supervisor | None = None
 
     @abstractmethod
     def workers(self) -> dict[Role, tuple[int, Main]]:
-        """The workers beside the learners: how many of each role, and what they run."""
+        """The number of rollout and policy workers, and their main functions, by role."""
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_supervisor": None}
 
     def start(self, learn: Learn) -> None:
-        """Start every process. The learners first: the others wait until these have their weights."""
+        """Start every process; the learners first, since the others wait for their first weights."""
         self._supervisor = Supervisor(self)
         self._supervisor.start("learner", self.memory.learners, learner_main, learn)
         for role, (count, main) in self.workers().items():
             self._supervisor.start(role, count, main)
 
     def messages(self, timeout: float) -> Iterator[Message]:
-        """See `Placement.messages`; meanwhile the dead and the hung are replaced."""
+        """See `Placement.messages`; meanwhile the supervisor replaces dead and hung processes."""
         if self._supervisor is not None:
             yield from self._supervisor.messages(timeout)
 
@@ -51,18 +51,12 @@ class ProcessPlacement(Placement):
         if self._supervisor is not None:
             self._supervisor.kill()
 
-    def batches(self, p: int, reported_envs: range) -> Any:
-        """See `Placement.batches`."""
-        from headrace.experience import make_experience
-
-        return make_experience(self.configs[p], self.memory.policies[p], self.memory.control, reported_envs)
-
 
 def learner_main(start: Start) -> None:
-    """What a learner's process runs."""
+    """The main function of a learner's process."""
     import torch
 
-    from headrace.accelerator.memory import keep_freed_memory
+    from headrace.accelerator.cpu_allocator import keep_freed_memory
     from headrace.accelerator.threads import LearnerThreads
 
     placement, p = start.placement, start.index
@@ -70,7 +64,7 @@ def learner_main(start: Start) -> None:
     torch.set_num_threads(config.learner_threads)
     threads = LearnerThreads(config, lambda: (control.seconds("learner", "train", p), placement.version(p)))
     keep_freed_memory()
-    for message in start.argument(placement, p):  # None after every round without a report
+    for message in start.argument(placement, p):  # None: a round without a report
         if (change := threads.adapt()) is not None:
             start.report.send(Message("message", change, p))
         if message is not None:
@@ -78,20 +72,16 @@ def learner_main(start: Start) -> None:
 
 
 def rollout_main(start: Start, act: InlineAct | None = None, seeded: Callable[[], None] = lambda: None) -> None:
-    """What a rollout worker's process runs. `act`: its own policy; `seeded` is called when the learners are ready."""
+    """The main function of a rollout worker. `act`: its own policy (inline); `seeded` is called when the learners are ready."""
     import os
 
-    from headrace.envs.imports import import_files
-    from headrace.runs.processes import forked_children_die_too
+    from headrace.envs.core.imports import import_files
 
-    forked_children_die_too()
     config, memory = start.placement.config, start.placement.memory
     os.nice(config.sampling.worker_niceness)
     pin(config, start.index)
     import_files(config.imports)
-    seed = matchmaking_seed(config, start.index, start.restarts)
-    seat = make_seating(start.index, memory, config, start.placement.spec, start.placement.crew, seed)
-    worker = RolloutWorker(start.index, memory, partial(make_group, config, start.placement.spec), act, seat)
+    worker = make_rollout_worker(start.placement, start.index, start.restarts, act)
     memory.control.wait_until_ready()
     seeded()
     try:

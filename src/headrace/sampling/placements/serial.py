@@ -6,25 +6,25 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from functools import partial
+from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from headrace.envs.contract import EnvironmentFault
+from headrace.envs.core.errors import EnvironmentFault
 from headrace.sampling.lanes import Group
+from headrace.sampling.match_worker import make_rollout_worker
 from headrace.sampling.placements.base import Placement
 from headrace.sampling.placements.in_process import InProcess
 from headrace.sampling.policy_worker import PolicyWorker
 from headrace.sampling.rollout_worker import RolloutWorker
-from headrace.sampling.seating import make_seating
-from headrace.sampling.worker_process import actor_seed, environment_seed, make_actor, make_group, matchmaking_seed
+from headrace.sampling.worker_process import actor_seed, environment_seed, make_actor
 from headrace.shm.run_control import POLL_INTERVAL
 
 if TYPE_CHECKING:
     from torch import nn
 
 REMOTE_POLL = 0.001
-"""Seconds between two looks at environments of which none has finished its step."""
+"""Seconds between two polls of remote environments while none has finished its step."""
 
 
 class Serial(InProcess):
@@ -37,7 +37,7 @@ class Serial(InProcess):
 
     @property
     def sampler(self) -> SerialSampler:
-        """What steps the environments."""
+        """The object that steps the environments."""
         assert self._made is not None
         return self._made
 
@@ -55,17 +55,12 @@ class Serial(InProcess):
         """See `InProcess.finished`."""
         self.sampler.policies.remove(p)
 
-    def batches(self, p: int, reported_envs: range) -> Any:
-        """See `Placement.batches`: asking for a batch steps the environments until there is one."""
-        from headrace.experience import make_experience
-
-        memory = self.memory
-        return make_experience(
-            self.configs[p], memory.policies[p], memory.control, reported_envs, lambda n: self.sampler.collect(p, n)
-        )
+    def collector(self, p: int) -> Callable[[int], None]:
+        """See `Placement.collector`: asking for a batch steps the environments until there is one."""
+        return lambda n: self.sampler.collect(p, n)
 
     def publish(self, p: int, model: nn.Module, version: int) -> None:
-        """See `Placement.publish`; the weights are there on return."""
+        """See `Placement.publish`; on return the weights are in the weight store."""
         super().publish(p, model, version)
         self._publishers[p].wait()
 
@@ -88,39 +83,34 @@ class SerialSampler:
         self._started = False
         self._slots_per_batch = [own.slots_per_batch for own in placement.configs]
         self.policies = set(range(memory.learners))
-        """Those whose learners have not finished. The lanes of the others stand still as soon as they have no slots left."""
-
-        self.seats = [
-            make_seating(w, memory, config, placement.spec, placement.crew, matchmaking_seed(config, w))
-            for w in range(config.sampling.num_workers)
-        ]
-        make = partial(make_group, config, placement.spec)
-        self.workers = [RolloutWorker(w, memory, make, None, seat) for w, seat in enumerate(self.seats)]
+        """Policies whose learners have not finished. Lanes of other policies stop as soon as they have no slots left."""
+        self.workers = [make_rollout_worker(placement, w) for w in range(config.sampling.num_workers)]
         for worker in self.workers:
             for group in worker.groups:
                 group.envs.remember()
         self._members = [config.matches.matchmaker, len(memory.policies), *config.matches.opponents]
-        """Who takes part in matches: where that has changed, nobody's number means the same."""
+        """The members of matches. If they have changed, a saved state's member numbers mean other members."""
         clocks = [memory.control.clock("policy", p * config.sampling.num_policy_workers) for p in range(memory.learners)]
         devices = [own.device for own in placement.configs]
         self.actors = [make_actor(placement, p, devices[p], actor_seed(config, p), clock) for p, clock in enumerate(clocks)]
-        self.frozen = {
-            m: make_actor(placement, m, devices[policy.family], actor_seed(config, 1000 * m), clocks[0])
+        self.static_actors = {
+            m: make_actor(placement, m, devices[policy.queue], actor_seed(config, 1000 * m), clocks[0])
             for m, policy in enumerate(memory.policies)
             if policy.acts and not policy.learns
         }
         self._policy_workers = [
-            PolicyWorker(p, memory.requests, actor, config, self.frozen.__getitem__, memory.families)
+            PolicyWorker(p, memory.requests, actor, config, self.static_actors.__getitem__, memory.queue_of)
             for p, actor in enumerate(self.actors)
         ]
         self._ready: deque[tuple[RolloutWorker, Group]] = deque()
 
     def collect(self, policy: int, slots: int) -> None:
-        """Step the environments until `slots` finished slots of this policy wait for its learner; with several policies, at most
-        until another policy's learner has a batch, which it must take before sampling can go on. Gives up where environments that
-        are elsewhere finish no step for `POLL_INTERVAL` seconds, or somebody waits for the end of the run, so that Ctrl-C is
-        answered meanwhile; and after `POLL_INTERVAL` seconds where the policy is the last one of matches in which it may never
-        act. Nobody else has a turn then, so that what is sampled stays the same."""
+        """Step the environments until `slots` finished slots of this policy wait for its learner. With several policies, return
+        also when another policy has a whole batch, which its learner must take before sampling can go on.
+
+        Gives up, so that Ctrl-C is answered, when remote environments finish no step for `POLL_INTERVAL` seconds or the user
+        waits for the end of the run. Gives up after `POLL_INTERVAL` seconds if only this policy of a multi-agent run still
+        learns, since it may never act; no other learner has a turn then, so sampling stays deterministic."""
         stores = [p.trajectories for p in self._memory.policies]
         if not self._started:
             for worker in self.workers:
@@ -149,23 +139,23 @@ class SerialSampler:
                 deadline = monotonic() + POLL_INTERVAL
             elif monotonic() > deadline:
                 return
-            else:  # all environments are elsewhere, at work
+            else:  # all environments are remote, and stepping
                 for worker in self.workers:
                     self._memory.requests.wait(worker.index, REMOTE_POLL / len(self.workers))
 
     def get_state(self) -> dict[str, Any]:
-        """Everything between two updates: environments, half-filled slots, core states, who waits for what."""
-        actors = [*self.actors, *self.frozen.values()]
+        """The state between two updates: environments, half-filled slots, core states, requests."""
+        actors = [*self.actors, *self.static_actors.values()]
         state: dict[str, Any] = {"generators": [actor.generator.get_state() for actor in actors], "world": self._world()}
         state["members"] = self._members
-        state["seats"] = [None if seat is None else seat.get_state() for seat in self.seats]
-        # With a longer period actors hold older weights than the checkpoint.
+        state["seats"] = [worker.matches_state() for worker in self.workers]
+        # With a longer period actors have older weights than the checkpoint.
         older = self._policy_workers if self._config.sampling.weights_period > 1 else ()
         state["acting"] = [{"answered": worker.answered, **worker.actor.get_weights()} for worker in older]
         return state
 
     def _world(self) -> dict[str, Any] | None:
-        """None where the environments cannot give their state, or elsewhere finished so many slots that some wait for one."""
+        """The state of environments, lanes and requests. None if environments cannot give theirs, or a lane waits for a slot."""
         requests = self._memory.requests
         envs = [[group.envs.get_state() for group in worker.groups] for worker in self.workers]
         groups = [(worker, group) for worker in self.workers for group in worker.groups]
@@ -180,7 +170,7 @@ class SerialSampler:
             "lanes": [[worker.lane_state(lane) for lane in group.lanes] for worker, group in groups],
             "acting": [[group.lanes.index(lane) for lane in group.acting] for _, group in groups],
             "new_matches": [list(group.new_matches) for _, group in groups],
-            # With several policies one may have trajectories that are not yet a batch.
+            # With several policies, one may have finished trajectories, but fewer than a batch.
             "finished": [[{name: a[slot].copy() for name, a in s.arrays.items()} for slot in s.queued()] for s in stores],
             "reward_weights": [[group.reward_weights for group in worker.groups] for worker in self.workers],
             "cores": [cores.copy() for cores in requests.cores],
@@ -191,9 +181,9 @@ class SerialSampler:
         }
 
     def set_state(self, state: dict[str, Any]) -> str | None:
-        """Go on from what `get_state` gave. Where the environments cannot, their episodes begin anew; returns why."""
+        """Go on from `get_state`. If the environments cannot, their episodes begin anew and the reason is returned."""
         requests = self._memory.requests
-        for actor, generator in zip([*self.actors, *self.frozen.values()], state["generators"], strict=False):
+        for actor, generator in zip([*self.actors, *self.static_actors.values()], state["generators"], strict=False):
             actor.generator.set_state(generator)
         for policy_worker, acting in zip(self._policy_workers, state["acting"], strict=False):
             policy_worker.answered = acting["answered"]
@@ -213,9 +203,8 @@ class SerialSampler:
                         worker.set_reward_weights(group, of_group)
         except EnvironmentFault as error:
             return f"Episodes begin anew: {error}"
-        for seat, seated in zip(self.seats, state["seats"], strict=True):
-            if seat is not None:
-                seat.set_state(seated)
+        for worker, matches in zip(self.workers, state["seats"], strict=True):
+            worker.resume_matches(matches)
         groups = [(worker, group) for worker in self.workers for group in worker.groups]
         for (worker, group), lanes, acting, new in zip(
             groups, world["lanes"], world["acting"], world["new_matches"], strict=True
@@ -238,7 +227,7 @@ class SerialSampler:
         for lane in world["answered"]:
             requests.answered(lane)
         for worker, group in groups:
-            if not group.acting:  # nobody's action is waited for
+            if not group.acting:  # the group waits for no action
                 requests.wake(worker.index, group.number)
         self._ready.extend((self.workers[w], self.workers[w].groups[g]) for w, g in world["ready"])
         self._started = True

@@ -18,7 +18,7 @@ class Served(ProcessPlacement):
 
 
 def policy_main(start: Start) -> None:
-    """What a policy worker's process runs."""
+    """The main function of a policy worker's process."""
     import torch
 
     from headrace.sampling.actor import Actor
@@ -34,7 +34,7 @@ def policy_main(start: Start) -> None:
         number, version = start.index + 1000 * member, start.placement.version(policy)
         return make_actor(start.placement, member, device, actor_seed(config, number, start.restarts, version), actor.clock)
 
-    worker = PolicyWorker(start.index, memory.requests, actor, config, make, memory.families)
+    worker = PolicyWorker(start.index, memory.requests, actor, config, make, memory.queue_of)
     memory.control.wait_until_ready()
     actor.generator.manual_seed(actor_seed(config, start.index, start.restarts, start.placement.version(policy)))
     while worker.serve(POLL_INTERVAL):

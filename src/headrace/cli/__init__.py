@@ -1,0 +1,74 @@
+"""The command line: headrace train | tune | eval | watch | play | envs | serve-envs. Each command has a file.
+
+An error that the user can correct is one message and exit code 2. A run that failed ends with exit code 1.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from headrace.cli import envs, eval, play, serve_envs, train, tune, watch
+from headrace.config import Config, hardware
+from headrace.processes import ranks
+from headrace.processes.output import show, show_without_source, tolerantly
+from headrace.runs.error_texts import explain
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": train.run,
+    "tune": tune.run,
+    "eval": eval.run,
+    "watch": watch.run,
+    "play": play.run,
+    "envs": envs.run,
+    "serve-envs": serve_envs.run,
+}
+USAGE = """usage: headrace COMMAND [OPTIONS]
+
+  train        train a policy; the same command resumes a run that was stopped
+  tune         find the workers, environments and placement that train fastest on this machine
+  eval         play whole games with a trained policy and report their returns
+  watch        record a video of a trained policy
+  play         play matches of one policy against another
+  envs         list the environments
+  serve-envs   step environments for training runs on other machines
+
+headrace COMMAND --help shows the options of a command, headrace train --help-all every setting."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code. A rank among others ends here."""
+    if hardware.rank().size == 1:
+        return _run(arguments)
+    ranks.end_rank(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        show(USAGE)
+        return 0 if arguments else 2
+    command, rest = arguments[0], arguments[1:]
+    if command not in COMMANDS:
+        print(f"headrace: unknown command {command!r}\n{USAGE}", file=sys.stderr)
+        return 2
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = show_without_source(warnings.showwarning)
+            return COMMANDS[command](rest)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        given = [part for argument in arguments for part in argument.split("=", 1)]
+        explained = explain(error, [*given, Path(Config().run_folder).parent])
+        if explained is None:
+            raise
+        text, code = explained
+        if needed := getattr(error, "needed", None):
+            text += f". The command is then:\n  {shlex.join(['headrace', *arguments, '--import', *needed])}"
+        frames = getattr(error, "frames", "")  # an environment's fault: where in the user's code
+        tolerantly(lambda: print(f"{frames}headrace: {text}", file=sys.stderr, flush=True), sys.stderr)
+        return code

@@ -1,0 +1,69 @@
+"""headrace serve-envs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Annotated
+
+import tyro
+
+from headrace.cli.options import check_numbers, parse
+from headrace.config import Config, EnvConfig, override
+from headrace.envs.core import registry
+from headrace.envs.core.imports import import_files
+from headrace.envs.core.settings import default_options
+
+
+@dataclasses.dataclass
+class ServeEnvs:
+    """Step environments for training runs on other machines, until Ctrl-C.
+
+    A run uses them with --envs.remote HOST:PORT. It needs none of the environment's packages.
+    """
+
+    env: str
+    """Environment, as family/name."""
+    num_envs: int = 32
+    """Largest number of environments that are in use at a time."""
+    listen: str = "127.0.0.1:7777"
+    """Address at which to listen for runs, as HOST:PORT. An address that other machines can reach needs a token."""
+    dial: str | None = None
+    """Address of a run that listens for simulators (--envs.remote listen:HOST:PORT); it is dialled instead of listening here."""
+    token_file: str | None = None
+    """File with the token that runs and servers prove themselves with. None: the environment variable HEADRACE_TOKEN, if it is
+    set."""
+    tls_cert: str | None = None
+    """File with the TLS certificate of this server. None: no TLS."""
+    tls_key: str | None = None
+    """File with the private key of the TLS certificate."""
+    tls_ca: str | None = None
+    """File with the certificate that signed the TLS certificate of the run that is dialled. None: no TLS."""
+    compression: bool = False
+    """Compress what is sent (gzip). This takes far more processor time than it saves on a fast network."""
+    imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
+    """Python files to import first. They may register environments."""
+    envs: EnvConfig = dataclasses.field(default_factory=EnvConfig)
+
+
+def run(arguments: list[str]) -> int:
+    """`headrace serve-envs`."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--env", default="")
+    first.add_argument("--import", dest="imports", nargs="*", default=[])
+    known, _ = first.parse_known_args(arguments)
+    import_files(known.imports)
+    default = EnvConfig()
+    if known.env:
+        registry.check_id(known.env)
+        default = default_options(known.env)
+    asked: ServeEnvs = parse(ServeEnvs, "serve-envs", arguments, default=ServeEnvs(env=known.env or tyro.MISSING, envs=default))
+    check_numbers(num_envs=(asked.num_envs, 1))
+    override(Config(), envs=asked.envs)  # their ranges
+    from headrace.envs.remote.server import make_offer, serve_offer  # imports gRPC
+    from headrace.transport.credentials import credentials
+
+    own = credentials(asked.token_file, asked.tls_ca, asked.tls_cert, asked.tls_key)
+    offer = make_offer(asked.env, asked.num_envs, asked.envs)
+    serve_offer(offer, listen=asked.listen, dial=asked.dial, own=own, compression=asked.compression)
+    return 0

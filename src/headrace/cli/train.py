@@ -1,0 +1,51 @@
+"""headrace train."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from headrace import tune
+from headrace.cli.flags import parse_config
+from headrace.config import Config, hardware
+from headrace.envs.core.imports import needed_code
+from headrace.make_config import check_config
+from headrace.processes import ranks
+from headrace.processes.output import show
+from headrace.processes.start import start_fork_server
+
+if TYPE_CHECKING:  # torch takes seconds
+    from headrace.train import TrainResult
+
+
+def run(arguments: list[str]) -> int:
+    """`headrace train`. Exit code 0 if the run ended by itself, 130 if it was interrupted."""
+    config = parse_config(arguments)
+    check_config(config)
+    if ranks.needs_launch(config):
+        return ranks.launch(arguments, config)
+    first = hardware.rank().index == 0  # the other ranks of a run say nothing but their errors
+    if first:
+        show(f"{config.env}, {config.learning.algorithm}, run folder {config.run_folder}")
+        if found := tune.in_use(config):
+            show(f"Settings found by headrace tune: {tune.describe(found)} ({tune.path(config)})")
+    start_fork_server()
+    from headrace.train import train  # imports torch, which takes seconds
+
+    result = train(config)
+    if first:
+        show(
+            f"{result.reason} at step {result.global_step:,}; mean return of the last 100 episodes {result.mean_return:.2f}\n"
+            + "\n".join(_next_commands(result, config))
+        )
+    return 130 if result.reason == "interrupted" else 0
+
+
+def _next_commands(result: TrainResult, config: Config) -> list[str]:
+    """Commands to suggest after the run has ended."""
+    commands = [["eval", result.folder], ["watch", result.folder]]
+    if len(result.spec.agents) > 1 and not result.spec.of_agents:  # one player can take every place of a match
+        commands.append(["play", result.folder, "--against", "random"])
+    code = needed_code(config)
+    imports = ["--import", *code] if code else []
+    return [shlex.join(["headrace", *command, *imports]) for command in commands]

@@ -1,0 +1,37 @@
+"""headrace tune."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Annotated
+
+import tyro
+
+from headrace import tune
+from headrace.cli.flags import given_settings, parse_config
+from headrace.cli.options import parse
+
+
+@dataclasses.dataclass
+class Tune:
+    """Find the workers, environments, placement and threads that train fastest on this machine.
+
+    Candidates are compared by short training runs. The flags of `headrace train` are accepted too; a setting given by a flag is
+    not changed. `headrace train` uses the result.
+    """
+
+    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
+    """Environment, as family/name."""
+    minutes: float = 2.0
+    """Approximate time that the search takes (minutes)."""
+    batch_sizes: tuple[int, ...] = ()
+    """Values of learning.batch_size to try. Another batch size changes what is learned, not only how fast."""
+
+
+def run(arguments: list[str]) -> int:
+    """`headrace tune`."""
+    asked, rest = parse(Tune, "tune", arguments, return_unknown_args=True)
+    config = parse_config(["--env", asked.env, "--run.folder", os.devnull, *rest], tuned=False)
+    tune.tune(config, asked.minutes, given_settings(rest).keys(), asked.batch_sizes)
+    return 0

@@ -1,0 +1,139 @@
+"""Training episodes of Atari games, which may end with a life and may begin in the middle of games."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import numpy as np
+from gymnasium.vector import VectorEnv, VectorWrapper
+
+from headrace.config import ConfigError, EnvConfig
+from headrace.envs.atari.starts import read_states
+from headrace.envs.atari.vector import AtariVector
+from headrace.envs.groups.episode_statistics import LIFE_LOST
+
+
+class TrainingStarts:
+    """Where the training episodes of a group begin: see `EnvConfig.random_start` and `EnvConfig.start_states`.
+
+    Raises `ConfigError` for both at once, and for a file without states.
+    """
+
+    def __init__(self, options: EnvConfig) -> None:
+        if options.random_start and options.start_states is not None:
+            raise ConfigError("envs.random_start and envs.start_states cannot be together: play at random before saving states")
+        self._random_steps = options.random_start
+        self._states: list[bytes] = []
+        self._generator = np.random.default_rng()
+        if options.start_states is not None:
+            try:
+                self._states = read_states(options.start_states)
+            except OSError as error:
+                raise ConfigError(f"envs.start_states: {options.start_states} cannot be read: {error.strerror}") from error
+            except ValueError as error:
+                raise ConfigError(f"envs.start_states: {error}") from error
+
+    @property
+    def in_states(self) -> bool:
+        """Whether every episode begins in a saved state, so that `begin` must be called for each."""
+        return bool(self._states)
+
+    def reset_options(self, seed: Any, count: int) -> dict[str, Any] | None:
+        """Options of `AtariVector.reset` for `count` environments."""
+        self._generator = np.random.default_rng(seed)
+        if self._states:
+            return {"states": [self._draw() for _ in range(count)]}
+        return {"random_steps": self._random_steps} if self._random_steps else None
+
+    def begin(self, envs: AtariVector, ended: Iterable[int]) -> None:
+        """Load a state into each of these environments, whose next step must be NOOP."""
+        for i in ended:
+            envs.load_state(int(i), self._draw())
+
+    def _draw(self) -> bytes:
+        return self._states[int(self._generator.integers(len(self._states)))]
+
+    def get_state(self) -> dict[str, Any]:
+        """The state of the random generator."""
+        return dict(self._generator.bit_generator.state)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from `get_state`."""
+        self._generator.bit_generator.state = state
+
+
+def lost_lives(lives: Any, before: Any, over: Any, lost: Any) -> Any:
+    """Where a step ends a training episode because it cost a life, but not the last one. Arrays or tensors `[E]`.
+
+    `lives` after and `before` the step; `over`: the game has ended; `lost`: this function's result for the previous step. Where
+    it is true, the step was only the NOOP between two episodes, and a life lost in it ends no episode.
+    """
+    return (lives < before) & (lives > 0) & ~over & ~lost
+
+
+class TrainingEpisodes(VectorWrapper):
+    """With `life_loss`, a lost life ends the episode (`terminated`, info "life_lost") if others are left.
+
+    The game goes on: the next step stands for the reset of NEXT_STEP autoreset. It ignores its action and plays NOOP.
+    """
+
+    def __init__(self, env: VectorEnv, life_loss: bool, starts: TrainingStarts | None = None) -> None:
+        """`starts`: where episodes begin (native consoles only); None: as the protocol says."""
+        super().__init__(env)
+        self._consoles: Any = env
+        self._life_loss, self._starts = life_loss, starts
+        self._over = np.zeros(env.num_envs, bool)
+        self._lives = np.zeros(env.num_envs, np.int32)
+        self._lost = np.zeros(env.num_envs, bool)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if self._starts is not None:
+            options = self._starts.reset_options(seed, self.num_envs)
+        observations, infos = self.env.reset(seed=seed, options=options)
+        self._lives, self._lost, self._over = infos["lives"].copy(), *np.zeros((2, self.num_envs), bool)
+        return observations, infos
+
+    def step(self, actions: np.ndarray, out: np.ndarray | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Like `VectorEnv.step`. `out`: see `AtariVector.step`; native consoles only."""
+        if self._lost.any():
+            actions = np.where(self._lost, 0, actions)  # NOOP is the first action of every game
+        if self._starts is not None and self._starts.in_states and self._over.any():
+            self._starts.begin(self._consoles, np.flatnonzero(self._over))
+            actions = np.where(self._over, 0, actions)
+        stepped = self._consoles.step(actions) if out is None else self._consoles.step(actions, out)
+        observations, rewards, terminated, truncated, infos = stepped
+        self._over = terminated | truncated
+        if not self._life_loss:
+            return cast(Any, stepped)
+        lives = infos["lives"]
+        self._lost = lost_lives(lives, self._lives, self._over, self._lost)
+        self._lives = lives.copy()
+        return observations, rewards, terminated | self._lost, truncated, infos | {LIFE_LOST: self._lost}
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Lives, and every console as bytes; None for ale-py's vector environment, which cannot be saved."""
+        if not isinstance(self.env, AtariVector):
+            return None
+        state = {"lives": self._lives.copy(), "lost": self._lost.copy(), "consoles": saved_consoles(self.env)}
+        return state if self._starts is None else state | {"over": self._over.copy(), "starts": self._starts.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore what `get_state` returned. Raises `ValueError` for states of another game or other options."""
+        load_consoles(self._consoles, state["consoles"])
+        self._lives, self._lost = state["lives"].copy(), state["lost"].copy()
+        if self._starts is not None:
+            self._over = state["over"].copy()
+            self._starts.set_state(state["starts"])
+
+
+def saved_consoles(envs: AtariVector) -> list[np.ndarray]:
+    """The state of every console, uint8."""
+    return [np.frombuffer(envs.save_state(i), np.uint8) for i in range(envs.num_envs)]
+
+
+def load_consoles(envs: AtariVector, states: Iterable[np.ndarray]) -> None:
+    """Restore what `saved_consoles` returned. Raises `ValueError` for states of another game or other options."""
+    envs.reset()  # a vector environment is stepped only after a reset
+    for i, console in enumerate(states):
+        envs.load_state(i, console.tobytes())

@@ -1,0 +1,1 @@
+"""What every environment has: the contract with the engine, spaces, the registry."""

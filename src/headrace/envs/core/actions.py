@@ -1,0 +1,129 @@
+"""Converts action spaces to flat rows of numbers (`ActionSpec`), and rows to the actions that environments take.
+
+Discrete and MultiDiscrete are one column per choice, counted from 0; MultiBinary one two-way choice per bit; Box one bounded
+number per entry; Dict and Tuple their parts in order (`ActionSpec`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from gymnasium import spaces
+
+from headrace.envs.core.contract import ActionSpec, Categorical, Continuous
+from headrace.envs.core.errors import UnsupportedSpace
+
+if TYPE_CHECKING:  # only tensor environments import torch
+    from torch import Tensor
+
+
+def action_spec(space: spaces.Space[Any]) -> ActionSpec:
+    """The flat form of an action space. Raises `UnsupportedSpace`."""
+    spec = ActionSpec(tuple(_parts(space)))
+    if spec.width == 0:
+        raise UnsupportedSpace(f"the action space {space!r} has no parts: there is nothing to choose")
+    return spec
+
+
+def _parts(space: spaces.Space[Any]) -> Iterator[Categorical | Continuous]:
+    if isinstance(space, spaces.Discrete):
+        yield Categorical(int(space.n))
+    elif isinstance(space, spaces.MultiDiscrete):
+        yield from (Categorical(int(n)) for n in space.nvec.ravel())
+    elif isinstance(space, spaces.MultiBinary):
+        yield from (Categorical(2) for _ in range(int(np.prod(space.shape))))
+    elif isinstance(space, spaces.Box):
+        yield Continuous(tuple(space.low.ravel().astype(float).tolist()), tuple(space.high.ravel().astype(float).tolist()))
+    elif isinstance(space, (spaces.Dict, spaces.Tuple)):
+        for _, child in _children(space):
+            yield from _parts(child)
+    else:
+        raise UnsupportedSpace(
+            f"the action space is or contains {space!r}; Discrete, MultiDiscrete, MultiBinary, Box and Dict or Tuple of these "
+            "can be acted in. Wrap the environment in a gymnasium.ActionWrapper that turns it into one of them"
+        )
+
+
+def _children(space: spaces.Dict | spaces.Tuple) -> list[tuple[Any, spaces.Space[Any]]]:
+    return list(space.spaces.items()) if isinstance(space, spaces.Dict) else list(enumerate(space.spaces))
+
+
+def batch_decoder(space: spaces.Space[Any]) -> Callable[[np.ndarray], Any]:
+    """A function from action rows [E, A] to the batch that a `gymnasium.vector.VectorEnv` with this single action space takes."""
+    if isinstance(space, spaces.Discrete):
+        first, kind = int(space.start), space.dtype
+        return lambda rows: (rows[:, 0].astype(np.int64) + first).astype(kind)
+    if isinstance(space, spaces.MultiDiscrete):
+        shape, start, kind = space.shape, space.start.astype(np.int64), space.dtype
+        return lambda rows: (rows.reshape(-1, *shape).astype(np.int64) + start).astype(kind)
+    if isinstance(space, spaces.MultiBinary):
+        shape, kind = space.shape, space.dtype
+        return lambda rows: rows.reshape(-1, *shape).astype(kind)
+    if isinstance(space, spaces.Box):
+        return _box_decoder(space)
+    assert isinstance(space, (spaces.Dict, spaces.Tuple)), space
+    pieces = _pieces(space, batch_decoder)
+    if isinstance(space, spaces.Dict):
+        return lambda rows: {key: decode(rows[:, columns]) for key, columns, decode in pieces}
+    return lambda rows: tuple(decode(rows[:, columns]) for _, columns, decode in pieces)
+
+
+def decoder(space: spaces.Space[Any]) -> Callable[[np.ndarray], list[Any]]:
+    """A function from action rows [E, A] to E actions, each as `env.step` of this action space takes it."""
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return lambda rows: (rows[:, 0].astype(np.int64) + start).tolist()
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        pieces = _pieces(space, decoder)
+        keys = [key for key, _, _ in pieces]
+
+        def each(rows: np.ndarray) -> list[Any]:
+            return list(zip(*(decode(rows[:, columns]) for _, columns, decode in pieces), strict=True))
+
+        if isinstance(space, spaces.Dict):
+            return lambda rows: [dict(zip(keys, values, strict=True)) for values in each(rows)]
+        return each
+    batch = batch_decoder(space)
+    return lambda rows: list(batch(rows))
+
+
+def _pieces(space: spaces.Dict | spaces.Tuple, make: Callable[[Any], Callable]) -> list[tuple[Any, slice, Callable]]:
+    """For each child of a compound space: its key, its columns and its decoder."""
+    pieces, at = [], 0
+    for key, child in _children(space):
+        width = action_spec(child).width
+        pieces.append((key, slice(at, at + width), make(child)))
+        at += width
+    return pieces
+
+
+def _box_decoder(space: spaces.Box) -> Callable[[np.ndarray], np.ndarray]:
+    shape, kind, low, high = space.shape, space.dtype, space.low, space.high
+    rounded = not np.issubdtype(kind, np.floating)
+
+    def decode(rows: np.ndarray) -> np.ndarray:
+        values = rows.reshape(-1, *shape)
+        # float32 bounds may lie a rounding error outside float64 ones
+        return np.clip(np.rint(values) if rounded else values, low, high).astype(kind)
+
+    return decode
+
+
+def tensor_decoder(space: spaces.Space[Any], device: str, env_id: str) -> Callable[[Tensor], Tensor]:
+    """A function from action rows [N, A] on the device to the tensor of actions that tensor environments take. Raises
+    `UnsupportedSpace` for Dict and Tuple spaces."""
+    import torch  # only tensor environments need it
+
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return lambda rows: rows[:, 0].long() + start
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        shape = tuple(cast(Any, space.shape))
+        starts = torch.as_tensor(space.start if isinstance(space, spaces.MultiDiscrete) else 0, device=device)
+        return lambda rows: rows.view(-1, *shape).long() + starts
+    if isinstance(space, spaces.Box):
+        low, high = (torch.as_tensor(x, dtype=torch.float32, device=device) for x in (space.low, space.high))
+        return lambda rows: rows.view(-1, *low.shape).clamp(low, high)
+    raise UnsupportedSpace(f"{env_id}: the action space is {space!r}; environments of tensors take one tensor of actions")

@@ -1,0 +1,62 @@
+"""Errors of environments, and which frames of their tracebacks a user is shown."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from itertools import dropwhile
+from pathlib import Path
+
+from headrace.config.errors import ConfigError, UserError
+
+FAULTS = (Exception, SystemExit)
+"""Exceptions from an environment's code that become an `EnvironmentFault`; an unhandled `sys.exit` would silently end the run."""
+_BETWEEN = (
+    *(str(Path(__file__).parents[1] / folder) + os.sep for folder in ("core", "groups", "families")),
+    str(Path(__file__).parents[1] / "make.py"),
+)
+_WRAPPERS = ("/gymnasium/", "/torch/utils/")
+"""Frames between the engine and an environment's own code: of this package, and of the libraries that wrap environments."""
+
+
+class EnvironmentFault(UserError, RuntimeError):
+    """An environment misbehaved; the message names the environment, its index, seed and step.
+
+    `frames`: the traceback as text, if another process raised the error; else that of `__cause__` is used.
+    """
+
+    def __init__(self, message: str, frames: str = "") -> None:
+        super().__init__(message)
+        self._frames = frames
+
+    @property
+    def frames(self) -> str:
+        """The traceback from the first frame of the environment's own code on; empty if the environment raised nothing."""
+        if self.__cause__ is None:
+            return self._frames
+        own = [*dropwhile(_is_between, traceback.extract_tb(self.__cause__.__traceback__))]
+        return "".join(["Traceback (most recent call last):\n", *traceback.format_list(own)]) if own else ""
+
+
+def _is_between(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_BETWEEN) or any(part in frame.filename for part in _WRAPPERS)
+
+
+class OutOfBounds(UserWarning):
+    """Observations lie outside their space. Only a warning, since well-known environments do this by small amounts."""
+
+
+class BadObservation(ValueError):
+    """An observation is not in the declared space."""
+
+
+class UnsupportedSpace(ConfigError):
+    """A space cannot be turned into flat arrays; the message names it and says what to do."""
+
+
+class UnknownEnvironment(ConfigError):
+    """There is no environment with this id; the message names the nearest ids."""
+
+
+class MissingExtra(ConfigError):
+    """The packages of an environment family are not installed; the message contains the command that installs them."""

@@ -1,0 +1,1 @@
+"""The small environment families, one file each (DeepMind Lab and PyTorch: two)."""

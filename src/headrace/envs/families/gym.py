@@ -1,0 +1,171 @@
+"""``gym/<id>``: every environment registered with Gymnasium, also by other packages (``gym/package:Name-v0``)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import gymnasium
+
+from headrace.config import ConfigError, EnvConfig
+from headrace.envs.core.family_interface import Env, Family, Observes
+from headrace.envs.core.wrappers import preprocess, render_without_screen
+
+_OBSERVE_IMAGES = (":AtariEnv", ":CarRacing")
+"""Suffixes of the entry points of environments that observe images."""
+
+_MUJOCO_MODULE = "gymnasium.envs.mujoco"
+_SKIPPED = ("GymV2", "phys2d/", "tabular/", "headrace/")
+"""Prefixes of ids that are not listed: adapters to other packages, JAX environments, and ours, listed as atari/<game>."""
+
+
+def ids() -> list[str]:
+    """The newest version of each id in Gymnasium's registry, and ids without a version."""
+    newest: dict[str, int] = {}
+    plain = []
+    for env_id in gymnasium.registry:
+        base, _, version = env_id.rpartition("-v")
+        if env_id.startswith(_SKIPPED):
+            continue
+        if base and version.isdecimal():
+            newest[base] = max(newest.get(base, 0), int(version))
+        else:
+            plain.append(env_id)
+    return [*(f"{base}-v{version}" for base, version in newest.items()), *plain]
+
+
+def knows(name: str) -> bool:
+    """Whether Gymnasium has this id. Any ``package:Name-v0`` counts, since looking it up would import the package."""
+    if name.startswith("ALE/"):
+        _register_atari()
+    return name in gymnasium.registry or ":" in name
+
+
+def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
+    """`gymnasium.make` with the settings applied; `options.kwargs` go to the environment's constructor."""
+    if name.startswith("ALE/"):
+        _register_atari()
+    if _is_mujoco(name):
+        render_without_screen()
+    kwargs: dict[str, Any] = dict(options.kwargs)
+    if options.max_episode_steps is not None:
+        kwargs["max_episode_steps"] = -1  # Gymnasium's limit counts frames; ours, outside the frame skip, counts steps
+    try:
+        env = gymnasium.make(name, render_mode=render_mode, disable_env_checker=True, **kwargs)
+    except gymnasium.error.DependencyNotInstalled as error:
+        advice = 'pip install "headrace[mujoco]"' if _is_mujoco(name) else str(error)
+        raise ConfigError(f"gym/{name} needs packages that are not installed: {advice}") from error
+    return preprocess(env, options)
+
+
+def _is_mujoco(name: str) -> bool:
+    return _entry_point(name).startswith(_MUJOCO_MODULE)
+
+
+def _register_atari() -> None:
+    import ale_py
+
+    gymnasium.register_envs(ale_py)
+
+
+_CARTPOLE: dict[str, Any] = {
+    "policy.mlp": [64, 64],
+    "policy.activation": "tanh",
+    "sampling.num_workers": 1,
+    "sampling.envs_per_worker": 16,
+    "learning.total_steps": 500_000,
+    "learning.batch_size": 512,
+    "learning.num_minibatches": 4,
+    "learning.num_epochs": 8,
+    "learning.learning_rate": 1e-3,
+    "learning.algorithm": "ppo",
+    "learning.gamma": 0.98,
+    "learning.gae_lambda": 0.9,
+    "learning.ppo_clip": 0.2,
+    "learning.entropy_coef": 0.0,
+    "learning.max_grad_norm": 0.5,
+    "learning.num_threads": 1,
+}
+"""Short horizons and many epochs over small batches: solves CartPole in some 130,000 steps."""
+_VECTORS: dict[str, Any] = {
+    "policy.mlp": [64, 64],
+    "policy.activation": "tanh",
+    "policy.normalize_observations": True,
+    "policy.normalize_returns": True,
+    "learning.learning_rate": 3e-4,
+    "learning.ppo_clip": 0.2,
+    "learning.entropy_coef": 0.0,
+    "learning.num_epochs": 4,
+    "learning.num_minibatches": 4,
+    "learning.max_grad_norm": 1.0,
+    "learning.algorithm": "ppo",
+    "sampling.rollout": 64,
+}
+"""Observations and rewards of unknown scale. Network, learning rate and clip are those of Schulman et al. 2017 (PPO), Table 3."""
+_MUJOCO: dict[str, Any] = {
+    "policy.separate_critic": True,
+    "sampling.placement": "inline",
+    "sampling.num_workers": 2,
+    "sampling.num_groups": 1,
+    "sampling.envs_per_worker": 8,
+    "sampling.rollout": 32,
+    "learning.total_steps": 1_000_000,
+    "learning.batch_size": 2048,
+    "learning.num_epochs": 10,
+    "learning.num_minibatches": 8,
+    "learning.learning_rate": 6e-4,
+    "learning.lr_schedule": "linear",
+    "learning.max_grad_norm": 0.5,
+}
+"""In addition to `_VECTORS`. Batch and epochs are those of Schulman et al. 2017 (PPO), Table 3. Minibatches are four times as
+large and the learning rate is doubled: learning costs about as much as simulating (benchmarks/learning/run.py halfcheetah)."""
+_IMAGES: dict[str, Any] = {
+    "envs.resize": (84, 84),
+    "envs.grayscale": True,
+    "envs.frame_stack": 4,
+    "policy.encoder": "nature-cnn",
+    "policy.normalize_returns": True,
+    "learning.learning_rate": 2.5e-4,
+    "learning.ppo_clip": 0.1,
+    "learning.entropy_coef": 0.01,
+    "learning.num_epochs": 3,
+    "learning.num_minibatches": 4,
+    "learning.max_grad_norm": 0.5,
+    "learning.precision": "auto",
+    "learning.algorithm": "ppo",
+}
+"""Learning rate, clip, entropy and epochs are those of Schulman et al. 2017 (PPO), Table 5; images are made as for Atari."""
+
+
+def observes(name: str) -> Observes:
+    """Whether the environment observes images, judged by its registration with Gymnasium; making it would take seconds."""
+    return "images" if _entry_point(name).endswith(_OBSERVE_IMAGES) else "vectors"
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """Settings that suit many environments; CartPole has its own.
+
+    One learner thread for environments whose networks are known to be small, since more threads cost more than they gain.
+    """
+    if re.match(r"CartPole-v\d", name):
+        return dict(_CARTPOLE)
+    if observes(name) == "images":
+        atari = _entry_point(name).endswith(":AtariEnv")
+        return _IMAGES | ({"envs.reward_clip": 1.0, "policy.normalize_returns": False} if atari else {})
+    own = _VECTORS | (_MUJOCO if _is_mujoco(name) else {})
+    if _entry_point(name).startswith("gymnasium.envs."):
+        own["learning.num_threads"] = 1
+    if _entry_point(name).startswith("gymnasium.envs.toy_text"):
+        own["policy.normalize_observations"] = False  # they are one-hot
+    return own
+
+
+def _entry_point(name: str) -> str:
+    """Gymnasium's entry point of the environment, "module:class"; empty if its package is not imported yet."""
+    if name.startswith("ALE/"):
+        _register_atari()
+    known = gymnasium.registry.get(name)
+    return str(known.entry_point) if known is not None else ""
+
+
+FAMILY = Family(make, defaults, ids, knows, observes=observes)

@@ -1,0 +1,1 @@
+"""Groups of environments that are stepped together."""

@@ -1,0 +1,134 @@
+"""Base classes of groups, and `Completion`, which waits for a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Event
+from typing import Any
+
+import numpy as np
+
+from headrace.envs.core.contract import EnvGroup, EnvSpec, LaneRow, ObsRow, StepRow
+from headrace.envs.core.errors import EnvironmentFault
+from headrace.envs.core.spaces import Leaf
+from headrace.envs.groups.checks import ObservationChecks, check_rewards
+from headrace.envs.groups.episode_statistics import EpisodeStatistics
+from headrace.envs.groups.rewards import RewardTransform
+
+
+class StepsAtOnce:
+    """Base class of groups whose step is finished, or queued on the device, when `send` returns."""
+
+    advanced: Sequence[int] | None = None
+    ended: Sequence[int] = ()
+    called: int | None = None
+
+    def recv(self) -> bool:
+        """See `EnvGroup.recv`."""
+        return True
+
+    def notify(self, wake: Callable[[], None]) -> None:
+        """See `EnvGroup.notify`; never called, since `recv` is always True."""
+
+    def remember(self) -> None:
+        """See `EnvGroup.remember`; nothing has to be kept."""
+
+
+class Completion:
+    """Blocks until a group's step is finished."""
+
+    def __init__(self, group: EnvGroup) -> None:
+        self._group, self._changed = group, Event()
+        group.notify(self._changed.set)
+
+    def wait(self) -> None:
+        """Wait until the group's last `reset` or `send` is finished. Raises what `recv` raises."""
+        while not self._group.recv():
+            self._changed.wait()
+            self._changed.clear()  # before `recv` is called, so that no call of `wake` after it is lost
+
+
+def close_all(envs: Sequence[Any]) -> None:
+    """Close every environment, even if closing another one fails. Raises all errors as an `ExceptionGroup`."""
+    errors = []
+    for env in envs:
+        try:
+            env.close()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise ExceptionGroup("closing environments failed", errors)
+
+
+class OneAgentGroup(StepsAtOnce):
+    """Base class of `LocalGroup` and `VectorGroup`: one lane of single-agent environments, NumPy arrays, errors that name the
+    environment. E: `num_envs`."""
+
+    lanes = 1
+
+    def __init__(self, spec: EnvSpec, num_envs: int, observation_leaves: Sequence[Leaf], to_learn: RewardTransform) -> None:
+        self.spec = spec
+        self.num_envs = self.lane_size = num_envs
+        self._leaves = list(observation_leaves)
+        self._checks = ObservationChecks(spec, self.fault)
+        self._to_learn = to_learn
+        self._seed = 0
+        self._ended = np.zeros(num_envs, bool)
+        """Bool [E]: the last step ended an episode, and the next one resets."""
+        self._raw = np.zeros(num_envs, np.float64)
+        """[E]: the raw rewards of the last step."""
+        self._statistics = EpisodeStatistics(num_envs)
+
+    def reset(self, seed: int, out: Sequence[ObsRow]) -> None:
+        """See `EnvGroup.reset`."""
+        (row,) = out
+        self._seed = seed
+        self._ended[:] = False
+        self._statistics.begin()
+        row.first[:] = True
+        row.valid[:] = True
+        self._reset(seed, row)
+        self._checks.check(row.obs, row.valid)
+        self._checks.check_bounds(row.obs)
+
+    def send(self, rows: Sequence[LaneRow]) -> None:
+        """See `EnvGroup.send`; the step is finished on return."""
+        (row,) = rows
+        self._step(row.actions, row.step, row.after)
+
+    def _reset(self, seed: int, out: ObsRow) -> None:
+        """Write the first observations."""
+        raise NotImplementedError
+
+    def _step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
+        """Take `actions` [E, A]; write their consequences and the next observations."""
+        raise NotImplementedError
+
+    def _finish(self, now: StepRow, after: ObsRow, ended: np.ndarray, counted: np.ndarray, life_lost: np.ndarray | None) -> None:
+        """Check observations and rewards and write the rest of `now`; see `EpisodeStatistics.step`."""
+        check_rewards(self._raw, self.fault)
+        self._checks.check(after.obs, after.valid)
+        self._checks.check_bounds(after.obs, after_step=True)
+        now.reward[:] = self._to_learn(self._raw)
+        self._statistics.step(now, self._raw, counted, ended, life_lost)
+        self._ended = ended
+
+    def get_state(self) -> dict[str, Any] | None:
+        """See `EnvGroup.get_state`."""
+        return None
+
+    def _own_state(self) -> dict[str, Any]:
+        """The group's own state, under the names that it has in checkpoints."""
+        return {"seed": self._seed, "_ended": self._ended.copy()} | self._statistics.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """See `EnvGroup.set_state`."""
+        self._seed = state["seed"]
+        self._ended[:] = state["_ended"]
+        self._statistics.set_state(state)
+
+    def fault(self, index: int, what: str) -> EnvironmentFault:
+        """The error that says `what` went wrong in environment `index`."""
+        game, step = self._statistics.games[index] + 1, self._statistics.lengths[index] + 1
+        where = f"environment {index} (seed {self._seed + index}), game {game}, step {step}"
+        return EnvironmentFault(f"{self.spec.name}, {where}: {what}")

@@ -1,0 +1,135 @@
+"""Checks of what environments return: types, NaN, infinite and too large numbers, bounds, action masks that allow nothing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from headrace.envs.core.contract import MASK_KEY, Categorical, EnvSpec
+from headrace.envs.core.errors import EnvironmentFault, OutOfBounds
+
+LARGEST = 1e18
+"""Larger observations and rewards are refused: their squares, and so the loss, would be infinite in float32."""
+BOUNDS_PERIOD = 1000
+"""Steps of the group between two comparisons of observations with the bounds of their space."""
+BOUNDS_SLACK = 1e-3
+"""Tolerance outside the bounds, as a share of the distance between them: for rounding, and for simulators that clip one step
+late."""
+
+Fault: TypeAlias = Callable[[int, str], EnvironmentFault]
+"""From the environment's index and what went wrong: the error to raise."""
+
+
+# -- numbers ------------------------------------------------------------------------------------------------------------
+
+
+def find_unusable(values: np.ndarray) -> tuple[int, ...] | None:
+    """The index of the first number that is not finite or larger than `LARGEST`; None if there is none."""
+    flat = values.reshape(-1)
+    if flat.dtype == np.float16:  # its squares overflow at once
+        flat = flat.astype(np.float32)
+    with np.errstate(all="ignore"):
+        if flat.dot(flat) < LARGEST**2:  # one pass, cheaper than comparing every number
+            return None
+        places = np.argwhere(~(np.abs(values) <= LARGEST))
+    return tuple(places[0].tolist()) if len(places) else None
+
+
+def too_large(value: float) -> str:
+    """Ends a message about a refused number: the reason, if the number is finite."""
+    return ", too large to learn from" if np.isfinite(value) else ""
+
+
+def check_rewards(raw: np.ndarray, fault: Fault) -> None:
+    """Raise `fault` for a raw reward of [E] that is NaN, infinite or too large."""
+    if (place := find_unusable(raw)) is not None:
+        raise fault(place[0], f"the reward is {raw[place]:g}{too_large(raw[place])}")
+
+
+class ObservationChecks:
+    """Checks observations against a specification. `of`: for messages, their agent, such as " of player_1"."""
+
+    def __init__(self, spec: EnvSpec, fault: Fault, of: str = "") -> None:
+        self._spec, self._fault, self._of = spec, fault, of
+        self._floats = [name for name, array in spec.observation.items() if np.issubdtype(array.dtype, np.floating)]
+        self._choices = [part.n for part in spec.action.parts if isinstance(part, Categorical)]
+        """Choices of each discrete part of an action."""
+        bounds = {name: (spec.observation[name].low, spec.observation[name].high) for name in self._floats}
+        self._bounded = [name for name, low_high in bounds.items() if np.isfinite(low_high).all()]
+        """Observations to compare with their bounds; after a warning they are left out."""
+        self._steps = 0
+
+    def check(self, obs: dict[str, np.ndarray], valid: np.ndarray) -> None:
+        """Raise `fault` for NaN, infinite and too large observations [E, ...] and for action masks that allow nothing where the
+        observation is `valid` [E]."""
+        for name in self._floats:
+            if (place := find_unusable(obs[name])) is not None:
+                index, *where = place
+                value = obs[name][place]
+                raise self._fault(index, f"observation {name!r}{self._of} is {value:g} at index {where}{too_large(value)}")
+        if MASK_KEY in obs:
+            self._check_masks(obs[MASK_KEY], valid)
+
+    def check_bounds(self, obs: dict[str, np.ndarray], after_step: bool = False) -> None:
+        """Warn of observations outside their space's bounds, once for each. `after_step`: only every `BOUNDS_PERIOD` calls."""
+        self._steps += after_step
+        if after_step and (not self._bounded or self._steps % BOUNDS_PERIOD):
+            return
+        for name in list(self._bounded):
+            low, high = self._spec.observation[name].low, self._spec.observation[name].high
+            least, most = float(obs[name].min()), float(obs[name].max())
+            slack = BOUNDS_SLACK * (high - low)
+            if least < low - slack or most > high + slack:
+                self._bounded.remove(name)
+                warnings.warn(
+                    f"{self._spec.name}: observation {name!r} has values from {least:g} to {most:g}, but its space says "
+                    f"{low:g} to {high:g}. Training goes on; correct the space or the observation",
+                    OutOfBounds,
+                    stacklevel=2,
+                )
+
+    def _check_masks(self, masks: np.ndarray, valid: np.ndarray) -> None:
+        at = 0
+        for number, n in enumerate(self._choices):
+            allowed = masks[:, at : at + n]
+            at += n
+            something = allowed.any(axis=1)
+            if something.all():
+                continue
+            if (refused := np.flatnonzero(valid & ~something)).size:
+                raise self._fault(int(refused[0]), f"the action mask{self._of} allows no choice in discrete part {number}")
+            allowed[~something] = 1  # an action is computed for the last observation of an episode too, though it is ignored
+
+
+# -- the form of results ------------------------------------------------------------------------------------------------
+
+RESET, STEP = "observation, info", "observation, reward, terminated, truncated, info"
+"""What `reset` and `step` return."""
+_COUNTS = {RESET: 2, STEP: 5}
+
+
+def parts_of(result: Any, names: str) -> Any:
+    """The `result` of an environment's `reset` or `step`. Raises `TypeError` if it lacks the parts `names` (`RESET`, `STEP`)."""
+    if type(result) is tuple and len(result) == _COUNTS[names]:
+        return result
+    what = f"{len(result)} results" if isinstance(result, tuple) else f"a {type(result).__name__}"
+    raise TypeError(f"it returned {what} (the interface of old Gym?); Gymnasium's returns ({names})")
+
+
+def first_observation(result: Any, infos: Any) -> Any:
+    """The observation that `reset` returned. Raises `TypeError` if its info is not of the type `infos`."""
+    observation, info = parts_of(result, RESET)
+    if not isinstance(info, infos):
+        raise TypeError(f"the info is a {type(info).__name__}, but must be a dictionary (the interface of old Gym?)")
+    return observation
+
+
+def flag(value: Any) -> bool:
+    """Converts a `terminated` or `truncated`. Raises `TypeError` for a value that is neither True nor False."""
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biuf" or array.item() not in (0, 1):
+        raise TypeError(f"terminated and truncated must be True or False, and one is {value!r:.60}")
+    return bool(array.item())

@@ -1,0 +1,246 @@
+"""One match of a multi-agent environment: which agents act, when their episodes begin and end, and the rows of each agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace.envs.core.actions import decoder
+from headrace.envs.core.contract import MASK_KEY, EnvSpec, LaneRow
+from headrace.envs.core.errors import FAULTS, EnvironmentFault
+from headrace.envs.core.family_interface import ParallelEnv
+from headrace.envs.core.spaces import Leaf, leaves
+from headrace.envs.groups.checks import LARGEST, ObservationChecks, too_large
+from headrace.envs.groups.episode_statistics import OUTCOME, MatchStatistics
+from headrace.envs.groups.rewards import RewardTransform
+
+INACTIVE = "is_active"
+"""Info key: False if the agent's action would have no effect in the next step."""
+INFO_MASK = "action_mask"
+"""Info key of the action mask, see `EnvConfig.info_action_mask`."""
+SEED_STEP = 1_000_003
+"""Match k of an environment with seed s is reset with the seed s + k * SEED_STEP, so that it can be replayed on its own."""
+
+ByAgent = Mapping[Any, Any]
+
+
+@dataclass(frozen=True)
+class MatchRules:
+    """Settings that all matches of a group share."""
+
+    spec: EnvSpec
+    to_learn: RewardTransform
+    max_steps: int | None
+    """Steps after which a match is truncated."""
+    info_mask: bool
+    """The infos hold the action masks."""
+
+
+class AgentSpaces:
+    """How one agent's observations and actions become arrays, and back."""
+
+    def __init__(self, env: ParallelEnv, agent: Any) -> None:
+        self.leaves: list[Leaf] = leaves(env.observation_space(agent))
+        self.decode: Callable[[np.ndarray], list[Any]] = decoder(env.action_space(agent))
+
+
+class Match:
+    """The current match of one environment. Agents are indices into `names`.
+
+    Args:
+        index: of the environment in its group.
+    """
+
+    def __init__(self, index: int, env: ParallelEnv, rules: MatchRules, spaces: Sequence[AgentSpaces]) -> None:
+        self.index, self.env = index, env
+        self.names = list(env.possible_agents)
+        self._rules, self._spaces = rules, spaces
+        self._checks = [
+            ObservationChecks(rules.spec.of_agent(a), lambda _, what: self.fault(what), f" of {name}")
+            for a, name in enumerate(self.names)
+        ]
+        self.number = -1
+        """Matches that this environment has begun before."""
+        self.seed = 0
+        """Seed of its first match."""
+        self.weights: list[dict[str, float]] = []
+        """The weights of each agent's reward parts; empty if they were never set."""
+        self._clear()
+        self.over = True
+
+    def _clear(self) -> None:
+        A = len(self.names)
+        self.steps = 0
+        self.over = False
+        self.playing = [False] * A
+        """Whether each agent is in an episode."""
+        self.acting: list[int] = []
+        """Agents that act in the next step."""
+        self.advanced: list[int] = []
+        """Agents to which the last step or reset wrote a new row."""
+        self.pending = [0.0] * A
+        """Sum of each agent's rewards since its last action."""
+        self.statistics = MatchStatistics(A)
+        self.outcomes = np.zeros(A)
+        """float64 [A]: sums of all rewards; after the match, the outcomes by which agents are compared."""
+        self.given: dict[int, float] = {}
+        """Outcomes from infos, by agent; they replace the sums."""
+        self.actions: list[tuple[list[int], list[np.ndarray]]] = []
+        """With `MultiAgentGroup.remember`: the agents that acted in each step of the match, and their actions."""
+
+    @property
+    def reset_seed(self) -> int:
+        """The seed of the current match."""
+        return (self.seed + self.number * SEED_STEP) % 2**31
+
+    def begin(self, rows: Sequence[LaneRow]) -> None:
+        """Begin the next match; `rows`: one for each agent."""
+        self.number += 1
+        self._clear()
+        try:
+            observations, infos = self.env.reset(seed=self.reset_seed)
+            if not self.env.agents:
+                raise ValueError("the match began without an agent")
+            self._begin_episodes(observations, infos, rows)
+        except EnvironmentFault:
+            raise
+        except FAULTS as error:
+            raise self.fault(f"reset failed: {type(error).__name__}: {error}") from error
+
+    def step(self, actions: dict[Any, Any], rows: Sequence[LaneRow]) -> None:
+        """Step the environment with the actions of the acting agents, by their names."""
+        acted, self.acting, self.advanced = self.acting, [], []
+        try:
+            observations, rewards, terminations, truncations, infos = self.env.step(actions)
+            self.steps += 1
+            for a in acted:
+                self.statistics.lengths[a] += 1
+            here = self.env.agents
+            cut = self._rules.max_steps is not None and self.steps >= self._rules.max_steps
+            over = all(terminations.get(name) or truncations.get(name) for name in here) or cut
+            for a, name in enumerate(self.names):
+                self._count(a, rewards.get(name), infos.get(name, ()))
+                if not self.playing[a]:
+                    continue
+                terminated = bool(terminations.get(name))
+                truncated = bool(truncations.get(name)) or (name not in here and not terminated) or (cut and not terminated)
+                if terminated or truncated:
+                    self._end_episode(a, rows[a], (terminated, truncated), observations, infos)
+                elif name in observations and infos.get(name, {}).get(INACTIVE, True):
+                    self._write(a, rows[a], observations[name], infos)
+                    self.acting.append(a)
+                    self.advanced.append(a)
+            if over:
+                self.over = True
+                self.outcomes = np.array([self.given.get(a, value) for a, value in enumerate(self.outcomes)])
+            else:
+                self._begin_episodes(observations, infos, rows)
+        except EnvironmentFault:
+            raise
+        except FAULTS as error:
+            raise self.fault(f"step failed: {type(error).__name__}: {error}") from error
+
+    def _count(self, a: int, reward: Any, info: Any) -> None:
+        """Add an agent's reward, in an episode or not, and keep the outcome in its info."""
+        if reward:
+            reward = float(reward)
+            if not abs(reward) <= LARGEST:  # NaN is not, either
+                raise self.fault(f"the reward of {self.names[a]} is {reward:g}{too_large(reward)}")
+            self.pending[a] += reward
+            self.statistics.returns[a] += reward
+            self.outcomes[a] += reward
+        if OUTCOME in info:
+            self.given[a] = float(info[OUTCOME])
+
+    def _begin_episodes(self, observations: ByAgent, infos: ByAgent, rows: Sequence[LaneRow]) -> None:
+        """Begin the episodes of agents that get their first observation, unless their last one ended in this step."""
+        for a, name in enumerate(self.names):
+            if self.playing[a] or name not in observations or name not in self.env.agents or a in self.advanced:
+                continue
+            if not infos.get(name, {}).get(INACTIVE, True):
+                continue
+            self.playing[a], self.pending[a] = True, 0.0
+            self.statistics.begin(a)
+            self._write(a, rows[a], observations[name], infos, first=True)
+            self.advanced.append(a)
+            self.acting.append(a)
+        self.acting.sort()
+
+    def _end_episode(self, a: int, row: LaneRow, flags: tuple[bool, bool], observations: ByAgent, infos: ByAgent) -> None:
+        """`flags`: terminated, truncated."""
+        name, now = self.names[a], row.step
+        if name not in observations and not flags[0]:
+            raise self.fault(f"{name} was truncated without its last observation, whose value is what is to be expected of it")
+        self._write(a, row, observations.get(name), infos, valid=False)
+        now.terminated[0], now.truncated[0] = flags
+        self.statistics.end(a, now, infos.get(name, {}))
+        self.playing[a] = False
+        self.advanced.append(a)
+
+    def _write(self, a: int, row: LaneRow, observation: Any, infos: ByAgent, *, first: bool = False, valid: bool = True) -> None:
+        """Write the results of agent `a`'s last action and the observation after it; zeros if `observation` is None."""
+        now, after = row.step, row.after
+        now.reward[0] = self._rules.to_learn(np.float64(self.pending[a]))
+        self.pending[a] = 0.0
+        now.terminated[0] = now.truncated[0] = False
+        now.episode_return[0], now.episode_length[0] = np.nan, 0
+        after.first[0], after.valid[0] = first, valid
+        if observation is None:
+            for array in after.obs.values():
+                array[0] = 0
+        else:
+            for leaf in self._spaces[a].leaves:
+                leaf.put_one(after.obs[leaf.name], 0, observation)
+        if self._rules.info_mask:
+            after.obs[MASK_KEY][0] = np.asarray(infos.get(self.names[a], {}).get(INFO_MASK, 1), np.uint8).ravel()
+        self._checks[a].check(after.obs, after.valid)
+
+    def fault(self, what: str) -> EnvironmentFault:
+        """The error for this match; `what` went wrong."""
+        where = f"environment {self.index} (seed {self.seed}), match {self.number + 1}, step {self.steps + 1}"
+        return EnvironmentFault(f"{self._rules.spec.name}, {where}: {what}")
+
+    def set_reward_weights(self, weights: Sequence[dict[str, float]]) -> None:
+        """See `MultiAgentGroup.set_reward_weights`."""
+        if weights == self.weights:
+            return
+        self.weights = [dict(own) for own in weights]
+        try:
+            self.env.set_reward_weights(dict(zip(self.names, self.weights, strict=True)))  # type: ignore[attr-defined]
+        except FAULTS as error:
+            raise self.fault(f"set_reward_weights failed: {type(error).__name__}: {error}") from error
+
+    def get_state(self) -> dict[str, Any]:
+        """The seed and the actions so far, or what the environment's own `get_state` returns."""
+        own = self.env.get_state() if hasattr(self.env, "get_state") else None
+        log = [] if own is not None else [[acting, list(actions)] for acting, actions in self.actions]
+        return {
+            "seed": self.seed, "number": self.number, "steps": self.steps, "over": self.over, "playing": list(self.playing),
+            "acting": list(self.acting), "pending": list(self.pending), "returns": list(self.statistics.returns),
+            "lengths": list(self.statistics.lengths), "outcomes": self.outcomes.copy(),
+            "given": [[a, x] for a, x in self.given.items()], "env": own, "actions": log, "weights": self.weights,
+        }  # fmt: skip
+
+    def set_state(self, state: dict[str, Any], decode: Callable[[Sequence[int], Sequence[np.ndarray]], list[Any]]) -> None:
+        """Restore what `get_state` returned, by replaying the match from its seed. `decode`: `MultiAgentGroup._decoded`."""
+        self.seed, self.number = state["seed"], state["number"]
+        if state["weights"]:
+            self.set_reward_weights(state["weights"])
+        if state["env"] is not None:
+            self.env.set_state(state["env"])  # type: ignore[attr-defined]
+        else:
+            self.env.reset(seed=self.reset_seed)
+            for acting, actions in state["actions"]:
+                self.env.step({self.names[a]: action for a, action in zip(acting, decode(acting, actions), strict=True)})
+        for name in ("steps", "over", "playing", "acting", "pending"):
+            setattr(self, name, state[name])
+        self.statistics.returns, self.statistics.lengths = state["returns"], state["lengths"]
+        self.outcomes[:] = state["outcomes"]
+        self.given = {int(a): float(x) for a, x in state["given"]}
+        self.actions = [(list(acting), [np.array(row) for row in actions]) for acting, actions in state["actions"]]
+        here = {name for a, name in enumerate(self.names) if self.playing[a]}
+        if not self.over and not here <= set(self.env.agents):
+            raise self.fault("the same actions from the same seed did not lead back: it has other sources of randomness")

@@ -1,0 +1,232 @@
+"""Tensor environments, which take and return torch tensors: simulators on the accelerator, and vectorised ones on the CPU.
+
+A tensor environment is an object with the methods of `TensorEnv`. The user registers a function that makes it:
+
+    @headrace.envs.register_tensor("my/world")
+    def world(options, num_envs, device):
+        return World(num_envs, device, **options.kwargs)
+
+In the `device` placement its tensors are copied straight into the trajectories' memory on the device. The host waits for the
+device only to read one number every `CHECK_PERIOD` steps. In other placements, and in evaluations, its tensors are on the CPU,
+and rows of NumPy arrays in shared memory are read and written through tensors of the same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, cast
+
+import gymnasium
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from headrace.config import EnvConfig
+from headrace.envs.core.actions import tensor_decoder
+from headrace.envs.core.contract import MASK_KEY, LaneRow, ObsRow
+from headrace.envs.core.errors import FAULTS, EnvironmentFault, UnsupportedSpace
+from headrace.envs.core.spaces import Leaf, leaves, spec_of
+from headrace.envs.groups.base import StepsAtOnce
+from headrace.envs.groups.checks import LARGEST, too_large
+from headrace.envs.groups.episode_statistics import TensorStatistics
+from headrace.envs.groups.rewards import reward_transform
+
+CHECK_PERIOD = 64
+"""Steps between two checks for NaN, infinite and too large numbers on a GPU, since each check waits for the device. On the CPU
+every step is checked."""
+
+Observation = Tensor | dict[str, Any]
+"""[N, ...], or a dictionary of these for Dict spaces."""
+
+
+class TensorStep(NamedTuple):
+    """The results of a step of N environments: tensors on the environments' device, or arrays with `__dlpack__` (JAX, Warp,
+    CuPy). The next step may overwrite them."""
+
+    obs: Observation
+    """[N, ...]: the observations to act on next; where an episode ended, the first observation of the next one."""
+    reward: Tensor
+    """Float [N]."""
+    terminated: Tensor
+    """Bool [N]: the episode ended in a state that has no future."""
+    truncated: Tensor
+    """Bool [N]: it ended for another reason, such as a time limit."""
+    final_obs: Observation
+    """[N, ...]: where an episode ended, its true last observation; elsewhere anything."""
+
+
+class TensorEnv(Protocol):
+    """N environments on one device, which reset ended episodes in the same step.
+
+    May have `get_state() -> dict` and `set_state(state)`, for exact resumes (a tree of tensors, numbers and strings, with
+    everything that later steps depend on), and `close()`.
+    """
+
+    num_envs: int
+    single_observation_space: gymnasium.Space
+    """Of one environment: Box, MultiBinary, or a Dict or Tuple of those. Images are [C, H, W]."""
+    single_action_space: gymnasium.Space
+    """Of one environment: Discrete, MultiDiscrete, MultiBinary or Box."""
+
+    def reset(self, seed: int) -> Observation:
+        """Begin N new episodes and return their first observations. `seed` determines all random numbers from now on."""
+        ...
+
+    def step(self, actions: Tensor) -> TensorStep:
+        """Step all environments.
+
+        Args:
+            actions: as the action space says, with the first axis N: int64 [N] for Discrete, int64 [N, ...] for MultiDiscrete and
+                MultiBinary, float32 [N, ...] within the bounds for Box.
+        """
+        ...
+
+
+class TensorGroup(StepsAtOnce):
+    """The `EnvGroup` of a `TensorEnv`.
+
+    Args:
+        tensors: rows are tensors on the environments' device; else NumPy arrays, and the environments are on the CPU.
+
+    Raises `UnsupportedSpace` for spaces other than those that `TensorEnv` names.
+    """
+
+    lanes = 1
+
+    def __init__(self, envs: TensorEnv, options: EnvConfig, env_id: str, *, device: str, tensors: bool):
+        observed, acted = envs.single_observation_space, envs.single_action_space
+        self.spec = spec_of(observed, acted, env_id, options, autoreset="same-step")
+        self.envs, self.device, self.tensors = envs, device, tensors
+        self.num_envs = self.lane_size = N = envs.num_envs
+        self._leaves = [_checked(leaf, env_id) for leaf in leaves(observed)]
+        self._floats = [name for name, array in self.spec.observation.items() if array.dtype.kind == "f"]
+        self._decode = tensor_decoder(acted, device, env_id)
+        self._to_learn = reward_transform(options, torch)
+        returns, lengths = (torch.zeros(N, dtype=kind, device=device) for kind in (torch.float64, torch.int32))
+        self._statistics = TensorStatistics(returns, lengths)
+        self._seed = self._steps = 0
+        self._unusable = torch.zeros((), dtype=torch.bool, device=device)
+        """Whether a number since the last check was not finite, or larger than `LARGEST`."""
+        self._check_period = CHECK_PERIOD if torch.device(device).type != "cpu" else 1
+
+    def reset(self, seed: int, out: Sequence[ObsRow]) -> None:
+        """See `EnvGroup.reset`. One seed for all environments."""
+        row = out[0] if self.tensors else out[0].map(torch.from_numpy)  # tensors of the same memory
+        self._seed, self._steps = seed, 0
+        self._statistics.begin()
+        self._call("reset", self._reset, row)
+
+    @torch.no_grad()
+    def _reset(self, row: ObsRow) -> None:
+        self._put(row.obs, self.envs.reset(self._seed))
+        row.first.fill_(True)
+        row.valid.fill_(True)
+        self._look({f"observation {name!r}": row.obs[name] for name in self._floats}, always=True)
+
+    def send(self, rows: Sequence[LaneRow]) -> None:
+        """See `EnvGroup.send`; on return the step is finished, or queued on the device."""
+        self._call("step", self._step, rows[0] if self.tensors else rows[0].map(torch.from_numpy))
+
+    @torch.no_grad()
+    def _step(self, row: LaneRow) -> None:
+        now, after = row.step, row.after
+        obs, *results, final_obs = self.envs.step(self._decode(row.actions))
+        reward, terminated, truncated = (_tensor(x) for x in results)
+        ended = (terminated | truncated).bool()  # other libraries may export their flags as bytes
+        self._put(after.obs, obs)
+        self._put(now.final_obs, final_obs)
+        now.terminated.copy_(terminated)
+        now.truncated.copy_(truncated)
+        after.first.copy_(ended)
+        after.valid.fill_(True)
+        now.reward.copy_(self._to_learn(reward))
+        self._statistics.step(now, reward, 1, ended)
+        self._steps += 1
+        numbers = {f"observation {name!r}": after.obs[name] for name in self._floats}
+        # where no episode ended, `final_obs` may hold anything
+        last = {f"last observation {name!r}": _only(now.final_obs[name], ended) for name in self._floats}
+        self._look({"the reward": reward, **numbers, **last})
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Includes the environments' own `get_state()`; None if they have no such method."""
+        if not hasattr(self.envs, "get_state"):
+            return None
+        own = {"seed": self._seed, "steps": self._steps, "envs": cast(Any, self.envs).get_state()}
+        return self._statistics.get_state() | own
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """See `EnvGroup.set_state`."""
+        self._seed, self._steps = state["seed"], state["steps"]
+        self._statistics.set_state(state)
+        cast(Any, self.envs).set_state(state["envs"])
+
+    def close(self) -> None:
+        """Close the environments if they have a `close`."""
+        if hasattr(self.envs, "close"):
+            self.envs.close()
+
+    # -- inside -----------------------------------------------------------------------------------------------------------
+
+    def _call(self, doing: str, function: Callable[[Any], None], row: Any) -> None:
+        try:
+            function(row)
+        except EnvironmentFault:
+            raise
+        except FAULTS as error:
+            raise EnvironmentFault(f"{self._where()}: {doing} failed: {type(error).__name__}: {error}") from error
+
+    def _where(self) -> str:
+        return f"{self.spec.name}, {self.num_envs} environments (seed {self._seed}), step {self._steps} of each"
+
+    def _put(self, rows: dict[str, Tensor], observation: Observation) -> None:
+        for leaf in self._leaves:
+            row = rows[leaf.name]
+            value = _tensor(leaf.find(observation))  # a plain observation has an empty path
+            shape = leaf.source.shape or ()
+            if value.shape[1:] != shape or len(value) != self.num_envs:
+                raise ValueError(
+                    f"observation {leaf.name!r} has shape {list(value.shape)}; {[self.num_envs, *shape]} is declared"
+                )
+            row.copy_(value.view_as(row))
+
+    def _look(self, numbers: dict[str, Tensor], always: bool = False) -> None:
+        """Raise `EnvironmentFault` if one of these numbers [N, ...] is not finite, or too large to learn from."""
+        if not numbers:
+            return
+        largest = torch.stack([x.float().abs().amax() for x in numbers.values()]).amax()  # NaN if there is any
+        self._unusable |= ~(largest <= LARGEST)
+        if (always or self._steps % self._check_period == 0) and bool(self._unusable):
+            self._unusable.fill_(False)
+            raise EnvironmentFault(f"{self._where()}: {self._description(numbers)}")
+
+    def _description(self, numbers: dict[str, Tensor]) -> str:
+        """Names the first such number, if the last step produced it."""
+        for name, x in numbers.items():
+            if len(places := (~(x.abs() <= LARGEST)).nonzero()):
+                index, *inner = places[0].tolist()
+                value = float(x[tuple(places[0])])
+                at = f" at index {inner}" if inner else ""
+                return f"{name} of environment {index} is {value:g}{at}{too_large(value)}"
+        last = f"one of the last {self._check_period} steps"
+        return f"in {last} an observation or a reward was not finite, or larger than {LARGEST:g} and so too large to learn from"
+
+
+def _tensor(x: Any) -> Tensor:
+    """Converts another library's array to a tensor of the same memory. By the DLPack protocol, PyTorch's current stream waits for
+    the work that the other library has queued."""
+    return x if isinstance(x, Tensor) or not hasattr(x, "__dlpack__") else torch.from_dlpack(x)
+
+
+def _only(x: Tensor, where: Tensor) -> Tensor:
+    """`x` [N, ...] with zeros where `where` [N] is false."""
+    return x.masked_fill(~where.view(-1, *[1] * (x.dim() - 1)), 0)
+
+
+def _checked(leaf: Leaf, env_id: str) -> Leaf:
+    as_it_is = leaf.name == MASK_KEY or leaf.spec.shape == leaf.source.shape
+    if as_it_is and isinstance(leaf.source, spaces.Box | spaces.MultiBinary):
+        return leaf
+    raise UnsupportedSpace(
+        f"{env_id}: observation {leaf.name!r} is {leaf.source!r}; environments of tensors observe Box (images [C, H, W]), "
+        "MultiBinary, and Dict or Tuple of these. Give a discrete observation one-hot"
+    )

@@ -1,0 +1,254 @@
+"""Making environments: `make_env`, `make_vec`, `make_group`, `make_parallel`, and `describe`, which makes one to read its spaces.
+
+`headrace.envs.core.registry` knows the ids.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+
+from headrace.config import ConfigError, EnvConfig
+from headrace.config.tasks import SEPARATOR, tasks_of
+from headrace.envs.core.contract import EnvGroup, EnvSpec
+from headrace.envs.core.description import describe_in_child
+from headrace.envs.core.errors import EnvironmentFault, UnknownEnvironment
+from headrace.envs.core.family_interface import Env, ParallelEnv
+from headrace.envs.core.imports import import_files, imported
+from headrace.envs.core.registry import check_id, check_one, family_of, is_known, registered_here_only
+from headrace.envs.core.settings import default_options, one_family, options_of
+from headrace.envs.core.spaces import spec_of
+from headrace.envs.core.wrappers import render_without_screen
+from headrace.envs.groups.local import LocalGroup
+from headrace.envs.groups.multi_agent import multi_agent_group
+from headrace.envs.groups.rewards import reward_transform
+from headrace.envs.groups.tasks import TaskGroup, joint_spec
+from headrace.envs.groups.vector import vector_group
+
+# -- one environment ----------------------------------------------------------------------------------------------------
+
+
+def make_env(env_id: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
+    """One environment for evaluation and video: whole games, raw rewards. All settings except those of rewards are applied.
+
+    Raises `UnknownEnvironment`, `MissingExtra`, `ConfigError` for a render mode that the environment does not have, or
+    `EnvironmentFault` where its constructor fails.
+    """
+    if render_mode is None:
+        return _make_env(env_id, options, None)
+    render_without_screen()
+    env = _make_env(env_id, options, render_mode)
+    if render_mode not in (modes := env.metadata.get("render_modes", ())):
+        env.close()
+        raise ConfigError(f"{env_id} has no render mode {render_mode!r}; it has {', '.join(map(repr, modes)) or 'none'}")
+    return env
+
+
+def _make_env(env_id: str, options: EnvConfig, render_mode: str | None) -> Env:
+    check_one(env_id)
+    with _making(env_id):
+        family, name = family_of(env_id)
+        return family.make(name, options, render_mode=render_mode)
+
+
+@contextmanager
+def _making(env_id: str) -> Iterator[None]:
+    """Turn what a constructor raises, except a `ConfigError`, into an `EnvironmentFault` that names the environment."""
+    try:
+        yield
+    except (ConfigError, EnvironmentFault):
+        raise
+    except SystemExit as error:
+        raise EnvironmentFault(f"{env_id} cannot be made: it called sys.exit({error.code!r})") from error
+    except Exception as error:
+        raise EnvironmentFault(f"{env_id} cannot be made: {type(error).__name__}: {error}") from error
+
+
+def make_parallel(env_id: str, options: EnvConfig, *, render_mode: str | None = None) -> ParallelEnv | None:
+    """One match of a multi-agent environment; None if `env_id` is a single-agent environment, or several tasks.
+
+    Raises what `make_env` raises.
+    """
+    check_id(env_id)
+    if SEPARATOR in env_id:
+        return None
+    if render_mode is not None:
+        render_without_screen()
+    with _making(env_id):
+        family, name = family_of(env_id)
+        made = None if family.make_parallel is None else family.make_parallel(name, options, render_mode=render_mode)
+        if not hasattr(made, "agent_iter"):
+            return made
+        from headrace.envs.families.pettingzoo import parallel  # imports PettingZoo
+
+        return parallel(made)
+
+
+def make_vec(env_id: str, num_envs: int, options: EnvConfig | None = None) -> VectorEnv:
+    """`num_envs` environments as a `gymnasium.vector.VectorEnv`, for use in another training loop.
+
+    `options` default to those that `headrace train` uses for this environment. Episodes are whole games, rewards are raw; the
+    autoreset mode is in the metadata. Atari games run as the native batch, other environments are stepped one after the other.
+    Raises what `make_env` raises.
+    """
+    check_one(env_id)
+    if options is None:
+        options = default_options(env_id)
+    with _making(env_id):
+        family, name = family_of(env_id)
+        if family.make_vector is not None:
+            return family.make_vector(name, options, num_envs)
+        return SyncVectorEnv([partial(make_env, env_id, options)] * num_envs)
+
+
+# -- environments stepped together --------------------------------------------------------------------------------------
+
+
+def make_group(
+    env_id: str,
+    options: EnvConfig,
+    num_envs: int,
+    *,
+    training: bool = True,
+    threads: int | None = None,
+    number: int | None = None,
+    task: int | None = None,
+    device: str | None = None,
+    spec: EnvSpec | None = None,
+) -> EnvGroup:
+    """`num_envs` environments stepped together. With `training` False, episodes are whole games.
+
+    `threads`: threads that step the environments, in families that can use them. None: the calling thread.
+    `number`: the group's number in the run. With `options.remote` it decides which server steps the environments. A group without
+    a number, such as that of an evaluation, is remote only if this process cannot make the environment.
+    `task`: number of the task that all environments play, if `env_id` names several. None: environment i plays task i modulo the
+    number of tasks.
+    `device`: where tensor environments, and on a GPU also native Atari consoles, are made. The group then takes rows of tensors
+    on that device, and its attribute `tensors` is True. None: they are made on the CPU, and the group takes NumPy arrays. Other
+    environments ignore it.
+    `spec`: the run's specification; a server whose environments differ from it is refused. None: any server is accepted.
+
+    Raises what `make_env` raises, and `UnsupportedSpace`.
+    """
+    if options.remote and (address := _address(env_id, options.remote, number)):
+        return _remote("group").RemoteGroup(address, env_id, options, num_envs, training=training, spec=spec)
+    check_id(env_id)
+    how: dict[str, Any] = {"training": training, "threads": threads, "device": device}
+    if SEPARATOR in env_id:
+        return _group_of_tasks(env_id, options, num_envs, task, how)
+    with _making(env_id):
+        family, name = family_of(env_id)
+        if family.make_tensor is not None:
+            from headrace.envs.groups.tensor import TensorGroup  # imports torch
+
+            made = family.make_tensor(name, options, num_envs, device or "cpu")
+            return TensorGroup(made, options, env_id, device=device or "cpu", tensors=device is not None)
+        if (first := make_parallel(env_id, options)) is not None:
+            envs = chain([first], iter(partial(make_parallel, env_id, options), None))
+            return multi_agent_group(cast(Any, envs.__next__), options, num_envs, env_id, family.frameskip)
+        if family.make_group is not None:
+            return family.make_group(name, options, num_envs, **how)
+        if family.make_vector is not None:
+            return vector_group(family.make_vector(name, options, num_envs), options, env_id)
+    return _local_group(env_id, options, num_envs, family.frameskip)
+
+
+def _local_group(env_id: str, options: EnvConfig, num_envs: int, frameskip: int) -> LocalGroup:
+    """A group of environments that this process steps one after the other."""
+    with ExitStack() as opened:
+        envs: list[Env] = []
+        for _ in range(num_envs):
+            envs.append(make_env(env_id, options))
+            opened.callback(envs[-1].close)
+        spec = spec_of(envs[0].observation_space, envs[0].action_space, env_id, options, frameskip=frameskip)
+        for index, env in enumerate(envs):
+            if (env.observation_space, env.action_space) != (envs[0].observation_space, envs[0].action_space):
+                raise EnvironmentFault(f"{env_id}: environment {index} has other spaces than environment 0")
+        opened.pop_all()
+    group = LocalGroup(envs, spec, reward_transform(options))
+    if options.reward_weights:
+        group.set_reward_weights(options.reward_weights)
+    return group
+
+
+def _group_of_tasks(env_id: str, options: EnvConfig, num_envs: int, task: int | None, how: dict[str, Any]) -> TaskGroup:
+    """The group of one task (`task`), or of all tasks with an equal number of environments each. Raises `ConfigError` if the
+    tasks' specifications differ, or if `num_envs` is no multiple of the number of tasks."""
+    tasks = tasks_of(env_id)
+    chosen = tasks if task is None else tasks[task : task + 1]
+    if num_envs % len(chosen):
+        raise ConfigError(f"{num_envs} environments cannot be shared equally by {len(chosen)} tasks")
+    own = [options_of(name, tasks, options) for name in chosen]
+    if len(chosen) > 1 and all(each == own[0] for each in own) and (family := one_family(chosen)) is not None:
+        names = [name.partition("/")[2] for name in chosen]
+        mixed = None if family.make_mixed_group is None else family.make_mixed_group(names, own[0], num_envs, **how)
+        if mixed is not None:
+            return TaskGroup(tasks, [mixed])
+    with ExitStack() as opened:
+        parts: list[EnvGroup] = []
+        for name, settings in zip(chosen, own, strict=True):
+            parts.append(make_group(name, settings, num_envs // len(chosen), **how))
+            opened.callback(parts[-1].close)
+        group = TaskGroup(tasks, parts, task)
+        opened.pop_all()
+    return group
+
+
+def _address(env_id: str, remote: str, number: int | None) -> str | None:
+    """The server that steps a group's environments; None: this process steps them."""
+    connect = _remote("connect")
+    if number is None and is_known(env_id):
+        return None
+    entries = [entry for entry in connect.addresses(remote) if number is not None or entry != connect.LOCAL]
+    entry: str = entries[(number or 0) % len(entries)] if entries else connect.LOCAL
+    return None if entry == connect.LOCAL else entry
+
+
+def _remote(module: str) -> ModuleType:
+    """Import a module of `envs/remote`. Raises `MissingExtra` if grpcio is not installed."""
+    return importlib.import_module(f"headrace.envs.remote.{module}")
+
+
+# -- specifications -----------------------------------------------------------------------------------------------------
+
+
+def describe(env_id: str, options: EnvConfig) -> EnvSpec:
+    """The specification of an environment. Raises what `make_group` raises.
+
+    A child process makes one environment and closes it. A constructor that crashes, hangs or calls `sys.exit` ends only the
+    child; this process raises `EnvironmentFault`. Environments that a notebook or a script registered are made in this process,
+    since no other can make them. With `options.remote` an environment server sends its specification.
+    """
+    if options.remote:
+        spec: EnvSpec = _remote("connect").describe(env_id, options)
+        return spec
+    check_id(env_id)
+    is_child = multiprocessing.current_process().daemon  # daemonic processes may have no children
+    if is_child or registered_here_only(env_id):
+        return describe_here(env_id, options)
+    try:
+        return describe_in_child(partial(describe_here, env_id, options, imported()), env_id)
+    except UnknownEnvironment:  # registered with Gymnasium by this process only
+        return describe_here(env_id, options)
+
+
+def describe_here(env_id: str, options: EnvConfig, imports: Iterable[str | Path] = ()) -> EnvSpec:
+    """As `describe`, but in this process, after importing these files."""
+    import_files(imports)
+    if SEPARATOR in env_id:
+        tasks = tasks_of(env_id)
+        return joint_spec(tasks, [describe_here(task, options_of(task, tasks, options)) for task in tasks])
+    group = make_group(env_id, options, 1)
+    try:
+        return group.spec
+    finally:
+        group.close()

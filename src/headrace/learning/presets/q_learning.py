@@ -1,0 +1,55 @@
+"""What the presets of all algorithms that learn action values have in common: settings, networks, checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.config import Config, ConfigError, PolicyConfig
+from headrace.learning.algorithm import Defaults
+
+Settings = dict[str, Any]
+"""Dotted settings."""
+ByObservations = Mapping[str, Settings]
+"""Settings for environments that observe "images", and for those that observe "vectors"."""
+
+# Of all algorithms on a replay, whatever the environment's own algorithm has.
+ON_A_REPLAY: Settings = {
+    "policy.normalize_observations": False, "policy.normalize_returns": False, "policy.separate_critic": False,
+    "learning.lr_schedule": "constant",
+    "learning.num_epochs": 1, "learning.num_minibatches": 1,
+}  # fmt: skip
+SMALL_NETWORK: Settings = {"policy.mlp": [128], "policy.hidden": 128, "policy.activation": "relu"}
+"""For vectors."""
+CONVOLUTIONS = {"auto": "nature-conv", "nature-cnn": "nature-conv", "impala-shallow": "shallow-conv"}
+"""The same convolutions without a linear layer, for heads whose streams each have one of their own."""
+
+
+def own_network(env_defaults: Mapping[str, Any]) -> Settings:
+    """The convolutions and the width that an environment declares, for the heads of Q-learning."""
+    encoder = env_defaults.get("policy.encoder", PolicyConfig.encoder)
+    width = env_defaults.get("policy.hidden", PolicyConfig.hidden)
+    return {"policy.encoder": CONVOLUTIONS.get(encoder, encoder), "policy.hidden": width}
+
+
+def by_preset(always: Settings, small: ByObservations, paper: ByObservations) -> Defaults:
+    """Defaults in layers. Preset `paper`: `always`, then `paper`. Otherwise: `always`, the environment's own network, then
+    `small`. Later layers override earlier ones."""
+
+    def defaults(observations: str, env_defaults: Mapping[str, Any], preset: str) -> Settings:
+        if preset == "paper":
+            return always | paper[observations]
+        return always | own_network(env_defaults) | small[observations]
+
+    return defaults
+
+
+def check_no_value_head(config: Config) -> None:
+    """Raise `ConfigError` for settings of an actor's critic, which have no meaning for action values."""
+    name = config.learning.algorithm
+    if config.policy.normalize_returns:
+        raise ConfigError(
+            f"policy.normalize_returns has no effect on learning.algorithm {name}: action values are not normalised. Leave it out"
+        )
+    if config.policy.separate_critic:
+        raise ConfigError(f"policy.separate_critic has no effect on learning.algorithm {name}. Leave it out")

@@ -1,0 +1,1 @@
+"""Child processes: starting them, reporting from them, noticing that they hang, ending them."""

@@ -1,0 +1,235 @@
+"""Starting child processes from whatever the user runs: a script, a notebook, a test.
+
+Children come from a fork server: they start from a small clean process, not from a copy of this one with its threads and locks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import connection, forkserver, resource_tracker, util
+from multiprocessing.process import BaseProcess
+from types import ModuleType
+from typing import Any
+
+import psutil
+
+from headrace.config.errors import ConfigError
+from headrace.processes import leftovers, orphaned_programs
+from headrace.processes.interrupt import SIGNALS
+
+_preloaded = ["headrace.sampling.preload"]
+"""Imported by the fork server, in this order."""
+STARTED_BY = "HEADRACE_FORK_SERVER_STARTED_BY"
+"""An environment variable, there only while the fork server is started: the process that starts it, its origin (see
+`programs`) and its temporary folder, which holds the fork server's socket ("" where another process removes the folder)."""
+CHILDREN_END = 2.0
+"""Seconds that the fork server waits for the end of children whose parent was killed."""
+FILES_OF_A_CHILD = 64
+"""Files that starting one more child process may take, beside those that are open."""
+_lock = threading.RLock()
+_asked: float | None = None
+"""Since when `start_child` waits for the fork server (monotonic); None: it does not."""
+
+
+def preload(*modules: str) -> None:
+    """Have the fork server import these modules, by name, once for all children. Without effect after the first child."""
+    _preloaded.extend(module for module in modules if module not in _preloaded)
+
+
+def start_fork_server() -> None:
+    """Start the fork server, unless it runs. It imports while this process goes on, so that the first child starts sooner."""
+    with _lock:
+        multiprocessing.get_context("forkserver").set_forkserver_preload(_preloaded)
+        # `forkserver.ensure_running` would start it, too, but behind the lines that block signals, and that unblocks two of them.
+        resource_tracker.ensure_running()
+        folder = _own_folder()
+        leftovers.sweep(tempfile.gettempdir())
+        # Ctrl-C, `timeout` and a closed terminal signal the whole process group. The fork server must outlive them, or this
+        # process would believe that all its children are dead; it inherits what is blocked here.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        os.environ[STARTED_BY] = f"{os.getpid()}:{orphaned_programs.origin()}:{folder}"
+        try:
+            forkserver.ensure_running()
+        finally:
+            del os.environ[STARTED_BY]
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _own_folder() -> str:
+    """The temporary folder of this process, in which the fork server has its socket. "" where the folder is not its own: a child
+    of multiprocessing has that of its parent, which may live on."""
+    if multiprocessing.parent_process() is not None:
+        return ""
+    made_already = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    if not made_already:  # by a parent, perhaps, from which this process was forked
+        leftovers.mark(util.get_temp_dir())
+    return util.get_temp_dir()
+
+
+def become_fork_server() -> None:
+    """Called in the fork server by what it imports first: at its end it removes the temporary folder of the process that started
+    it, and ends the programs that its children started, if that process was killed and could not do so itself. In any other
+    process nothing happens."""
+    started_by = os.environ.pop(STARTED_BY, None)
+    if started_by is not None:
+        parent, origin, folder = started_by.split(":", 2)
+        atexit.register(_clean_up, os.getpid(), int(parent), origin, folder)
+
+
+def _clean_up(server: int, parent: int, origin: str, folder: str) -> None:
+    """Do so if the parent is dead. The fork server ends when the parent's files are closed; a moment later the kernel gives its
+    children another parent."""
+    deadline = time.monotonic() + 10
+    while os.getpid() == server and time.monotonic() < deadline:
+        if os.getppid() != parent:
+            if folder:
+                shutil.rmtree(folder, ignore_errors=True)
+            _end_children(time.monotonic() + CHILDREN_END)
+            orphaned_programs.end_all_programs(origin)
+            return
+        time.sleep(0.005)
+
+
+def _end_children(deadline: float) -> None:
+    """In the fork server: wait for the end of the children, which die with the parent (`die_with_parent`) unless the user's
+    program has started them."""
+    with suppress(ChildProcessError):  # there is none any more
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(0.005)
+
+
+def start_child(main: Callable[..., None], arguments: tuple[Any, ...], name: str, daemon: bool = True) -> BaseProcess:
+    """Start `main(*arguments)` in a child process (by default a daemon, in multiprocessing's sense) and return it.
+
+    Functions and arguments are pickled; none may be defined in the user's script. The child gets this process's environment
+    variables, working directory and `sys.path` as they are now; it ignores Ctrl-C, SIGTERM and SIGHUP.
+
+    Raises `ConfigError` in a daemonic process, and where so few files may be open that the child could not be started.
+    """
+    if multiprocessing.current_process().daemon:
+        raise ConfigError(
+            "this is a daemonic process of multiprocessing, which may have no child processes: start it with daemon=False, or "
+            "train with sampling.placement serial, which needs none"
+        )
+    _allow_files()
+    with _lock:  # threads that start children share the environment and the main module
+        start_fork_server()
+        process = multiprocessing.get_context("forkserver").Process(
+            target=_with_environment,
+            args=(dict(os.environ), orphaned_programs.origin(), main, arguments),
+            name=name,
+            daemon=daemon,
+        )
+        global _asked
+        _asked = time.monotonic()
+        try:
+            with without_main_module():
+                process.start()
+        finally:
+            _asked = None
+    return process
+
+
+def end_stuck_fork_server(seconds: float) -> bool:
+    """End the fork server and the processes it has started, if another thread has waited longer than this for it in
+    `start_child`, which then raises OSError or EOFError; the next child starts another. Returns whether that was so."""
+    asked, pid = _asked, getattr(forkserver._forkserver, "_forkserver_pid", None)  # type: ignore[attr-defined]
+    if asked is None or pid is None or time.monotonic() < asked + seconds:
+        return False
+    with suppress(psutil.Error):
+        server = psutil.Process(pid)
+        server.suspend()  # it starts nobody any more
+        for process in (*server.children(), server):
+            with suppress(psutil.Error):
+                process.kill()
+    return True
+
+
+def _allow_files() -> None:
+    """Raise the soft limit of open files as far as it may be, if it is near. The children have most of this process's files open,
+    and the fork server, where it lacks one, would end."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = len(os.listdir("/proc/self/fd")) + FILES_OF_A_CHILD
+    most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    if need <= soft or soft == resource.RLIM_INFINITY:
+        return
+    if need > most:
+        raise ConfigError(
+            f"too few files may be open: ulimit -n is {hard}, and one more process needs {need}. Allow more, or use fewer "
+            "sampling.num_workers"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, max(need, 2 * soft)), hard))
+
+
+def _with_environment(environment: dict[str, str], origin: str, main: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)  # the fork server's is that of its start
+    orphaned_programs.mark_programs(origin)
+    for number in SIGNALS:  # the signals that ask for the end of a run are the parent's to answer
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    main(*arguments)
+
+
+@contextmanager
+def without_main_module() -> Iterator[None]:
+    """Children would run the user's script once more, for its definitions. Ours need none of them, so that training works from
+    a notebook, from standard input and from a script without `if __name__ == "__main__"`."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the parent ends in whatever way, also while it is stuck in an emulator.
+
+    PR_SET_PDEATHSIG would watch the fork server, which in turn lives as long as any child does. The parent holds one end of a
+    pipe; when that is closed a signal is raised.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    _die_when_closed(parent.sentinel)
+
+
+def _die_when_closed(fd: int) -> None:
+    """Have the kernel kill this process when the other end of the pipe is closed, of which it holds the reading end."""
+    fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    if connection.wait([fd], 0):  # it ended before the line above
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def forked_children_die_too() -> None:
+    """From now on, what this process forks without starting another program is killed by the kernel when this process ends.
+
+    For environments that fork helpers of their own: a worker may be killed at any time, and cannot end them then. Each helper
+    holds the reading end of a pipe whose other end only this process has.
+    """
+    reading, writing = os.pipe()
+
+    def tie() -> None:
+        with suppress(OSError):  # a child of a child has closed it already
+            os.close(writing)
+        # Opened anew, since a file that is inherited has one owner for all who hold it.
+        own = os.open(f"/proc/self/fd/{reading}", os.O_RDONLY | os.O_NONBLOCK)
+        _die_when_closed(own)
+
+    os.register_at_fork(after_in_child=tie)

@@ -1,0 +1,55 @@
+"""Which settings may change when a run is resumed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from headrace.config import Config, ConfigError, flattened, to_dict
+
+STRUCTURAL = {
+    "env": "the network was made for this environment",
+    "policy": "it describes the network whose weights are in the checkpoint",
+    "envs.resize": "it sets the shape of the observations the network was made for",
+    "envs.grayscale": "it sets the shape of the observations the network was made for",
+    "envs.frame_stack": "it sets the shape of the observations the network was made for",
+    "envs.frameskip": "it sets what one step means, and the run counts steps",
+    "envs.protocol": "it sets the task that the run's metrics are about",
+    "q.atoms": "it sets the shape of the network's last layer",
+    "q.support": "it sets what the network's outputs mean",
+    "q.dueling": "it describes the network whose weights are in the checkpoint",
+    "q.noisy": "it describes the network whose weights are in the checkpoint",
+    "q.actor_layers": "it describes the network whose weights are in the checkpoint",
+    "q.critic_layers": "it describes the network whose weights are in the checkpoint",
+    "population.size": "each policy has its own folder and its own share of the environments",
+    "learning.algorithm": "the checkpoint holds the state of this algorithm",
+    "learning.optimizer": "the checkpoint holds the state of this optimizer",
+}
+"""Settings, or whole groups, that cannot change when a run is resumed, and why."""
+_OVERRIDE = re.compile(r"population\.overrides\.\d+\.")
+
+
+def compare(before: Config, now: Config, folder: Path) -> list[str]:
+    """One line per setting that differs between the earlier and the current configuration of a run.
+
+    Raises `ConfigError` if one of them cannot change when the run is resumed.
+    """
+    old, new = (flattened(to_dict(config)) for config in (before, now))
+    changes, refused = [], []
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) == new.get(name):
+            continue
+        change = f"{name}: {old.get(name)} -> {new.get(name)}"
+        own = _OVERRIDE.sub("", name)  # a setting that is fixed for the run is fixed for each of its policies
+        reason = STRUCTURAL.get(own) or STRUCTURAL.get(own.split(".")[0])
+        if reason:
+            refused.append(f"  {change} ({reason})")
+        else:
+            changes.append(change)
+    if refused:
+        raise ConfigError(
+            f"the run in {folder} cannot be resumed with other values of these settings:\n"
+            + "\n".join(refused)
+            + "\nUse the old values, or start a new run with another run.folder or run.name"
+        )
+    return changes

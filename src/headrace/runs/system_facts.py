@@ -1,0 +1,57 @@
+"""What a process ran on: versions, machine, git commit and command line."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def system_facts() -> dict[str, Any]:
+    """Versions, machine, git commit and command line of this process, as plain JSON types."""
+    import torch
+
+    def version(name: str) -> str | None:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    packages = ("headrace", "torch", "numpy", "gymnasium", "ale-py", "vizdoom", "dm_control", "mujoco", "safetensors")
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "packages": {name: found for name in packages if (found := version(name))},
+        "git": _git(),
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    return names[0].split(":", 1)[1].strip() if names else platform.processor()
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the working directory's repository and whether files differ from it; None outside of one."""
+
+    def git(*args: str) -> str | None:
+        try:
+            done = subprocess.run(["git", *args], capture_output=True, text=True, timeout=10, check=False)
+        except (FileNotFoundError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    return {"commit": commit, "modified": bool(git("status", "--porcelain", "--untracked-files=no"))} if commit else None

@@ -1,0 +1,154 @@
+"""Listening for streams: `Listener` answers each stream, `Acceptor` gives each to a thread that waits in `open`."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from headrace.config import ConfigError
+from headrace.transport.credentials import Credentials, read_file
+from headrace.transport.streams import Service, Stream, Unreachable, channel_options, compression_of
+
+
+class Listener:
+    """Listens for streams of a service, and answers each in a thread of its own.
+
+    Callers without the token are rejected before any of their messages is read.
+
+    Args:
+        answer: returns the messages to send on a stream. Raises `Busy` to send the caller away.
+        largest_received: see `channel_options`.
+        streams: most streams at a time.
+        compress: compress sent messages (gzip).
+        share_port: other processes may listen at the same address; the system distributes callers among them.
+
+    Raises `ConfigError` if it cannot listen, or if other machines can reach the address and there is no token.
+    """
+
+    def __init__(
+        self, service: Service, address: str, own: Credentials, answer: Callable[[Stream], Iterator[bytes]],
+        *, largest_received: int, streams: int, compress: bool = False, share_port: bool = False,
+    ) -> None:  # fmt: skip
+        own.check_may_listen(address)
+        self._answer = answer
+        self._server = grpc.server(
+            ThreadPoolExecutor(streams, "remote-streams"),
+            handlers=(_Handler(service, own, self._session),),
+            options=[*channel_options(largest_received), ("grpc.so_reuseport", int(share_port))],
+            maximum_concurrent_rpcs=streams,
+            compression=compression_of(compress),
+        )
+        try:
+            if own.cert is None or own.key is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                pair = (read_file(own.key), read_file(own.cert))
+                self.port = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+        except RuntimeError as error:
+            raise ConfigError(f"cannot listen at {address}: {str(error).splitlines()[0]}") from error
+        self._server.start()
+
+    def _session(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        stream = Stream(messages, context.cancel)
+        context.add_callback(stream.finish)  # frees this thread when the caller is gone
+        try:
+            yield from self._answer(stream)
+        except Busy as busy:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(busy))
+
+    def wait(self) -> None:
+        """Block until `stop`."""
+        self._server.wait_for_termination()
+
+    def stop(self, grace: float = 0.5) -> None:
+        """Stop listening. Streams have `grace` seconds to end; returns when they have ended."""
+        self._server.stop(grace).wait(grace + 5)
+
+
+class Busy(Exception):
+    """The listener sends a caller away, which may try again; the message is the reason."""
+
+
+class _Handler(grpc.GenericRpcHandler):
+    """Gives callers with the token the service's method, and rejects others."""
+
+    def __init__(self, service: Service, own: Credentials, session: Callable[[Iterator[bytes], Any], Iterator[bytes]]) -> None:
+        self._method, self._own = service.method, own
+        self._session = grpc.stream_stream_rpc_method_handler(session)
+        self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
+
+    def service(self, handler_call_details: Any) -> Any:
+        """See `grpc.GenericRpcHandler`."""
+        if handler_call_details.method != self._method:
+            return None
+        return self._session if self._own.admits(handler_call_details.invocation_metadata) else self._refusal
+
+
+def _refuse(_: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
+    yield b""
+
+
+class Acceptor:
+    """Listens for streams and gives each to a thread that waits in `open`. If none waits, the caller is sent away and dials
+    again. All users of an address in this process share one acceptor; other processes may listen there, too."""
+
+    _at: dict[str, Acceptor] = {}  # noqa: RUF012
+    _lock = threading.Lock()
+
+    def __init__(self, service: Service, address: str, own: Credentials, largest_received: int, compress: bool) -> None:
+        self._address, self._busy, self._users, self._waiting = address, service.busy, 0, 0
+        self._streams: queue.SimpleQueue[Stream] = queue.SimpleQueue()
+        self._guard = threading.Lock()
+        self._listener = Listener(
+            service, address, own, self._hand_over,
+            largest_received=largest_received, streams=1024, compress=compress, share_port=True,
+        )  # fmt: skip
+
+    @classmethod
+    def at(cls, service: Service, address: str, own: Credentials, largest_received: int, compress: bool) -> Acceptor:
+        """This process's acceptor at an address; each user calls `close`. Raises what `Listener` raises."""
+        with cls._lock:
+            found = cls._at.get(address)
+            if found is None:
+                found = cls._at[address] = cls(service, address, own, largest_received, compress)
+            found._users += 1
+            return found
+
+    def close(self) -> None:
+        """Stop listening when every user has called this."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+            del self._at[self._address]
+        self._listener.stop(0.2)
+
+    def _hand_over(self, stream: Stream) -> Iterator[bytes]:
+        with self._guard:
+            if not self._waiting:
+                raise Busy(self._busy)
+            self._waiting -= 1
+            self._streams.put(stream)
+        return stream.outgoing()
+
+    def open(self, closed: threading.Event) -> Stream:
+        """See `StreamSource`."""
+        with self._guard:
+            self._waiting += 1
+        while not closed.is_set():
+            try:
+                return self._streams.get(timeout=0.2)
+            except queue.Empty:
+                continue
+        with self._guard:
+            try:
+                self._streams.get_nowait().close()  # it arrived at the last moment
+            except queue.Empty:
+                self._waiting -= 1
+        raise Unreachable("closed")

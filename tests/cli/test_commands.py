@@ -1,0 +1,279 @@
+"""The command line as a person uses it: real processes, real runs."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+
+from headrace import cli
+from headrace.cli.flags import parse_config
+from headrace.config import ConfigError
+from headrace.runs.metrics import KEYS, read_jsonl
+
+SMALL = [
+    "--env", "gym/CartPole-v1", "--placement", "serial", "--batch-size", "512", "--no-video", "--log-interval", "0.2",
+    "--num-threads", "1", "--no-dashboard",
+]  # fmt: skip
+
+
+@pytest.fixture
+def headrace(capsys):
+    """Call the command line in this process (a new one needs seconds for its imports alone)."""
+
+    def call(*arguments, code=0):
+        assert cli.main([str(argument) for argument in arguments]) == code
+        return capsys.readouterr()
+
+    return call
+
+
+# -- one run, from the first step to the video -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    command = [sys.executable, "-m", "headrace.cli", "train", *SMALL, "--total-steps", "4000", "--run.folder", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def test_a_run_leaves_what_it_promises(run):
+    folder, output = run
+    assert "total_steps at step" in output
+    assert f"headrace eval {folder}" in output
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"config.json", "system.json", "log.txt", "metrics.jsonl", "tensorboard", "checkpoints"}
+    lines = read_jsonl(folder / "metrics.jsonl")
+    assert lines[-1]["global_step"] >= 4000
+    assert {key for line in lines for key in line if not key.startswith("env/")} - {"time"} <= KEYS.keys()
+
+
+def test_the_same_command_goes_on_and_says_what_changed(run, headrace):
+    folder, _ = run
+    again = headrace("train", *SMALL, "--run.folder", folder, "--learning.total_steps", 6000)
+    assert "learning.total_steps: 4000 -> 6000" in again.out
+    assert "Going on from" in again.out
+    steps = [line["global_step"] for line in read_jsonl(folder / "metrics.jsonl")]
+    assert steps == sorted(set(steps))
+    assert 6000 <= steps[-1] < 7000
+    assert json.loads((folder / "config.json").read_text())["learning"]["total_steps"] == 6000
+    refused = headrace("train", *SMALL, "--run.folder", folder, "--core", "gru", code=2)
+    assert "policy.core: none -> gru" in refused.err
+    refused = headrace("train", *SMALL, "--run.folder", folder, "--must-be-new", code=2)
+    assert "already holds a run" in refused.err
+
+
+def test_eval_prints_one_line_or_json(run, headrace):
+    folder, _ = run
+    line = headrace("eval", folder, "--episodes", 3).out
+    assert line.startswith("gym/CartPole-v1: mean return ")
+    assert "over 3 episodes" in line
+    data = json.loads(headrace("eval", folder, "--episodes", 5, "--num-envs", 2, "--json", "--deterministic").out)
+    assert len(data["returns"]) == 5
+    assert data["returns"] == data["lengths"], "CartPole pays 1 per step"
+    assert data["mean"] == pytest.approx(np.mean(data["returns"]))
+    assert data["ci95"][0] <= data["mean"] <= data["ci95"][1]
+
+
+def test_a_warning_is_a_line_without_source(run, headrace, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(run[0], folder)
+    headrace("train", *SMALL, "--run.folder", folder, "--learning.total_steps", 7000)
+    older, newest = sorted((folder / "checkpoints").iterdir())[-2:]
+    tensors = newest / "tensors.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-1])
+    shown = headrace("eval", folder, "--episodes", 1)
+    assert shown.err.startswith(f"warning: {tensors} is damaged")
+    assert shown.err.endswith(f"using {older.name}\n")
+    assert len(shown.err.splitlines()) == 1
+
+
+def test_watch_writes_a_video_that_plays(run, headrace, tmp_path):
+    imageio = pytest.importorskip("imageio.v2")
+    folder, _ = run
+    shown = headrace("watch", folder, "--video", tmp_path / "out.mp4", "--max-steps", 20).out
+    assert "out.mp4: step" in shown
+    frames = [frame for frame in imageio.get_reader(tmp_path / "out.mp4")]  # noqa: C416 - its length is infinite
+    assert len(frames) in range(10, 22)
+    assert frames[0].shape == (400, 600, 3)
+
+
+# -- interruption ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_checkpoint_and_no_process(tmp_path):
+    command = [sys.executable, "-m", "headrace.cli", "train", *SMALL[:2], "--run.folder", str(tmp_path), "--no-video",
+               "--batch-size", "512", "--num-workers", "1", "--log-interval", "0.2"]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while "step " not in process.stdout.readline():
+        assert process.poll() is None, process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 1
+    deadline = time.monotonic() + 60
+    while _session(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert _session(process.pid) == []
+
+
+def _session(leader):
+    """Processes of the session that `leader` began."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.getsid(int(pid)) == leader:
+                found.append(int(pid))
+        except ProcessLookupError:
+            continue
+    return found
+
+
+# -- what people get wrong ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "--env", "gym/CartPol-v1"], "nearest: gym/CartPole-v1"),
+        (["train", *SMALL, "--batch-size", "1000"], "Nearest: 768 or 1024"),
+        (["train", *SMALL, "--run.folder", ""], "run.folder is empty"),
+        (["train", *SMALL, "--run.folder", "a/" * 2000], "run.folder is 2000 folders deep"),
+        (["train", *SMALL, "--num-threads", "2147483648"], "learning.num_threads is 2147483648; it must be at most 4096"),
+        (["train", *SMALL, "--import", "nowhere.py"], "nowhere.py: there is no such file"),
+        (["train", *SMALL, "--run.folder", "/proc/nope"], "the run folder /proc/nope cannot be used: No such file"),
+        (["train", *SMALL, "--learning.gama", "1"], "--learning.gamma"),
+        (["train", *SMALL, "--learning.gamma", "high"], "--learning.gamma"),
+        (["eval", "nowhere"], "nowhere is no run folder"),
+        (["eval", "nowhere", "--episodes", "0"], "at least 1"),
+        (["eval", "nowhere", "--num-envs", "-1"], "--num-envs is -1; it must be at least 1"),
+        (["eval", "nowhere", "--seed", "-1"], "--seed is -1; it must be at least 0"),
+        (["play", "nowhere", "--num-envs", "-3"], "--num-envs is -3; it must be at least 1"),
+        (["watch", "nowhere", "--episodes", "0"], "--episodes is 0; it must be at least 1"),
+        (["watch", "nowhere", "--max-steps", "0"], "--max-steps is 0; it must be at least 1"),
+        (["walk"], "unknown command 'walk'"),
+        ([], ""),
+    ],
+)
+def test_one_message_and_exit_code_2(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = cli.main(arguments)
+    except SystemExit as stop:  # from the flags' parser
+        code = stop.code
+    errors = capsys.readouterr().err
+    assert code == 2
+    assert words in errors
+    assert "Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_use_is_refused(headrace, tmp_path):
+    from headrace.runs.folder import RunFolder
+
+    with RunFolder(tmp_path):
+        shown = headrace("train", *SMALL, "--run.folder", tmp_path, code=2).err
+    assert f"in use by process {os.getpid()}" in shown
+    assert "Traceback" not in shown
+
+
+# -- flags -------------------------------------------------------------------------------------------------------------
+
+
+def test_settings_come_from_defaults_then_environment_then_flags():
+    config = parse_config(["--env", "gym/CartPole-v1"])
+    assert config.learning.learning_rate == 1e-3
+    config = parse_config(["--env=gym/CartPole-v1", "--learning.learning_rate", "0.5", "--policy.mlp", "8", "9"])
+    assert (config.learning.learning_rate, config.policy.mlp) == (0.5, (8, 9))
+    assert parse_config(["--env", "gym/CartPole-v1", "--algorithm", "impala"]).learning.optimizer == "rmsprop-tf"
+
+
+def test_dashes_underscores_and_short_names():
+    for flag in ("--sampling.num-workers", "--sampling.num_workers", "--num-workers", "--num_workers"):
+        assert parse_config(["--env", "gym/CartPole-v1", flag, "7"]).sampling.num_workers == 7
+        assert parse_config(["--env", "gym/CartPole-v1", f"{flag}=7"]).sampling.num_workers == 7
+    assert parse_config(["--env", "gym/CartPole-v1", "--no-video"]).run.video is False
+    kwargs = parse_config(["--env", "gym/CartPole-v1", "--envs.kwargs", '{"a": [1, null]}']).envs.kwargs
+    assert kwargs == {"a": [1, None]}
+
+
+def test_whole_numbers_may_have_underscores_wherever_other_defaults_depend_on_them():
+    config = parse_config(["--env", "atari/pong", "--placement", "device", "--envs-per-worker", "1_6", "--rollout", "3_2"])
+    assert (config.num_envs, config.learning.batch_size) == (16 * config.sampling.num_workers, 32 * config.num_envs)
+
+
+def test_explicit_flags_beat_the_saved_run_and_the_rest_is_kept(tmp_path):
+    from headrace import config as configs
+
+    saved = parse_config(["--env", "gym/CartPole-v1", "--gamma", "0.9", "--entropy-coef", "0.5", "--must-be-new"])
+    (tmp_path / "config.json").write_text(configs.to_json(saved))
+    config = parse_config(["--env", "gym/CartPole-v1", "--run.folder", str(tmp_path), "--gamma", "0.8"])
+    assert (config.learning.gamma, config.learning.entropy_coef, config.run.must_be_new) == (0.8, 0.5, False)
+
+
+USERS_FILE = """
+    import gymnasium, headrace
+    @headrace.envs.register("my/pole", defaults={"learning.gamma": 0.5})
+    def pole(options, *, render_mode=None):
+        return gymnasium.make("CartPole-v1", render_mode=render_mode)
+"""
+
+
+def test_another_algorithm_in_the_folder_of_a_run_is_refused_by_that_reason(tmp_path):
+    from headrace import config as configs
+
+    arguments = ["--env", "gym/CartPole-v1", "--run.folder", str(tmp_path)]
+    (tmp_path / "config.json").write_text(configs.to_json(parse_config(arguments)))
+    with pytest.raises(ConfigError, match=r"cannot be resumed(.|\n)*learning.algorithm: ppo -> apex-dqn"):
+        parse_config([*arguments, "--algorithm", "apex-dqn"])
+
+
+def test_a_users_file_registers_environments(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(textwrap.dedent(USERS_FILE))
+    monkeypatch.chdir(tmp_path)
+    config = parse_config(["--import", "mine.py", "--env", "my/pole"])
+    assert config.learning.gamma == 0.5
+    assert config.imports == (str(tmp_path / "mine.py"),), "absolute: the run may be evaluated from elsewhere"
+    assert cli.main(["envs", "pole", "--import", "mine.py"]) == 0
+    assert "my/pole\n" in capsys.readouterr().out
+
+
+def test_every_import_flag_counts(tmp_path):
+    files = [tmp_path / "first.py", tmp_path / "second.py"]
+    for file in files:
+        file.write_text("")
+    config = parse_config(["--env", "gym/CartPole-v1", "--import", str(files[0]), "--seed", "3", "--import", str(files[1])])
+    assert (config.imports, config.seed) == (tuple(map(str, files)), 3)
+
+
+def test_a_file_of_a_scenario_is_remembered_by_its_absolute_path(tmp_path, monkeypatch):
+    pytest.importorskip("vizdoom")
+    (tmp_path / "mine.cfg").touch()
+    monkeypatch.chdir(tmp_path)
+    for flags in (["--env", "vizdoom/mine.cfg"], ["--env=vizdoom/./mine.cfg"]):
+        assert parse_config(flags).env == f"vizdoom/{tmp_path}/mine.cfg"
+    assert parse_config(["--env", "vizdoom/basic"]).env == "vizdoom/basic"
+
+
+def test_envs_lists_by_part_of_the_name_or_pattern(capsys):
+    assert cli.main(["envs", "gym/cartpole-v1"]) == 0
+    assert capsys.readouterr().out.split() == ["gym/CartPole-v1"]
+    assert cli.main(["envs", "gym/*pole*"]) == 0
+    assert "gym/CartPole-v1" in capsys.readouterr().out.split()
+    assert cli.main(["envs", "no-such-thing"]) == 1
+    assert "no id matches 'no-such-thing'" in capsys.readouterr().err
+
+
+def test_fault_of_configuration_is_an_exception_for_programs():
+    with pytest.raises(ConfigError):
+        parse_config(["--env", "nothing/there"])

@@ -1,0 +1,165 @@
+"""Settings that mean the same for every environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from worlds import CountingEnv
+
+from headrace.config import EnvConfig
+from headrace.envs.core.wrappers import preprocess, resize
+from headrace.envs.make import describe, make_env
+
+
+class Pictures(gymnasium.Env):
+    """Picture n is the constant n, beside a vector [n]; rewards are n. Ends by truncation after `length` frames."""
+
+    def __init__(self, channels: tuple[int, ...] = (3,), length: int = 100, plain: bool = False) -> None:
+        self.image = spaces.Box(0, 255, (40, 60, *channels), np.uint8)
+        vector = spaces.Box(-1, 1e3, (1,), np.float32)
+        self.observation_space = self.image if plain else spaces.Dict({"image": self.image, "n": vector})
+        self.action_space = spaces.Discrete(2)
+        self.n, self.length, self.plain = 0, length, plain
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.n = 0
+        return self.observation(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.n += 1
+        return self.observation(), float(self.n), False, self.n >= self.length, {}
+
+    def observation(self) -> Any:
+        image = np.full(self.image.shape, self.n, np.uint8)
+        return image if self.plain else {"image": image, "n": np.array([self.n], np.float32)}
+
+
+def test_frame_skip_adds_rewards_and_stops_at_the_end() -> None:
+    env = preprocess(Pictures(length=10), EnvConfig(frameskip=4))
+    env.reset()
+    assert env.step(0)[1] == 1 + 2 + 3 + 4
+    assert env.step(0)[1:4] == (5 + 6 + 7 + 8, False, False)
+    assert env.step(0)[1:4] == (9 + 10, False, True)
+
+
+def test_step_limit_counts_steps_not_frames() -> None:
+    env = preprocess(Pictures(), EnvConfig(frameskip=4, max_episode_steps=3))
+    env.reset()
+    assert [env.step(0)[3] for _ in range(3)] == [False, False, True]
+    assert env.unwrapped.n == 12
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("channels", [(), (1,), (3,)])
+def test_images_are_resized_grey_and_stacked(plain: bool, channels: tuple[int, ...]) -> None:
+    env = preprocess(Pictures(channels, plain=plain), EnvConfig(resize=(20, 24), grayscale=True, frame_stack=3))
+    space = env.observation_space if plain else env.observation_space["image"]
+    assert space.shape == (20, 24, 3)
+    observation, _ = env.reset()
+    seen = []
+    for _ in range(4):
+        observation = env.step(0)[0]
+        image = observation if plain else observation["image"]
+        assert env.observation_space.contains(observation)
+        assert (image == image[0, 0]).all()
+        seen.append(image[0, 0].tolist())
+        if not plain:
+            assert observation["n"].tolist() == [len(seen)]
+    assert seen == [[0, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
+    image = env.reset()[0]
+    assert not (image if plain else image["image"]).any()
+
+
+def test_stacked_observations_are_not_changed_afterwards() -> None:
+    env = preprocess(Pictures(plain=True), EnvConfig(frame_stack=2))
+    first, _ = env.reset()
+    kept = first.copy()
+    env.step(0)
+    assert np.array_equal(first, kept)
+
+
+def test_vectors_are_stacked_where_there_is_no_image() -> None:
+    env = preprocess(CountingEnv(), EnvConfig(frame_stack=2))
+    assert env.observation_space.shape == (8,)
+    env.reset(seed=4)
+    assert env.step(3)[0].tolist() == [4, 0, 0, -1, 4, 0, 1, 3]
+
+
+class Numbers(gymnasium.ObservationWrapper):
+    """A number without dimensions, beside the vector or alone."""
+
+    def __init__(self, alone: bool) -> None:
+        super().__init__(CountingEnv())
+        number = spaces.Box(-1, 1000, (), np.float32)
+        self._alone = alone
+        both = spaces.Dict({"number": number, "vector": self.env.observation_space})
+        self.observation_space = number if alone else both
+
+    def observation(self, observation: Any) -> Any:
+        number = np.array(observation[0], np.float32)
+        return number if self._alone else {"number": number, "vector": observation}
+
+
+def test_a_number_is_no_vector_that_can_be_stacked() -> None:
+    with pytest.raises(ValueError, match=r"frame_stack needs images or vectors; the observation is Box\(.*\(\), float32\)"):
+        preprocess(Numbers(alone=True), EnvConfig(frame_stack=2))
+    env = preprocess(Numbers(alone=False), EnvConfig(frame_stack=2))
+    observation, _ = env.reset(seed=4)
+    assert {name: part.shape for name, part in observation.items()} == {"number": (), "vector": (8,)}
+    assert env.observation_space.contains(observation)
+
+
+def test_image_settings_need_images() -> None:
+    with pytest.raises(ValueError, match="need an image"):
+        preprocess(CountingEnv(), EnvConfig(resize=(10, 10)))
+
+
+def test_resize_averages() -> None:
+    """A checkerboard becomes its mean where every new pixel covers whole tiles, and stays near it where it shrinks a little."""
+    board = np.indices((80, 80)).sum(axis=0)[..., None] % 2 * np.full((1, 1, 3), 200, np.uint8)
+    board = board.astype(np.uint8)
+    assert (resize(board, (20, 20)) == 100).all()
+    assert resize(board, (80, 80)) is board
+    assert abs(int(resize(board, (60, 50)).mean()) - 100) <= 2
+    assert resize(board[..., :1], (20, 20)).shape == (20, 20, 1)
+
+
+def test_the_action_mask_of_the_info_becomes_part_of_the_observation() -> None:
+    options = EnvConfig(info_action_mask=True)
+    env = make_env("gym/Taxi-v4", options)
+    plain = gymnasium.make("Taxi-v4")
+    observation, _ = env.reset(seed=3)
+    _, info = plain.reset(seed=3)
+    for _ in range(50):
+        np.testing.assert_array_equal(observation["action_mask"], info["action_mask"])
+        assert env.observation_space.contains(observation)
+        action = int(np.flatnonzero(info["action_mask"])[-1])
+        observation, *_ = env.step(action)
+        *_, info = plain.step(action)
+    assert describe("gym/Taxi-v4", options).observation["action_mask"].shape == (6,)
+    with pytest.raises(ValueError, match='no "action_mask": its keys are'):
+        make_env("gym/CartPole-v1", options).reset()
+
+
+class Nested(Pictures):
+    """The picture, and another one in a dictionary within the dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Dict({"image": self.image, "camera": spaces.Dict({"left": self.image})})
+
+    def observation(self) -> Any:
+        image = np.full(self.image.shape, self.n, np.uint8)
+        return {"image": image, "camera": {"left": image}}
+
+
+def test_what_is_deeper_in_a_dictionary_stays_as_it_is() -> None:
+    env = preprocess(Nested(), EnvConfig(resize=(20, 24), grayscale=True, frame_stack=3))
+    observation, _ = env.reset()
+    assert env.observation_space.contains(observation)
+    assert observation["image"].shape == (20, 24, 3)
+    assert observation["camera"]["left"].shape == (40, 60, 3)

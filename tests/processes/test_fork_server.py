@@ -1,0 +1,175 @@
+"""The fork server outlives signals to its process group and leaves no temporary folder behind, however its parent ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+CHILDREN = """
+import os
+
+def child(connection, there):
+    assert not [name for name in os.environ if name.startswith("HEADRACE_FORK_SERVER")]
+    there.close()
+    connection.send(os.getppid())
+    try:
+        connection.recv()
+    except EOFError:  # the parent has ended
+        pass
+"""
+PROGRAM = """
+import multiprocessing, signal, sys, time
+from multiprocessing import forkserver
+import children
+from headrace.processes.start import start_child, start_fork_server
+
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, lambda *_: None)
+ends = []
+while True:
+    if "early" in sys.argv:  # still importing
+        start_fork_server()
+        print(forkserver._forkserver._forkserver_pid, flush=True)
+    else:
+        here, there = multiprocessing.Pipe()
+        start_child(children.child, (there, here), "child")
+        there.close()
+        ends.append(here)
+        print(here.recv(), flush=True)
+    if sys.stdin.readline() != "again\\n":
+        break
+for end in ends:
+    end.send(None)
+"""
+
+
+class Program:
+    """Starts the fork server and says its pid; when it is asked to, starts another child and says the fork server's pid again.
+    With "early" in `arguments` it starts no children, and says the pid while the fork server is still importing."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        (folder / "program.py").write_text(PROGRAM)
+        (folder / "children.py").write_text(CHILDREN)
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir(exist_ok=True)
+        self.process = subprocess.Popen(
+            [sys.executable, folder / "program.py", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"TMPDIR": str(self.temporary)}, start_new_session=True,
+        )  # fmt: skip
+        self.server = self.answer()
+        assert list(self.temporary.rglob("listener-*")), "the fork server's socket is not where this test looks"
+
+    def answer(self) -> int:
+        assert self.process.stdout is not None
+        return int(self.process.stdout.readline())
+
+    def again(self) -> int:
+        assert self.process.stdin is not None
+        self.process.stdin.write("again\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def nothing_is_left(self) -> bool:
+        return until(lambda: ended(self.server) and not list(self.temporary.iterdir()))
+
+
+def ended(pid: int) -> bool:
+    """Whether a process has, though nobody may have asked for its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    """Wait for it; whether it came true. A fork server that is still importing ends only after that."""
+    deadline = time.monotonic() + 120
+    while not (met := condition()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return met
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Program]:
+    program = Program(tmp_path)
+    yield program
+    program.kill()
+
+
+def test_a_normal_end(program: Program) -> None:
+    program.process.communicate("end\n", timeout=100)
+    assert program.process.returncode == 0
+    assert program.nothing_is_left()
+
+
+@pytest.mark.parametrize("attempt", [0, 1, *(pytest.param(i, marks=pytest.mark.slow) for i in range(2, 40))])
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_the_parent_is_killed(tmp_path: Path, when: str, attempt: int) -> None:
+    program = Program(tmp_path, when)
+    program.kill()
+    assert program.nothing_is_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_signals_to_the_process_group(tmp_path: Path, when: str, number: signal.Signals) -> None:
+    """As a terminal, `timeout` and service managers send them: they are the parent's to answer."""
+    program = Program(tmp_path, when)
+    os.killpg(program.process.pid, number)
+    time.sleep(0.2)
+    assert program.again() == program.server
+    program.kill()
+    assert program.nothing_is_left()
+
+
+def test_a_fork_server_that_was_killed_is_replaced_by_one_that_does_the_same(program: Program) -> None:
+    os.kill(program.server, signal.SIGKILL)
+    assert until(lambda: ended(program.server))
+    before, program.server = program.server, program.again()
+    assert program.server != before
+    os.killpg(program.process.pid, signal.SIGTERM)
+    time.sleep(0.2)
+    assert not ended(program.server)
+    program.kill()
+    assert program.nothing_is_left()
+
+
+def test_the_folder_of_a_program_that_lives_is_left_alone(tmp_path: Path) -> None:
+    """A run in a child of multiprocessing has the temporary folder of the user's program."""
+    (tmp_path / "children.py").write_text(CHILDREN)
+    (tmp_path / "outer.py").write_text(
+        "import multiprocessing, os, time\n"
+        "from multiprocessing import util\n"
+        "import children\n"
+        "from headrace.processes.start import start_child\n"
+        "def run(end):\n"
+        "    here, there = multiprocessing.Pipe()\n"
+        "    start_child(children.child, (there, here), 'child')\n"
+        "    end.send((util.get_temp_dir(), here.recv()))\n"
+        "    time.sleep(1000)\n"
+        "if __name__ == '__main__':\n"
+        "    ours = util.get_temp_dir()\n"
+        "    here, there = multiprocessing.Pipe()\n"
+        "    child = multiprocessing.get_context('spawn').Process(target=run, args=(there,))\n"
+        "    child.start()\n"
+        "    folder, server = here.recv()\n"
+        "    assert folder == ours\n"
+        "    child.kill(); child.join()\n"
+        f"    import sys; sys.path.append({str(Path(__file__).parent)!r}); from test_fork_server import ended, until\n"
+        "    assert until(lambda: ended(server))\n"
+        "    assert os.path.isdir(ours)\n"
+    )
+    assert subprocess.run([sys.executable, tmp_path / "outer.py"], timeout=200).returncode == 0

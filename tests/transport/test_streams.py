@@ -1,0 +1,49 @@
+"""Deadlines of answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.transport.streams import Stream
+
+pytestmark = pytest.mark.process
+
+
+def test_only_a_late_answer_ends_the_stream() -> None:
+    closed: list[str] = []
+    answer, late_is_closed = threading.Event(), threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        answer.wait(60)
+        yield b"answer"
+        late_is_closed.wait(60)
+
+    def close_late() -> None:
+        closed.append("late")
+        late_is_closed.set()
+
+    late = Stream(messages(), close_late)
+    answered = Stream(messages(), lambda: closed.append("answered"))
+    answered.timeout = late.timeout = 1.0
+    answered.request(b"question")
+    answer.set()
+    assert next(iter(answered)) == b"answer"
+    late.request(b"question")
+    assert late_is_closed.wait(60)
+    assert (closed, late.ended, answered.ended) == (["late"], "no answer for 1 s", "")
+    assert list(late.outgoing()) == [b"question"]
+
+
+def test_an_answer_that_takes_long_is_told_once(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("headrace.transport.streams.SLOW", 0.1)
+    told: list[float] = []
+    ended = threading.Event()
+    stream = Stream(iter(()), ended.set)
+    stream.timeout, stream.on_slow = 1.0, told.append
+    stream.request(b"question")
+    assert ended.wait(60)
+    assert len(told) == 1
+    assert 0.1 < told[0] <= 1.0
