@@ -197,6 +197,7 @@ def test_every_file_of_the_repository_that_is_named_exists():
             assert there, f"{where}: {name}"
 
 
+@pytest.mark.process
 def test_quick_start_commands_run_in_order(tmp_path, monkeypatch, capsys):
     pytest.importorskip("imageio_ffmpeg")
     monkeypatch.chdir(tmp_path)

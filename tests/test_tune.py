@@ -20,6 +20,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "config" / "headrace" / "tuned"
 
 
+@pytest.mark.process
 def test_a_short_search_writes_what_train_starts_from(home, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.chdir(tmp_path)
@@ -115,6 +116,7 @@ def test_what_cannot_be_tuned_is_said(flags, words, capsys):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_an_environment_that_fails_ends_with_its_error(tmp_path, capsys):
     worlds = os.path.join(os.path.dirname(__file__), "faults", "worlds.py")
     kwargs = '{"fault": "raise", "at": 1}'

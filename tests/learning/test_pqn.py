@@ -138,7 +138,9 @@ def run(folder: Path, env: str, **settings: Any) -> dict[str, Any]:
     return read_jsonl(folder / "metrics.jsonl")[-1]
 
 
-@pytest.mark.parametrize("placement", ["serial", "inline", "served", "device"])
+@pytest.mark.parametrize(
+    "placement", ["serial", "device", *(pytest.param(p, marks=pytest.mark.process) for p in ("inline", "served"))]
+)
 def test_every_placement(tmp_path: Path, placement: str) -> None:
     last = run(tmp_path, "gym/CartPole-v1", **{"sampling.placement": placement, "learning.total_steps": 3000})
     assert last["global_step"] >= 3000

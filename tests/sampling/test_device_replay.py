@@ -244,6 +244,7 @@ def test_without_its_contents_the_replay_is_filled_again(tmp_path: Path) -> None
     assert rows[-1]["replay/size"] < 700
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("algorithm", ["dqn", "rainbow"])
 def test_other_placements_learn_with_the_replay_of_ape_x(tmp_path: Path, algorithm: str) -> None:
     settings = {"sampling.placement": "serial", "replay.minimum": 200, "sampling.envs_per_worker": 4, "learning.batch_size": 16}

@@ -184,6 +184,7 @@ def test_real_environments_are_brought_back_to_where_they_were(tmp_path: Path, e
     assert "begin anew" not in (tmp_path / "stopped" / "log.txt").read_text()
 
 
+@pytest.mark.process
 def test_the_parts_take_turns_and_wait_for_their_turn_meanwhile(tmp_path: Path) -> None:
     """Else all of them would be busy all the time, and none the bottleneck."""
     settings: dict[str, Any] = {
