@@ -15,7 +15,7 @@ from headrace.config.errors import UserError
 from headrace.config.file_reading import shortened
 from headrace.learning.learner import Learner, Progress
 from headrace.learning.training_log import TrainingLog
-from headrace.runs import checkpoint, training_state
+from headrace.runs import checkpoint, state_tree, training_state
 from headrace.runs.checkpoint import CheckpointError
 from headrace.runs.messages import Message
 from headrace.sampling.placements.base import Placement
@@ -208,7 +208,7 @@ class Checkpointing:
         step, together = learner.progress.global_step, self._together and at_rest
         if not together and self._unchanged:
             return self._last()
-        tensors, state = checkpoint.pack(
+        tensors, state = state_tree.pack(
             {
                 "model": learner.model.state_dict(),
                 "optimizer": learner.optimizer.state_dict(),

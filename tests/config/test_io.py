@@ -56,7 +56,7 @@ def saved(tmp_path, change):
         (lambda data: data["sampling"].update(pin_workers=1), "sampling.pin_workers is 1; it must be true or false"),
         (lambda data: data["policy"].update(mlp=[64, [64]]), r"policy.mlp is \(64, \[64\]\); each must be a whole number"),
         (lambda data: data["policy"].update(core="rnn"), "policy.core is 'rnn'; it must be one of none, gru, lstm"),
-        (lambda data: data["run"].update(folder=["a"]), r"run.folder is \['a'\]; it must be text"),
+        (lambda data: data["run"].update(folder=["a"]), r"run.folder is \('a',\); it must be text"),
     ],
 )
 def test_a_run_folder_that_does_not_fit_is_refused_in_one_line(tmp_path, change, words, capsys):

@@ -106,7 +106,7 @@ def test_the_commands_take_the_limit(run: str, tmp_path: Path, capsys: pytest.Ca
     assert cli.main(["eval", run, "--episodes", "3", "--max-episode-steps", "6", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["lengths"] == [6] * 3
     assert cli.main(["eval", run, "--max-episode-steps", "0"]) == 2
-    assert "--max-episode-steps is 0; it must be at least 1" in capsys.readouterr().err
+    assert "max_episode_steps is 0; it must be at least 1" in capsys.readouterr().err
     matches = trained("endless-match", tmp_path / "m")
     capsys.readouterr()
     assert cli.main(["play", matches, "--matches", "4", "--num-envs", "1", "--max-episode-steps", "5", "--json"]) == 0

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.runs.checkpoint import CheckpointError, load, load_best, load_newest, pack, save, unpack
+from headrace.runs.checkpoint import CheckpointError, load, load_best, load_newest, save
+from headrace.runs.state_tree import pack, unpack
 from headrace.runs.training_state import load_optimizer, random_state, set_random_state
 
 

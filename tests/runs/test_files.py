@@ -57,8 +57,8 @@ def test_what_a_full_disk_refuses_is_written_when_there_is_room(tmp_path):
     assert fits == "[None, None]"
     assert "cannot be written now (File too large). The data is kept" in refused
     assert whole == "['123456789', '123456789']", "no torn line"
-    assert still == "False"
-    assert room == "None"
+    assert still == "True", "it was said once"
+    assert "f is written again, with all that was kept" in room
     assert after == "['123456789', '123456789', 'too', 'long', 'x', 'y', 'last']"
     assert "No space left on the disk for the last data" in lost
 
@@ -78,9 +78,42 @@ METRICS = """
     print([bool(problem) for problem in problems])
 """
 
+REWIND = """
+    import resource, sys
+    from headrace.config import Config
+    from headrace.runs.metrics import MetricsWriter
+    def room(size):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    with MetricsWriter(sys.argv[1], Config()) as writer:
+        for step in range(1, 9):
+            writer.write({"global_step": step, "charts/SPS": 1.0})
+            writer.write_curve([(step, 1.0, 0.0, 2.0)])
+        room(10)
+        try:
+            writer.rewind(6)
+        except OSError as error:
+            print(error.strerror)
+        other = open(sys.argv[1] + "/other", "wb")  # its number is that of a file closed too early
+        print(writer.write_curve([(9, 1.0, 0.0, 2.0)]))
+        room(10**9)
+        writer.rewind(6)
+        writer.write_curve([(7, 3.0, 0.0, 2.0)])
+        writer.write({"global_step": 7, "charts/SPS": 3.0})
+"""
+
 
 def test_metrics_survive_a_full_disk(tmp_path):
-    assert run(METRICS, tmp_path).strip() == "[True, True, True, False, False]"
+    assert run(METRICS, tmp_path).strip() == "[True, False, False, True, False]"
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("charts/SPS")] == [1, 2, 3, 4, 5, 6]
     assert [line["global_step"] for line in read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_cannot_be_rewound_on_a_full_disk_stays_and_is_written_to(tmp_path):
+    """Files that were closed before they could be replaced took their later lines into whatever got their number."""
+    cause, problem = run(REWIND, tmp_path).splitlines()
+    assert cause == "File too large"
+    assert "curve.jsonl cannot be written now (File too large)" in problem
+    assert (tmp_path / "other").read_bytes() == b""
+    assert [line["global_step"] for line in read_jsonl(tmp_path / "curve.jsonl")] == [1, 2, 3, 4, 5, 6, 7]
+    assert [line["charts/SPS"] for line in read_jsonl(tmp_path / "metrics.jsonl")] == [1.0] * 6 + [3.0]

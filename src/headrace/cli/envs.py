@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from headrace.cli.options import parse
+from headrace.cli.options import Imports, parse
 from headrace.config.file_reading import shortened
 from headrace.envs.core import registry
 from headrace.envs.core.errors import MissingExtra
@@ -23,7 +23,7 @@ class Envs:
 
     pattern: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="PATTERN")] = ""
     """Show only ids that contain this text, or match it as a pattern with * and ?."""
-    imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
+    imports: Imports = ()
     """Python files to import first. They may register environments, which are listed then."""
 
 

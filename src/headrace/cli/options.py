@@ -1,32 +1,51 @@
-"""Parsing of command options, shared by the commands."""
+"""Options that several commands have, and how a command reads its own."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from headrace.config import ConfigError
-from headrace.config.ranges import MANY
+from headrace.config.ranges import Range, check
 from headrace.processes.output import discard, tolerantly
+
+Imports = Annotated[tuple[str, ...], tyro.conf.arg(name="import")]
+NumEnvs = Annotated[int, Range(1, 65_536)]
+
+
+@dataclasses.dataclass(kw_only=True)
+class PolicyOptions:
+    """Which trained policy acts, and how."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Run folder."""
+    policy: Annotated[int, Range(0, 255)] = 0
+    """Number of the policy, from 0, where the run trained several (`population.size`)."""
+    checkpoint: Literal["newest", "best"] = "newest"
+    """Checkpoint that is loaded."""
+    deterministic: bool = False
+    """Draw no action at random: take the most probable one, or the one of the highest value."""
+    seed: Annotated[int, Range(0, 2**53)] = 0
+    """Seed of the environments and of action sampling. The same seed gives the same games. Training never plays them."""
+    imports: Imports = ()
+    """Python files to import first: those that the run was trained with. The run folder names them, but no file runs unasked."""
 
 
 def parse(kind: type, command: str, arguments: Sequence[str], **more: Any) -> Any:
-    """Parse a command's options with `tyro.cli`. A closed pipe ends its help quietly (`headrace eval --help | head`)."""
+    """Parse a command's options with `tyro.cli`. A closed pipe ends its help quietly (`headrace eval --help | head`).
+
+    Raises `ConfigError` for a value out of its range.
+    """
     try:
-        return tyro.cli(kind, prog=f"headrace {command}", args=arguments, **more)
+        parsed = tyro.cli(kind, prog=f"headrace {command}", args=arguments, **more)
     except BrokenPipeError:
         discard(sys.stdout)
         raise SystemExit(0) from None
     finally:
         tolerantly(sys.stdout.flush, sys.stdout)
-
-
-def check_numbers(**options: tuple[int | None, int]) -> None:
-    """Raise `ConfigError` where an option's value is below its least one, or above what counters hold."""
-    for name, (value, least) in options.items():
-        if value is not None and not least <= value <= MANY:
-            limit = f"least {least}" if value < least else f"most {MANY}"
-            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be at {limit}")
+    check(parsed[0] if isinstance(parsed, tuple) else parsed)  # a tuple has the arguments that are not of this kind
+    return parsed

@@ -5,55 +5,44 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-import tyro
-
-from headrace.cli.options import check_numbers, parse
+from headrace.cli.options import NumEnvs, PolicyOptions, parse
+from headrace.config.ranges import Count, Range
 from headrace.envs.core.imports import import_files
 from headrace.processes.output import show
 from headrace.processes.start import start_fork_server
 
 
-@dataclasses.dataclass
-class Play:
-    """Play matches of one trained policy against another in a multi-agent environment."""
+@dataclasses.dataclass(kw_only=True)
+class Play(PolicyOptions):
+    """Play matches of one trained policy against another in a multi-agent environment.
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Run folder of the first player."""
+    The options that both could have, such as the checkpoint, are those of both players; the number of the policy is the first
+    player's.
+    """
+
     against: str = "random"
-    """The second player, who acts for all other agents of the match: a run folder, or the name of a scripted opponent."""
-    matches: int = 100
-    """Number of matches. The first player takes every place in turn."""
-    num_envs: int | None = None
-    """Number of matches that are played at the same time. None: as many as matches, at most 16."""
-    deterministic: bool = False
-    """Draw no action at random: take the most probable one, or the one of the highest value."""
-    policy: int = 0
-    """Number of the first player's policy, from 0, where the run trained several."""
-    against_policy: int = 0
+    """The second player, who acts for all other agents of the match: a run folder, or the name of a scripted opponent, which a
+    file of --import may register."""
+    against_policy: Annotated[int, Range(0, 255)] = 0
     """Number of the second player's policy, from 0, where its run trained several."""
-    checkpoint: Literal["newest", "best"] = "newest"
-    """Checkpoint that is loaded, of both players."""
+    matches: Count = 100
+    """Number of matches. The first player takes every place in turn."""
+    num_envs: NumEnvs | None = None
+    """Number of matches that are played at the same time. None: as many as matches, at most 16."""
     video: Path | None = None
     """Name of an mp4 file for the first match. None: no video."""
-    seed: int = 0
-    """Seed of the environments and of action sampling."""
-    max_episode_steps: int | None = None
+    max_episode_steps: Count | None = None
     """Longest match in steps; it is cut off then, and whoever has the higher return by then wins. None:
     `envs.max_episode_steps` of the first player's run."""
     json: bool = False
     """Print the results as JSON."""
-    imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
-    """Python files to import first: those that the runs were trained with, and those that register scripted opponents. The run
-    folder names its own, but no file runs unasked."""
 
 
 def run(arguments: list[str]) -> int:
     """`headrace play`."""
     asked: Play = parse(Play, "play", arguments)
-    check_numbers(seed=(asked.seed, 0), matches=(asked.matches, 1), num_envs=(asked.num_envs, 1))
-    check_numbers(max_episode_steps=(asked.max_episode_steps, 1))
     start_fork_server()
     from headrace.evaluation.hang_warnings import with_limit  # these import torch
     from headrace.evaluation.matches import play, record_match

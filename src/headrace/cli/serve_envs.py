@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import Annotated
 
 import tyro
 
-from headrace.cli.options import check_numbers, parse
-from headrace.config import Config, EnvConfig, override
+from headrace.cli.options import Imports, NumEnvs, parse
+from headrace.config import EnvConfig
 from headrace.envs.core import registry
 from headrace.envs.core.imports import import_files
 from headrace.envs.core.settings import default_options
@@ -24,7 +23,7 @@ class ServeEnvs:
 
     env: str
     """Environment, as family/name."""
-    num_envs: int = 32
+    num_envs: NumEnvs = 32
     """Largest number of environments that are in use at a time."""
     listen: str = "127.0.0.1:7777"
     """Address at which to listen for runs, as HOST:PORT. An address that other machines can reach needs a token."""
@@ -41,7 +40,7 @@ class ServeEnvs:
     """File with the certificate that signed the TLS certificate of the run that is dialled. None: no TLS."""
     compression: bool = False
     """Compress what is sent (gzip). This takes far more processor time than it saves on a fast network."""
-    imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
+    imports: Imports = ()
     """Python files to import first. They may register environments."""
     envs: EnvConfig = dataclasses.field(default_factory=EnvConfig)
 
@@ -53,13 +52,11 @@ def run(arguments: list[str]) -> int:
     first.add_argument("--import", dest="imports", nargs="*", default=[])
     known, _ = first.parse_known_args(arguments)
     import_files(known.imports)
-    default = EnvConfig()
+    default = ServeEnvs(env=tyro.MISSING)
     if known.env:
         registry.check_id(known.env)
-        default = default_options(known.env)
-    asked: ServeEnvs = parse(ServeEnvs, "serve-envs", arguments, default=ServeEnvs(env=known.env or tyro.MISSING, envs=default))
-    check_numbers(num_envs=(asked.num_envs, 1))
-    override(Config(), envs=asked.envs)  # their ranges
+        default = ServeEnvs(env=known.env, envs=default_options(known.env))
+    asked: ServeEnvs = parse(ServeEnvs, "serve-envs", arguments, default=default)
     from headrace.envs.remote.server import make_offer, serve_offer  # imports gRPC
     from headrace.transport.credentials import credentials
 

@@ -11,6 +11,7 @@ import tyro
 from headrace import tune
 from headrace.cli.flags import given_settings, parse_config
 from headrace.cli.options import parse
+from headrace.config.ranges import Range
 
 
 @dataclasses.dataclass
@@ -23,9 +24,9 @@ class Tune:
 
     env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
     """Environment, as family/name."""
-    minutes: float = 2.0
+    minutes: Annotated[float, Range(0, 1e6, above=True)] = 2.0
     """Approximate time that the search takes (minutes)."""
-    batch_sizes: tuple[int, ...] = ()
+    batch_sizes: tuple[Annotated[int, Range(1, 2**31 - 1)], ...] = ()
     """Values of learning.batch_size to try. Another batch size changes what is learned, not only how fast."""
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import types
-import typing
 from pathlib import Path
 from typing import Any
 
@@ -49,21 +47,19 @@ def from_dict(data: dict[str, Any]) -> Config:
 
 
 def _build(data: Any, cls: type, prefix: str) -> Any:
+    """JSON has no tuples and no dataclasses: put them back where the settings have them."""
     if not isinstance(data, dict):
         raise ConfigError(f"{prefix.rstrip('.') or 'a configuration'} must be a JSON object, not {json.dumps(data):.40}")
-    hints = typing.get_type_hints(cls)
-    if unknown := sorted(prefix + name for name in data.keys() - hints.keys()):
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    if unknown := sorted(prefix + name for name in data.keys() - fields.keys()):
         raise ConfigError(f"unknown setting{'s' if len(unknown) > 1 else ''}: {', '.join(unknown)}")
-    return cls(**{name: _from_json(value, hints[name], f"{prefix}{name}.") for name, value in data.items()})
-
-
-def _from_json(value: Any, hint: Any, prefix: str) -> Any:
-    """JSON has no tuples and no dataclasses: put them back where the annotation has them."""
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _build(value, hint, prefix)
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union else (hint,)
-    is_tuple = isinstance(value, list) and any(typing.get_origin(option) is tuple for option in options)
-    return tuple(value) if is_tuple else value
+    made = {}
+    for name, value in data.items():
+        group: Any = fields[name].default_factory
+        if dataclasses.is_dataclass(group):
+            value = _build(value, group, f"{prefix}{name}.")  # type: ignore[arg-type]
+        made[name] = tuple(value) if isinstance(value, list) else value
+    return cls(**made)
 
 
 def load(path: os.PathLike[str] | str) -> Config:
@@ -95,9 +91,8 @@ def load(path: os.PathLike[str] | str) -> Config:
 
 def _names(data: dict[str, Any]) -> set[str]:
     """Dotted names of the settings in `data`, groups included; what is within a setting is not looked at."""
-    groups = {field.name for field in dataclasses.fields(Config) if dataclasses.is_dataclass(field.default_factory)}
-    inside = [(name, data[name]) for name in groups & data.keys() if isinstance(data[name], dict)]
-    return data.keys() | {f"{name}.{setting}" for name, settings in inside for setting in settings}
+    groups = [(name, group) for name, group in data.items() if isinstance(group, dict)]
+    return data.keys() | {f"{name}.{setting}" for name, group in groups for setting in group}
 
 
 def _some(names: list[str]) -> str:

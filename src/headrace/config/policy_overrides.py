@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from headrace.config.errors import ConfigError
@@ -30,31 +29,24 @@ def policy_config(config: Config, policy: int) -> Config:
 
     Raises `ConfigError` for settings that do not exist, have values that are not allowed, or cannot differ between policies.
     """
-    own = _of(config, policy)
+    own: dict[str, Any] = config.population.overrides.get(str(policy), {})
+    if not isinstance(own, dict):
+        raise ConfigError(
+            f"population.overrides of policy {policy} is {own!r:.60}; it must be a JSON object of dotted settings, such as "
+            '{"learning.learning_rate": 0.001}'
+        )
     if not own and policy == 0:
         return config
     for name in own:
-        reason = SHARED.get(name) or SHARED.get(name.split(".")[0])
-        if reason:
+        if reason := SHARED.get(name) or SHARED.get(name.split(".")[0]):
             raise ConfigError(f"population.overrides: {name} of policy {policy} must be that of the run, since {reason}")
     try:
         made = override(config, **own)
     except ConfigError as error:
         raise ConfigError(f"population.overrides of policy {policy}: {error}") from error
     if policy:  # policies start with different weights, and the default name of the run folder follows from the seed
-        made = override(made, **{"run.folder": str(config.run_folder)})
-        made = dataclasses.replace(made, seed=random_seed(Use.POLICY, config.seed, policy) % 2**31)
+        made.run.folder, made.seed = str(config.run_folder), random_seed(Use.POLICY, config.seed, policy) % 2**31
     return made
-
-
-def _of(config: Config, policy: int) -> dict[str, Any]:
-    own = config.population.overrides.get(str(policy), {})
-    if not isinstance(own, dict):
-        raise ConfigError(
-            f"population.overrides of policy {policy} is {own!r:.60}; it must be a JSON object of dotted settings, such as "
-            '{"learning.learning_rate": 0.001}'
-        )
-    return own
 
 
 def policy_configs(config: Config) -> list[Config]:

@@ -16,11 +16,13 @@ import sys
 import types
 import typing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from headrace.config.errors import ConfigError
+from headrace.config.file_reading import shortened
 
 
 @dataclass(frozen=True)
@@ -95,23 +97,19 @@ def check(settings: Any, prefix: str = "") -> None:
         name, value, hint = prefix + field.name, getattr(settings, field.name), hints[field.name]
         if dataclasses.is_dataclass(hint):
             if not isinstance(value, hint):  # type: ignore[arg-type]
-                raise ConfigError(f"{name} is {_shown(value)}; it must be a group of settings")
+                raise ConfigError(f"{name} is {shortened(repr(value), 100)}; it must be a group of settings")
             check(value, f"{name}.")
         elif fault := _fault(value, hint):
-            raise ConfigError(f"{name} is {_shown(value)}; {fault}")
+            raise ConfigError(f"{name} is {shortened(repr(value), 100)}; {fault}")
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."
-
-
-_KINDS: dict[type, tuple[tuple[type, ...], str]] = {
-    bool: ((bool,), "true or false"),
-    int: ((int,), "a whole number"),
-    float: ((int, float), "a number"),
-    str: ((str,), "text"),
-    dict: ((dict,), "a JSON object"),
+_KINDS: dict[type, tuple[Any, str]] = {
+    bool: (bool, "true or false"),
+    int: (int, "a whole number"),
+    float: (int | float, "a number"),
+    str: (str, "text"),
+    Path: (Path, "a path"),
+    dict: (dict, "a JSON object"),
 }
 """For each type of a setting: the types its value may have, and its name in messages."""
 
@@ -120,26 +118,22 @@ def _fault(value: Any, hint: Any) -> str | None:
     """The text "it must be ..." where `value` is not what the annotation `hint` says; None where it is."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        inner, *metadata = arguments
-        if fault := _fault(value, inner):
-            return fault
-        faults = [limit.fault(value) for limit in metadata if isinstance(limit, Range) and value is not None]
-        return next((f"it must be {fault}" for fault in faults if fault), None)
+        ranges = [limit for limit in arguments[1:] if isinstance(limit, Range) and value is not None]
+        faults = (f"it must be {fault}" for limit in ranges if (fault := limit.fault(value)))
+        return _fault(value, arguments[0]) or next(faults, None)
     if origin in (typing.Union, types.UnionType):
         found = [_fault(value, option) for option in arguments if option is not types.NoneType]
         allowed = None in found or (value is None and types.NoneType in arguments)
         return None if allowed else found[0]
     if origin is Literal:
-        names = ", ".join(map(str, arguments))
-        return None if isinstance(value, str) and value in arguments else f"it must be one of {names}"
+        return None if value in arguments else f"it must be one of {', '.join(arguments)}"
     if origin is tuple:
         return _tuple_fault(value, arguments)
     allowed_types, words = _KINDS[origin or hint]
     if not isinstance(value, allowed_types) or (isinstance(value, bool) and hint is not bool):
         return f"it must be {words}"
-    if hint is float and (fault := Range().fault(typing.cast(float, value))):
-        return f"it must be {fault}"
-    return None
+    finite = hint is not float or abs(value) <= sys.float_info.max
+    return None if finite else "it must be a finite number"
 
 
 def _tuple_fault(value: Any, items: tuple[Any, ...]) -> str | None:
@@ -149,5 +143,5 @@ def _tuple_fault(value: Any, items: tuple[Any, ...]) -> str | None:
         items = items[:1] * len(value)
     if len(value) != len(items):
         return f"it must be a list of {len(items)}"
-    found = next(filter(None, (_fault(item, hint) for item, hint in zip(value, items, strict=True))), None)
-    return found and found.replace("it must", "each must", 1)
+    faults = filter(None, map(_fault, value, items))
+    return next((fault.replace("it must", "each must", 1) for fault in faults), None)

@@ -129,7 +129,7 @@ class Config:
 
     @property
     def num_slots(self) -> int:
-        """Trajectory slots of a policy, where every policy acts for an equal share of the groups."""
+        """Trajectory slots of a policy that acts for `most_lanes`."""
         return self.slots_for(self.most_lanes)
 
     @property

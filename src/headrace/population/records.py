@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from headrace.config import Config, ConfigError
-from headrace.runs.files import AppendFile, read_json_lines, write_json_lines, write_whole
+from headrace.runs.files import AppendFile, read_json_lines, write_whole
 from headrace.runs.plots import curve, new_figure
 
 DECISIONS, STANDINGS = "population.jsonl", "standings.json"
@@ -63,8 +63,11 @@ class Records:
             with suppress(OSError):  # a full disk: the older line stays, too
                 self._keep(lambda line: line["policy"] != policy or line.get("decision", -1) < decision)
         self._note(record)
+        return self._opened().append(json.dumps(record).encode() + b"\n")
+
+    def _opened(self) -> AppendFile:
         self._file = self._file or AppendFile(self._folder / DECISIONS)
-        return self._file.append(json.dumps(record).encode() + b"\n")
+        return self._file
 
     def _note(self, line: dict[str, Any]) -> None:
         self._newest.setdefault(line["policy"], deque(maxlen=NEWEST)).append(line)
@@ -77,9 +80,7 @@ class Records:
 
     def _keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Remove all other lines."""
-        self.close()
-        kept = [line for line in read_decisions(self._folder) if wanted(line)]
-        write_json_lines(self._folder / DECISIONS, kept)
+        kept = self._opened().keep_lines(lambda line: _is_decision(line) and wanted(line))
         self._newest = {}
         for line in kept:
             self._note(line)
@@ -101,7 +102,11 @@ class Records:
 
 def read_decisions(run: os.PathLike[str] | str) -> list[dict[str, Any]]:
     """The decisions of a run in the order in which they were made; a line that a crash cut short is left out."""
-    return [line for line in read_json_lines(Path(run) / DECISIONS) if isinstance(line, dict) and "policy" in line]
+    return [line for line in read_json_lines(Path(run) / DECISIONS) if _is_decision(line)]
+
+
+def _is_decision(line: Any) -> bool:
+    return isinstance(line, dict) and "policy" in line
 
 
 def sentence(record: dict[str, Any]) -> str | None:

@@ -6,6 +6,7 @@ need the slots that the learner frees. In a ring the part that waits least is th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -33,19 +34,13 @@ class Change(NamedTuple):
     """Whether a run with these settings can be changed so: it is not like that already, and this machine can do it."""
 
 
-def _bf16_helps(config: Config) -> bool:
-    return config.precision != "bf16" and hardware.native_bf16(config.device)
-
-
-def _cores_left(config: Config) -> bool:
-    return config.sampling.num_workers < hardware.cores()
-
-
-_BF16 = Change("learning.precision bf16", _bf16_helps)
+_BF16 = Change("learning.precision bf16", lambda config: config.precision != "bf16" and hardware.native_bf16(config.device))
 _SMALLER_NETWORK = Change("a smaller network")
 _ACCELERATOR = Change("an accelerator", lambda config: config.device == "cpu")
 _EPOCHS = Change("fewer learning.num-epochs", lambda config: config.learning.num_epochs > 1)
-_MORE_WORKERS = Change("more sampling.num-workers (up to one per core)", _cores_left)
+_MORE_WORKERS = Change(
+    "more sampling.num-workers (up to one per core)", lambda config: config.sampling.num_workers < hardware.cores()
+)
 _MORE_ENVS = Change("more environments per worker (sampling.envs-per-worker)")
 _MORE_AT_A_TIME = Change("more environments at a time (sampling.envs-per-worker)")
 
@@ -118,12 +113,14 @@ def find(metrics: dict[str, float], config: Config) -> Bottleneck:
     A part without such keys (policy workers in `inline` placement) is left out. Other keys are ignored. `config`: of the run; it
     decides which settings there are to change.
     """
+    if config.sampling.placement == "serial":  # one part works at a time, so no part waits for another
+        learning = 1 - metrics.get("time/learner/wait", math.nan)
+        finding = f"Serial placement: {learning:.0%} of the time is spent learning, the rest collecting experience."
+        return Bottleneck("unknown", "" if math.isnan(learning) else finding, "")
     if "time/learner/wait" not in metrics or "time/rollout/step" not in metrics:
         return Bottleneck("unknown", "No timings yet.", "")
-    waiting: dict[Part, float] = {
-        "learner": waiting_share(metrics, "learner"),
-        "environments": waiting_share(metrics, "rollout"),
-    }
+    waiting: dict[Part, float] = {}
+    waiting["learner"], waiting["environments"] = waiting_share(metrics, "learner"), waiting_share(metrics, "rollout")
     if "time/policy/wait" in metrics:
         waiting["policy"] = waiting_share(metrics, "policy")
     computing = metrics.get("time/rollout/forward", 0.0)
@@ -134,13 +131,13 @@ def find(metrics: dict[str, float], config: Config) -> Bottleneck:
     least, in_turns = waiting[part], config.sampling.placement == "device"  # there each part waits while another has the device
     if max(waiting.values()) < BUSY:
         return Bottleneck("processor", "No part waits: every part is busy all the time.", advise("processor", config))
-    if least > IDLE and not in_turns and metrics.get("system/cpu", 0.0) > SATURATED:
-        finding = f"The processor is the bottleneck ({metrics['system/cpu']:.0%} in use): the parts take turns on its cores."
-        return Bottleneck("processor", finding, advise("processor", config))
     if least > IDLE and not in_turns:
+        if (cpu := metrics.get("system/cpu", 0.0)) > SATURATED:
+            finding = f"The processor is the bottleneck ({cpu:.0%} in use): the parts take turns on its cores."
+            return Bottleneck("processor", finding, advise("processor", config))
         finding = f"Every part waits (the busiest one {least:.0%} of its time): too little work is in progress at a time."
         return Bottleneck("handover", finding, advise("handover", config))
-    others = ", ".join(f"{_WHO[name]} {waiting[name]:.0%}" for name in sorted(waiting, key=lambda name: waiting[name]))
+    others = ", ".join(f"{_WHO[name]} {share:.0%}" for name, share in sorted(waiting.items(), key=lambda item: item[1]))
     subject = "The environments are" if part == "environments" else f"The {part} is"
     if part == "policy" and "time/policy/wait" not in metrics:
         others += f"; rollout workers compute actions {computing:.0%} of their time"

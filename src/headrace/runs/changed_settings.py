@@ -7,20 +7,16 @@ from pathlib import Path
 
 from headrace.config import Config, ConfigError, flattened, to_dict
 
+_NETWORK = "it describes the network whose weights are in the checkpoint"
+_OBSERVATIONS = "it sets the shape of the observations the network was made for"
 STRUCTURAL = {
     "env": "the network was made for this environment",
-    "policy": "it describes the network whose weights are in the checkpoint",
-    "envs.resize": "it sets the shape of the observations the network was made for",
-    "envs.grayscale": "it sets the shape of the observations the network was made for",
-    "envs.frame_stack": "it sets the shape of the observations the network was made for",
+    **dict.fromkeys(("policy", "q.dueling", "q.noisy", "q.actor_layers", "q.critic_layers"), _NETWORK),
+    **dict.fromkeys(("envs.resize", "envs.grayscale", "envs.frame_stack"), _OBSERVATIONS),
     "envs.frameskip": "it sets what one step means, and the run counts steps",
     "envs.protocol": "it sets the task that the run's metrics are about",
     "q.atoms": "it sets the shape of the network's last layer",
     "q.support": "it sets what the network's outputs mean",
-    "q.dueling": "it describes the network whose weights are in the checkpoint",
-    "q.noisy": "it describes the network whose weights are in the checkpoint",
-    "q.actor_layers": "it describes the network whose weights are in the checkpoint",
-    "q.critic_layers": "it describes the network whose weights are in the checkpoint",
     "population.size": "each policy has its own folder and its own share of the environments",
     "learning.algorithm": "the checkpoint holds the state of this algorithm",
     "learning.optimizer": "the checkpoint holds the state of this optimizer",

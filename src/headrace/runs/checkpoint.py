@@ -22,7 +22,7 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,9 +36,7 @@ from headrace.config.file_reading import Unreadable, parse_json, read_bytes, sho
 from headrace.runs import state_tree
 from headrace.runs.error_texts import reason
 from headrace.runs.files import free_space, sha256, write_synced
-from headrace.runs.state_tree import on_cpu, pack, unpack
-
-__all__ = ["Checkpoint", "CheckpointError", "find", "load", "load_best", "load_newest", "pack", "save", "unpack"]
+from headrace.runs.state_tree import on_cpu, unpack
 
 FORMAT = 1
 """Version of the layout on disk."""
@@ -72,7 +70,7 @@ class Checkpoint:
     """A message for each checkpoint that was skipped, because it is damaged or does not fit."""
 
     def unpack(self) -> Any:
-        """The tree that was given to `pack`. Raises `CheckpointError` if the files do not belong together."""
+        """The tree that was given to `state_tree.pack`. Raises `CheckpointError` if the files do not belong together."""
         try:
             return unpack(self.tensors, self.state)
         except ValueError as error:
@@ -81,7 +79,6 @@ class Checkpoint:
 
 Use = Callable[[Checkpoint], None]
 """Takes what a checkpoint holds, or raises `CheckpointError` where it does not fit."""
-
 
 # -- writing ----------------------------------------------------------------------------------------------------------
 
@@ -116,7 +113,8 @@ def save(
         "saved": time.time(),
         "files": {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in files.items()},
     }
-    files[_MANIFEST] = _seal(manifest)
+    body = json.dumps(manifest, indent=1).encode() + b"\n"
+    files[_MANIFEST] = sha256(body).encode() + b"\n" + body
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -194,7 +192,7 @@ def load(path: os.PathLike[str] | str) -> Checkpoint:
     """Read and verify one checkpoint. Raises `CheckpointError` if any byte differs from what was written."""
     path = Path(path)
     manifest = _manifest(path)
-    data = {name: _read_verified(path / name, *manifest.files[name]) for name in (_TENSORS, _STATE)}
+    data = {name: _read_verified(path / name, *facts) for name, facts in manifest.files.items()}
     try:
         tensors = safetensors.torch.load(data[_TENSORS])
     except Exception as error:  # the library raises errors of many kinds for what it did not write
@@ -239,12 +237,10 @@ def load_best(folder: os.PathLike[str] | str, use: Use | None = None) -> Checkpo
     unreadable: list[str] = []
     for number, path in _entries(Path(folder)):
         try:
-            score = _manifest(path).score
+            if (score := _manifest(path).score) is not None:
+                scored.append((score, number, path))
         except CheckpointError as error:
             unreadable.append(str(error))
-            continue
-        if score is not None:
-            scored.append((score, number, path))
     return _first_usable([path for *_, path in sorted(scored, reverse=True)], use, folder, unreadable)
 
 
@@ -254,19 +250,18 @@ def find(folder: os.PathLike[str] | str, step: int) -> Path | None:
 
 
 def _first_usable(
-    paths: list[Path], use: Use | None, folder: os.PathLike[str] | str, damaged: list[str] | None = None
+    paths: Iterable[Path], use: Use | None, folder: os.PathLike[str] | str, damaged: Iterable[str] = ()
 ) -> Checkpoint | None:
     """The first usable checkpoint of `paths`. `damaged`: messages about checkpoints already found to be unusable."""
-    damaged = damaged or []
+    damaged = list(damaged)
     for path in paths:
         try:
             found = load(path)
             if use is not None:
                 use(found)
+            return replace(found, damaged=tuple(damaged))
         except CheckpointError as error:
             damaged.append(str(error))
-            continue
-        return replace(found, damaged=tuple(damaged))
     if not damaged:
         return None
     more = f"\n  and {len(damaged) - _LISTED} more" if len(damaged) > _LISTED else ""
@@ -293,8 +288,6 @@ def _read_verified(path: Path, size: int, digest: str) -> bytes:
         data = read_bytes(path, size)
     except Unreadable as error:
         raise CheckpointError(f"{path} is damaged: {error.reason}") from error
-    if len(data) != size:
-        raise CheckpointError(f"{path} is damaged: {len(data)} bytes, {size} were written")
     if sha256(data) != digest:
         raise CheckpointError(f"{path} is damaged: its SHA-256 differs from that of the data written")
     return data
@@ -324,23 +317,14 @@ def _manifest(path: Path) -> _Manifest:
     if isinstance(data, dict) and data.get("format") != FORMAT:
         raise CheckpointError(f"{path} has format {data.get('format')!r:.40}; this version reads format {FORMAT}")
     try:
+        step, score = data["step"], data["score"]
         files = {name: (data["files"][name]["bytes"], data["files"][name]["sha256"]) for name in (_TENSORS, _STATE)}
-        manifest = _Manifest(data["step"], data["score"], data["milestone"], files)
-    except (KeyError, TypeError) as error:
+        whole = all(type(number) is int and number >= 0 for number in (step, *(size for size, _ in files.values())))
+        if not whole or not (score is None or math.isfinite(score)):
+            raise ValueError("its numbers are impossible")
+        return _Manifest(step, score, data["milestone"], files)
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{where} is damaged: it does not say what a manifest says ({error!r:.100})") from error
-    score = manifest.score
-    sizes = [size for size, _ in files.values()]
-    if not all(type(number) is int and number >= 0 for number in (manifest.step, *sizes)) or not (
-        score is None or (type(score) in (int, float) and math.isfinite(score))
-    ):
-        raise CheckpointError(f"{where} is damaged: its numbers are impossible")
-    return manifest
-
-
-def _seal(manifest: dict[str, Any]) -> bytes:
-    """The manifest's bytes: the SHA-256 of the JSON on the first line, then the JSON."""
-    body = json.dumps(manifest, indent=1).encode() + b"\n"
-    return sha256(body).encode() + b"\n" + body
 
 
 # -- for another process -----------------------------------------------------------------------------------------------

@@ -25,11 +25,10 @@ from headrace.shm.phases import PARTS, PHASES
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE = 60
+_COLOURS = ("green", "cyan", "magenta", "blue", "yellow")
 
 LAST_OUTPUT_TIMEOUT = 2.0
 """Seconds that the end of a run waits for a terminal that was stopped."""
-_COLOURS = ("green", "cyan", "magenta", "blue", "yellow")
-
 
 _BEST = "best return"
 _LOSSES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac", "grad_norm")
@@ -49,7 +48,7 @@ _FACTS = {
 
 @dataclass(frozen=True)
 class _Room:
-    """What a screen shows; the last ones of `_ROOMS` are for low terminals."""
+    """What a screen shows."""
 
     blank_lines: bool = True
     least_share: float = 0.005
@@ -68,6 +67,7 @@ _ROOMS = (
     _Room(blank_lines=False, times=False, advice=False),
     _Room(blank_lines=False, times=False, advice=False, facts=False),
 )
+"""The last ones are for low terminals."""
 
 
 class _Screen(Console):
@@ -99,8 +99,7 @@ class Dashboard:
         if self._live is not None:
             tolerantly(self._live.refresh, self.console.file)
         else:
-            line = self._line()
-            tolerantly(lambda: self.console.print(line, soft_wrap=True, markup=False, highlight=False), self.console.file)
+            self.message(self._line())
 
     def curve(self, returns: Iterable[float]) -> None:
         """Further points of the curve of mean returns, which the next `update` shows."""
@@ -148,22 +147,13 @@ class Dashboard:
             f"{number(self._value('charts/FPS'))} frames/s",
             f"left {duration(self._seconds_left)}",
             f"return {number(self._value('charts/episodic_return_100'))}",
-            *(["tasks " + ", ".join(f"{name} {value}" for name, value in self._tasks())] if self._tasks() else []),
+            "tasks " + ", ".join(f"{name} {value}" for name, value in tasks) if (tasks := self._tasks()) else "",
             f"lag {number(self._value('lag/mean'))}",
+            f"Elo {number(self.metrics['matches/elo'])}" if "matches/elo" in self.metrics else "",
+            f"faults {number(faults)}" if (faults := self.metrics["sampling/faults"]) else "",
+            bottleneck.find(self.metrics, self.config).finding,
         ]
-        if "matches/elo" in self.metrics:
-            parts.append(f"Elo {number(self._value('matches/elo'))}")
-        if self._value("sampling/faults") > 0:
-            parts.append(f"faults {number(self._value('sampling/faults'))}")
-        return " | ".join([*parts, self._bottleneck().finding])
-
-    def _bottleneck(self) -> bottleneck.Bottleneck:
-        if self.config.sampling.placement == "serial":  # one part works at a time, so no part waits for another
-            learning = 1 - self._value("time/learner/wait")
-            words = f"Serial placement: {learning:.0%} of the time is spent learning, the rest collecting experience."
-            finding = "" if math.isnan(learning) else words
-            return bottleneck.Bottleneck("unknown", finding, "")
-        return bottleneck.find(self.metrics, self.config)
+        return " | ".join(filter(None, parts))
 
     def _screen(self) -> RenderableType:
         """The fullest screen that the terminal has room for: rich would cut off the end of a higher one."""
@@ -183,28 +173,26 @@ class Dashboard:
             ProgressBar(total=total, completed=min(self._step, total)),
             f"{self._step / total:.1%}  {self._step:,} of {total:,} steps  left {duration(self._seconds_left)}",
         )
-        columns = Table.grid(padding=(0, 4))
-        columns.add_row(*map(self._facts, _FACTS))
-        found = self._bottleneck()
-        colour = "yellow" if found.advice else "white"
         parts: list[RenderableType] = [head]
         if room.facts:
+            columns = Table.grid(padding=(0, 4))
+            columns.add_row(*map(self._facts, _FACTS))
             parts += [columns]
         parts += [Text.assemble(("return  ", "dim"), (sparkline(self._returns, _CURVE), "green"))]
-        if self._tasks():
-            values = [Text.assemble((f"{name} ", "dim"), f"{value}  ") for name, value in self._tasks()]
+        if tasks := self._tasks():
+            values = [Text.assemble((f"{name} ", "dim"), f"{value}  ") for name, value in tasks]
             parts += [Text.assemble(("tasks   ", "dim"), *values)]
         if room.times:
             parts += [self._times(room.least_share)]
-        advice = found.advice if room.advice else ""
+        found = bottleneck.find(self.metrics, self.config)
+        colour, advice = "yellow" if found.advice else "white", found.advice if room.advice else ""
         parts += [Text.assemble((found.finding, f"bold {colour}"), " " if advice else "", (advice, "dim"))]
         if room.blank_lines:
-            parts = [part for pair in zip(parts, [Text()] * len(parts), strict=True) for part in pair][:-1]
+            parts = [line for part in parts for line in (part, Text())][:-1]
         c = self.config
-        return Panel(
-            Group(*parts), title=f"headrace  {self._env}  {c.learning.algorithm}  seed {c.seed}", title_align="left",
-            border_style="blue",
-        )  # fmt: skip
+        env = c.env if len(c.tasks) == 1 else f"{len(c.tasks)} tasks"
+        title = f"headrace  {env}  {c.learning.algorithm}  seed {c.seed}"
+        return Panel(Group(*parts), title=title, title_align="left", border_style="blue")
 
     def _facts(self, title: str) -> Table:
         table = Table.grid(padding=(0, 1))
@@ -216,11 +204,6 @@ class Dashboard:
             elif not math.isnan(value):
                 table.add_row(Text(name, style="dim"), Text(f"{value:.4g}", justify="right"))
         return table
-
-    @property
-    def _env(self) -> str:
-        tasks = self.config.tasks
-        return tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
 
     def _tasks(self) -> list[tuple[str, str]]:
         """Of several tasks, the mean return of each and the capped mean score of all; none before an episode has ended."""

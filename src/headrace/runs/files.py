@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,18 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def replaceable(path: Path) -> Path:
+    """The file that a path names, links followed, which need not exist. Raises `OSError` where something is there that is no
+    regular file: a device, a pipe or a folder must not be replaced."""
+    real = Path(os.path.realpath(path))
+    if os.path.lexists(real) and not real.is_file():
+        raise OSError(None, "it is no regular file", str(path))
+    return real
+
+
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file. After a crash there is either the old or the new one."""
+    """Replace a file. After a crash there is either the old or the new one. Raises `OSError`, also as `replaceable`."""
+    path = replaceable(path)
     aside = path.with_name(f".tmp-{path.name}")
     aside.unlink(missing_ok=True)
     try:
@@ -49,25 +59,6 @@ def write_whole(path: Path, text: str) -> None:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
-
-
-def read_json_lines(path: Path) -> list[Any]:
-    """What the lines of a file hold; those that a crash cut short or a power failure garbled are left out. Raises `OSError`."""
-    with open_regular(path) as file:
-        try:
-            texts = file.read().decode(errors="replace").split("\n")
-        except MemoryError as error:
-            raise OSError(errno.ENOMEM, "not enough memory to read it", str(path)) from error
-    lines = []
-    for text in texts:
-        with suppress(ValueError, RecursionError):
-            lines.append(json.loads(text))
-    return lines
-
-
-def write_json_lines(path: Path, lines: Iterable[Any]) -> None:
-    """Replace a file by one with these lines, as `write_whole`."""
-    write_whole(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 class AppendFile:
@@ -79,15 +70,21 @@ class AppendFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Without O_NONBLOCK the opening of a pipe would wait for a reader.
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-            os.close(self._fd)
-            raise OSError(None, "it is no regular file", str(path))
+        self._fd = self._open()
         self._pending = b""
+        self._failing = False
+
+    def _open(self) -> int:
+        # Without O_NONBLOCK the opening of a pipe would wait for a reader.
+        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(None, "it is no regular file", str(self.path))
+        return fd
 
     def append(self, piece: bytes) -> str | None:
-        """Append one piece. Returns None, or a message for the user if it could not be written now."""
+        """Append one piece. Returns None, or a message for the user: when pieces cannot be written from now on, and when they can
+        be again."""
         self._pending += piece
         end = None
         try:
@@ -99,13 +96,45 @@ class AppendFile:
             with suppress(OSError):  # no torn piece
                 if end is not None:
                     os.ftruncate(self._fd, end)
-            return f"{self.path} cannot be written now ({error.strerror}). The data is kept and written as soon as possible"
+            known, self._failing = self._failing, True
+            problem = f"{self.path} cannot be written now ({error.strerror}). The data is kept and written as soon as possible"
+            return None if known else problem
+        before, self._failing, self._pending = self._failing, False, b""
+        return f"{self.path} is written again, with all that was kept" if before else None
+
+    def keep_lines(self, wanted: Callable[[Any], bool]) -> list[Any]:
+        """Remove all but the `wanted` of the file's JSON lines; returns those. After a crash there is the old or the new file.
+
+        Raises `OSError`; the file is then as it was.
+        """
+        there = read_json_lines(self.path) if os.path.lexists(self.path) else []
+        lines = [line for line in (*there, *_json_lines(self._pending)) if wanted(line)]
+        write_whole(self.path, "".join(json.dumps(line) + "\n" for line in lines))
+        before, self._fd = self._fd, self._open()
+        os.close(before)
         self._pending = b""
-        return None
+        return lines
 
     def close(self) -> None:
         """Write what was kept, and close the file. Raises `OSError` if that is still impossible."""
-        problem = self.append(b"")
+        self.append(b"")
         os.close(self._fd)
-        if problem:
+        if self._failing:
             raise OSError(errno.ENOSPC, "No space left on the disk for the last data", str(self.path))
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    """What the lines of a file hold; those that a crash cut short or a power failure garbled are left out. Raises `OSError`."""
+    with open_regular(path) as file:
+        try:
+            return _json_lines(file.read())
+        except MemoryError as error:
+            raise OSError(errno.ENOMEM, "not enough memory to read it", str(path)) from error
+
+
+def _json_lines(data: bytes) -> list[Any]:
+    lines = []
+    for text in data.decode(errors="replace").split("\n"):
+        with suppress(ValueError, RecursionError):
+            lines.append(json.loads(text))
+    return lines

@@ -20,7 +20,7 @@ from typing import Any
 from headrace.config import Config, ConfigError, flattened, to_dict
 from headrace.config.population import KINDS
 from headrace.config.ranges import MANY
-from headrace.runs.files import AppendFile, read_json_lines, write_json_lines
+from headrace.runs.files import AppendFile, read_json_lines
 from headrace.runs.tensorboard_events import EventFile
 from headrace.shm.phases import PARTS, PHASES
 
@@ -109,16 +109,12 @@ class MetricsWriter:
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self.path = self._folder / "metrics.jsonl"
-        self.curve_path = self._folder / CURVE
         new = not os.path.lexists(self.path)
-        self._open(None)
+        self._jsonl, self._curve = AppendFile(self.path), AppendFile(self._folder / CURVE)
+        self._events = EventFile(self._folder / "tensorboard")
         if new:
             self._events.add_text("hyperparameters", hyperparameters_table(config))
         self._wandb = _start_wandb(self._folder, config) if config.run.track else None
-
-    def _open(self, purge_step: int | None) -> None:
-        self._jsonl, self._curve = AppendFile(self.path), AppendFile(self.curve_path)
-        self._events = EventFile(self._folder / "tensorboard", purge_step)
 
     def rewind(self, step: int) -> None:
         """Remove what was written after global step `step`, from which the run is resumed.
@@ -126,18 +122,16 @@ class MetricsWriter:
         A resumed run repeats the steps between its checkpoint and the moment it was stopped. The lines after `step` are removed
         from `metrics.jsonl`, and an event makes TensorBoard hide its points after `step`, so no step appears twice and none is
         missing. Weights & Biases cannot remove points: there both passes stay, on the same x axis.
+
+        Raises `OSError` where the files cannot be written; they are then as they were.
         """
-        for file in (self._jsonl, self._curve, self._events):
-            file.close()
-        for path in (self.path, self.curve_path):
-            rewind(path, step)
-        self._open(step + 1)
+        for file in (self._jsonl, self._curve):
+            file.keep_lines(lambda line: is_metrics(line) and line["global_step"] <= step)
+        self._events.hide_from(step + 1)
 
     def write(self, metrics: dict[str, float]) -> str | None:
-        """Log one interval. `metrics` holds `global_step`; values that are NaN (no episode has ended yet) are left out.
-
-        Returns a message for the user if the disk is full. The data is kept then, and written when there is room.
-        """
+        """Log one interval. `metrics` holds `global_step`; values that are NaN (no episode has ended yet) are left out. Returns a
+        message for the user as `AppendFile.append` does."""
         known = {key: float(value) for key, value in metrics.items() if not math.isnan(value)}
         step = int(known.pop("global_step"))
         line = json.dumps({"global_step": step, "time": round(time.time(), 3), **known})
@@ -168,19 +162,13 @@ class MetricsWriter:
 
 def read_jsonl(path: os.PathLike[str] | str) -> list[dict[str, float]]:
     """The lines of a metrics.jsonl; lines that a crash cut short or a power failure garbled are left out. Raises `OSError`."""
-    return [
-        line
-        for line in read_json_lines(Path(path))
-        if isinstance(line, dict)
-        and all(type(value) in (int, float) for value in line.values())
-        and abs(line.get("global_step", math.inf)) < MANY
-    ]
+    return [line for line in read_json_lines(Path(path)) if is_metrics(line)]
 
 
-def rewind(path: Path, step: int) -> None:
-    """Keep only the lines of `path` up to global step `step`. A crash leaves the old or the new file."""
-    if os.path.lexists(path):
-        write_json_lines(path, [line for line in read_jsonl(path) if line["global_step"] <= step])
+def is_metrics(line: Any) -> bool:
+    """Whether a JSON value is what a line of metrics.jsonl holds."""
+    numbers = isinstance(line, dict) and all(type(value) in (int, float) for value in line.values())
+    return numbers and abs(line.get("global_step", math.inf)) < MANY
 
 
 def hyperparameters_table(config: Config) -> str:

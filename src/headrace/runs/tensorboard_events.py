@@ -24,16 +24,18 @@ _TEXT = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text
 
 
 class EventFile:
-    """One new event file in `folder`. With `purge_step`, TensorBoard hides events of earlier files from that step on."""
+    """One new event file in `folder`."""
 
-    def __init__(self, folder: Path, purge_step: int | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads a folder's files in the order of their names.
         name = f"events.out.tfevents.{time.time_ns() // 10**6:014d}.{socket.gethostname()}.{os.getpid()}"
         self._file = AppendFile(folder / name)
         self._add(file_version="brain.Event:2")
-        if purge_step is not None:
-            self._add(step=purge_step, session_log=SessionLog(status=SessionLog.SessionStatus.START))
+
+    def hide_from(self, step: int) -> str | None:
+        """Have TensorBoard hide the earlier events from that step on, in this file and those before it."""
+        return self._add(step=step, session_log=SessionLog(status=SessionLog.SessionStatus.START))
 
     def add_scalars(self, values: dict[str, float], step: int) -> str | None:
         """Write one event with all scalars by tag. Returns what `AppendFile.append` returns."""
@@ -41,7 +43,7 @@ class EventFile:
         return self._add(step=step, summary=Summary(value=scalars))
 
     def add_text(self, tag: str, markdown: str) -> str | None:
-        """Write a text that TensorBoard shows under its Text tab. Returns what `AppendFile.append` returns."""
+        """Write a text that TensorBoard shows under its Text tab."""
         tensor = TensorProto(dtype=DT_STRING, string_val=[markdown.encode()])
         return self._add(summary=Summary(value=[Summary.Value(tag=tag, metadata=_TEXT, tensor=tensor)]))
 
