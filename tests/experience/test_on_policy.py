@@ -150,6 +150,6 @@ def test_serial_collects_what_a_batch_needs_and_nothing_before() -> None:
 
 def test_trajectories_have_no_priorities_and_leave_nothing_to_save() -> None:
     experience = OnPolicyExperience(make_store(), 1, "cpu", lambda n: None)
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(TypeError):
         experience.update_priorities(np.zeros(1, np.uint64), torch.zeros(1))
     assert (experience.metrics(), experience.get_state()) == ({}, None)

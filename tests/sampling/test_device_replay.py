@@ -17,7 +17,7 @@ from headrace.envs.core.registry import register_tensor
 from headrace.envs.groups.tensor import TensorStep
 from headrace.envs.make import describe_here, make_group
 from headrace.experience.batch import Batch, Filling
-from headrace.experience.on_device_replay import DeviceReplayExperience
+from headrace.experience.on_device import DeviceReplayExperience
 from headrace.learning.algorithm import make_agent
 from headrace.make_config import check_config, make_config
 from headrace.runs.metrics import read_jsonl

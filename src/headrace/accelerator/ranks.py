@@ -67,8 +67,6 @@ class Ranks:
 
     def count(self, *numbers: int) -> list[int]:
         """The sums of these numbers over all ranks."""
-        if self.size == 1:
-            return list(numbers)
         counts = torch.tensor(numbers, dtype=torch.int64)
         self.sum(counts)
         return counts.tolist()

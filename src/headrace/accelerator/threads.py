@@ -107,13 +107,6 @@ class AdaptiveThreads:
         return True
 
 
-def adaptive_threads(config: Config) -> AdaptiveThreads | None:
-    """For a learner on the CPU. None where the user has fixed the number of its threads, or it is on another device."""
-    if config.device != "cpu" or config.learning.num_threads is not None:
-        return None
-    return AdaptiveThreads(config.learner_threads)
-
-
 class ThreadTrials:
     """Lets a learner that limits the run try more threads than it began with, and keep them if updates become faster.
 
@@ -200,20 +193,25 @@ class ThreadTrials:
 
 
 class LearnerThreads:
-    """Torch's threads in a learner beside workers: fewer while other programs hold cores (`AdaptiveThreads`), more while the
-    learner limits the run (`ThreadTrials`). While more are in use or tried, only updates are measured.
+    """Torch's threads in a learner on the CPU: fewer while other programs hold cores (`AdaptiveThreads`), more while the learner
+    limits the run (`ThreadTrials`). While more are in use or tried, only updates are measured. On another device, and where the
+    user has fixed the number (`learning.num_threads`), nothing is changed.
 
-    `measured`: seconds that this learner has spent on updates, and the version of its weights.
+    `measured`: seconds that this learner has spent on updates, and the version of its weights; None where the same process
+    samples, too: more threads are then not tried.
     """
 
-    def __init__(self, config: Config, measured: Callable[[], tuple[float, int]]):
-        self._adaptive, self._measured = adaptive_threads(config), measured
-        self._version = self._updates = 0
+    def __init__(self, config: Config, measured: Callable[[], tuple[float, int]] | None = None):
+        self._adaptive: AdaptiveThreads | None = None
         self._trials: ThreadTrials | None = None
+        self._measured, self._version, self._updates = measured, 0, 0
+        if config.device != "cpu" or config.learning.num_threads is not None:
+            return
+        self._adaptive = AdaptiveThreads(config.learner_threads)
         # Without `samples_per_insert` no process waits for a learner on a replay: more updates only mean fewer steps between
         # them.
         waited_for = not config.uses_replay or config.replay.samples_per_insert is not None
-        if self._adaptive is not None and waited_for and config.most_learner_threads > config.learner_threads:
+        if measured is not None and waited_for and config.most_learner_threads > config.learner_threads:
             self._trials = ThreadTrials(config.learner_threads, config.most_learner_threads)
 
     def adapt(self, now: float | None = None) -> str | None:
@@ -223,11 +221,11 @@ class LearnerThreads:
         `now`: seconds (monotonic).
         """
         now = monotonic() if now is None else now
-        computed, version = self._measured()
-        self._updates += version != self._version  # not their difference: of a policy that became a copy, versions leap
-        self._version = version
-        if self._trials is not None and (change := self._trials.adapt(now, computed, self._updates)) is not None:
-            return change
-        if self._adaptive is None or (self._trials is not None and not self._trials.idle):
-            return None
-        return self._adaptive.adapt(now)
+        if self._trials is not None and self._measured is not None:
+            computed, version = self._measured()
+            self._updates += version != self._version  # not their difference: of a policy that became a copy, versions leap
+            self._version = version
+            change = self._trials.adapt(now, computed, self._updates)
+            if change is not None or not self._trials.idle:
+                return change
+        return None if self._adaptive is None else self._adaptive.adapt(now)

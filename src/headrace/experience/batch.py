@@ -99,58 +99,35 @@ class Filling:
 
 
 class Experience(Protocol):
-    """Where batches come from."""
+    """Where batches come from. What has a body here is what trajectories that are consumed once need: they have no priorities, no
+    metrics and nothing to save."""
 
     def next(self, timeout: float | None = None) -> Batch | Filling | None:
         """The next batch. Waits up to `timeout` seconds (None: without a limit); None if there was nothing within that time, and
         at the end of the run. Raises what failed while batches were made."""
         ...
 
-    def update_priorities(self, keys: Any, priorities: Tensor) -> None:
-        """New priorities, float [B] on any device, of what the batch with these keys held. Replay only."""
-        ...
-
     def release(self) -> None:
         """The learner has given its device all the work there is with the batch got last: behind that its memory may be
         overwritten."""
-        ...
+        return None
+
+    def update_priorities(self, keys: Any, priorities: Tensor) -> None:
+        """New priorities, float [B] on any device, of what the batch with these keys held. Replay only."""
+        raise TypeError("trajectories have no priorities")
 
     def metrics(self) -> dict[str, float]:
         """Numbers about the experience itself since the last call, by metric name."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write what a checkpoint keeps of the experience into the checkpoint's folder."""
-        ...
-
-    def get_state(self) -> dict[str, Any] | None:
-        """What belongs to the checkpoint's own state, where everything stands still (serial)."""
-        ...
-
-    def restore(self, folder: Path, state: Any) -> list[str]:
-        """Go on from what `save` and `get_state` gave; returns what the user should know."""
-        ...
-
-
-class ConsumedOnce:
-    """What an `Experience` of trajectories that are consumed once leaves out: it has no priorities, no metrics and nothing to
-    save."""
-
-    def update_priorities(self, keys: Any, priorities: Tensor) -> None:
-        """Raises `NotImplementedError`."""
-        raise NotImplementedError("trajectories have no priorities")
-
-    def metrics(self) -> dict[str, float]:
-        """None."""
         return {}
 
     def save(self, folder: Path) -> None:
-        """Nothing."""
+        """Write what a checkpoint keeps of the experience into the checkpoint's folder."""
+        return None
 
     def get_state(self) -> dict[str, Any] | None:
-        """None."""
+        """What belongs to the checkpoint's own state, where everything stands still (serial)."""
         return None
 
     def restore(self, folder: Path, state: Any) -> list[str]:
-        """Nothing."""
+        """Go on from what `save` and `get_state` gave; returns what the user should know."""
         return []

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from headrace.accelerator.device_observations import DeviceObservations
 from headrace.accelerator.graphs import Marker
-from headrace.experience.batch import Arrivals, Batch, ConsumedOnce
+from headrace.experience.batch import Arrivals, Batch, Experience
 from headrace.shm.primitives import Closed
 from headrace.shm.trajectory_store import TrajectoryStore
 
 
-class OnPolicyExperience(ConsumedOnce):
+class OnPolicyExperience(Experience):
     """Copies finished slots into preallocated batches and frees them at once. See `Experience`.
 
     A thread does it. For a learner on CUDA it fills one batch (page-locked memory, then the device, on a stream of its own)

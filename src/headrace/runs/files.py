@@ -13,7 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from headrace.config.file_reading import open_regular
+from headrace.config.file_reading import open_regular, read_bytes
+
+MOST_DATA = 1 << 44
+"""Bytes of a file of arrays; larger ones are refused before they are read."""
 
 
 def free_space(path: Path) -> str:
@@ -32,6 +35,15 @@ def write_synced(path: Path, data: bytes) -> str:
         file.flush()
         os.fsync(file.fileno())
     return sha256(data)
+
+
+def read_synced(path: Path, digest: Any) -> bytes:
+    """What `write_synced` wrote, which gave this digest. Raises `ValueError` where the file cannot be read or holds something
+    else."""
+    data = read_bytes(path, MOST_DATA)
+    if sha256(data) != digest:
+        raise ValueError(f"{path} is damaged: its SHA-256 is not the one of what was written")
+    return data
 
 
 def sha256(data: bytes) -> str:

@@ -19,8 +19,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from headrace.arrays import ArrayLayout, ArraySpec
 from headrace.shm.primitives import Queue, Words
-from headrace.shm.segment import Mapped, Segment, align
+from headrace.shm.segment import Mapped, Segment
 
 IDLE, WAITING, READY, TAKEN = 0, 1, 2, 16
 """Values of a request word; TAKEN + w: policy worker w is computing the action."""
@@ -46,34 +47,26 @@ class InferenceRequests(Mapped):
         self.num_workers, self.num_groups, self.num_lanes, self.C = num_workers, num_groups, num_lanes, C
         self.lanes_per_worker = num_groups * num_lanes
         self.L = num_workers * self.lanes_per_worker
-        self._core_widths = tuple(core_widths)
         self._recurrent = any(core_widths)
         self._words = Words(self.L)
         self._wake = Words(num_workers)
         # Room for every lane several times over: doubles after a policy worker's death must not fill a queue.
         self._queue_of = list(range(len(core_widths)) if queue_of is None else queue_of)
         self._queues = [Queue(4 * self.L) for _ in range(len(set(self._queue_of)))]
-        self._segment = Segment(sum(self._sizes()) + 64)
+        tables = {"cursor": ArraySpec((self.L, 2), np.dtype(np.int32)), "policy": ArraySpec((self.L,), np.dtype(np.int32))}
+        for p, width in enumerate(core_widths):
+            tables[f"cores {p}"] = ArraySpec((2, self.L, C, width), np.dtype(np.float32))
+        self._layout = ArrayLayout(tables)
+        self._segment = Segment(self._layout.nbytes)
         self._map()
 
-    def _sizes(self) -> list[int]:
-        cores = [align(2 * self.L * self.C * width * 4) for width in self._core_widths]
-        return [align(8 * self.L), align(4 * self.L), *cores]
-
     def _map(self) -> None:
-        sizes = self._sizes()
-        offsets = np.cumsum([0, *sizes]).tolist()
-        self.cursor = self._segment.ndarray(np.int32, (self.L, 2), offsets[0])
-        """int32 [L, 2]: every lane's slot and row."""
-        self.policy = self._segment.ndarray(np.int32, self.L, offsets[1])
-        """int32 [L]: the policy that acts for the lane; changes only between episodes."""
-        both = [
-            self._segment.ndarray(np.float32, (2, self.L, self.C, width), offset)
-            for width, offset in zip(self._core_widths, offsets[2:], strict=False)
-        ]
-        self.cores = [pair[0] for pair in both]
+        self.cursor, self.policy, *cores = self._layout.views(self._segment.buffer).values()
+        """int32 [L, 2]: every lane's slot and row; int32 [L]: the policy that acts for the lane, which changes only between
+        episodes."""
+        self.cores = [pair[0] for pair in cores]
         """By policy, float32 [L, C, S]: every lane's recurrent state before its current row."""
-        self.next_cores = [pair[1] for pair in both]
+        self.next_cores = [pair[1] for pair in cores]
         """The same after that row, once its action is computed. Two arrays, because the state before the row must still be there
         when a policy worker dies and another has to compute the same again."""
 

@@ -12,21 +12,25 @@ waits for it. Waits let other threads run and are ended by Ctrl-C.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import headrace._native.ipc as native
 from headrace.shm.segment import Segment
 
 Closed = native.Closed
 """Raised by a queue that was closed: the run is ending."""
-T = TypeVar("T", bound="native.Queue | native.Words | native.VersionedBuffer | native.Slots")
 
 
-def attach(cls: type[T], native_class: Any, *args: Any) -> T:
+def _attach(cls: Any, *arguments: Any) -> Any:
     """A `cls` on what another process made: the native constructor without the Python one."""
-    self: T = cls.__new__(cls)  # type: ignore[call-overload]
-    native_class.__init__(self, *args)
+    self = cls.__new__(cls)
+    cls.__base__.__init__(self, *arguments)
     return self
+
+
+def reduced(self: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """`__reduce__` of these classes and the weight store: a process that is started gets the same memory."""
+    return _attach, (type(self), self.segment, self.offset, len(self) if isinstance(self, Words) else None)
 
 
 class Queue(native.Queue):
@@ -38,8 +42,7 @@ class Queue(native.Queue):
     def __init__(self, capacity: int) -> None:
         super().__init__(Segment(self.bytes(capacity), purpose="a queue"), 0, capacity)
 
-    def __reduce__(self) -> tuple[Callable[..., Queue], tuple[Any, ...]]:
-        return attach, (type(self), native.Queue, self.segment, self.offset, None)
+    __reduce__ = reduced
 
 
 class Words(native.Words):
@@ -48,8 +51,7 @@ class Words(native.Words):
     def __init__(self, n: int) -> None:
         super().__init__(Segment(self.bytes(n), purpose="words"), 0, n)
 
-    def __reduce__(self) -> tuple[Callable[..., Words], tuple[Any, ...]]:
-        return attach, (type(self), native.Words, self.segment, self.offset, len(self))
+    __reduce__ = reduced
 
 
 class Slots(native.Slots):
@@ -63,5 +65,4 @@ class Slots(native.Slots):
     def __init__(self, n: int) -> None:
         super().__init__(Segment(self.bytes(n), purpose="a table of slots"), 0, n)
 
-    def __reduce__(self) -> tuple[Callable[..., Slots], tuple[Any, ...]]:
-        return attach, (type(self), native.Slots, self.segment, self.offset, None)
+    __reduce__ = reduced

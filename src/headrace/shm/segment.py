@@ -17,11 +17,6 @@ import headrace._native.ipc as native
 MIB = 1 << 20
 
 
-def align(nbytes: int) -> int:
-    """`nbytes` rounded up to a multiple of 64, the alignment of everything in a segment."""
-    return (nbytes + 63) // 64 * 64
-
-
 def available_memory() -> int:
     """Bytes this process may still use: what the machine has free, or less where its control group is limited."""
     available: int = psutil.virtual_memory().available
@@ -77,17 +72,16 @@ class Mapped:
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if not _is_view(value)}
+        def is_view(value: Any) -> bool:
+            """An array, or a list or dictionary of arrays."""
+            parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
+            return any(isinstance(part, np.ndarray) for part in parts)
+
+        return {name: value for name, value in self.__dict__.items() if not is_view(value)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._map()
-
-
-def _is_view(value: Any) -> bool:
-    """An array, or a list or dictionary of arrays."""
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
-    return any(isinstance(part, np.ndarray) for part in parts)
 
 
 def _inherit_segment(cls: type[Segment], fd: Any) -> Segment:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import headrace._native.ipc as native
-from headrace.shm.primitives import attach
+from headrace.shm.primitives import reduced
 from headrace.shm.segment import Segment
 
 
@@ -20,5 +17,4 @@ class WeightStore(native.VersionedBuffer):
     def __init__(self, nbytes: int) -> None:
         super().__init__(Segment(self.bytes(nbytes), purpose="the weight store"), 0, nbytes)
 
-    def __reduce__(self) -> tuple[Callable[..., WeightStore], tuple[Any, ...]]:
-        return attach, (type(self), native.VersionedBuffer, self.segment, self.offset, None)
+    __reduce__ = reduced

@@ -188,19 +188,13 @@ class Replay:
         def empty(f: ReplayField) -> torch.Tensor:
             last = channels_last and f.stack == 4 and f.dtype == np.uint8 and len(f.shape) == 3 and f.shape[0] == 1
             layout = torch.channels_last if last else torch.contiguous_format
-            return torch.empty((size, *f.sample_shape), dtype=_torch_dtype(f.dtype), pin_memory=pin, memory_format=layout)
+            dtype = torch.from_numpy(np.empty(0, f.dtype)).dtype
+            return torch.empty((size, *f.sample_shape), dtype=dtype, pin_memory=pin, memory_format=layout)
 
-        def numbers() -> torch.Tensor:
-            return torch.empty(size, dtype=torch.float32, pin_memory=pin)
-
-        return ReplayBatch(
-            {name: empty(f) for name, f in self.fields.items()},
-            {name: empty(f) for name, f in self.fields.items() if f.stack},
-            numbers(),
-            numbers(),
-            numbers(),
-            np.empty(size, np.uint64),
-        )
+        first = {name: empty(f) for name, f in self.fields.items()}
+        after = {name: empty(f) for name, f in self.fields.items() if f.stack}
+        reward, discount, weights = (torch.empty(size, dtype=torch.float32, pin_memory=pin) for _ in range(3))
+        return ReplayBatch(first, after, reward, discount, weights, np.empty(size, np.uint64))
 
     def sample(self, size: int, into: ReplayBatch | None = None, *, threads: int = 1) -> ReplayBatch | None:
         """Draw `size` transitions with replacement; None while fewer than the minimum are there.
@@ -302,12 +296,6 @@ class Replay:
 def _in_memory_order(x: torch.Tensor) -> npt.NDArray[Any]:
     """The tensor's memory as an array without gaps."""
     return (x if x.is_contiguous() else x.permute(0, 2, 3, 1)).numpy()
-
-
-def _torch_dtype(dtype: np.dtype) -> torch.dtype:
-    import torch
-
-    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def _native_config(config: ReplayConfig, fields: dict[str, ReplayField]) -> Any:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from headrace.config import Config
-from headrace.experience.batch import Arrivals, Batch, Filling
+from headrace.experience.batch import Arrivals, Batch, Experience, Filling
 from headrace.experience.replay import state as replay_state
 from headrace.experience.replay.buffer import Replay, ReplayBatch
 from headrace.experience.replay.layout import OBSERVATION, Sequences, sequences_of
@@ -41,7 +41,7 @@ def replay_metrics(size: int, inserts: int, samples: int, seconds: float, nbytes
     }
 
 
-class ReplayExperience:
+class ReplayExperience(Experience):
     """Writes finished trajectories to the replay and samples batches from it. See `Experience`.
 
     With `collect` None two threads work ahead from the first `next` on: one writes finished slots, one samples up to
@@ -67,7 +67,7 @@ class ReplayExperience:
         self._store, self._control, self._replay, self._collect = store, control, replay, collect
         self._sequences = sequences_of(config)
         self._gamma, self._copies = config.learning.gamma, config.replay.copies
-        self._writer = self._make_writer()
+        self._make_writer()
         self._order: dict[int, int] = {}
         """By the first environment of a lane, the number of its newest trajectory."""
         self._reported = reported_envs or range(config.num_envs)
@@ -177,8 +177,8 @@ class ReplayExperience:
             self._arrived.append(arrivals)
         return True
 
-    def _make_writer(self) -> TrajectoryWriter:
-        return TrajectoryWriter(self._replay, self._store.arrays, self._gamma, self._copies, self._sequences)
+    def _make_writer(self) -> None:
+        self._writer = TrajectoryWriter(self._replay, self._store.arrays, self._gamma, self._copies, self._sequences)
 
     def _keep_order(self, slot: int) -> None:
         """Rows that do not follow each other must not make one return. A trajectory is not the next of its lane when the ticket
@@ -187,7 +187,7 @@ class ReplayExperience:
         last = self._order.get(lane)
         self._order[lane] = order
         if last is not None and order != last + 1 and not self._store.arrays["first"][slot, 0].all():
-            self._writer = self._make_writer()  # begins anew in every history
+            self._make_writer()  # begins anew in every history
 
     def _sample(self, memory: ReplayBatch | None) -> _Sampled | None:
         """A batch of transitions in `memory`, or one of sequences; None below the minimum."""

@@ -13,13 +13,11 @@ from safetensors.numpy import load
 from safetensors.numpy import save as to_bytes
 
 import headrace._native.replay as native
-from headrace.config.file_reading import read_bytes, read_json
+from headrace.config.file_reading import read_json
 from headrace.experience.replay.buffer import Replay
-from headrace.runs.files import sha256, write_synced, write_whole
+from headrace.runs.files import read_synced, write_synced, write_whole
 
 _STATE = "replay.json"
-_MOST = 1 << 44
-"""Bytes of a history's file; larger ones are refused before they are read."""
 
 
 def save(replay: Replay, folder: os.PathLike[str] | str, contents: bool) -> Path:
@@ -89,9 +87,7 @@ def _is_word(number: Any) -> bool:
 
 def _check_history(replay: Replay, path: Path, digest: Any) -> None:
     """Raise `ValueError` unless `path` holds what `_save_history` wrote."""
-    data = read_bytes(path, _MOST)
-    if sha256(data) != digest:
-        raise ValueError(f"{path} is damaged: its SHA-256 is not the one of what was written")
+    data = read_synced(path, digest)
     try:
         arrays = load(data)
         rows = len(arrays["flags"])

@@ -11,7 +11,7 @@ from headrace.experience.replay.buffer import Replay
 from headrace.experience.replay.layout import Sequences
 
 
-class TrajectoryWriter:
+class TrajectoryWriter(native.TrajectoryWriter):
     """Writes trajectories to the replay, and the first priorities of what they hold. One per replay at a time.
 
     A first priority is the n-step error of the values that acting computed (`q` and `value`). A row's error is known when the n
@@ -32,22 +32,11 @@ class TrajectoryWriter:
     """
 
     def __init__(
-        self,
-        replay: Replay,
-        arrays: Mapping[str, np.ndarray],
-        gamma: float,
-        copies: int = 1,
-        sequences: Sequences | None = None,
+        self, replay: Replay, arrays: Mapping[str, np.ndarray], gamma: float, copies: int = 1, sequences: Sequences | None = None
     ):
-        self._native = native.TrajectoryWriter(
-            replay.native,
-            dict(arrays),
-            list(replay.fields),
-            gamma,
-            copies,
-            (sequences.burn_in, sequences.length) if sequences else None,
-            sequences is not None and sequences.rescaled,
-        )
+        rescaled = sequences is not None and sequences.rescaled
+        parts = (sequences.burn_in, sequences.length) if sequences else None
+        super().__init__(replay.native, dict(arrays), list(replay.fields), gamma, copies, parts, rescaled)
 
     def write(self, slot: int) -> None:
         """Write one slot. Other threads run meanwhile.
@@ -55,12 +44,12 @@ class TrajectoryWriter:
         Raises `ValueError` for rewards or values that are not finite, and for sequences with stacks that cannot be stored, as
         said above; `IndexError` for an environment that the replay has no history for.
         """
-        self._native.write(slot)
+        super().write(slot)
 
     def get_state(self) -> np.ndarray:
         """What is remembered of all histories, as bytes (uint8), to go on from with the same replay."""
-        return np.frombuffer(self._native.get_state(), np.uint8).copy()
+        return np.frombuffer(super().get_state(), np.uint8).copy()
 
     def set_state(self, state: np.ndarray) -> None:
         """Go on from what `get_state` gave; the replay is restored before. Raises `ValueError` for anything else."""
-        self._native.set_state(np.asarray(state, np.uint8).tobytes())
+        super().set_state(np.asarray(state, np.uint8).tobytes())

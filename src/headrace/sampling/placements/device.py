@@ -17,7 +17,7 @@ from headrace.shm.run_control import RunControl
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from headrace.accelerator.threads import AdaptiveThreads
+    from headrace.accelerator.threads import LearnerThreads
     from headrace.sampling.device_sampler import DeviceSampler
 
 
@@ -27,8 +27,7 @@ class Device(InProcess):
     deterministic = True
     """On the CPU with an unchanged number of threads; on a GPU as far as its kernels are deterministic."""
     _sampler: DeviceSampler | None = None
-    _threads: AdaptiveThreads | None = None
-    """See `adaptive_threads`."""
+    _threads: LearnerThreads | None = None
 
     def allocate(self, agents: list[Agent]) -> RunMemory:
         """Only a run control: the sampler has its trajectories in its own memory."""
@@ -39,7 +38,7 @@ class Device(InProcess):
         """See `InProcess.make_sampler`."""
         from headrace.accelerator.cpu_allocator import keep_freed_memory
         from headrace.accelerator.graphs import set_up
-        from headrace.accelerator.threads import adaptive_threads
+        from headrace.accelerator.threads import LearnerThreads
         from headrace.envs.make import make_group
         from headrace.sampling.device_sampler import DeviceSampler
 
@@ -51,7 +50,7 @@ class Device(InProcess):
         algorithm, model = self.make_agent(config, self.spec)
         self._sampler = DeviceSampler(config, self.spec, algorithm, model, group, actor_seed(config, 0))
         self._notices.append(_summary(config))
-        self._threads = adaptive_threads(config)
+        self._threads = LearnerThreads(config)
         self._sampler.env_clock = self.memory.control.clock("rollout", 0)
         self._sampler.act_clock = self.memory.control.clock("policy", 0)
 
@@ -67,12 +66,10 @@ class Device(InProcess):
 
     def batches(self, p: int, reported_envs: range) -> Any:
         """See `Placement.batches`."""
+        from headrace.experience.on_device import DeviceExperience, DeviceReplayExperience
+
         if self.config.uses_replay:
-            from headrace.experience.on_device_replay import DeviceReplayExperience
-
             return DeviceReplayExperience(self.config, self.spec, self._collect, reported_envs)
-        from headrace.experience.on_device import DeviceExperience
-
         return DeviceExperience(self._collect, self.config.device, reported_envs)
 
     def _collect(self) -> tuple[dict[str, Tensor], range]:
