@@ -196,9 +196,12 @@ class MinAtar(gymnasium.Env[np.ndarray, int]):
 @register_network("minatar")
 def minatar_network(observation: dict[str, ArraySpec], config: PolicyConfig) -> Any:
     """The paper's convolution, 16@3s1; the head's streams are its linear layer."""
-    from headrace.policies.encoders import Convolutions, MultiEncoder
+    from headrace.policies.encoders import ConvEncoder, MultiEncoder, convolutions
 
-    return MultiEncoder({name: Convolutions(spec.shape, ((16, 3, 1),), "relu") for name, spec in observation.items()})
+    def encoder(spec: ArraySpec) -> ConvEncoder:
+        return ConvEncoder(spec.shape, convolutions(spec.shape[0], ((16, 3, 1),), "relu"), "relu")
+
+    return MultiEncoder({name: encoder(spec) for name, spec in observation.items()})
 
 
 def minatar(options: EnvConfig, *, render_mode: str | None = None, game: str) -> MinAtar:

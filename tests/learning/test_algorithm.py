@@ -23,7 +23,7 @@ from headrace.make_config import check_config, make_config
 from headrace.runs.metrics import read_jsonl
 from headrace.train import train
 
-BUILTIN = ("appo", "ppo", "impala", "a2c", "apex-dqn", "apex-dpg", "pqn", "r2d2")
+BUILTIN = ("appo", "ppo", "impala", "a2c", "apex-dqn", "apex-dpg", "r2d2", "pqn")
 VECTOR = ArraySpec((5,), np.dtype(np.float32))
 DISCRETE = EnvSpec({"obs": VECTOR}, ActionSpec((Categorical(3),)), name="test")
 CONTINUOUS = EnvSpec({"obs": VECTOR}, ActionSpec((Continuous((-2.0, 0.0), (2.0, 1.0)),)), name="test")

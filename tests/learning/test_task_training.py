@@ -15,8 +15,7 @@ from headrace.evaluation.evaluate import EvalResult, evaluate
 from headrace.evaluation.policy import load_policy
 from headrace.evaluation.video import record
 from headrace.experience.batch import Arrivals
-from headrace.learning.task_log import TaskLog, task_metrics
-from headrace.learning.training_log import EPISODE_WINDOW, TrainingLog
+from headrace.learning.training_log import TaskLog, TrainingLog, task_metrics
 from headrace.make_config import make_config
 from headrace.runs import checkpoint
 from headrace.runs.metrics import read_jsonl
@@ -146,7 +145,7 @@ def test_the_mean_is_over_tasks_however_many_episodes_each_has() -> None:
     assert "tasks/one/share" not in log.tasks.metrics(), "shares are of the interval"
     log.add(Arrivals.sum([ones, ones, ones, ones]))
     assert not log.full, "one of the tasks has had 1 episode"
-    again = TaskLog(["two", "one"], EPISODE_WINDOW)
+    again = TaskLog(["two", "one"])
     again.set_state(log.tasks.get_state())
     assert again.means == [9.0, 1.0]
 

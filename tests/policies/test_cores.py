@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headrace.policies.cores import make_core
+from headrace.policies.cores import RecurrentCore
 
 T, B, F, H = 9, 4, 6, 5
 
@@ -18,7 +18,7 @@ def random_inputs(p_first=0.3):
 @pytest.mark.parametrize("p_first", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_unrolling_is_stepping_torchs_cell_with_resets(kind, p_first):
-    core = make_core(kind, F, H)
+    core = RecurrentCore(kind, F, H)
     cell = {"gru": torch.nn.GRUCell, "lstm": torch.nn.LSTMCell}[kind](F, H)
     cell.load_state_dict({name: getattr(core, name).detach() for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")})
     x, first = random_inputs(p_first)
@@ -41,7 +41,7 @@ def test_unrolling_is_stepping_torchs_cell_with_resets(kind, p_first):
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_cutting_a_sequence_anywhere_changes_nothing(kind):
-    core = make_core(kind, F, H)
+    core = RecurrentCore(kind, F, H)
     x, first = random_inputs()
     state = torch.randn(B, core.width)
     whole, end = core(x, state, first)
@@ -55,7 +55,7 @@ def test_cutting_a_sequence_anywhere_changes_nothing(kind):
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_no_gradient_and_no_value_crosses_a_reset(kind):
-    core = make_core(kind, F, H)
+    core = RecurrentCore(kind, F, H)
     x = torch.randn(T, 1, F, requires_grad=True)
     first = torch.zeros(T, 1, dtype=torch.bool)
     first[4] = True
@@ -71,17 +71,7 @@ def test_no_gradient_and_no_value_crosses_a_reset(kind):
     assert (x.grad[:4] == 0).all()
 
 
-def test_without_a_core_features_pass_through():
-    core = make_core("none", F, H)
-    x, first = random_inputs()
-    state = torch.zeros(B, 0)
-    outputs, end = core(x, state, first)
-    assert outputs is x
-    assert end is state
-    assert (core.width, core.out_features) == (0, F)
-
-
 def test_weights_start_orthogonal():
-    core = make_core("gru", 8, 8)
+    core = RecurrentCore("gru", 8, 8)
     for gate in core.weight_hh.chunk(3):
         torch.testing.assert_close(gate @ gate.T, torch.eye(8), rtol=1e-4, atol=1e-5)

@@ -26,7 +26,7 @@ from headrace.evaluation.games import Episode, Games, evenly, team_of
 from headrace.evaluation.hang_warnings import at_limit, with_limit
 from headrace.evaluation.intervals import bootstrap_ci
 from headrace.evaluation.policy import TrainedPolicy, Which, load_policy
-from headrace.learning.task_log import task_metrics
+from headrace.learning.training_log import task_metrics
 
 
 @dataclass(frozen=True)

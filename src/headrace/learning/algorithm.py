@@ -16,8 +16,10 @@ from headrace.envs.core.contract import ArraySpec, EnvSpec
 from headrace.envs.core.imports import import_files
 
 if TYPE_CHECKING:  # torch takes seconds
-    import torch
-    from torch import Tensor, nn
+    from torch import Generator, Tensor
+    from torch.nn import Module
+
+    from headrace.accelerator.graphs import Tensors
 
 Mode = Literal["train", "evaluate", "deterministic"]
 """How to act. train: with exploration. evaluate: as a trained policy, which may still sample. deterministic: without sampling."""
@@ -34,20 +36,13 @@ class Algorithm(ABC):
     """
 
     @abstractmethod
-    def make_model(self, spec: EnvSpec, config: Config) -> nn.Module:
+    def make_model(self, spec: EnvSpec, config: Config) -> Module:
         """A freshly initialised model with the attribute `core_width`: S, the width of its core state (0 without one)."""
 
     @abstractmethod
     def act(
-        self,
-        model: nn.Module,
-        obs: dict[str, Tensor],
-        core: Tensor,
-        first: Tensor,
-        envs: Tensor,
-        generator: torch.Generator,
-        mode: Mode = "train",
-    ) -> tuple[dict[str, Tensor], Tensor]:
+        self, model: Module, obs: Tensors, core: Tensor, first: Tensor, envs: Tensor, generator: Generator, mode: Mode = "train"
+    ) -> tuple[Tensors, Tensor]:
         """Actions for the observations of N environments.
 
         Args:
@@ -65,7 +60,7 @@ class Algorithm(ABC):
         """
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, model: Module, batch: Tensors, config: LearningConfig) -> tuple[Tensor, Tensors]:
         """The loss of one minibatch and its statistics (scalars by metric name). With replay it adds `priority`, float32 [B], to
         the batch: the new priorities of what it learned from."""
 
@@ -74,17 +69,17 @@ class Algorithm(ABC):
         action taken) and `env_index` (int32: the number in `envs`)."""
         return {}
 
-    def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:  # noqa: B027 (optional)
+    def prepare(self, model: Module, batch: Tensors, config: LearningConfig) -> None:  # noqa: B027 (optional)
         """Once per batch, before its epochs and without gradient: add to `batch` what they need."""
 
-    def after_update(self, model: nn.Module, updates: int) -> None:  # noqa: B027 (optional)
+    def after_update(self, model: Module, updates: int) -> None:  # noqa: B027 (optional)
         """Called after every update with their number so far."""
 
-    def state_dict(self, model: nn.Module) -> dict[str, Any]:
+    def state_dict(self, model: Module) -> dict[str, Any]:
         """What the algorithm remembers from update to update, such as target networks, for checkpoints."""
         return {}
 
-    def load_state_dict(self, model: nn.Module, state: dict[str, Any]) -> None:  # noqa: B027 (optional)
+    def load_state_dict(self, model: Module, state: dict[str, Any]) -> None:  # noqa: B027 (optional)
         """Go on from `state_dict`."""
 
     def reported_envs(self, num_envs: int) -> range:
@@ -172,7 +167,7 @@ def make_algorithm(config: Config) -> Algorithm:
     return declaration(config.learning.algorithm).make(config)
 
 
-def make_agent(config: Config, spec: EnvSpec) -> tuple[Algorithm, nn.Module]:
+def make_agent(config: Config, spec: EnvSpec) -> tuple[Algorithm, Module]:
     """The algorithm and a freshly initialised model; the same seed gives the same weights in every process."""
     import torch  # seconds, which the command line's checks do not need
 

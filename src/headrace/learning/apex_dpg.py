@@ -5,56 +5,49 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor
+from torch.nn import Module
 
+from headrace.accelerator.graphs import Tensors
 from headrace.config import Config, LearningConfig
 from headrace.envs.core.contract import EnvSpec
 from headrace.learning.algorithm import Mode
-from headrace.learning.apex_dqn import TargetNetwork, observations
+from headrace.learning.apex_dqn import TargetNetwork
+from headrace.learning.state_values import named
 from headrace.policies.actor_critic import ActorCritic
 
 
 class ApexDPG(TargetNetwork):
     """An `Algorithm` on transitions, see `ApexDQN`; `action` is float32 [B, A]."""
 
-    def __init__(self, config: Config):
-        super().__init__(config.q)
-
     def make_model(self, spec: EnvSpec, config: Config) -> ActorCritic:
         """Fresh networks."""
         return ActorCritic(spec, config.q)
 
     def act(
-        self,
-        model: nn.Module,
-        obs: dict[str, Tensor],
-        core: Tensor,
-        first: Tensor,
-        envs: Tensor,
-        generator: torch.Generator,
-        mode: Mode = "train",
-    ) -> tuple[dict[str, Tensor], Tensor]:
+        self, model: Module, obs: Tensors, core: Tensor, first: Tensor, envs: Tensor, generator: Generator, mode: Mode = "train"
+    ) -> tuple[Tensors, Tensor]:
         """The actor's action, in training with Gaussian noise; `q` is its value and `value` that of the action without noise."""
         net = cast(ActorCritic, model)
         x = net.observation(obs)
         action = best = net.policy(x)
         if mode == "train":
-            scale = self._config.noise * (net.high - net.low) / 2
+            scale = self._config.q.noise * (net.high - net.low) / 2
             noise = torch.randn(best.shape, generator=generator, device=best.device)
             action = torch.clamp(best + scale * noise, net.low, net.high)
         return {"action": action, "q": net.q(x, action), "value": net.q(x, best), "env_index": envs.int()}, core
 
-    def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
+    def prepare(self, model: Module, batch: Tensors, config: LearningConfig) -> None:
         """The critic's targets, from the target networks."""
         target = cast(ActorCritic, self.target_of(model))
-        after = target.observation(observations(batch, "next/"))
+        after = target.observation(named(batch, "next/"))
         batch["target"] = batch["reward"] + batch["discount"] * target.q(after, target.policy(after))
 
-    def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, model: Module, batch: Tensors, config: LearningConfig) -> tuple[Tensor, Tensors]:
         """The critic's loss, 0.5 (target - q)^2, weighted; and the actor's ascent along dq/da, which is clipped elementwise to
         [-1, 1]. The paper clips "the actor's gradient" so; that this is dq/da follows Acme's D4PG."""
         net = cast(ActorCritic, model)
-        x = net.observation(observations(batch, "obs/"))
+        x = net.observation(named(batch, "obs/"))
         error = batch["target"] - net.q(x, batch["action"])
         critic = (batch["weights"] * 0.5 * error**2).mean()
         action = net.policy(x)

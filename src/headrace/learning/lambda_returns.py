@@ -25,14 +25,7 @@ def lambda_returns(
     or the episode ends with row t, or row t+1 is invalid, G_{t+1} is V_{t+1}; a terminated row has G_t = r_t. Rows are as in
     `headrace.learning.gae`.
 
-    Args:
-        rewards: float32 [T, B].
-        values: float32 [T+1, B]: V of rows 0..T.
-        terminated, truncated: bool [T, B].
-        valid: bool [T, B] or [T+1, B] (row T is not used).
-        gamma: discount per step.
-        lambda_: 0 is one-step Q-learning, 1 the n-step return to the end of the trajectory.
-        next_values: float32 [T, B] instead of `values[1:]`, for environments that reset in the same step; see `gae`.
+    Args: see `gae`; with `lambda_` 0 this is one-step Q-learning, with 1 the n-step return to the end of the trajectory.
 
     Returns: float32 [T, B], 0 in invalid rows. Raises `ValueError` for other shapes.
     """

@@ -78,13 +78,7 @@ class Learner:
         recorder: records work where there are no CUDA graphs; for tests.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        algorithm: Algorithm,
-        config: Config,
-        recorder: Recorder | None = None,
-    ):
+    def __init__(self, model: nn.Module, algorithm: Algorithm, config: Config, recorder: Recorder | None = None):
         self.config, self.algorithm = config, algorithm
         self.device = config.device
         # Convolutions on the CPU and on tensor cores are faster with channels last; other parameters are not concerned.
@@ -105,7 +99,7 @@ class Learner:
         self._names: tuple[str, ...] = ()
         """Metric name of each column of the statistics."""
         self._reports = [_Report(self.device), _Report(self.device)]
-        """Reports of the present update and of the previous one."""
+        """Of the present update and of the previous one."""
 
     def _record(self) -> None:
         def recorded(name: str, function: Function) -> Recorded:
@@ -122,9 +116,7 @@ class Learner:
         or the optimizer must stay the same. CUDA graphs are recorded again."""
         self.settle()
         self.config, c = config, config.learning
-        own = {"betas": tuple(c.adam_betas), "eps": c.optimizer_eps}
-        if c.optimizer != "adam":
-            own = {"alpha": c.rmsprop_alpha, "eps": c.optimizer_eps}
+        own = {"betas": tuple(c.adam_betas), "alpha": c.rmsprop_alpha, "eps": c.optimizer_eps}
         for group in self.optimizer.param_groups:
             group.update({name: value for name, value in own.items() if name in group})
         self._record()
@@ -183,7 +175,11 @@ class Learner:
             data["mask"] = fresh.to(self.device, non_blocking=True)
             # Without a valid row there is no gradient, but momentum would move the weights. Other learners' gradients count.
             learnable = bool(fresh.any()) or self._reduce_gradients is not None
-        self._set_learning_rate()
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(self.learning_rate)
+            else:
+                group["lr"] = self.learning_rate
         out: Tensors = {}
         statistics: Tensors = {}
         if learnable:
@@ -223,13 +219,6 @@ class Learner:
 
     # -- an update -----------------------------------------------------------------------------------------------------
 
-    def _set_learning_rate(self) -> None:
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(self.learning_rate)
-            else:
-                group["lr"] = self.learning_rate
-
     def _reported(self, steps: Tensor) -> Tensors:
         """Means of the statistics of an update's steps, [n, K]; those of the update before are checked now, when the device has
         more to do."""
@@ -247,29 +236,20 @@ class Learner:
 
     # -- an optimizer step: backward, (reduce), clip, step ---------------------------------------------------------------
 
-    def _stepped(self, part: Tensors) -> Tensors:
-        """The whole step: its `statistics`, float32 [K], and what the loss adds to the batch."""
-        statistics, added = self._gradients(part)
-        return added | {"statistics": self._clip_and_step(statistics)}
-
     def _reduced_step(self, part: Tensors) -> Tensors:
-        """The same in two separately recorded halves, with `reduce_gradients` between them."""
+        """`_stepped` in two separately recorded halves, with `reduce_gradients` between them."""
         assert self._reduce_gradients is not None
         out = self._backward(part)
         self._reduce_gradients()
         return out | self._apply({"statistics": out["statistics"]})
 
+    def _stepped(self, part: Tensors) -> Tensors:
+        """The whole step: its `statistics`, float32 [K], and what the loss adds to the batch."""
+        out = self._differentiated(part)
+        return out | self._applied(out)
+
     def _differentiated(self, part: Tensors) -> Tensors:
         """The first half: gradients; the loss's `statistics`, float32 [K - 1], and what it adds to the batch."""
-        statistics, added = self._gradients(part)
-        return added | {"statistics": torch.stack([x.float() for x in statistics])}
-
-    def _applied(self, inputs: Tensors) -> Tensors:
-        """The second half: the statistics with the gradient's norm, float32 [K]."""
-        return {"statistics": self._clip_and_step(list(inputs["statistics"].unbind()))}
-
-    def _gradients(self, part: Tensors) -> tuple[list[Tensor], Tensors]:
-        """Loss and backward pass; the loss's statistics and what it adds to the batch."""
         full = dict(part)
         loss, statistics = self._loss(self.model, full, self.config.learning)
         if self._reduce_gradients is None:
@@ -279,16 +259,17 @@ class Learner:
             self.optimizer.zero_grad(set_to_none=False)
         loss.backward()
         self._names = (*statistics, "losses/grad_norm")
-        return [x.detach() for x in statistics.values()], {n: x.detach() for n, x in full.items() if n not in part}
+        added = {name: x.detach() for name, x in full.items() if name not in part}
+        return added | {"statistics": torch.stack([x.detach().float() for x in statistics.values()])}
 
-    def _clip_and_step(self, statistics: list[Tensor]) -> Tensor:
-        """Clip the gradients and make the optimizer step. Returns the statistics followed by the gradient's norm."""
+    def _applied(self, inputs: Tensors) -> Tensors:
+        """The second half, clipping and the optimizer's step: the statistics followed by the gradient's norm, float32 [K]."""
         norm = clip_gradients(self._parameters, self.config.learning.max_grad_norm)
-        numbers = torch.stack([x.float() for x in (*statistics, norm)])
+        statistics = torch.cat((inputs["statistics"], norm.float().unsqueeze(0)))
         if self.device == "cpu" and not math.isfinite(float(norm)):
-            _check(numbers.unsqueeze(0), self._names, self.progress.updates, self.progress.global_step)
+            _check(statistics.unsqueeze(0), self._names, self.progress.updates, self.progress.global_step)
         self.optimizer.step()
-        return numbers
+        return {"statistics": statistics}
 
 
 class _Report:

@@ -79,9 +79,6 @@ def policy_loss(
         log_prob: float32, of the actions under the learner's policy, with gradient.
         behaviour_log_prob: float32, of the policy that chose them.
         advantages: float32; no gradient flows into them.
-        mask: bool, the same shape.
-        clip: c, or None.
-        count: see the module.
 
     Raises `ValueError` for different shapes.
     """
@@ -118,10 +115,7 @@ def value_loss(
     Args:
         values: float32, with gradient.
         targets: float32; no gradient flows into them.
-        mask: bool, the same shape.
         behaviour_values: float32 V_mu, the values when the actions were chosen; needed with `clip`.
-        clip: largest rewarded change, or None.
-        count: see the module.
 
     Raises `ValueError` for different shapes.
     """

@@ -46,12 +46,7 @@ class TensorFlowRMSprop(torch.optim.Optimizer):
     without the mean u where not `centered`. It differs from `torch.optim.RMSprop` in two ways: epsilon is inside the square root,
     and m begins at 1, so that the first steps are small. The variance m - u^2 is kept from falling below 0 by rounding.
 
-    Args:
-        params: parameters, as for every optimizer.
-        lr: a number, or a tensor [] on the parameters' device for recorded steps.
-        alpha: a, the decay rate.
-        eps: added to the variance, in its units (squared gradients).
-        centered: subtract the squared mean.
+    `lr`: a number, or a tensor [] on the parameters' device for recorded steps. `alpha`: a. `eps`: in units of squared gradients.
     """
 
     def __init__(

@@ -15,8 +15,10 @@ import math
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor
+from torch.nn import Module
 
+from headrace.accelerator.graphs import Tensors
 from headrace.config import Config, LearningConfig
 from headrace.envs.core.contract import EnvSpec
 from headrace.learning import losses
@@ -35,56 +37,43 @@ class PolicyGradient(Algorithm):
         return Policy(spec, config.policy, config.precision)
 
     def act(
-        self,
-        model: nn.Module,
-        obs: dict[str, Tensor],
-        core: Tensor,
-        first: Tensor,
-        envs: Tensor,
-        generator: torch.Generator,
-        mode: Mode = "train",
-    ) -> tuple[dict[str, Tensor], Tensor]:
+        self, model: Module, obs: Tensors, core: Tensor, first: Tensor, envs: Tensor, generator: Generator, mode: Mode = "train"
+    ) -> tuple[Tensors, Tensor]:
         """Sample from the policy; deterministic: its most probable action."""
         out = cast(Policy, model).act(obs, core, first)
         action = out.distribution.mode() if mode == "deterministic" else out.distribution.sample(generator)
-        fields = {"action": action, "log_prob": out.distribution.log_prob(action), "value": out.value}
-        return fields, out.core
+        return {"action": action, "log_prob": out.distribution.log_prob(action), "value": out.value}, out.core
 
-    def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
+    def prepare(self, model: Module, batch: Tensors, config: LearningConfig) -> None:
         """Update the normalisers. With GAE and several optimizer steps, compute targets and advantages once for all of them.
 
         The return normaliser sees the batch's targets here, once, before any gradient: with V-trace under the present weights,
         which costs a forward pass of its own.
         """
         policy, T, several = cast(Policy, model), len(batch["reward"]), config.num_epochs * config.num_minibatches > 1
-        policy.update_normalizers({n: x[:T] for n, x in named(batch, "obs/").items()}, batch["mask"])
+        policy.update_normalizers(named(batch, "obs/", T), batch["mask"])
         if config.returns == "gae" and (several or policy.returns is not None):
-            targets = self._gae(policy, batch, config, all_values(policy, _value, batch))
+            targets = _gae(policy, batch, config, all_values(policy, batch))
             if several:
                 batch["target"], batch["advantage"] = targets
             policy.update_returns(targets.values, batch["mask"])
         elif policy.returns is not None:
-            with torch.no_grad():
-                out = policy.unroll({n: x[:T] for n, x in named(batch, "obs/").items()}, batch["core"], batch["first"][:T])
-                log_prob = out.distribution.log_prob(batch["action"])
-                targets = self._vtrace(policy, batch, config, log_prob, _with_row_T(policy, batch, out))
+            out = policy.unroll(named(batch, "obs/", T), batch["core"], batch["first"][:T])
+            targets = _vtrace(policy, batch, config, out.distribution.log_prob(batch["action"]), _with_row_T(policy, batch, out))
             policy.update_returns(targets.values, batch["mask"])
 
-    def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, model: Module, batch: Tensors, config: LearningConfig) -> tuple[Tensor, Tensors]:
         """Policy, value and exploration loss of a minibatch [T, B]."""
         policy, c, mask, T = cast(Policy, model), config, batch["mask"], len(batch["reward"])
-        obs, first = {n: x[:T] for n, x in named(batch, "obs/").items()}, batch["first"]
-        out = policy.unroll(obs, batch["core"], first[:T])
+        out = policy.unroll(named(batch, "obs/", T), batch["core"], batch["first"][:T])
         distribution, values = out.distribution, out.value
         log_prob = distribution.log_prob(batch["action"])
         if "advantage" in batch:
             targets = Targets(batch["target"], batch["advantage"])
+        elif c.returns == "gae":
+            targets = _gae(policy, batch, c, _with_row_T(policy, batch, out))
         else:
-            known = _with_row_T(policy, batch, out)
-            if c.returns == "gae":
-                targets = self._gae(policy, batch, c, known)
-            else:
-                targets = self._vtrace(policy, batch, c, log_prob.detach(), known)
+            targets = _vtrace(policy, batch, c, log_prob.detach(), _with_row_T(policy, batch, out))
         count, advantages = losses.valid_count(mask), targets.advantages
         kept: Tensor | None = mask
         if mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all()):
@@ -97,9 +86,9 @@ class PolicyGradient(Algorithm):
         old = normalize(batch["value"]) if c.value_clip is not None else None
         value = losses.value_loss(normalize(values), normalize(targets.values), kept, old, c.value_clip, count)
         entropy = surrogate.entropy  # an estimate will do where it is only reported
-        if c.exploration == "entropy" and c.entropy_coef > 0:
-            entropy = losses.masked_mean(distribution.entropy(), kept, count)
         if c.exploration == "entropy":
+            if c.entropy_coef > 0:
+                entropy = losses.masked_mean(distribution.entropy(), kept, count)
             exploration = -entropy
         else:
             exploration = losses.symmetric_kl_loss(distribution.symmetric_kl_to_uniform(), kept, count)
@@ -118,42 +107,38 @@ class PolicyGradient(Algorithm):
             "losses/ratio_max": surrogate.max_ratio,
             "losses/explained_variance": losses.explained_variance(values, targets.values, kept, count),
             "losses/value_mean": losses.masked_mean(values.detach(), kept, count),
-        } | self._clipped(log_prob, batch, c)
-
-    def _clipped(self, log_prob: Tensor, batch: dict[str, Tensor], c: LearningConfig) -> dict[str, Tensor]:
-        """Shares of the samples whose importance ratio V-trace truncates; nothing where it computes no targets."""
-        if c.returns != "vtrace":
-            return {}
-        log_ratio = log_prob.detach() - batch["log_prob"]
-        limits = {"losses/rho_clipped": c.vtrace_rho, "losses/c_clipped": c.vtrace_c}
-        return {
-            name: losses.masked_mean((log_ratio > (math.log(limit) if limit > 0 else -math.inf)).float(), batch["mask"])
-            for name, limit in limits.items()
-        }
-
-    def _gae(self, policy: Policy, batch: dict[str, Tensor], c: LearningConfig, values: Tensor) -> Targets:
-        return gae(
-            batch["reward"], values, batch["terminated"], batch["truncated"], batch["mask"], c.gamma, c.gae_lambda,
-            following_values(policy, _value, batch, values),
-        )  # fmt: skip
-
-    def _vtrace(self, policy: Policy, batch: dict[str, Tensor], c: LearningConfig, log_prob: Tensor, values: Tensor) -> Targets:
-        """Targets under the present weights. With the clipped surrogate the advantages are left unweighted: the surrogate has
-        the probability ratio already, and weighting by it twice would bias the policy towards the behaviour policy's actions."""
-        return vtrace(
-            log_prob - batch["log_prob"], batch["reward"], values, batch["terminated"], batch["truncated"], batch["mask"],
-            c.gamma, c.gae_lambda, c.vtrace_rho, c.vtrace_c, pg_rho=None if c.ppo_clip is not None else c.vtrace_rho,
-            next_values=following_values(policy, _value, batch, values),
-        )  # fmt: skip
+        } | _truncated(log_prob, batch, c)
 
 
-def _value(out: PolicyOutput) -> Tensor:
-    return out.value
+def _gae(policy: Policy, batch: Tensors, c: LearningConfig, values: Tensor) -> Targets:
+    return gae(
+        batch["reward"], values, batch["terminated"], batch["truncated"], batch["mask"], c.gamma, c.gae_lambda,
+        following_values(policy, batch, values),
+    )  # fmt: skip
+
+
+def _vtrace(policy: Policy, batch: Tensors, c: LearningConfig, log_prob: Tensor, values: Tensor) -> Targets:
+    """Targets under the present weights. With the clipped surrogate the advantages are left unweighted: the surrogate has the
+    probability ratio already, and weighting by it twice would bias the policy towards the behaviour policy's actions."""
+    return vtrace(
+        log_prob - batch["log_prob"], batch["reward"], values, batch["terminated"], batch["truncated"], batch["mask"],
+        c.gamma, c.gae_lambda, c.vtrace_rho, c.vtrace_c, pg_rho=None if c.ppo_clip is not None else c.vtrace_rho,
+        next_values=following_values(policy, batch, values),
+    )  # fmt: skip
 
 
 @torch.no_grad()
-def _with_row_T(policy: Policy, batch: dict[str, Tensor], out: PolicyOutput) -> Tensor:
+def _with_row_T(policy: Policy, batch: Tensors, out: PolicyOutput) -> Tensor:
     """[T+1, B], without a gradient: values under the present weights. `out`: of rows 0 to T-1."""
     T = len(batch["reward"])
     last = policy.act({n: x[T] for n, x in named(batch, "obs/").items()}, out.core, batch["first"][T]).value
     return torch.cat([out.value.detach(), last.unsqueeze(0)])
+
+
+def _truncated(log_prob: Tensor, batch: Tensors, c: LearningConfig) -> Tensors:
+    """Shares of the samples whose importance ratio V-trace truncates; nothing where it computes no targets."""
+    if c.returns != "vtrace":
+        return {}
+    log_ratio, limits = log_prob.detach() - batch["log_prob"], {"rho": c.vtrace_rho, "c": c.vtrace_c}
+    above = {name: log_ratio > (math.log(limit) if limit > 0 else -math.inf) for name, limit in limits.items()}
+    return {f"losses/{name}_clipped": losses.masked_mean(x.float(), batch["mask"]) for name, x in above.items()}

@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from headrace.accelerator.graphs import Tensors
 
-def named(batch: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The entries of a batch whose names begin with `prefix`, under their names without it."""
-    return {name[len(prefix) :]: x for name, x in batch.items() if name.startswith(prefix)}
+
+def named(batch: Tensors, prefix: str, rows: int | None = None) -> Tensors:
+    """The entries of a batch whose names begin with `prefix`, under their names without it: all rows, or the first `rows`.
+
+    Images [B, C, H, W] are returned with channels last in memory, the layout in which convolutions compute: they are converted
+    here as bytes, once, and not as float32 in each network.
+    """
+    found = {name.removeprefix(prefix): x[:rows] for name, x in batch.items() if name.startswith(prefix)}
+    images = [name for name, x in found.items() if x.dim() == 4 and x.dtype == torch.uint8]
+    return found | {name: found[name].contiguous(memory_format=torch.channels_last) for name in images}
 
 
 @torch.no_grad()
-def all_values(net: Any, value_of: Callable[[Any], Tensor], batch: dict[str, Tensor]) -> Tensor:
+def all_values(net: Any, batch: Tensors) -> Tensor:
     """[T+1, B]: V of every row. Acting computed those of rows 0 to T-1 already; only row T's is computed here.
 
     The stored values are those of the weights that acted, as old as the actions stored with them. A recurrent network is unrolled
-    over all rows, because the core state of row T depends on them. Arguments as for `following_values`.
+    over all rows, because the core state of row T depends on them. `net`, `batch`: see `following_values`.
     """
     obs, first = named(batch, "obs/"), batch["first"]
     if batch["core"].shape[-1]:
-        return value_of(net.unroll(obs, batch["core"], first))
+        return net.unroll(obs, batch["core"], first).value
     last = net.unroll({n: x[-1:] for n, x in obs.items()}, batch["core"], first[-1:])
-    return torch.cat([batch["value"], value_of(last)])
+    return torch.cat([batch["value"], last.value])
 
 
 @torch.no_grad()
-def following_values(net: Any, value_of: Callable[[Any], Tensor], batch: dict[str, Tensor], values: Tensor) -> Tensor | None:
+def following_values(net: Any, batch: Tensors, values: Tensor) -> Tensor | None:
     """[T, B]: V of the observation after row t. None if row t+1 holds that observation (`next-step` environments).
 
     Environments that reset in the same step put the last observation of an episode into `final_obs`. A recurrent network needs
     the core state after row t for it, so the trajectory is unrolled row by row.
 
     Args:
-        net: a network with `act` (one row) and `unroll` (all rows).
-        value_of: gives V from an output of `net`.
+        net: a network with `act` (one row) and `unroll` (all rows), whose outputs have V in `value`.
         batch: trajectories.
         values: [T+1, B]: V of every row.
     """
@@ -47,11 +53,11 @@ def following_values(net: Any, value_of: Callable[[Any], Tensor], batch: dict[st
     obs, core, first = named(batch, "obs/"), batch["core"], batch["first"]
     ended = batch["terminated"] | batch["truncated"]
     if not core.shape[-1]:
-        after = value_of(net.unroll(final, core, torch.zeros_like(ended)))
+        after = net.unroll(final, core, torch.zeros_like(ended)).value
     else:
         rows = []
         for t in range(len(ended)):
             core = net.act({n: x[t] for n, x in obs.items()}, core, first[t]).core
-            rows.append(value_of(net.act({n: x[t] for n, x in final.items()}, core, torch.zeros_like(first[t]))))
+            rows.append(net.act({n: x[t] for n, x in final.items()}, core, torch.zeros_like(first[t])).value)
         after = torch.stack(rows)
     return torch.where(ended, after, values[1:])

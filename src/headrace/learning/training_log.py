@@ -1,17 +1,17 @@
-"""Statistics of a learner between two reports, and its last episodes."""
+"""Statistics of a learner between two reports, its last episodes, and those of single tasks."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
+from headrace.envs.core.reference_scores import normalized
 from headrace.experience.batch import Arrivals
 from headrace.learning.learner import Learner, Update
-from headrace.learning.task_log import TaskLog
 
 EPISODE_WINDOW = 100
 """Episodes in `charts/episodic_return_100`, which `run.goal` is compared with."""
@@ -25,9 +25,9 @@ class TrainingLog:
 
     def __init__(self, tasks: Sequence[str] = (), agents: Sequence[str] = ()) -> None:
         self.returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
-        self.tasks = TaskLog(tasks, EPISODE_WINDOW) if tasks else None
+        self.tasks = TaskLog(tasks) if tasks else None
         """Where the policy is trained on several."""
-        self._sums: list[dict[str, torch.Tensor]] = []
+        self._statistics: list[dict[str, torch.Tensor]] = []
         self._ended: list[tuple[float, int]] = []
         self._agents: dict[str, list[float]] = {agent: [] for agent in agents}
         """Returns of the episodes that have ended, by agent."""
@@ -37,19 +37,17 @@ class TrainingLog:
     def mean_return(self) -> float:
         """Mean return of the last `EPISODE_WINDOW` episodes, NaN before the first. With several tasks: the mean of the tasks'
         mean returns, so that tasks with short episodes do not count more."""
-        if self.tasks is not None:
-            return self.tasks.mean_return
-        return float(np.mean(self.returns)) if self.returns else math.nan
+        return _mean(self.returns) if self.tasks is None else float(np.mean(self.tasks.means))
 
     @property
     def full(self) -> bool:
         """Whether `EPISODE_WINDOW` episodes have ended, with several tasks of each."""
-        return len(self.returns) == EPISODE_WINDOW if self.tasks is None else self.tasks.full
+        return all(len(returns) == EPISODE_WINDOW for returns in ([self.returns] if self.tasks is None else self.tasks.returns))
 
     def add(self, arrivals: Arrivals, update: Update | None = None, step: int | None = None) -> None:
         """Add new experience and the update made with it, if any. `step`: the global step after it, for the learning curve."""
         if update is not None:
-            self._sums.append(update.statistics)
+            self._statistics.append(update.statistics)
         returns = arrivals.returns.tolist()
         self.returns.extend(returns)
         self._ended.extend(zip(returns, arrivals.lengths.tolist(), strict=True))
@@ -59,17 +57,10 @@ class TrainingLog:
                 self._agents[names[agent]].append(r)
         if self.tasks is not None:
             self.tasks.add(arrivals)
-        if step is not None and len(arrivals.returns):
-            self._add_to_curve(step)
-
-    def _add_to_curve(self, step: int) -> None:
-        if self.tasks is not None:
-            if not math.isnan(mean := self.mean_return):
-                self._curve.append((step, mean, min(self.tasks.means), max(self.tasks.means)))
-            return
-        returns = sorted(self.returns)
-        low, high = returns[len(returns) // 10], returns[-1 - len(returns) // 10]
-        self._curve.append((step, sum(returns) / len(returns), low, high))
+        if step is not None and returns and not math.isnan(mean := self.mean_return):
+            own = sorted(self.returns if self.tasks is None else self.tasks.means)
+            outside = len(own) // 10 if self.tasks is None else 0
+            self._curve.append((step, mean, own[outside], own[-1 - outside]))
 
     def curve(self) -> list[tuple[int, float, float, float]]:
         """Points of the learning curve since the last call, at most `CURVE_POINTS`, evenly chosen, with the newest: global step,
@@ -89,22 +80,81 @@ class TrainingLog:
             "charts/learning_rate": learner.learning_rate,
             "lag/masked": float(p.stale_steps),
         }
-        for key in dict.fromkeys(key for statistics in self._sums for key in statistics):
-            values = torch.stack([s[key] for s in self._sums if key in s])
+        for key in dict.fromkeys(key for statistics in self._statistics for key in statistics):
+            values = torch.stack([s[key] for s in self._statistics if key in s])
             result[key] = float(values.min() if key == "lag/min" else values.max() if key == "lag/max" else values.mean())
         if self._ended:
-            result["charts/episodic_return"] = float(np.mean([r for r, _ in self._ended]))
-            result["charts/episodic_length"] = float(np.mean([n for _, n in self._ended]))
+            means = np.mean(self._ended, axis=0).tolist()
+            result |= zip(("charts/episodic_return", "charts/episodic_length"), means, strict=True)
         if not math.isnan(self.mean_return):
             result["charts/episodic_return_100"] = self.mean_return
         if self.tasks is not None:
             result |= self.tasks.metrics()
-        self._sums, self._ended = [], []
+        self._statistics, self._ended = [], []
         return result | self.agent_means()
 
     def agent_means(self) -> dict[str, float]:
         """Mean return of the episodes of each agent since the last call, by metric name."""
-        means = {f"agents/{agent}/episodic_return": float(np.mean(own)) for agent, own in self._agents.items() if own}
+        means = {f"agents/{agent}/episodic_return": _mean(own) for agent, own in self._agents.items() if own}
         for own in self._agents.values():
             own.clear()
         return means
+
+
+class TaskLog:
+    """Returns of the last `EPISODE_WINDOW` episodes of each task, and each task's share of the samples. `tasks`: their ids."""
+
+    def __init__(self, tasks: Sequence[str]) -> None:
+        self.tasks = tuple(tasks)
+        self.returns: list[deque[float]] = [deque(maxlen=EPISODE_WINDOW) for _ in self.tasks]
+        """Of the last episodes of each task."""
+        self._steps = np.zeros(len(self.tasks), np.int64)
+
+    @property
+    def means(self) -> list[float]:
+        """Mean return of the last episodes of each task; NaN before the first."""
+        return [_mean(returns) for returns in self.returns]
+
+    def add(self, arrivals: Arrivals) -> None:
+        """Count new experience."""
+        self._steps[: len(arrivals.task_steps)] += arrivals.task_steps
+        for task, episode_return in zip(arrivals.tasks.tolist(), arrivals.returns.tolist(), strict=True):
+            self.returns[task].append(episode_return)
+
+    def metrics(self) -> dict[str, float]:
+        """By metric name, with the shares since the last call; see `task_metrics`."""
+        means = {task: mean for task, mean in zip(self.tasks, self.means, strict=True) if not math.isnan(mean)}
+        result = task_metrics(means, len(self.tasks))
+        if total := int(self._steps.sum()):
+            result |= {f"tasks/{task}/share": int(n) / total for task, n in zip(self.tasks, self._steps, strict=True)}
+        self._steps[:] = 0
+        return result
+
+    def get_state(self) -> dict[str, list[float]]:
+        """For checkpoints."""
+        return {task: list(returns) for task, returns in zip(self.tasks, self.returns, strict=True)}
+
+    def set_state(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Go on from `get_state`."""
+        for task, returns in zip(self.tasks, self.returns, strict=True):
+            returns.clear()
+            returns.extend(float(value) for value in state[task])
+
+
+def task_metrics(means: Mapping[str, float], count: int, prefix: str = "") -> dict[str, float]:
+    """Mean returns of tasks, and where they are known their human-normalised scores and, of all `count` tasks, the mean of the
+    scores and the mean of the scores of at most 1, by metric name.
+
+    The capped mean is the measure of Espeholt et al. 2018 (IMPALA), section 5.3, there in percent.
+    """
+    result = {f"{prefix}tasks/{task}/episodic_return": mean for task, mean in means.items()}
+    scores = {task: score for task, mean in means.items() if (score := normalized(task, mean)) is not None}
+    result |= {f"{prefix}tasks/{task}/score": score for task, score in scores.items()}
+    if len(scores) == count:
+        result[f"{prefix}tasks/mean_score"] = float(np.mean([*scores.values()]))
+        result[f"{prefix}tasks/capped_mean_score"] = float(np.mean([min(1.0, score) for score in scores.values()]))
+    return result
+
+
+def _mean(returns: Sequence[float] | deque[float]) -> float:
+    return float(np.mean(returns)) if returns else math.nan

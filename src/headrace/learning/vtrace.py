@@ -39,19 +39,13 @@ def vtrace(
     The sum ends with the episode, the valid rows or the trajectory; v behind its end is V, or 0 if row t is terminated.
 
     Args:
-        log_ratio: float32 [T, B]: log pi(a_t | x_t) - log mu(a_t | x_t), target minus behaviour policy. May be as large as it
-            likes: it is clipped before it is exponentiated.
-        rewards: float32 [T, B].
-        values: float32 [T+1, B]: V of rows 0..T under the target policy's value function.
-        terminated, truncated: bool [T, B]: nothing follows; or the episode was cut off, and is bootstrapped.
-        valid: bool [T, B] or [T+1, B] (row T is not used).
-        gamma, lambda_: discount per step, factor of the trace coefficients.
+        log_ratio: float32 [T, B]: log pi(a_t | x_t) - log mu(a_t | x_t), target minus behaviour policy, of any size.
+        rewards, values, terminated, truncated, valid, gamma, next_values: see `gae`; values under the target policy.
+        lambda_: factor of the trace coefficients.
         rho: truncation of the importance weights; sets the fixed point.
         c: truncation of the trace coefficients; sets the speed. Not above rho.
         pg_rho: truncation of the weight of the advantages; None leaves them unweighted, for a surrogate objective that holds the
             probability ratio itself (PPO).
-        next_values: float32 [T, B] instead of `values[1:]`, for environments that reset in the same step: V of `final_obs`
-            where an episode ended, `values[1:]` elsewhere.
 
     Raises `ValueError` if rho < c, or for other shapes.
     """

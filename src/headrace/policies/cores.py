@@ -11,20 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-class NoCore(nn.Module):
-    """Features pass through; the state has width 0."""
-
-    width = 0
-
-    def __init__(self, in_features: int):
-        super().__init__()
-        self.out_features = in_features
-
-    def forward(self, x: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        """See `RecurrentCore.forward`."""
-        return x, state
-
-
 class RecurrentCore(nn.Module):
     """A GRU or LSTM unrolled over [T, B, F].
 
@@ -79,8 +65,3 @@ class RecurrentCore(nn.Module):
         i, f, g, o = (inputs + functional.linear(h, self.weight_hh, self.bias_hh)).chunk(4, -1)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         return torch.sigmoid(o) * torch.tanh(c), c
-
-
-def make_core(kind: str, in_features: int, size: int) -> NoCore | RecurrentCore:
-    """The core that `policy.core` names; `size` is not used by "none"."""
-    return NoCore(in_features) if kind == "none" else RecurrentCore(kind, in_features, size)

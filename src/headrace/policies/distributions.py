@@ -33,77 +33,50 @@ _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where the parts of an `ActionSpec` are in parameter and action rows. Index tensors are for one device."""
+    """Where the K discrete parts and the C continuous numbers of an `ActionSpec` are in parameter and action rows."""
 
-    choices: tuple[int, ...]
-    """n of each of the K discrete parts."""
-    discrete_columns: Tensor
-    """int64 [K]: their columns in the action row."""
-    continuous_columns: Tensor
-    """int64 [C]: columns of the continuous numbers."""
-    gather: Tensor | None
-    """int64 [K * max n]: flat logits to padded ones; None where all parts have equally many choices."""
-    exists: Tensor | None
-    """bool [K, max n]: False for padding; None without padding."""
-    bounded: Tensor
-    """bool [C]: squashed into bounds (both finite), else a plain Gaussian."""
-    low: Tensor
-    """float32 [C]."""
-    high: Tensor
-    """float32 [C]."""
-    middle: Tensor
-    """float32 [C]: (low + high) / 2; 0 where unbounded."""
-    half_range: Tensor
-    """float32 [C]: (high - low) / 2; 1 where unbounded or degenerate."""
-    squashes: bool
-    """Whether any number is bounded."""
+    choices: tuple[int, ...]  # n of each discrete part
+    discrete_columns: Tensor  # int64 [K], in the action row
+    continuous_columns: Tensor  # int64 [C], in the action row
+    gather: Tensor | None  # int64 [K * max n], flat logits to padded ones; None where all parts have equally many choices
+    exists: Tensor | None  # bool [K, max n], False for padding; None without padding
+    bounded: Tensor  # bool [C]: squashed into bounds (both finite), else a plain Gaussian
+    low: Tensor  # float32 [C]
+    high: Tensor  # float32 [C]
+    middle: Tensor  # float32 [C], (low + high) / 2; 0 where unbounded
+    half_range: Tensor  # float32 [C], (high - low) / 2; 1 where unbounded or degenerate
+    squashes: bool  # whether any number is bounded
 
 
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # also if the first caller is in inference mode: the tensors may be used in a graph later
 def _layout(spec: ActionSpec, device: torch.device) -> _Layout:
-    choices: list[int] = []
-    discrete: list[int] = []
-    continuous: list[int] = []
-    low: list[float] = []
-    high: list[float] = []
-    column = 0
-    for part in spec.parts:
-        columns = range(column, column + part.width)
-        if isinstance(part, Categorical):
-            choices.append(part.n)
-            discrete.extend(columns)
-        else:
-            low.extend(part.low)
-            high.extend(part.high)
-            continuous.extend(columns)
-        column += part.width
+    discrete = np.repeat([isinstance(part, Categorical) for part in spec.parts], [part.width for part in spec.parts])
+    choices = [part.n for part in spec.parts if isinstance(part, Categorical)]
     gather = exists = None
     if len(set(choices)) > 1:
-        starts = np.cumsum([0, *choices[:-1]])
         position = np.arange(max(choices))
         existing = position < np.array(choices)[:, None]
+        starts = np.cumsum([0, *choices[:-1]])
         gather = torch.as_tensor(np.where(existing, starts[:, None] + position, 0).reshape(-1), device=device)
         exists = torch.as_tensor(existing, device=device)
-    lows, highs = np.array(low, np.float64), np.array(high, np.float64)
-    bounded = np.isfinite(lows) & np.isfinite(highs)
-    middle = np.where(bounded, (np.where(bounded, lows, 0) + np.where(bounded, highs, 0)) / 2, 0.0)
-    half = np.where(bounded & (highs > lows), (np.where(bounded, highs, 1) - np.where(bounded, lows, 0)) / 2, 1.0)
-
-    def tensor(array: np.ndarray) -> Tensor:
-        return torch.as_tensor(array.astype(np.float32), device=device)
-
+    numbers = [part for part in spec.parts if isinstance(part, Continuous)]
+    low, high = np.array([sum((part.low for part in numbers), ()), sum((part.high for part in numbers), ())], np.float64)
+    bounded = np.isfinite(low) & np.isfinite(high)
+    with np.errstate(invalid="ignore"):  # infinite bounds, whose results are not taken
+        middle = np.where(bounded, (low + high) / 2, 0.0)
+        half_range = np.where(bounded & (high > low), (high - low) / 2, 1.0)
     return _Layout(
-        choices=tuple(choices),
-        discrete_columns=torch.tensor(discrete, dtype=torch.int64, device=device),
-        continuous_columns=torch.tensor(continuous, dtype=torch.int64, device=device),
+        tuple(choices),
+        discrete_columns=torch.as_tensor(np.flatnonzero(discrete), device=device),
+        continuous_columns=torch.as_tensor(np.flatnonzero(~discrete), device=device),
         gather=gather,
         exists=exists,
         bounded=torch.as_tensor(bounded, device=device),
-        low=tensor(lows),
-        high=tensor(highs),
-        middle=tensor(middle),
-        half_range=tensor(half),
+        low=torch.as_tensor(low, dtype=torch.float32, device=device),
+        high=torch.as_tensor(high, dtype=torch.float32, device=device),
+        middle=torch.as_tensor(middle, dtype=torch.float32, device=device),
+        half_range=torch.as_tensor(half_range, dtype=torch.float32, device=device),
         squashes=bool(bounded.any()),
     )
 
@@ -208,7 +181,7 @@ class ActionDistribution:
         """Log-probability (density, for continuous parts) of `actions` [..., A]: float32 [...]."""
         total: Tensor | float = 0.0
         if self._layout.choices:
-            chosen = actions if self._is_discrete else actions[..., self._layout.discrete_columns]
+            chosen = actions if not self._mean.shape[-1] else actions[..., self._layout.discrete_columns]
             chances = self._log_probs.gather(-1, chosen.long().unsqueeze(-1)).squeeze(-1)
             total = chances.squeeze(-1) if len(self._layout.choices) == 1 else chances.sum(-1)
         if self._mean.shape[-1]:
@@ -252,10 +225,6 @@ class ActionDistribution:
         log_uniform = uniform.clamp_min(1e-30).log()
         difference = torch.where(uniform > 0, log_probs - log_uniform, 0.0)
         return 0.5 * ((log_probs.exp() - uniform) * difference).sum((-1, -2))
-
-    @property
-    def _is_discrete(self) -> bool:
-        return not self._mean.shape[-1]
 
     def _log_slope(self, raw: Tensor) -> Tensor:
         """log da/du [..., C] of the squashing at `raw`: log(1 - tanh(u)^2) in a form that does not underflow, plus log scale."""

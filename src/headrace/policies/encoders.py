@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,14 @@ from torch.nn import functional as F
 from headrace.config import ConfigError, PolicyConfig
 from headrace.envs.core.contract import ArraySpec
 from headrace.policies.activations import ACTIVATIONS
-from headrace.policies.registry import NETWORKS, register_network
+from headrace.policies.registry import NETWORKS
+
+if TYPE_CHECKING:
+    from headrace.policies.registry import MakeNetwork
+
+Shape = tuple[int, ...]
+Layers = tuple[tuple[int, int, int], ...]
+"""Convolutions: channels, kernel, stride."""
 
 
 def network_names() -> list[str]:
@@ -77,35 +85,24 @@ class PixelConv2d(nn.Conv2d):
 
 
 class ConvEncoder(nn.Module):
-    """Convolutions, then a linear layer with an activation."""
+    """Convolutions and, unless `hidden` is None, a linear layer with an activation: uint8 [N, C, H, W] -> [N, out_features]."""
 
-    def __init__(self, shape: tuple[int, ...], convolutions: nn.Module, hidden: int, activation: str):
+    def __init__(self, shape: Shape, layers: nn.Module, activation: str, hidden: int | None = None):
         super().__init__()
-        self.convolutions = convolutions
-        self.linear = orthogonal_(nn.Linear(_flat_width(self.convolutions, shape), hidden))
+        self.convolutions = layers
+        width = _flat_width(layers, shape)
+        self.linear = None if hidden is None else orthogonal_(nn.Linear(width, hidden))
         self.activation = ACTIVATIONS[activation]()
-        self.out_features = hidden
+        self.out_features = hidden or width
 
     def forward(self, image: Tensor) -> Tensor:
-        """uint8 [N, C, H, W] -> [N, hidden]."""
-        return self.activation(self.linear(self.convolutions(image).flatten(1)))
+        """See the class."""
+        flat = self.convolutions(image).flatten(1)
+        return flat if self.linear is None else self.activation(self.linear(flat))
 
 
-class Convolutions(nn.Module):
-    """Convolutions `(channels, kernel, stride)` with an activation after each, flattened; for heads with hidden layers."""
-
-    def __init__(self, shape: tuple[int, ...], layers: tuple[tuple[int, int, int], ...], activation: str):
-        super().__init__()
-        self.convolutions = convolutions(shape[0], layers, activation)
-        self.out_features = _flat_width(self.convolutions, shape)
-
-    def forward(self, image: Tensor) -> Tensor:
-        """uint8 [N, C, H, W] -> [N, F]."""
-        return self.convolutions(image).flatten(1)
-
-
-def convolutions(channels: int, layers: tuple[tuple[int, int, int], ...], activation: str) -> nn.Sequential:
-    """Convolutions `(channels, kernel, stride)` of images with `channels` channels, an activation after each."""
+def convolutions(channels: int, layers: Layers, activation: str) -> nn.Sequential:
+    """Convolutions of images with `channels` channels, an activation after each."""
     modules: list[nn.Module] = []
     for i, (out, kernel, stride) in enumerate(layers):
         convolution = (PixelConv2d if i == 0 else nn.Conv2d)(channels, out, kernel, stride)
@@ -148,7 +145,7 @@ def residual_stages(channels: int, activation: str) -> nn.Sequential:
 class VectorEncoder(nn.Module):
     """An MLP over the flattened observation times `scale`: [N, ...] -> [N, last width]."""
 
-    def __init__(self, shape: tuple[int, ...], layers: tuple[int, ...], activation: str, scale: float = 1.0):
+    def __init__(self, shape: Shape, layers: tuple[int, ...], activation: str, scale: float = 1.0):
         super().__init__()
         width = math.prod(shape)
         self.scale = scale
@@ -190,77 +187,51 @@ MEASUREMENT_LAYERS = (128, 128)
 """The MLP over game variables of the full VizDoom network."""
 
 
-def _network(
-    observation: dict[str, ArraySpec],
-    config: PolicyConfig,
-    image: Callable[[tuple[int, ...]], nn.Module],
-    vector_layers: tuple[int, ...] | None = None,
-) -> MultiEncoder:
-    layers = config.mlp if vector_layers is None else vector_layers
-    return MultiEncoder(
-        {
-            name: image(spec.shape) if spec.is_image else VectorEncoder(spec.shape, layers, config.activation)
-            for name, spec in observation.items()
-        }
+def _network(image: Callable[[Shape, PolicyConfig], nn.Module], vector_layers: tuple[int, ...] | None = None) -> MakeNetwork:
+    """Networks with `image(shape, config)` for each image, and for each vector an MLP: `vector_layers`, or `policy.mlp`."""
+
+    def make(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
+        layers = config.mlp if vector_layers is None else vector_layers
+        return MultiEncoder(
+            {
+                name: image(spec.shape, config) if spec.is_image else VectorEncoder(spec.shape, layers, config.activation)
+                for name, spec in observation.items()
+            }
+        )
+
+    return make
+
+
+def _convolutional(layers: Layers, linear: bool = True) -> Callable[[Shape, PolicyConfig], nn.Module]:
+    """These convolutions, with a linear layer of width `policy.hidden` or without."""
+    return lambda shape, c: ConvEncoder(
+        shape, convolutions(shape[0], layers, c.activation), c.activation, c.hidden if linear else None
     )
 
 
-def _plain(layers: tuple[tuple[int, int, int], ...], c: PolicyConfig) -> Callable[[tuple[int, ...]], nn.Module]:
-    """An encoder of images that has these convolutions."""
-    return lambda s: ConvEncoder(s, convolutions(s[0], layers, c.activation), c.hidden, c.activation)
+def _residual(shape: Shape, c: PolicyConfig) -> nn.Module:
+    return ConvEncoder(shape, residual_stages(shape[0], c.activation), c.activation, c.hidden)
 
 
-@register_network("auto")
-@register_network("nature-cnn")
-def nature_cnn(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
-    """The Nature CNN (32@8s4, 64@4s2, 64@3s1, FC `hidden`) for images, an MLP for vectors."""
-    return _network(observation, config, _plain(NATURE_LAYERS, config))
+def _flattened(shape: Shape, c: PolicyConfig) -> nn.Module:
+    return VectorEncoder(shape, c.mlp, c.activation, scale=1 / 255)
 
 
-@register_network("impala-shallow")
-def impala_shallow(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
-    """IMPALA's shallow network (16@8s4, 32@4s2, FC `hidden`, 256 in the paper) for images, an MLP for vectors."""
-    return _network(observation, config, _plain(SHALLOW_LAYERS, config))
+NETWORKS |= {
+    "auto": _network(_convolutional(NATURE_LAYERS)),
+    "nature-cnn": _network(_convolutional(NATURE_LAYERS)),
+    "impala-shallow": _network(_convolutional(SHALLOW_LAYERS)),
+    # Without linear layers, for dueling heads, whose streams each have one of their own.
+    "nature-conv": _network(_convolutional(NATURE_LAYERS, linear=False)),
+    "shallow-conv": _network(_convolutional(SHALLOW_LAYERS, linear=False)),
+    "vizdoom-simple": _network(_convolutional(VIZDOOM_LAYERS)),
+    "vizdoom-full": _network(_convolutional(VIZDOOM_LAYERS), MEASUREMENT_LAYERS),
+    "impala-resnet": _network(_residual),
+    "mlp": _network(_flattened),
+}
 
 
-@register_network("nature-conv")
-def nature_conv(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
-    """The Nature CNN without its linear layer, for dueling heads, whose streams each have one of their own."""
-    return _network(observation, config, lambda s: Convolutions(s, NATURE_LAYERS, config.activation))
-
-
-@register_network("shallow-conv")
-def shallow_conv(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
-    """IMPALA's shallow network without its linear layer, for dueling heads."""
-    return _network(observation, config, lambda s: Convolutions(s, SHALLOW_LAYERS, config.activation))
-
-
-@register_network("vizdoom-simple")
-def vizdoom_simple(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
-    """32@8s4, 64@4s2, 128@3s2, FC `hidden` for images, an MLP (`policy.mlp`) for vectors."""
-    return _network(observation, config, _plain(VIZDOOM_LAYERS, config))
-
-
-@register_network("vizdoom-full")
-def vizdoom_full(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
-    """The convolutions of `vizdoom-simple`, and a 128-128 MLP over the game variables; `policy.mlp` is not used."""
-    return _network(observation, config, _plain(VIZDOOM_LAYERS, config), MEASUREMENT_LAYERS)
-
-
-@register_network("impala-resnet")
-def impala_resnet(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
-    """IMPALA's residual network (stages 16/32/32, FC `hidden`) for images, an MLP for vectors."""
-    c = config
-    return _network(observation, c, lambda s: ConvEncoder(s, residual_stages(s[0], c.activation), c.hidden, c.activation))
-
-
-@register_network("mlp")
-def flat_mlp(observation: dict[str, ArraySpec], config: PolicyConfig) -> nn.Module:
-    """An MLP for every observation; pixels too, divided by 255."""
-    return _network(observation, config, lambda s: VectorEncoder(s, config.mlp, config.activation, scale=1 / 255))
-
-
-def _flat_width(convolutions: nn.Module, shape: tuple[int, ...]) -> int:
+def _flat_width(convolutions: nn.Module, shape: Shape) -> int:
     """Numbers that come out of the convolutions for one image of the given shape."""
     with torch.no_grad():
         try:

@@ -14,7 +14,7 @@ class RunningMeanStd(nn.Module):
     Buffers: `mean`, `var` float64 [*shape] and `count` float64 []. Before the first update the map is the identity.
 
     Args:
-        shape: shape of one sample.
+        shape: of one sample.
         clip: normalised values are clipped to +-this; None: not clipped, so that `denormalize` is the exact inverse.
         eps: added to the variance.
     """

@@ -7,6 +7,7 @@ what the learner computes is what the actor computed, given equal weights.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, cast
@@ -15,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from headrace.config import PolicyConfig
-from headrace.envs.core.contract import MASK_KEY, EnvSpec
-from headrace.policies.cores import RecurrentCore, make_core
-from headrace.policies.distributions import ActionDistribution
-from headrace.policies.encoders import PixelConv2d, make_network, out_features
-from headrace.policies.heads import ActionHead, ValueHead
+from headrace.envs.core.contract import MASK_KEY, ActionSpec, EnvSpec
+from headrace.policies.cores import RecurrentCore
+from headrace.policies.distributions import ActionDistribution, param_width
+from headrace.policies.encoders import PixelConv2d, make_network, orthogonal_, out_features
 from headrace.policies.normalizer import RunningMeanStd
 
 Precision = Literal["float32", "bf16"]
@@ -50,31 +50,26 @@ class Trunk(nn.Module):
         self.network = make_network(observation, config)
         if config.separate_critic:
             self.network = TwoNetworks(self.network, make_network(observation, config))
-        self.core = make_core(config.core, out_features(self.network), config.core_size)
-        self.out_features = self.core.out_features
+        self.out_features = out_features(self.network)
+        self.core = None if config.core == "none" else RecurrentCore(config.core, self.out_features, config.core_size)
+        if self.core is not None:
+            self.out_features = config.core_size
 
     @property
     def core_width(self) -> int:
         """S: width of the core state; 0 without a core."""
-        return self.core.width
+        return 0 if self.core is None else self.core.width
 
     def forward(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        """Features of T rows, time folded into the batch for the network.
-
-        Args:
-            obs: by name, [T, B, ...]; `MASK_KEY` is ignored.
-            core: float32 [B, S] before row 0.
-            first: bool [T, B].
-
-        Returns:
-            features [T, B, F] and the core state, float32 [B, S], after row T-1.
-        """
+        """Features [T, B, F] and the core state, float32 [B, S], after row T-1; arguments as for `OnTrunk.unroll`. Time is folded
+        into the batch for the network."""
         flat = {name: x.flatten(0, 1) for name, x in obs.items() if name != MASK_KEY}
         for name, normalizer in zip(self.normalized, self.normalizers, strict=True):
             flat[name] = normalizer(flat[name])
         with torch.autocast(first.device.type, torch.bfloat16) if self.precision == "bf16" else contextlib.nullcontext():
             features = self.network(flat).unflatten(0, first.shape)
-            features, core = self.core(features, core, first)
+            if self.core is not None:
+                features, core = self.core(features, core, first)
         return features.float(), core.float()
 
     def layers_under_autocast(self) -> Iterator[nn.Module]:
@@ -82,12 +77,6 @@ class Trunk(nn.Module):
         for module in (*self.network.modules(), self.core):
             if isinstance(module, nn.Linear | nn.Conv2d | RecurrentCore) and not isinstance(module, PixelConv2d):
                 yield module
-
-    def update_normalizers(self, obs: dict[str, Tensor], mask: Tensor | None = None) -> None:
-        """Let the observation normalisers see `obs` [T, B, ...] or [B, ...] where `mask` (bool; None: everywhere) is True."""
-        for name, normalizer in zip(self.normalized, self.normalizers, strict=True):
-            assert isinstance(normalizer, RunningMeanStd)
-            normalizer.update(obs[name], mask)
 
 
 Output = TypeVar("Output")
@@ -115,19 +104,51 @@ class OnTrunk(nn.Module, Generic[Output]):
         return self._output(features.squeeze(0), obs, core)
 
     def unroll(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> Output:
-        """T rows of B environments.
-
-        Args:
-            obs: by name, [T, B, ...]; may hold the action mask, uint8 [T, B, M], under `MASK_KEY`.
-            core: float32 [B, S] before row 0.
-            first: bool [T, B].
-        """
+        """T rows of B environments: the same with `obs` [T, B, ...], `core` [B, S] before row 0 and `first` [T, B]."""
         features, core = self.trunk(obs, core, first)
         return self._output(features, obs, core)
+
+    def update_normalizers(self, obs: dict[str, Tensor], mask: Tensor | None = None) -> None:
+        """Let the observation normalisers see `obs` [T, B, ...] or [B, ...] where `mask` (bool; None: everywhere) is True."""
+        for name, normalizer in zip(self.trunk.normalized, self.trunk.normalizers, strict=True):
+            cast(RunningMeanStd, normalizer).update(obs[name], mask)
 
     def _output(self, features: Tensor, obs: dict[str, Tensor], core: Tensor) -> Output:
         """From features [..., F], and the core state after the last row."""
         raise NotImplementedError
+
+
+class ActionHead(nn.Module):
+    """Parameters of the action distribution: [..., F] -> float32 [..., P].
+
+    Logits and means are linear in the features, with small weights so that the first policy is close to uniform. Log standard
+    deviations are parameters of their own and do not depend on the observation.
+    """
+
+    def __init__(self, in_features: int, spec: ActionSpec, initial_std: float):
+        super().__init__()
+        means = (param_width(spec) - spec.mask_width) // 2
+        self.linear = orthogonal_(nn.Linear(in_features, spec.mask_width + means), gain=0.01)
+        self.log_std = nn.Parameter(torch.full((means,), math.log(initial_std))) if means else None
+
+    def forward(self, features: Tensor) -> Tensor:
+        """See the class."""
+        params = self.linear(features).float()
+        if self.log_std is None:
+            return params
+        return torch.cat((params, self.log_std.expand(*params.shape[:-1], -1)), dim=-1)
+
+
+class ValueHead(nn.Module):
+    """One number: [..., F] -> float32 [...]."""
+
+    def __init__(self, in_features: int):
+        super().__init__()
+        self.linear = orthogonal_(nn.Linear(in_features, 1), gain=1.0)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """See the class."""
+        return self.linear(features).float().squeeze(-1)
 
 
 class TwoNetworks(nn.Module):
@@ -184,10 +205,6 @@ class Policy(OnTrunk[PolicyOutput]):
     def normalize_value(self, value: Tensor) -> Tensor:
         """From returns to the value head's units, in which the value loss is taken."""
         return value if self.returns is None else self.returns.normalize(value)
-
-    def update_normalizers(self, obs: dict[str, Tensor], mask: Tensor) -> None:
-        """Let the observation normalisers see `obs` [T, B, ...] where `mask` (bool [T, B]) is True."""
-        self.trunk.update_normalizers(obs, mask)
 
     def update_returns(self, returns: Tensor, mask: Tensor) -> None:
         """Let the return normaliser see value targets [T, B] where `mask` (bool [T, B]) is True.

@@ -61,6 +61,11 @@ class QOutput:
     allowed: Tensor | None
     """bool [..., A]; None if every action is."""
 
+    @property
+    def value(self) -> Tensor:
+        """float32 [...]: of the best allowed action."""
+        return (self.q if self.allowed is None else self.q.masked_fill(~self.allowed, -torch.inf)).max(-1).values
+
 
 class DuelingHead(nn.Module):
     """V and advantages from two streams, Q = V + A - mean A (Wang et al. 2016); one stream without dueling.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.config import Config, ConfigError
 from headrace.learning.algorithm import Algorithm, Declaration
-from headrace.learning.presets import apex_dqn
+from headrace.learning.presets import apex
 from headrace.learning.presets.q_learning import ON_A_REPLAY, SMALL_NETWORK, ByObservations, Settings, by_preset
 
 # Mnih et al. 2015, extended data table 1, and Hessel et al. 2018, table 1 and section 4. One update of 32 transitions follows 4
@@ -79,7 +79,7 @@ def make(config: Config) -> Algorithm:
 
 def check(config: Config) -> None:
     """Raise `ConfigError` for a recurrent core, which needs sequences, and for what Ape-X DQN refuses."""
-    apex_dqn.check(config)
+    apex.check_dqn(config)
     if config.policy.core != "none":
         raise ConfigError(
             f"learning.algorithm {config.learning.algorithm} replays single transitions; with a recurrent core (policy.core "
