@@ -122,7 +122,7 @@ def atari_replay(frames: np.ndarray, codec: str, level: int, block: int) -> tupl
     """A replay of these frames, and the microseconds that adding one took."""
     count = len(frames)
     config = ReplayConfig(histories=1, capacity=count, slack=1.0, minimum=1, codec_level=level, block=block,
-                          packed_row_bytes=8000, codec=codec)  # type: ignore[arg-type]
+                          packed_share=1.0, codec=codec)  # type: ignore[arg-type]
     replay = Replay(config, columns(codec))
     writer, ends = HistoryWriter(replay, 0), np.arange(1, count + 1) % EPISODE == 0
     actions, ones, discounts = np.zeros(50, np.int32), np.ones(50, np.float32), np.where(ends, 0, 0.99).astype(np.float32)

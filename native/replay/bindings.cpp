@@ -91,25 +91,28 @@ class Replay {
     expect(batch.interleaved.size() == config().field_count, "wrong number of fields");
     for (std::size_t f = 0; f < batch.interleaved.size(); ++f)
       expect(!batch.interleaved[f] || config().fields[f].stack == 4, "only stacks of 4 frames can be interleaved");
-    double* chosen = data_of(probabilities, count, "probabilities");
+    Draw draw{count, keys.data(), weights.data(), data_of(probabilities, count, "probabilities"), beta, stratified, minimum};
     bool assemble = first.has_value();
     nb::gil_scoped_release release;
-    std::vector<double> own;
-    if (!chosen) {
-      own.resize(count);
-      chosen = own.data();
-    }
-    std::uint64_t size = sampler_.draw(count, stratified, minimum, keys.data(), chosen);
-    if (size == 0) return 0;
-    if (assemble && !assemble_all(count, keys.data(), chosen, batch, threads)) return 0;
-    double largest = 0.0;
-    for (std::size_t i = 0; i < count; ++i) {
-      double weight = std::pow(static_cast<double>(size) * chosen[i], -beta);
-      weights.data()[i] = static_cast<float>(weight);
-      largest = std::max(largest, weight);
-    }
-    for (std::size_t i = 0; i < count; ++i) weights.data()[i] /= static_cast<float>(largest);
-    return size;
+    return sample_with(draw, [&](std::size_t from, std::size_t n, std::uint8_t* intact) {
+      if (assemble)
+        assembler_.transitions(n, keys.data() + from, shifted(batch, from), intact, n == 1 ? 1 : threads);
+      else
+        std::fill_n(intact, n, std::uint8_t{1});
+    });
+  }
+
+  std::uint64_t sample_windows(const Vector<std::uint64_t>& keys, const Vector<float>& weights, double beta, bool stratified,
+                               std::uint64_t minimum, std::uint64_t length, const Arrays& fields, const Vector<float>& reward,
+                               const Vector<float>& discount, const Vector<std::uint32_t>& age_flags, int threads) {
+    std::size_t count = keys.shape(0);
+    expect(weights.shape(0) == count, "keys and weights differ in length");
+    Windows windows = windows_of(count, length, true, fields, reward, discount, age_flags);
+    Draw draw{count, keys.data(), weights.data(), nullptr, beta, stratified, minimum};
+    nb::gil_scoped_release release;
+    return sample_with(draw, [&](std::size_t from, std::size_t n, std::uint8_t* intact) {
+      assembler_.windows(n, keys.data() + from, shifted(windows, from), intact, n == 1 ? 1 : threads);
+    });
   }
 
   void windows(const Vector<const std::uint64_t>& keys, std::uint64_t length, bool stacked,
@@ -119,12 +122,7 @@ class Replay {
     std::size_t count = keys.shape(0);
     expect(intact.shape(0) == count, "keys and intact differ in length");
     for (std::size_t i = 0; i < count; ++i) check_history(Sampler::history_of(keys.data()[i]));
-    Windows windows{length,
-                    stacked,
-                    pointers(fields, count, length, stacked, true),
-                    data_of(reward, count * length, "reward"),
-                    data_of(discount, count * length, "discount"),
-                    data_of(age_flags, count * length, "age_flags")};
+    Windows windows = windows_of(count, length, stacked, fields, reward, discount, age_flags);
     nb::gil_scoped_release release;
     assembler_.windows(count, keys.data(), windows, intact.data(), threads);
   }
@@ -154,6 +152,25 @@ class Replay {
   }
 
   double total() { return sampler_.total(); }
+
+  // Bytes that a row of each field takes, on average over the newest packed blocks of all histories; 0 for fields that are not
+  // packed and while there are none.
+  std::vector<double> packed_row_bytes() const {
+    constexpr std::uint64_t kNewest = 64;  // blocks of each history
+    std::vector<double> result(config().field_count, 0.0);
+    for (std::size_t f = 0; f < config().field_count; ++f) {
+      if (!config().fields[f].codec) continue;
+      std::uint64_t bytes = 0, blocks = 0;
+      for (std::uint64_t h = 0; h < config().histories; ++h) {
+        std::uint64_t end = memory_.histories[h].blocks.load(std::memory_order_acquire);
+        std::uint64_t first = (memory_.histories[h].low.load() + config().block - 1) / config().block;
+        for (std::uint64_t b = std::max(first, end - std::min(end, kNewest)); b < end; ++b, ++blocks)
+          bytes += memory_.block(f, h, b).size;
+      }
+      if (blocks) result[f] = static_cast<double>(bytes) / static_cast<double>(blocks * config().block);
+    }
+    return result;
+  }
 
   // (first readable row, rows written, rows whose priority is known)
   nb::tuple span(std::uint64_t history) const {
@@ -227,17 +244,63 @@ class Replay {
     return result;
   }
 
-  // Copy the samples, drawing others for those that writers overwrote meanwhile.
-  bool assemble_all(std::size_t count, std::uint64_t* keys, double* chosen, const Batch& batch, int threads) {
-    std::vector<std::uint8_t> intact(count);
-    assembler_.transitions(count, keys, batch, intact.data(), threads);
-    for (std::size_t i = 0; i < count; ++i) {
+  Windows windows_of(std::size_t count, std::uint64_t length, bool stacked, const std::optional<Arrays>& fields,
+                     const std::optional<Vector<float>>& reward, const std::optional<Vector<float>>& discount,
+                     const std::optional<Vector<std::uint32_t>>& age_flags) const {
+    return {length,
+            stacked,
+            pointers(fields, count, length, stacked, true),
+            data_of(reward, count * length, "reward"),
+            data_of(discount, count * length, "discount"),
+            data_of(age_flags, count * length, "age_flags")};
+  }
+
+  struct Draw {
+    std::size_t count;
+    std::uint64_t* keys;
+    float* weights;
+    double* probabilities;  // or null
+    double beta;
+    bool stratified;
+    std::uint64_t minimum;
+  };
+
+  // Draw keys and copy their samples, drawing others for those that writers overwrote meanwhile, so that everything that is
+  // given out is whole. assemble(from, n, intact): copies the samples of n keys from the one with index `from` on. Returns 0
+  // where there are too few transitions, else their number.
+  template <typename Assemble>
+  std::uint64_t sample_with(const Draw& d, const Assemble& assemble) {
+    std::vector<double> own(d.probabilities ? 0 : d.count);
+    double* chosen = d.probabilities ? d.probabilities : own.data();
+    std::uint64_t size = sampler_.draw(d.count, d.stratified, d.minimum, d.keys, chosen);
+    if (size == 0) return 0;
+    std::vector<std::uint8_t> intact(d.count);
+    assemble(0, d.count, intact.data());
+    for (std::size_t i = 0; i < d.count; ++i) {
       while (!intact[i]) {
-        if (sampler_.draw(1, false, 1, &keys[i], &chosen[i], {keys[i]}) == 0) return false;
-        assembler_.transitions(1, &keys[i], shifted(batch, i), &intact[i], 1);
+        if (sampler_.draw(1, false, 1, &d.keys[i], &chosen[i], {d.keys[i]}) == 0) return 0;
+        assemble(i, 1, &intact[i]);
       }
     }
-    return true;
+    double largest = 0.0;
+    for (std::size_t i = 0; i < d.count; ++i) {
+      double weight = std::pow(static_cast<double>(size) * chosen[i], -d.beta);
+      d.weights[i] = static_cast<float>(weight);
+      largest = std::max(largest, weight);
+    }
+    for (std::size_t i = 0; i < d.count; ++i) d.weights[i] /= static_cast<float>(largest);
+    return size;
+  }
+
+  Windows shifted(Windows windows, std::size_t i) const {
+    std::size_t rows = i * windows.length;
+    for (std::size_t f = 0; f < config().field_count; ++f)
+      if (windows.fields[f])
+        windows.fields[f] += rows * (windows.stacked ? std::max(config().fields[f].stack, 1u) : 1) * config().fields[f].bytes;
+    if (windows.reward) windows.reward += rows;
+    if (windows.discount) windows.discount += rows;
+    if (windows.age_flags) windows.age_flags += rows;
+    return windows;
   }
 
   Batch shifted(Batch batch, std::size_t i) const {
@@ -386,6 +449,9 @@ NB_MODULE(replay, m) {
            "first"_a.none() = nb::none(), "next"_a.none() = nb::none(), "reward"_a.none() = nb::none(),
            "discount"_a.none() = nb::none(), "probabilities"_a.none() = nb::none(), "threads"_a = 1,
            "interleaved"_a.none() = nb::none())
+      .def("sample_windows", &Replay::sample_windows, "keys"_a, "weights"_a, "beta"_a, "stratified"_a, "minimum"_a, "length"_a,
+           "fields"_a, "reward"_a, "discount"_a, "age_flags"_a, "threads"_a = 1)
+      .def("packed_row_bytes", &Replay::packed_row_bytes)
       .def("windows", &Replay::windows, "keys"_a, "length"_a, "stacked"_a, "fields"_a.none(), "reward"_a.none(),
            "discount"_a.none(), "age_flags"_a.none(), "intact"_a, "threads"_a = 1)
       .def("update", &Replay::update, "keys"_a, "priorities"_a)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from history_writer import HistoryWriter
 
 from headrace import config as configs
 from headrace.config import Config
@@ -244,6 +245,32 @@ def test_new_priorities_are_sampled_by_and_the_excess_is_evicted_now_and_then(ri
     assert set(last.keys.tolist()) <= raised
     with pytest.raises(ValueError, match="finite and not negative"):
         r.experience.update_priorities(batch.keys, torch.full((8,), torch.nan))
+
+
+@pytest.mark.parametrize("noise", [True, False])
+def test_images_that_pack_badly_are_warned_of_before_the_first_batch(noise: bool, recwarn: pytest.WarningsRecorder) -> None:
+    """The colour frames of a game in three dimensions, say: for a capacity of 4,000 there is memory for 800 or so."""
+    image = ArraySpec((3, 20, 30), np.dtype(np.uint8), 0, 255)
+    spec = EnvSpec({"obs": image}, ActionSpec((Categorical(3),)))
+    settings = {"sampling.num_workers": 1, "sampling.envs_per_worker": 2, "learning.experience": "replay", "replay.codec": "lz4",
+                "replay.capacity": 4_000, "replay.minimum": 50, "learning.batch_size": 8, "learning.device": "cpu"}  # fmt: skip
+    config = configs.override(Config(env="none"), **settings)
+    replay, rng = make_replay(config, spec), np.random.default_rng(0)
+    writer = HistoryWriter(replay, 0)
+    frames = rng.integers(0, 256 if noise else 1, (100, *image.shape)).astype(np.uint8)
+    writer.append({"obs/obs": frames, "action": np.zeros((100, 1)), "version": np.zeros(100)}, np.zeros(100), np.ones(100),
+                  np.zeros(100, bool))  # fmt: skip
+    writer.ready(np.ones(90))
+    fields = trajectory_fields(spec, 0, {"q": NUMBER, "env_index": INTEGER})
+    experience = ReplayExperience(config, TrajectoryStore(fields, 2, 4, 1), RunControl({}), replay, lambda n: None)
+    for _ in range(2):
+        assert isinstance(experience.next(), Batch)
+        experience.release()
+    said = [str(w.message) for w in recwarn]
+    assert len(said) == noise
+    if noise:
+        assert "room for 8" in said[0]
+        assert "of 4,000 transitions" in said[0]
 
 
 def test_a_batch_is_not_overwritten_before_it_is_released(rig: Callable[..., Rig]) -> None:

@@ -111,14 +111,12 @@ def test_sequences_go_on_when_a_new_writer_begins_in_the_middle_of_episodes() ->
         writer = TrajectoryWriter(replay, arrays, 0.9, 1, sequences)
         for slot in part:
             writer.write(slot)
-    stats, drawn = replay.stats(), replay.sample_keys(300)
+    stats, windows = replay.stats(), replay.sample_sequences(300, T)  # as long as a trajectory: its core state tells which it is
     assert stats.inserts > 130
-    assert drawn is not None
-    keys = np.unique(drawn[0])
-    windows = replay.windows(keys, T)  # as long as a trajectory, so that it can be found by its core state
+    assert windows is not None
     columns = dict(zip(arrays["env_index"][0, 0].tolist(), range(3), strict=True))
     found = set()
-    for i, key in enumerate(keys.tolist()):
+    for i, key in enumerate(windows.keys.tolist()):
         column, core = columns[key >> 40], windows.fields["core"][i].reshape(-1)[:CORE]
         slot = int(np.flatnonzero((arrays["core"][:, column] == core).all(-1))[0])
         found.add((slot, column))

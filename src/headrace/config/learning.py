@@ -108,8 +108,8 @@ class LearningConfig:
 class ReplaySettings:
     """Prioritized replay: `apex-dqn`, `apex-dpg`, `r2d2`, `dqn`, `rainbow`. The defaults in the code are those of Ape-X DQN
     (Horgan et al. 2018); algorithms and presets have their own. In `device` placement the replay is in the memory of the device
-    and keeps the newest transitions, uncompressed: `slack`, `evict_period`, `codec`, `prefetch` and `threads` have no effect
-    there."""
+    and keeps the newest transitions, uncompressed: `slack`, `evict_period`, `codec`, `packed_share`, `prefetch` and `threads`
+    have no effect there."""
 
     capacity: Annotated[int, Range(1, 10**10)] = 2_000_000
     """Number of transitions that the replay keeps. It may hold more until the next eviction."""
@@ -138,6 +138,9 @@ class ReplaySettings:
     waits, and `serial` and `device` placement make one update per trajectory."""
     codec: Literal["none", "lz4", "zstd"] = "none"
     """Compression of images in the replay."""
+    packed_share: Annotated[float, Range(0.01, 1)] = 0.2
+    """Memory for compressed images, as a share of what they take uncompressed. If images compress worse, the replay holds fewer
+    transitions than its capacity, and a line at the start of learning says how many."""
     prefetch: Annotated[int, Range(1, 4096)] = 16
     """Number of batches that are sampled in advance."""
     threads: Annotated[int, Range(1, 4096)] = 1

@@ -93,9 +93,9 @@ class ReplayConfig:
     """LZ4: acceleration (more is faster and larger). Zstandard: level (negative is faster)."""
     block: int = 8
     """Rows per compressed block; 8, 16, ... More compress better and cost more to sample."""
-    packed_row_bytes: int = 1400
-    """Bytes per row and compressed field that are set aside: the bound on memory. A history whose rows pack worse keeps
-    fewer of them."""
+    packed_share: float = 0.2
+    """Memory set aside for the rows of a compressed field, as a share of what they take unpacked. A history whose rows pack worse
+    keeps fewer of them: see `Replay.room`."""
     seed: int = 0
     """Of the sampling."""
 
@@ -138,8 +138,10 @@ class SequenceBatch:
     """[B, L]: the episode ended with this action."""
     final: npt.NDArray[np.bool_]
     """[B, L]: an observation on which no action was taken, such as an episode's last one."""
-    intact: npt.NDArray[np.bool_]
-    """[B]: False where the rows were overwritten or are not there yet; the rest of such a sample means nothing."""
+    weights: npt.NDArray[np.float32]
+    """[B]: importance weights, largest 1."""
+    keys: npt.NDArray[np.uint64]
+    """[B]: what `update` wants."""
 
 
 @dataclass(frozen=True)
@@ -229,25 +231,18 @@ class Replay:
         )
         return (keys, weights, probabilities) if there else None
 
-    def windows(self, keys: npt.NDArray[np.uint64], length: int, *, threads: int = 1) -> SequenceBatch:
-        """The rows [time, time + length) of each key, in order; see `SequenceBatch`."""
-        B = len(keys)
-        fields = {name: np.empty((B, length, *f.sample_shape), f.dtype) for name, f in self.fields.items()}
-        reward, discount = np.empty((B, length), np.float32), np.empty((B, length), np.float32)
-        age_flags, intact = np.empty((B, length), np.uint32), np.empty(B, np.uint8)
-        self.native.windows(
-            keys,
-            length,
-            True,
-            list(fields.values()),
-            reward.reshape(-1),
-            discount.reshape(-1),
-            age_flags.reshape(-1),
-            intact,
-            threads,
-        )
-        last, final = age_flags & native.LAST != 0, age_flags & native.FINAL != 0
-        return SequenceBatch(fields, reward, discount, last, final, intact.astype(bool))
+    def sample_sequences(self, size: int, length: int, *, threads: int = 1) -> SequenceBatch | None:
+        """As `sample`, but of each transition drawn the rows [time, time + length), which must be there when its priority is
+        given."""
+        fields = {name: np.empty((size, length, *f.sample_shape), f.dtype) for name, f in self.fields.items()}
+        reward, discount = np.empty((size, length), np.float32), np.empty((size, length), np.float32)
+        flags, keys, weights = np.empty((size, length), np.uint32), np.empty(size, np.uint64), np.empty(size, np.float32)
+        rows = (list(fields.values()), reward.reshape(-1), discount.reshape(-1), flags.reshape(-1))
+        c = self.config
+        if not self.native.sample_windows(keys, weights, c.beta, c.stratified, c.minimum, length, *rows, threads):
+            return None
+        last, final = flags & native.LAST != 0, flags & native.FINAL != 0
+        return SequenceBatch(fields, reward, discount, last, final, weights, keys)
 
     def update(self, keys: npt.NDArray[np.uint64], priorities: npt.ArrayLike) -> int:
         """New priorities (float32 [B], not negative); returns how many came too late.
@@ -264,6 +259,13 @@ class Replay:
     def stats(self) -> ReplayStats:
         """Counters, after taking in what writers have published."""
         return ReplayStats(**self.native.statistics())
+
+    def room(self) -> int:
+        """Transitions that there is room for: `capacity`, or fewer where the newest rows pack worse than `packed_share`."""
+        c = self.config
+        kept = [_ring_bytes(c, self.fields) / packed for packed in self.native.packed_row_bytes() if packed]
+        rows = int(min([c.rows, *kept])) - c.n_step - c.block
+        return min(c.capacity, max(0, rows) * c.histories // c.period)
 
     def held_bytes(self) -> int:
         """Memory that the kernel has given to the replay; it grows as histories fill for the first time."""
@@ -309,24 +311,32 @@ def _native_config(config: ReplayConfig, fields: dict[str, ReplayField]) -> Any:
     check(config.alpha >= 0, f"alpha {config.alpha} is negative")
     check(config.floor > 0, f"floor {config.floor} must be positive")
     check(config.slack >= 1, f"slack {config.slack} is less than 1")
+    check(0 < config.packed_share <= 1, f"packed_share {config.packed_share} is not above 0 and at most 1")
     check(config.block >= 8 and config.block % 8 == 0, f"block {config.block} is not a multiple of 8")
     check(config.evict_alpha is None or config.evict_alpha != 0, "evict_alpha 0 evicts at random; say 1e-9 if you mean it")
     check(config.histories * config.rows < 2**32, f"{config.histories * config.rows} rows; at most 2^32 - 1")
     check(0 < len(fields) <= native.MAX_FIELDS, f"{len(fields)} fields; 1 to {native.MAX_FIELDS} are possible")
-    compressed = [f.nbytes for f in fields.values() if f.compressed]
-    check(config.codec != "none" or not compressed, "a field is compressed but no codec is chosen")
+    check(
+        config.codec != "none" or not any(f.compressed for f in fields.values()), "a field is compressed but no codec is chosen"
+    )
     result = native.Config()
     for name in ("histories", "rows", "n_step", "alpha", "floor", "seed", "codec_level", "block"):
         setattr(result, name, getattr(config, name))
     result.evict_alpha = config.evict_alpha or 0.0
     result.codec = getattr(native.Codec, config.codec)
-    largest = max(compressed, default=0) * config.block
-    # Room for a few blocks that do not compress, however small the history.
-    result.ring_bytes = max(config.rows * config.packed_row_bytes, 4 * (largest + largest // 128 + 1024))
+    result.ring_bytes = _ring_bytes(config, fields)
     for name, f in fields.items():
         check(f.nbytes > 0, f"field {name!r} has no bytes")
         result.add_field(f.nbytes, f.stack, f.compressed)
     return result
+
+
+def _ring_bytes(config: ReplayConfig, fields: Mapping[str, ReplayField]) -> int:
+    """Memory for the packed rows of one field of one history."""
+    row = max((f.nbytes for f in fields.values() if f.compressed), default=0)
+    block = row * config.block
+    # Room for a few blocks that do not compress, however small the history.
+    return max(math.ceil(config.rows * config.packed_share * row), 4 * (block + block // 128 + 1024))
 
 
 def _codec_libraries(codec: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import queue
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,7 @@ class ReplayExperience(Experience):
         self._reported = reported_envs or range(config.num_envs)
         self._arrived, self._lock = list[Arrivals](), threading.Lock()
         self._updates = 0
+        self._said_room = False
         self._before = (perf_counter(), replay.stats())
         self._failure: BaseException | None = None
         count = config.replay.prefetch + 1 if collect is None else 1
@@ -191,6 +193,9 @@ class ReplayExperience(Experience):
 
     def _sample(self, memory: ReplayBatch | None) -> _Sampled | None:
         """A batch of transitions in `memory`, or one of sequences; None below the minimum."""
+        if not self._said_room and self._replay.stats().size >= self._replay.config.minimum:
+            self._said_room = True
+            self._say_room()
         if self._sequences is not None:
             return _sample_sequences(self._replay, self._sequences, self._size, self._settings.threads)
         b = self._replay.sample(self._size, memory, threads=self._settings.threads)
@@ -198,6 +203,16 @@ class ReplayExperience(Experience):
             return None
         fields = {"next/" + n.removeprefix(OBSERVATION): x for n, x in b.next.items()} | b.first
         return _Sampled(b.keys, fields | {"reward": b.reward, "discount": b.discount, "weights": b.weights}, b)
+
+    def _say_room(self) -> None:
+        """Warn where images pack so badly that the replay will hold less than its capacity."""
+        room, c = self._replay.room(), self._replay.config
+        if room < c.capacity:
+            warnings.warn(
+                f"The replay has room for {room * c.period:,} of {c.capacity * c.period:,} transitions (replay.capacity): images "
+                f"pack to more than the {c.packed_share:.0%} of their size for which there is memory (replay.packed_share)",
+                stacklevel=2,
+            )
 
     def _sample_in_turn(self, collect: Callable[[int], None]) -> _Sampled | None:
         # One update per trajectory, unless a samples-per-insert limit says how many.
@@ -268,15 +283,12 @@ class _Sampled:
 
 def _sample_sequences(replay: Replay, s: Sequences, size: int, threads: int) -> _Sampled | None:
     """Sequences of `s.rows` rows, [rows, B, ...], with the core state before each, `core` [B, S padded]."""
-    drawn = replay.sample_keys(size)
-    if drawn is None:
+    w = replay.sample_sequences(size, s.rows, threads=threads)
+    if w is None:
         return None
-    keys, weights, _ = drawn
-    w = replay.windows(keys, s.rows, threads=threads)
     arrays = {name: x for name, x in w.fields.items() if name != "core"}
     arrays |= {"reward": w.reward, "discount": w.discount, "last": w.last, "final": w.final}
     fields = {name: torch.from_numpy(np.moveaxis(x, 0, 1)) for name, x in arrays.items()}
     fields["core"] = torch.from_numpy(w.fields["core"][:, : s.period].reshape(size, -1))
-    # What was overwritten since it was drawn is left out of the loss.
-    fields["weights"] = torch.from_numpy(weights * w.intact)
-    return _Sampled(keys, fields, None)
+    fields["weights"] = torch.from_numpy(w.weights)
+    return _Sampled(w.keys, fields, None)

@@ -79,7 +79,7 @@ def make_replay(config: Config, spec: EnvSpec, core_width: int = 0) -> Replay:
             alpha=r.alpha, beta=r.beta,
             minimum=r.minimum // period, evict_alpha=r.evict_alpha, samples_per_insert=r.samples_per_insert,
             ratio_band=2 * max(config.learning.batch_size, per_slot),
-            codec=r.codec, seed=config.seed,
+            codec=r.codec, packed_share=r.packed_share, seed=config.seed,
         ),
         fields,
     )  # fmt: skip
