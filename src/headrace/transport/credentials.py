@@ -28,10 +28,8 @@ def check_address(address: str) -> str:
 
 def is_local(address: str) -> bool:
     """Whether only this machine can reach a listener at this address."""
-    if address.startswith("unix:"):
-        return True
     host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
+    if address.startswith("unix:") or host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -95,17 +93,15 @@ def credentials(token_file: str | None, ca: str | None = None, cert: str | None 
 
 def _check_certificates(ca: str | None, cert: str | None, key: str | None) -> None:
     """Raise `ConfigError` with the reason; gRPC would fail later and without one."""
+    wrong = f"{ca} holds no TLS certificate"
     try:
         if ca is not None:
             ssl.create_default_context(cafile=ca)
-    except ssl.SSLError as error:
-        raise ConfigError(f"{ca} holds no TLS certificate in PEM format ({error.reason or error})") from error
-    try:
+        wrong = f"{cert} and {key} are not a TLS certificate and its private key, without password,"
         if cert is not None:  # without `password`, an encrypted key would make OpenSSL prompt for one
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
     except ssl.SSLError as error:
-        what = f"a TLS certificate and its private key, without password, in PEM format ({error.reason or error})"
-        raise ConfigError(f"{cert} and {key} are not {what}") from error
+        raise ConfigError(f"{wrong} in PEM format ({error.reason or error})") from error
 
 
 def read_file(path: str) -> bytes:

@@ -18,38 +18,28 @@ class TlsFlags:
     """The listener's: its own certificate and key."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why a stream ended."""
-
-    reason: str
-    hopeless: bool = False
-    """The two sides do not fit together: trying again is useless until one of them is restarted."""
-
-
-def failure(error: grpc.RpcError, listener: str, answered: bool, uses_tls: bool, flags: TlsFlags | None) -> Failure:
-    """Why a call ended with this error of gRPC's.
+def failure(error: grpc.RpcError, listener: str, answered: bool, uses_tls: bool, flags: TlsFlags) -> tuple[str, bool]:
+    """Why a call ended with this error of gRPC's, and whether trying again is useless until one side is restarted.
 
     Args:
         listener: for messages, what the caller called, such as "environment server".
         answered: whether a message had arrived, so that TLS is not the cause.
         uses_tls: whether the caller uses TLS.
-        flags: for advice on TLS; None: no advice.
     """
     if not hasattr(error, "code"):
-        return Failure("the stream was cut")
+        return "the stream was cut", False
     code, details = error.code(), (error.details() or "").strip()  # type: ignore[attr-defined]
     if code is grpc.StatusCode.UNAUTHENTICATED:
-        return Failure("it refuses the token: both sides must have the same", hopeless=True)
+        return "it refuses the token: both sides must have the same", True
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return Failure(f"it is no {listener} of headrace", hopeless=True)
+        return f"it is no {listener} of headrace", True
     if details == "Cancelling all calls":
-        return Failure("it was stopped")
+        return "it was stopped", False
     if code is grpc.StatusCode.UNAVAILABLE:
-        advice, disagree = ("", False) if answered or flags is None else _tls_advice(details, uses_tls, flags)
-        return Failure(f"no connection ({_cause(details)}){advice}", disagree)
+        advice, disagree = ("", False) if answered else _tls_advice(details, uses_tls, flags)
+        return f"no connection ({_cause(details)}){advice}", disagree
     name = code.name.lower().replace("_", " ")
-    return Failure(f"{name}: {details[:200]}" if details else name)
+    return f"{name}: {details[:200]}" if details else name, False
 
 
 _CAUSES = re.compile(

@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 
 from headrace.config import ConfigError
-from headrace.transport.credentials import Credentials, read_file
-from headrace.transport.streams import Service, Stream, Unreachable, channel_options, compression_of
+from headrace.transport.credentials import read_file
+from headrace.transport.streams import Endpoint, Stream, Unreachable
 
 
 class Listener:
@@ -22,26 +22,25 @@ class Listener:
 
     Args:
         answer: returns the messages to send on a stream. Raises `Busy` to send the caller away.
-        largest_received: see `channel_options`.
         streams: most streams at a time.
-        compress: compress sent messages (gzip).
         share_port: other processes may listen at the same address; the system distributes callers among them.
 
     Raises `ConfigError` if it cannot listen, or if other machines can reach the address and there is no token.
     """
 
     def __init__(
-        self, service: Service, address: str, own: Credentials, answer: Callable[[Stream], Iterator[bytes]],
-        *, largest_received: int, streams: int, compress: bool = False, share_port: bool = False,
-    ) -> None:  # fmt: skip
+        self, endpoint: Endpoint, answer: Callable[[Stream], Iterator[bytes]], *, streams: int, share_port: bool = False
+    ) -> None:
+        address, own = endpoint.address, endpoint.own
         own.check_may_listen(address)
-        self._answer = answer
+        self._own, self._answer = own, answer
+        service, _, method = endpoint.service.method.strip("/").partition("/")
+        handler = grpc.stream_stream_rpc_method_handler(self._session)
         self._server = grpc.server(
             ThreadPoolExecutor(streams, "remote-streams"),
-            handlers=(_Handler(service, own, self._session),),
-            options=[*channel_options(largest_received), ("grpc.so_reuseport", int(share_port))],
+            handlers=(grpc.method_handlers_generic_handler(service, {method: handler}),),
+            options=[*endpoint.options(), ("grpc.so_reuseport", int(share_port))],
             maximum_concurrent_rpcs=streams,
-            compression=compression_of(compress),
         )
         try:
             if own.cert is None or own.key is None:
@@ -54,6 +53,8 @@ class Listener:
         self._server.start()
 
     def _session(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        if not self._own.admits(context.invocation_metadata()):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
         stream = Stream(messages, context.cancel)
         context.add_callback(stream.finish)  # frees this thread when the caller is gone
         try:
@@ -74,26 +75,6 @@ class Busy(Exception):
     """The listener sends a caller away, which may try again; the message is the reason."""
 
 
-class _Handler(grpc.GenericRpcHandler):
-    """Gives callers with the token the service's method, and rejects others."""
-
-    def __init__(self, service: Service, own: Credentials, session: Callable[[Iterator[bytes], Any], Iterator[bytes]]) -> None:
-        self._method, self._own = service.method, own
-        self._session = grpc.stream_stream_rpc_method_handler(session)
-        self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
-
-    def service(self, handler_call_details: Any) -> Any:
-        """See `grpc.GenericRpcHandler`."""
-        if handler_call_details.method != self._method:
-            return None
-        return self._session if self._own.admits(handler_call_details.invocation_metadata) else self._refusal
-
-
-def _refuse(_: Iterator[bytes], context: Any) -> Iterator[bytes]:
-    context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
-    yield b""
-
-
 class Acceptor:
     """Listens for streams and gives each to a thread that waits in `open`. If none waits, the caller is sent away and dials
     again. All users of an address in this process share one acceptor; other processes may listen there, too."""
@@ -101,22 +82,19 @@ class Acceptor:
     _at: dict[str, Acceptor] = {}  # noqa: RUF012
     _lock = threading.Lock()
 
-    def __init__(self, service: Service, address: str, own: Credentials, largest_received: int, compress: bool) -> None:
-        self._address, self._busy, self._users, self._waiting = address, service.busy, 0, 0
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint, self._users, self._waiting = endpoint, 0, 0
         self._streams: queue.SimpleQueue[Stream] = queue.SimpleQueue()
         self._guard = threading.Lock()
-        self._listener = Listener(
-            service, address, own, self._hand_over,
-            largest_received=largest_received, streams=1024, compress=compress, share_port=True,
-        )  # fmt: skip
+        self._listener = Listener(endpoint, self._hand_over, streams=1024, share_port=True)
 
     @classmethod
-    def at(cls, service: Service, address: str, own: Credentials, largest_received: int, compress: bool) -> Acceptor:
+    def at(cls, endpoint: Endpoint) -> Acceptor:
         """This process's acceptor at an address; each user calls `close`. Raises what `Listener` raises."""
         with cls._lock:
-            found = cls._at.get(address)
+            found = cls._at.get(endpoint.address)
             if found is None:
-                found = cls._at[address] = cls(service, address, own, largest_received, compress)
+                found = cls._at[endpoint.address] = cls(endpoint)
             found._users += 1
             return found
 
@@ -126,13 +104,13 @@ class Acceptor:
             self._users -= 1
             if self._users:
                 return
-            del self._at[self._address]
+            del self._at[self._endpoint.address]
         self._listener.stop(0.2)
 
     def _hand_over(self, stream: Stream) -> Iterator[bytes]:
         with self._guard:
             if not self._waiting:
-                raise Busy(self._busy)
+                raise Busy(self._endpoint.service.busy)
             self._waiting -= 1
             self._streams.put(stream)
         return stream.outgoing()

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import grpc
 
 from headrace.transport.credentials import Credentials, read_file
-from headrace.transport.failures import Failure, TlsFlags, failure
+from headrace.transport.failures import TlsFlags, failure
 from headrace.transport.messages import LARGEST_MESSAGE
 
 KEEPALIVE = 10.0
@@ -41,27 +41,36 @@ class Service:
     """Why an `Acceptor` sends a caller away."""
 
 
-def channel_options(largest_received: int) -> list[tuple[str, int]]:
-    """gRPC's settings of either side; `largest_received`: most bytes of a received message."""
-    keepalive = int(KEEPALIVE * 1000)
-    return [
-        ("grpc.max_receive_message_length", largest_received),
-        ("grpc.max_send_message_length", LARGEST_MESSAGE),
-        ("grpc.max_metadata_size", 16 << 10),
-        ("grpc.use_local_subchannel_pool", 1),  # a connection for each stream
-        ("grpc.keepalive_time_ms", keepalive),
-        ("grpc.keepalive_timeout_ms", keepalive),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-        # a listener ends the connection if pings come more often than this (by default, every five minutes)
-        ("grpc.http2.min_ping_interval_without_data_ms", keepalive // 2),
-        ("grpc.enable_http_proxy", 0),
-    ]
+@dataclass(frozen=True)
+class Endpoint:
+    """One side of a service's streams."""
 
+    service: Service
+    address: str
+    """The listener's, see `check_address`."""
+    own: Credentials
+    largest_received: int
+    """Most bytes of a received message."""
+    compress: bool = False
+    """Compress sent messages (gzip)."""
 
-def compression_of(compress: bool) -> grpc.Compression | None:
-    """gRPC's setting for the compression of sent messages."""
-    return grpc.Compression.Gzip if compress else None
+    def options(self) -> list[tuple[str, int]]:
+        """gRPC's settings."""
+        keepalive = int(KEEPALIVE * 1000)
+        return [
+            ("grpc.max_receive_message_length", self.largest_received),
+            ("grpc.max_send_message_length", LARGEST_MESSAGE),
+            ("grpc.max_metadata_size", 16 << 10),
+            ("grpc.default_compression_algorithm", grpc.Compression.Gzip if self.compress else grpc.Compression.NoCompression),
+            ("grpc.use_local_subchannel_pool", 1),  # a connection for each stream
+            ("grpc.keepalive_time_ms", keepalive),
+            ("grpc.keepalive_timeout_ms", keepalive),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            # a listener ends the connection if pings come more often than this (by default, every five minutes)
+            ("grpc.http2.min_ping_interval_without_data_ms", keepalive // 2),
+            ("grpc.enable_http_proxy", 0),
+        ]
 
 
 class Backoff:
@@ -83,14 +92,15 @@ class Backoff:
 # -- one stream -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Awaited:
-    """An answer that has not arrived."""
+    """An answer that has not arrived, and the reason of the stream's end if it is late."""
 
     since: float
     seconds: float
     otherwise: str
-    """The reason of the stream's end if the answer is late."""
+    slow: bool = False
+    """`Stream.on_slow` was called."""
 
 
 class Stream:
@@ -103,7 +113,7 @@ class Stream:
         """`messages`: those received. `cancel`: ends the stream from this side."""
         self.ended = ""
         self.hopeless = False
-        """See `Failure.hopeless`."""
+        """The two sides do not fit together: trying again is useless until one of them is restarted."""
         self.on_slow: Callable[[float], None] = lambda seconds: None
         """Called once for a slow answer, with the seconds since its request."""
         self.timeout = 60.0
@@ -111,8 +121,6 @@ class Stream:
         self._messages, self._cancel = messages, cancel
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._awaited: _Awaited | None = None
-        self._slow: _Awaited | None = None
-        """The answer for which `on_slow` was called."""
 
     def send(self, message: bytes) -> None:
         """Send a message that expects no answer."""
@@ -134,19 +142,19 @@ class Stream:
             for message in self._messages:
                 self._awaited, answered = None, True
                 yield message
-            self._end(Failure("the other side ended the stream"))
+            self._end("the other side ended the stream")
         except Exception as error:
-            self._end(self._failure(error, answered))
+            self._end(*self._failure(error, answered))
         finally:
             self._awaited = None
 
-    def _failure(self, error: Exception, answered: bool) -> Failure:
-        """Why the stream ended. In a listener, gRPC raises a bare exception when the caller is gone."""
-        return Failure(f"the stream was cut ({type(error).__name__})")
+    def _failure(self, error: Exception, answered: bool) -> tuple[str, bool]:
+        """See `failures.failure`. In a listener, gRPC raises a bare exception when the caller is gone."""
+        return f"the stream was cut ({type(error).__name__})", False
 
-    def _end(self, why: Failure) -> None:
+    def _end(self, why: str, hopeless: bool = False) -> None:
         if not self.ended:
-            self.ended, self.hopeless = why.reason, why.hopeless
+            self.ended, self.hopeless = why, hopeless
 
     def outgoing(self) -> Iterator[bytes]:
         """For gRPC: the messages to send, until `finish`."""
@@ -159,7 +167,7 @@ class Stream:
 
     def close(self, why: str = "closed") -> None:
         """End the stream at once."""
-        self._end(Failure(why))
+        self._end(why)
         self.finish()
         self._cancel()
 
@@ -171,8 +179,8 @@ class Stream:
         waited = monotonic() - awaited.since
         if waited > awaited.seconds:
             self.close(awaited.otherwise)
-        elif waited > SLOW and self._slow is not awaited:
-            self._slow = awaited
+        elif waited > SLOW and not awaited.slow:
+            awaited.slow = True
             self.on_slow(waited)
 
 
@@ -187,7 +195,7 @@ class StreamSource(Protocol):
 
 
 class Unreachable(Exception):
-    """No connection to the other side; the message is the reason. `hopeless`: see `Failure`."""
+    """No connection to the other side; the message is the reason. `hopeless`: see `Stream`."""
 
     def __init__(self, reason: str, hopeless: bool = False) -> None:
         super().__init__(reason)
@@ -195,29 +203,14 @@ class Unreachable(Exception):
 
 
 class Caller:
-    """Dials a listener. See `StreamSource`.
+    """Dials a listener. See `StreamSource`. `flags`: names of the TLS flags, for messages."""
 
-    Args:
-        flags: names of the TLS flags, for messages.
-        largest_received: see `channel_options`.
-        compress: compress sent messages (gzip).
-    """
-
-    def __init__(
-        self, service: Service, address: str, own: Credentials, flags: TlsFlags, largest_received: int, compress: bool = False
-    ) -> None:
-        self.service, self.own, self.flags = service, own, flags
-        self._address, self._largest_received, self._compress = address, largest_received, compress
+    def __init__(self, endpoint: Endpoint, flags: TlsFlags) -> None:
+        self.endpoint, self.flags = endpoint, flags
 
     def open(self, closed: threading.Event | None = None) -> Stream:
         """A stream; gRPC connects in the background."""
-        options, compression = channel_options(self._largest_received), compression_of(self._compress)
-        if self.own.ca is None:
-            channel = grpc.insecure_channel(self._address, options, compression)
-        else:
-            tls = grpc.ssl_channel_credentials(read_file(self.own.ca))
-            channel = grpc.secure_channel(self._address, tls, options, compression)
-        return _Dialled(self, channel)
+        return _Dialled(self)
 
     def close(self) -> None:
         """Nothing to do: nothing is kept between two streams."""
@@ -226,17 +219,23 @@ class Caller:
 class _Dialled(Stream):
     """The caller's side of a stream."""
 
-    def __init__(self, caller: Caller, channel: grpc.Channel) -> None:
+    def __init__(self, caller: Caller) -> None:
         super().__init__(iter(()), lambda: None)
-        self._caller, self._channel = caller, channel
-        call = channel.stream_stream(caller.service.method)(self.outgoing(), metadata=caller.own.metadata)
+        self._caller = caller
+        to = caller.endpoint
+        if to.own.ca is None:
+            self._channel = grpc.insecure_channel(to.address, to.options())
+        else:
+            tls = grpc.ssl_channel_credentials(read_file(to.own.ca))
+            self._channel = grpc.secure_channel(to.address, tls, to.options())
+        call = self._channel.stream_stream(to.service.method)(self.outgoing(), metadata=to.own.metadata)
         self._messages, self._cancel = call, call.cancel
 
-    def _failure(self, error: Exception, answered: bool) -> Failure:
+    def _failure(self, error: Exception, answered: bool) -> tuple[str, bool]:
         if not isinstance(error, grpc.RpcError):
             return super()._failure(error, answered)
-        own = self._caller.own
-        return failure(error, self._caller.service.listener, answered, own.ca is not None, self._caller.flags)
+        to = self._caller.endpoint
+        return failure(error, to.service.listener, answered, to.own.ca is not None, self._caller.flags)
 
     def close(self, why: str = "closed") -> None:
         super().close(why)
@@ -265,11 +264,7 @@ def _watch(stream: Stream) -> None:
 def _watch_streams() -> None:
     while True:
         sleep(0.25)
-        _close_late_streams()
-
-
-def _close_late_streams() -> None:
-    with _watching:
-        streams = list(_watched)
-    for stream in streams:
-        stream.close_if_late()
+        with _watching:
+            streams = list(_watched)
+        while streams:  # no reference to a stream is kept during the pause
+            streams.pop().close_if_late()

@@ -14,6 +14,7 @@ from gymnasium.utils import seeding
 
 import headrace._native.atari as native
 from headrace.envs.atari.actions import action_space, discrete_actions
+from headrace.envs.atari.options import require
 from headrace.envs.atari.roms import games, load_game
 
 OBSERVATIONS = ("rgb", "grayscale", "ram")
@@ -49,18 +50,14 @@ class AtariEnv(gymnasium.Env[np.ndarray, Any]):
         """
         native_game, facts = load_game(game), games()[game]
         least, most = (frameskip, frameskip + 1) if isinstance(frameskip, int) else frameskip
-        if not 1 <= least < most:
-            raise ValueError(f"frameskip is {frameskip}, must be positive, or (low, high) with 0 < low < high")
-        if obs_type not in OBSERVATIONS:
-            raise ValueError(f"obs_type is {obs_type!r}, must be one of {', '.join(OBSERVATIONS)}")
-        if mode is not None and mode not in facts["modes"]:
-            raise ValueError(f"{game} has no mode {mode}, only {facts['modes']}")
-        if difficulty is not None and difficulty not in facts["difficulties"]:
-            raise ValueError(f"{game} has no difficulty {difficulty}, only {facts['difficulties']}")
-        if not 0 <= repeat_action_probability < 1:
-            raise ValueError(f"repeat_action_probability is {repeat_action_probability}, must be in [0, 1)")
-        if render_mode not in (None, "rgb_array"):
-            raise ValueError(f"render_mode is {render_mode!r}, must be rgb_array or None")
+        modes, levels = facts["modes"], facts["difficulties"]
+        require(1 <= least < most, f"frameskip is {frameskip}, must be positive, or (low, high) with 0 < low < high")
+        require(obs_type in OBSERVATIONS, f"obs_type is {obs_type!r}, must be one of {', '.join(OBSERVATIONS)}")
+        require(mode is None or mode in modes, f"{game} has no mode {mode}, only {modes}")
+        require(difficulty is None or difficulty in levels, f"{game} has no difficulty {difficulty}, only {levels}")
+        sticky = repeat_action_probability
+        require(0 <= sticky < 1, f"repeat_action_probability is {sticky}, must be in [0, 1)")
+        require(render_mode in (None, "rgb_array"), f"render_mode is {render_mode!r}, must be rgb_array or None")
         self.render_mode = render_mode
         self.metadata = type(self).metadata | {"render_fps": 60 // least}
         self._frames = least, most

@@ -1,9 +1,9 @@
-"""The options of `headrace.envs.atari.vector.AtariVector` that change an environment's behaviour."""
+"""The options of an Atari environment, with their defaults, meanings and ranges."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import InitVar, asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -11,7 +11,6 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 
 import headrace._native.atari as native
-from headrace.envs.atari.arguments import require
 
 OBSERVATIONS = {
     "gray": native.ObservationType.GRAY,
@@ -24,46 +23,67 @@ RAM = 128
 """Bytes of a console's memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
+def require(condition: bool, message: str) -> None:
+    """Raise `ValueError` with this message unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(kw_only=True)
 class AtariOptions:
-    """Names, meanings and defaults are those of `AtariVector`'s arguments."""
+    """The keyword arguments of `AtariVector` that change an environment's behaviour: names and defaults of
+    `ale_py.AtariVectorEnv`, and some more. Raises `ValueError` for an option out of its range; the message says which."""
 
-    max_num_frames_per_episode: int
-    repeat_action_probability: float
-    full_action_space: bool | Literal["all"]
-    continuous: bool
-    continuous_action_threshold: float
-    autoreset_mode: AutoresetMode
-    img_height: int | None
-    img_width: int | None
-    stack_num: int
-    frameskip: int
-    maxpool: bool
-    noop_max: int
-    noop_min: int | None
-    episodic_life: bool
-    life_loss_info: bool
-    reward_clipping: bool
-    use_fire_reset: bool
-    obs_type: str
-    mode: int | None
-    difficulty: int
-    sticky_stream: str
+    max_num_frames_per_episode: int = 108_000
+    """Frames, resets not counted, after which an episode is truncated."""
+    repeat_action_probability: float = 0.0
+    """Probability, per frame, that the action of the frame before is repeated."""
+    full_action_space: bool | Literal["all"] = False
+    """The legal actions of ALE instead of those the game uses: all 18, or 9 in Skiing and Lost Luggage. "all", and several games
+    with different sets, mean all 18; an action that is not legal in a game is NOOP there."""
+    continuous: bool = False
+    """Actions are (radius 0..1, angle in radians, fire 0..1) instead of indices."""
+    continuous_action_threshold: float = 0.5
+    """Beyond it, a component counts as a direction or as FIRE."""
+    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP
+    """NEXT_STEP or SAME_STEP."""
+    img_height: int | None = 84
+    """Rows of an image, at most those of the game; None leaves them as they are."""
+    img_width: int | None = 84
+    """Columns of an image, at most 160; None leaves them as they are."""
+    stack_num: int = 4
+    """Images per observation, the newest last."""
+    frameskip: int = 4
+    """Frames per step."""
+    maxpool: bool = True
+    """Whether an image has the brighter pixels of the last two frames of the step."""
+    noop_max: int = 30
+    """Episodes begin with 0 to noop_max - 1 NOOP frames, of which FIRE replaces the first."""
+    noop_min: int | None = None
+    """Instead, episodes begin with noop_min to noop_max NOOP frames, and FIRE follows them."""
+    episodic_life: bool = False
+    """Whether losing a life ends the episode. The game is then reset too."""
+    life_loss_info: bool = False
+    """Whether losing a life is reported as a termination, while the episode goes on."""
+    reward_clipping: bool = True
+    """Whether the reward of a step is clipped to -1..1."""
+    use_fire_reset: bool = True
+    """Whether episodes begin with FIRE, in games that have it among their actions."""
+    grayscale: InitVar[bool] = True
+    """Gray images, else RGB. `obs_type` has precedence."""
+    obs_type: str | None = None
+    """"gray", "rgb" or "ram"."""
+    mode: int | None = None
+    """Game mode; None is the game's default."""
+    difficulty: int = 0
+    """Difficulty switches: bit 0 the left one, bit 1 the right one."""
+    sticky_stream: str = "ale"
+    """Random numbers that repeat actions: "ale" for the stream of the Arcade Learning Environment, "counter" for one of 24 bytes
+    per console instead of 2.5 KB."""
 
-    @classmethod
-    def from_arguments(cls, given: Mapping[str, Any]) -> AtariOptions:
-        """The options among all arguments of `AtariVector`.
-
-        Raises:
-            ValueError: for an option out of its range; the message says which.
-        """
-        settled = {
-            "obs_type": given["obs_type"] or ("gray" if given["grayscale"] else "rgb"),
-            "autoreset_mode": AutoresetMode(given["autoreset_mode"]),
-        }
-        return cls(**{field.name: given[field.name] for field in fields(cls)} | settled)
-
-    def __post_init__(self) -> None:
+    def __post_init__(self, grayscale: bool) -> None:
+        self.obs_type = self.obs_type or ("gray" if grayscale else "rgb")
+        self.autoreset_mode = AutoresetMode(self.autoreset_mode)
         low, high = self.noop_min, self.noop_max
         require(1 <= self.frameskip <= 255, f"frameskip is {self.frameskip}, must be in 1..255")
         require(1 <= self.stack_num <= 255, f"stack_num is {self.stack_num}, must be in 1..255")
@@ -97,7 +117,7 @@ class AtariOptions:
         options.difficulty = self.difficulty
         options.repeat_action_probability = self.repeat_action_probability
         options.exact_noise = self.sticky_stream == "ale"
-        options.observation = OBSERVATIONS[self.obs_type]
+        options.observation = OBSERVATIONS[str(self.obs_type)]
         options.height, options.width = self.img_height or 0, self.img_width or 0
         options.stack, options.frameskip, options.maxpool = self.stack_num, self.frameskip, self.maxpool
         options.noop_max, options.noop_min = self.noop_max, -1 if self.noop_min is None else self.noop_min
@@ -123,7 +143,7 @@ class AtariOptions:
         options = asdict(self) | {
             "img_height": rows,
             "img_width": columns,
-            "autoreset_mode": str(self.autoreset_mode.value),
+            "autoreset_mode": AutoresetMode(self.autoreset_mode).value,
             "full_action_space": list(actions),
         }
         return {name: value for name, value in options.items() if not name.startswith("continuous")}

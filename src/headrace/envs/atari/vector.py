@@ -10,18 +10,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 import headrace._native.atari as native
 from headrace.envs.atari.actions import action_space, discrete_actions
-from headrace.envs.atari.arguments import OneUser, batch_space_of, require, seeds_of
-from headrace.envs.atari.options import AtariOptions
+from headrace.envs.atari.options import AtariOptions, require
 from headrace.envs.atari.roms import games, load_game, rom_path
 from headrace.envs.atari.starts import play_at_random
 
@@ -60,32 +61,11 @@ class AtariVector(VectorEnv):
         batch_size: int = 0,
         num_threads: int | None = 0,
         thread_affinity_offset: int = -1,
-        max_num_frames_per_episode: int = 108_000,
-        repeat_action_probability: float = 0.0,
-        full_action_space: bool | Literal["all"] = False,
-        continuous: bool = False,
-        continuous_action_threshold: float = 0.5,
-        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
-        img_height: int | None = 84,
-        img_width: int | None = 84,
-        grayscale: bool = True,
-        stack_num: int = 4,
-        frameskip: int = 4,
-        maxpool: bool = True,
-        noop_max: int = 30,
-        noop_min: int | None = None,
-        episodic_life: bool = False,
-        life_loss_info: bool = False,
-        reward_clipping: bool = True,
-        use_fire_reset: bool = True,
-        obs_type: str | None = None,
-        mode: int | None = None,
-        difficulty: int = 0,
-        sticky_stream: str = "ale",
         rom_dir: str | os.PathLike[str] | None = None,
         render_mode: str | None = None,
         device: str = "cpu",
         kernels: KernelOptions | None = None,
+        **options: Any,
     ) -> None:
         """
         Args:
@@ -96,41 +76,18 @@ class AtariVector(VectorEnv):
                 that calls `recv` (or `step`) steps the consoles itself.
             thread_affinity_offset: Binds thread i to the processor offset + i of those that this process may use, counted in a
                 circle; -1 leaves that to the system.
-            max_num_frames_per_episode: Frames, resets not counted, after which an episode is truncated.
-            repeat_action_probability: Probability, per frame, that the action of the frame before is repeated.
-            full_action_space: The legal actions of ALE instead of those the game uses: all 18, or 9 in Skiing and Lost Luggage.
-                "all", and several games with different sets, mean all 18; an action that is not legal in a game is NOOP there.
-            continuous: Actions are (radius 0..1, angle in radians, fire 0..1) instead of indices.
-            continuous_action_threshold: Beyond it, a component counts as a direction or as FIRE.
-            autoreset_mode: NEXT_STEP or SAME_STEP.
-            img_height: Rows of an image, at most those of the game; None leaves them as they are.
-            img_width: Columns of an image, at most 160; None leaves them as they are.
-            grayscale: Gray images, else RGB. `obs_type` has precedence.
-            stack_num: Images per observation, the newest last.
-            frameskip: Frames per step.
-            maxpool: Whether an image has the brighter pixels of the last two frames of the step.
-            noop_max: Episodes begin with 0 to noop_max - 1 NOOP frames, of which FIRE replaces the first.
-            noop_min: Instead, episodes begin with noop_min to noop_max NOOP frames, and FIRE follows them.
-            episodic_life: Whether losing a life ends the episode. The game is then reset too.
-            life_loss_info: Whether losing a life is reported as a termination, while the episode goes on.
-            reward_clipping: Whether the reward of a step is clipped to -1..1.
-            use_fire_reset: Whether episodes begin with FIRE, in games that have it among their actions.
-            obs_type: "gray", "rgb" or "ram".
-            mode: Game mode; None is the game's default.
-            difficulty: Difficulty switches: bit 0 the left one, bit 1 the right one.
-            sticky_stream: Random numbers that repeat actions: "ale" for the stream of the Arcade Learning Environment,
-                "counter" for one of 24 bytes per console instead of 2.5 KB.
             rom_dir: Folder of ROM files `<game>.bin`; None means those of ale-py.
             render_mode: "rgb_array" for `render`, or None.
             device: "cpu", or "cuda" (or "cuda:1") to emulate on an NVIDIA GPU: see the class.
             kernels: How consoles are spread over the GPU; None is `KernelOptions()`.
+            options: See `AtariOptions`.
 
         Raises:
-            ValueError: for an option out of its range; the message says which.
+            TypeError, ValueError: for an unknown option, or one out of its range; the message says which.
             FileNotFoundError, ImportError: see `rom_path`; ImportError also if a GPU is asked for without cuda-core.
             RuntimeError: if a GPU is asked for and PyTorch can use none.
         """
-        options = AtariOptions.from_arguments(locals())
+        chosen = AtariOptions(**options)
         names = [game] if isinstance(game, str) else list(game)
         whole = batch_size in (0, num_envs)
         require(num_envs >= 1, f"num_envs is {num_envs}, must be at least 1")
@@ -144,9 +101,9 @@ class AtariVector(VectorEnv):
         self.num_threads = 0 if num_threads is None else min(num_threads or len(os.sched_getaffinity(0)), num_envs)
         self.game_names = [names[i % len(names)] for i in range(num_envs)]
         loaded = {name: load_game(name, None if rom_dir is None else os.fspath(rom_dir)) for name in names}
-        choice = self._describe(options, names)
+        step_options = chosen.step_options(self._describe(chosen, names))
         consoles = [loaded[name] for name in self.game_names]
-        self._native = self._consoles(consoles, options.step_options(choice), thread_affinity_offset, device, kernels)
+        self._native = self._consoles(consoles, step_options, thread_affinity_offset, device, kernels)
         self._on_device, self._user, self._was_reset = device != "cpu", OneUser(), False
         self._strengths = np.ones(self.batch_size, np.float32)
         self._received = np.arange(num_envs)
@@ -161,7 +118,7 @@ class AtariVector(VectorEnv):
         for name, fact in zip(names, facts, strict=True):
             options.check_game(name, fact)
         choice, self.action_set = options.action_set(facts)
-        self.autoreset_mode = options.autoreset_mode
+        self.autoreset_mode = AutoresetMode(options.autoreset_mode)
         self.continuous, self.continuous_action_threshold = options.continuous, options.continuous_action_threshold
         self.single_observation_space = options.observation_space(facts[0]["height"])
         self.single_action_space: gymnasium.Space = action_space(options.continuous, len(self.action_set))
@@ -436,3 +393,45 @@ class AtariVector(VectorEnv):
         if not 0 <= env < self.num_envs:
             raise IndexError(f"there is no environment {env}, only 0..{self.num_envs - 1}")
         return env
+
+
+class OneUser:
+    """A context that one thread at a time may enter. Raises `RuntimeError` in the second thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                "two threads use this AtariVector at the same time; give each thread a vector of its own, or let them take turns"
+            )
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+def batch_space_of(single: Box, size: int) -> Box:
+    """Gymnasium's `batch_space` with broadcast bounds, which take no memory; Gymnasium's take four times that of a batch."""
+    batch: Any = batch_space(single, 1)
+    batch._shape = (size, *single.shape)
+    for name in ("low", "high", "bounded_below", "bounded_above"):
+        setattr(batch, name, np.broadcast_to(getattr(batch, name).flat[0], batch._shape))
+    return batch
+
+
+def seeds_of(seed: Any, count: int) -> np.ndarray:
+    """One seed for each environment that is reset; negative ones keep its generators."""
+    if seed is None:
+        return np.full(count, -1)
+    if isinstance(seed, (int, np.integer)):
+        seeds = int(seed) + np.arange(count) if seed >= 0 else np.full(count, -1)
+    else:
+        seeds = np.asarray(seed)
+        if seeds.dtype.kind not in "iu":
+            raise TypeError(f"seed must be an integer or an array of integers, not {seed!r}")
+        if seeds.shape != (count,):
+            raise ValueError(f"seed has shape {seeds.shape}, but {count} environments are reset")
+    if (seeds >= 2**31).any():
+        raise ValueError("a seed must be less than 2**31")
+    return seeds.astype(np.int64)

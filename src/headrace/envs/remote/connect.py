@@ -13,7 +13,7 @@ from headrace.envs.remote.protocol import Hello, Welcome
 from headrace.transport.credentials import check_address, credentials
 from headrace.transport.listeners import Acceptor
 from headrace.transport.messages import LARGEST_MESSAGE, ProtocolError, Refused
-from headrace.transport.streams import Caller, Stream, StreamSource, Unreachable
+from headrace.transport.streams import Caller, Endpoint, Stream, StreamSource, Unreachable
 
 LISTEN = "listen:"
 """Prefix of an address at which the trainer listens for simulators."""
@@ -33,10 +33,9 @@ def addresses(remote: str) -> list[str]:
 def stream_source(entry: str, options: EnvConfig) -> StreamSource:
     """The source of streams for groups with this entry of `envs.remote`. Raises `ConfigError` if this process cannot listen."""
     own = credentials(options.remote_token_file, options.remote_ca, options.remote_tls_cert, options.remote_tls_key)
-    if entry.startswith(LISTEN):
-        address = entry.removeprefix(LISTEN)
-        return Acceptor.at(protocol.SERVICE, address, own, LARGEST_MESSAGE, options.remote_compression)
-    return Caller(protocol.SERVICE, entry, own, protocol.OF_RUN, LARGEST_MESSAGE, options.remote_compression)
+    address = entry.removeprefix(LISTEN)
+    endpoint = Endpoint(protocol.SERVICE, address, own, LARGEST_MESSAGE, options.remote_compression)
+    return Acceptor.at(endpoint) if entry.startswith(LISTEN) else Caller(endpoint, protocol.OF_RUN)
 
 
 def greet(stream: Stream, hello: Hello, timeout: float) -> tuple[Welcome, Iterator[bytes]]:

@@ -219,21 +219,20 @@ class RemoteGroup:
             self.ended = range(self.num_envs)
             self._outcomes = np.full((self.num_envs, len(layout.spec.agents)), np.nan)
         lanes = self._advanced()
+        same_step = layout.spec.autoreset == "same-step"
         for lane in lanes:
-            self._rows[lane].step.write_nothing()
-            self._rows[lane].step.truncated[:] = valid[lane]
-        if layout.spec.autoreset == "same-step":
-            for lane in lanes:
-                protocol.copy_observations(last, lane, self._rows[lane].step.final_obs)
+            step, after = self._rows[lane].step, self._rows[lane].after
+            step.write_nothing()
+            step.truncated[:] = valid[lane]
+            protocol.copy_observations(last, lane, step.final_obs if same_step else after.obs)
+            if not same_step:
+                after.first[:], after.valid[:] = False, False
+        if same_step:
             self._task = "step ends, episode begins"
-            self._out = [lane.after for lane in self._rows]
+            self._out = [row.after for row in self._rows]
             self._begin_episode()
-            return
-        for lane in lanes:
-            after = self._rows[lane].after
-            protocol.copy_observations(last, lane, after.obs)
-            after.first[:], after.valid[:] = False, False
-        self._ended, self._task, self._waits_for = True, "", ""
+        else:
+            self._ended, self._task, self._waits_for = True, "", ""
 
     # -- the connection's thread --------------------------------------------------------------------------------------
 
@@ -259,8 +258,7 @@ class RemoteGroup:
             if _states.get(self.address, CONNECTED) == state:
                 return
             _states[self.address] = state
-        text = f": {state}. Its groups wait until it is back; the others go on"
-        text = " is back" if state == CONNECTED else text
+        text = " is back" if state == CONNECTED else f": {state}. Its groups wait until it is back; the others go on"
         self._events.append(("notice", None, f"Environment server {self.address}{text}"))
         self._wake()
 
@@ -273,10 +271,11 @@ class RemoteGroup:
             raise Refused(f"the server's group has {size[0]} lanes of {size[1]} agents; {expected} are expected")
         if welcome.env != self._hello.env:
             raise Refused(f"the server has {welcome.env}, and {self._hello.env} is asked for")
-        like = self._like = self._like or welcome.spec
-        for what, ours, theirs in zip(_MUST_AGREE, _traits(like), _traits(welcome.spec), strict=True):
-            if ours != theirs:
-                raise Refused(f"the server's environment has other {what} than the run: {theirs} instead of {ours}")
+        self._like = self._like or welcome.spec
+        theirs = _traits(welcome.spec)
+        for what, ours in _traits(self._like).items():
+            if ours != theirs[what]:
+                raise Refused(f"the server's environment has other {what} than the run: {theirs[what]} instead of {ours}")
         layout = GroupLayout(welcome.spec, *size)
         self._spec = welcome.spec
         self._welcomed.set()
@@ -300,10 +299,13 @@ class RemoteGroup:
         self._connection.close()
 
 
-_MUST_AGREE = ("observations", "actions", "frames per step", "autoreset", "agents")
-
-
-def _traits(spec: EnvSpec) -> tuple[object, ...]:
-    """The values that `_MUST_AGREE` names; they differ if the server has another version of the environment's package."""
-    observation = {name: f"{array.dtype.name} {list(array.shape)}" for name, array in sorted(spec.observation.items())}
-    return observation, spec.action.parts, spec.frameskip, spec.autoreset, spec.agents
+def _traits(spec: EnvSpec) -> dict[str, object]:
+    """What server and run must agree on; it differs if the server has another version of the environment's package."""
+    observations = {name: f"{array.dtype.name} {list(array.shape)}" for name, array in sorted(spec.observation.items())}
+    return {
+        "observations": observations,
+        "actions": spec.action.parts,
+        "frames per step": spec.frameskip,
+        "autoreset": spec.autoreset,
+        "agents": spec.agents,
+    }

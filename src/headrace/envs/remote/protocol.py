@@ -114,9 +114,8 @@ class Welcome:
         if not isinstance(fields, dict):
             raise ProtocolError("the answer to the hello is neither a welcome nor a refusal")
         _check_versions(server=fields.get("protocol"), trainer=PROTOCOL)
+        kinds = {"env": str, "options": dict, "defaults": dict, "observes": str, "lanes": int, "lane_size": int, "schema": list}
         try:
-            kinds: dict[str, type] = {"env": str, "options": dict, "defaults": dict, "observes": str}
-            kinds |= {"lanes": int, "lane_size": int, "schema": list}
             if wrong := [name for name, kind in kinds.items() if not isinstance(fields[name], kind)]:
                 raise ProtocolError(f"the welcome's {wrong[0]} is {fields[wrong[0]]!r:.80}")
             spec = spec_from_json(fields["spec"])

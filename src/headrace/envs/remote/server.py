@@ -19,7 +19,7 @@ from headrace.envs.remote.protocol import Hello
 from headrace.envs.remote.session import Offer, Session
 from headrace.transport.credentials import Credentials, check_address, credentials
 from headrace.transport.listeners import Listener
-from headrace.transport.streams import FIRST_PAUSE, Backoff, Caller, Stream
+from headrace.transport.streams import FIRST_PAUSE, Backoff, Caller, Endpoint, Stream
 
 SPARE_STREAMS = 16
 """Streams beside those of groups, for trainers that ask for the specification or are refused."""
@@ -33,19 +33,21 @@ for ever if the listener closes at that moment."""
 def make_offer(env: str, num_envs: int, options: EnvConfig | None = None) -> Offer:
     """The `Offer` of a registered environment. Makes one environment to read its spaces. Raises what `make.make_group` raises."""
     registry.check_one(env)
-    options = options if options is not None else default_options(env)
     # rewards are sent raw; the trainer scales and clips them
-    options = replace(options, reward_scale=1.0, reward_clip=None, reward_soft_clip=None)
-    spec = describe_here(env, options)
+    options = replace(options or default_options(env), reward_scale=1.0, reward_clip=None, reward_soft_clip=None)
     return Offer(
         env=env,
         options=protocol.shared_options(options),
-        spec=spec,
+        spec=describe_here(env, options),
         make_group=lambda count, training: make_group(env, options, count, training=training),
         num_envs=num_envs,
         defaults=dict(defaults(env)),
         observes=registry.observes(env),
     )
+
+
+def _endpoint(address: str, own: Credentials, compression: bool) -> Endpoint:
+    return Endpoint(protocol.SERVICE, address, own, protocol.LARGEST_REQUEST, compression)
 
 
 class EnvServer(Listener):
@@ -54,10 +56,7 @@ class EnvServer(Listener):
     def __init__(self, offer: Offer, listen: str, own: Credentials, compression: bool = False) -> None:
         """Raises `ConfigError` if it cannot listen, or if other machines can reach the address and there is no token."""
         self.offer = offer
-        super().__init__(
-            protocol.SERVICE, listen, own, self._serve,
-            largest_received=protocol.LARGEST_REQUEST, streams=offer.num_envs + SPARE_STREAMS, compress=compression,
-        )  # fmt: skip
+        super().__init__(_endpoint(listen, own, compression), self._serve, streams=offer.num_envs + SPARE_STREAMS)
 
     def _serve(self, stream: Stream) -> Iterator[bytes]:
         stream.expect(HELLO_TIMEOUT, "no hello")
@@ -69,7 +68,7 @@ class Dialler:
 
     def __init__(self, offer: Offer, address: str, own: Credentials, report: Callable[[str], None], compression: bool = False):
         self.offer, self._address, self._report = offer, check_address(address), report
-        self._caller = Caller(protocol.SERVICE, address, own, protocol.OF_SIMULATOR, protocol.LARGEST_REQUEST, compression)
+        self._caller = Caller(_endpoint(address, own, compression), protocol.OF_SIMULATOR)
         self._stopped = threading.Event()
         self._taken = threading.Event()
         self._last = ""
@@ -129,8 +128,7 @@ def serve_offer(
     """Serve until the process ends."""
     if dial is not None:
         report(f"{offer.num_envs} x {offer.env} for the trainer at {dial}")
-        Dialler(offer, dial, own, report, compression).run()
-        return
+        return Dialler(offer, dial, own, report, compression).run()
     assert listen is not None
     server = EnvServer(offer, listen, own, compression)
     address = listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{server.port}"
