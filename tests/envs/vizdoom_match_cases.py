@@ -26,9 +26,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /pr
 
 
 @contextmanager
-def match(
-    name: str = "multi_duel", frameskip: int = 4, max_episode_steps: int | None = None, **kwargs: Any
-) -> Iterator[Match]:
+def match(name: str = "multi_duel", frameskip: int = 4, max_episode_steps: int | None = None, **kwargs: Any) -> Iterator[Match]:
     kwargs = {"episode_timeout": 40, **kwargs}
     made = Match(name, EnvConfig(frameskip=frameskip, max_episode_steps=max_episode_steps, kwargs=kwargs))
     try:
@@ -156,6 +154,28 @@ def test_a_start_that_fails_is_repeated_on_another_port(monkeypatch: pytest.Monk
         assert len(set(ports)) == 3
         assert env.starts == 1
         assert play(env, np.random.default_rng(0))[0] == 10
+
+
+def test_a_match_that_does_not_start_in_time_is_an_error_and_can_start_later() -> None:
+    """The library reads unmapped memory when an engine ends before its first state, and its process would end with it."""
+    with match(start_timeout=0.3) as env:
+        begun = time.monotonic()
+        with pytest.raises(MatchFailed):
+            env.reset(seed=0)
+        assert time.monotonic() - begun < 60
+        assert env.starts == 0
+        env.settings.start_timeout = 60.0
+        env.reset(seed=0)
+        assert play(env, np.random.default_rng(0))[0] == 10
+
+
+def test_engines_that_end_while_they_start_are_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with match(start_timeout=1000.0) as env:
+        with monkeypatch.context() as patch:
+            patch.setattr(game, "ENGINE", "/bin/false")
+            with pytest.raises(MatchFailed, match="player_0"):
+                env.reset(seed=0)
+        env.reset(seed=0)
 
 
 def test_the_engines_folder_is_there_before_they_start() -> None:

@@ -89,3 +89,7 @@ def test_standings_are_drawn_with_the_colours_of_their_win_rates(tmp_path: Path)
 def test_standings_on_a_full_disk_are_a_message(tmp_path: Path) -> None:
     (text,) = Records(settings(tmp_path / "missing")).receive("standings", {})
     assert "cannot be written now" in text
+
+
+def test_a_run_that_ended_before_its_first_decision_has_none(tmp_path: Path) -> None:
+    assert records.read_decisions(tmp_path) == []

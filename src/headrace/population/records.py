@@ -101,8 +101,10 @@ class Records:
 
 
 def read_decisions(run: os.PathLike[str] | str) -> list[dict[str, Any]]:
-    """The decisions of a run in the order in which they were made; a line that a crash cut short is left out."""
-    return [line for line in read_json_lines(Path(run) / DECISIONS) if _is_decision(line)]
+    """The decisions of a run in the order in which they were made, none for a run that ended before the first one. A line that a
+    crash cut short is left out."""
+    lines = read_json_lines(path) if (path := Path(run) / DECISIONS).exists() else ()
+    return [line for line in lines if _is_decision(line)]
 
 
 def _is_decision(line: Any) -> bool:
@@ -133,7 +135,7 @@ def draw_decisions(run: os.PathLike[str] | str, size: int, path: os.PathLike[str
 
     Raises `ConfigError` if the `plots` extra is not installed or there is nothing to draw.
     """
-    lines = read_decisions(run) if (Path(run) / DECISIONS).exists() else []
+    lines = read_decisions(run)
     if not lines:
         raise ConfigError(f"nothing to draw: no decision was made in {run}")
     names = sorted({name for line in lines for name in line["values"]})

@@ -22,11 +22,12 @@ from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core.contract import Categorical
 from headrace.envs.core.errors import UnknownEnvironment
 from headrace.envs.make import describe, make_env, make_group
+from headrace.envs.vizdoom import game
 from headrace.envs.vizdoom.actions import FULL_BUTTONS, combine, heads_for
 from headrace.envs.vizdoom.env import VizdoomEnv
 from headrace.envs.vizdoom.family import ids
-from headrace.envs.vizdoom.game import free_port
-from headrace.envs.vizdoom.variables import SCALES
+from headrace.envs.vizdoom.game import EngineFailed, free_port
+from headrace.envs.vizdoom.player import SCALES
 from headrace.processes import orphaned_programs
 from headrace.processes.leftovers import sweep
 
@@ -236,6 +237,22 @@ def test_ports_in_use_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     taken.close()
 
 
+@pytest.mark.parametrize("scenario", ["basic", "duel_bots"])
+def test_an_engine_that_ends_while_it_starts_is_an_error(scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not the end of this process, as the library would have it."""
+    env = VizdoomEnv(scenario, EnvConfig())
+    env.set_reward_weights({"death": -3.0})
+    with monkeypatch.context() as patch:
+        patch.setattr(game, "ENGINE", "/bin/false")
+        with pytest.raises(EngineFailed, match="ended while it was starting"):
+            env.reset(seed=0)
+    env.reset(seed=0)
+    env.step(env.action_space.sample())
+    assert env.player.shaping is not None
+    assert env.player.shaping.weights["death"] == -3.0
+    env.close()
+
+
 def test_a_users_own_scenario(tmp_path: Path) -> None:
     shutil.copy(Path(vizdoom.scenarios_path) / "basic.wad", tmp_path)
     (tmp_path / "mine.cfg").write_text(
@@ -300,12 +317,12 @@ def test_nothing_outlives_the_process(end: str, tmp_path: Path) -> None:
     assert child.stdin is not None
     assert child.stdout.readline() == b"ready\n"
     (folder,) = tmp_path.glob("headrace-vizdoom-*")
-    engines = [p for p in _engines(folder) if "+viz_instance_id" in p.cmdline()]
+    engines = [p for p in _engines(folder) if p.cmdline()[0] == game.ENGINE]
     assert len(engines) == 2
     instances = [p.cmdline()[p.cmdline().index("+viz_instance_id") + 1] for p in engines]
     assert len(_shared_memory(instances)) == 6
     if end == "killed with everything":
-        (watcher,) = (p for p in psutil.Process(child.pid).children() if p.name() == "sh")
+        (watcher,) = (p for p in psutil.Process(child.pid).children() if p.cmdline()[:2] == ["sh", "-c"])
         watcher.kill()
     child.stdin.close() if end == "by itself" else child.kill()
     if end.startswith("killed with"):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
+import vizdoom
 
 from headrace.config import EnvConfig
-from headrace.envs.vizdoom.game import start, start_alone
+from headrace.envs.vizdoom.game import DEATHMATCH_ARGS, PORT_RETRIES, EngineFailed, free_port, start
 from headrace.envs.vizdoom.player import BASE, FRAMESKIP, Player, Settings
 
 
@@ -24,8 +26,8 @@ class VizdoomEnv(gymnasium.Env):
 
     def __init__(self, name: str, options: EnvConfig, render_mode: str | None = None) -> None:
         settings = Settings.of(name, options)
-        self.player = Player(name, options, settings)
-        self.game, self.heads = self.player.game, self.player.heads
+        self._new_player = partial(Player, name, options, settings)
+        self.player = self._new_player()
         self.action_space, self.observation_space = self.player.action_space, self.player.observation_space
         self.render_mode = render_mode
         self._hosts = bool(settings.bots) or name in BASE
@@ -37,17 +39,35 @@ class VizdoomEnv(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self.game.set_seed(int(self.np_random.integers(2**31)))
+        game_seed = int(self.np_random.integers(2**31))
         if self.game.is_running():
+            self.game.set_seed(game_seed)
             self.game.new_episode()
-        elif self._hosts:
-            start_alone(self.game, self.player.settings.bot_args)
         else:
-            start(self.game)
+            self._start(game_seed)
         self.player.add_bots()
         self._started, self._steps = self.game.get_episode_time(), 0
         self.player.begin()
         return self.player.observe(), {}
+
+    def _start(self, seed: int) -> None:
+        """Start the engine, on another port if one is taken just before its use. Raises `EngineFailed`."""
+        for attempt in range(PORT_RETRIES):
+            self.game.set_seed(seed)
+            if self._hosts:
+                self.game.set_game_args(f"-host 1 -port {free_port()} {DEATHMATCH_ARGS} {self.player.settings.bot_args}")
+            try:
+                return start(self.game)
+            except EngineFailed:
+                failed, self.player = self.player, self._new_player()
+                self.player.shaping = failed.shaping
+                if attempt == PORT_RETRIES - 1:
+                    raise
+
+    @property
+    def game(self) -> vizdoom.DoomGame:
+        """The engine's interface."""
+        return self.player.game
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         player, limit = self.player, self.player.limit

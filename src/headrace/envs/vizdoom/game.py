@@ -7,10 +7,12 @@ import secrets
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import vizdoom
@@ -27,6 +29,8 @@ FILES = {
 }
 """Name -> name of the package's configuration file, if they differ."""
 
+ENGINE = str(Path(vizdoom.__file__).parent / "vizdoom")
+"""The engine's program."""
 DEATHMATCH_ARGS = (
     "-deathmatch +sv_forcerespawn 1 +sv_noautoaim 1 +sv_respawnprotect 1 +sv_spawnfarthest 1 +sv_nocrouch 1 +sv_noexit 1"
     " +viz_respawn_delay 0"
@@ -78,33 +82,56 @@ def free_port() -> int:
     raise OSError(f"there is no free UDP port among {PORTS.start} to {PORTS.stop - 1}")
 
 
+class EngineFailed(RuntimeError):
+    """An engine ended before its first state. Its game cannot be used any more, nor closed."""
+
+
 def start(game: vizdoom.DoomGame) -> None:
-    """Start the engine under this process's watcher, and wait for its first state."""
-    guard(game)
-    game.init()
+    """Start the engine under this process's watcher, and wait for its first state. Raises `EngineFailed`, and the library's own
+    errors for settings that Doom refuses."""
+    engine, done = Engine(game), SimpleQueue[Exception | None]()
 
-
-def start_alone(game: vizdoom.DoomGame, args: str) -> None:
-    """Start an engine that hosts a network game without other players, which bots need. `args`: more of its command line.
-
-    Raises `vizdoom.ViZDoomErrorException` or `vizdoom.ViZDoomUnexpectedExitException` of the last of `PORT_RETRIES` attempts.
-    """
-    for attempt in range(PORT_RETRIES):
-        game.set_game_args(f"-host 1 -port {free_port()} {DEATHMATCH_ARGS} {args}")
+    def init() -> None:
         try:
-            return start(game)
-        except (vizdoom.ViZDoomErrorException, vizdoom.ViZDoomUnexpectedExitException):
-            game.close()
-            if attempt == PORT_RETRIES - 1:
-                raise
+            engine.start()
+        except Exception as error:
+            done.put(error)
+        else:
+            done.put(None)
+
+    # in a thread, because it never returns if the engine ends
+    threading.Thread(target=init, name="vizdoom start", daemon=True).start()
+    while not engine.failed:
+        with suppress(Empty):
+            if (error := done.get(timeout=0.2)) is not None:
+                raise error
+            return
+    raise EngineFailed("the Doom engine ended while it was starting")
 
 
 class Engine:
-    """The process of an engine, found by its settings file (see `guard`). Linux only."""
+    """The engine of a game and its process, which is found by its settings file (see `guard`). Linux only."""
 
-    def __init__(self, settings: Path) -> None:
-        self._settings = str(settings).encode()
+    def __init__(self, game: vizdoom.DoomGame) -> None:
+        self._game, self._settings = game, str(guard(game))
+        self._starting, self._ended = Path(f"{self._settings}.starting"), Path(f"{self._settings}.ended")
         self._pid, self._instance = 0, ""
+
+    def start(self) -> None:
+        """Start the engine and wait for its first state. Never returns if the engine ends before: see engine.sh."""
+        self._starting.touch()
+        self._game.init()
+        self._starting.unlink()
+
+    @property
+    def starting(self) -> bool:
+        """Whether `start` was called and has not returned."""
+        return self._starting.exists()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the engine has ended before its first state."""
+        return self._ended.exists()
 
     @property
     def pid(self) -> int:
@@ -117,14 +144,14 @@ class Engine:
         for entry in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
                 args = entry.read_bytes().split(b"\0")
-                if self._settings in args and b"+viz_instance_id" in args:
+                if args[0] == ENGINE.encode() and self._settings.encode() in args:
                     self._pid = int(entry.parent.name)
                     self._instance = args[args.index(b"+viz_instance_id") + 1].decode()
 
     def runs(self) -> bool:
-        """Whether the process exists and is not stopped. True if it was never found."""
-        if not self.pid:
-            return True
+        """Whether the process exists and is not stopped. True if it was never found, unless its start has failed."""
+        if self.failed or not self.pid:
+            return not self.failed
         try:
             state = Path(f"/proc/{self._pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
         except OSError:
@@ -184,14 +211,17 @@ def _process_folder(pid: int) -> Path:
         (folder / "yield.so").symlink_to(library.resolve())
     environ = {name: value for name, value in os.environ.items() if name != STARTED_BY}
     command = ["sh", "-c", _REAPER, str(folder)]
+    # A file descriptor, and no file: the interpreter would close that while it ends, before the library's threads have ended.
+    script_input, _ = os.pipe()
     _watchers.append(
-        subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, env=environ)
+        subprocess.Popen(command, stdin=script_input, stderr=subprocess.DEVNULL, start_new_session=True, env=environ)
     )
+    os.close(script_input)
     return folder
 
 
 _watchers: list[subprocess.Popen[bytes]] = []
-"""Keeps the watchers' input open as long as this process runs."""
+"""Kept, since Python warns of a program that runs when its object is deleted."""
 
 
 def guard(game: vizdoom.DoomGame) -> Path:
@@ -201,7 +231,7 @@ def guard(game: vizdoom.DoomGame) -> Path:
     """
     folder = _process_folder(os.getpid())
     os.environ["HEADRACE_VIZDOOM_FOLDER"] = str(folder)
-    os.environ["HEADRACE_VIZDOOM_ENGINE"] = str(Path(vizdoom.__file__).parent / "vizdoom")
+    os.environ["HEADRACE_VIZDOOM_ENGINE"] = ENGINE
     game.set_vizdoom_path(str(Path(__file__).with_name("engine.sh")))
     settings = folder / f"settings-{id(game)}.ini"
     game.set_doom_config_path(str(settings))

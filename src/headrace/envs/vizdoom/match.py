@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.groups.episode_statistics import OBJECTIVE
-from headrace.envs.vizdoom.game import DEATHMATCH_ARGS, PORT_RETRIES, Engine, free_port, guard
+from headrace.envs.vizdoom.game import DEATHMATCH_ARGS, PORT_RETRIES, Engine, free_port
 from headrace.envs.vizdoom.player import FRAMESKIP, Player, Settings
 
 CHECK_INTERVAL = 0.5
@@ -39,15 +39,22 @@ class MatchFailed(RuntimeError):
 class Seat:
     """A player, its engine and the thread that waits for it."""
 
-    def __init__(self, player: Player) -> None:
-        self.player = player
+    def __init__(self, agent: str, player: Player) -> None:
+        self.agent, self.player = agent, player
         self.engine: Engine | None = None
+        self.presses: list[float] = []
+        self.reward = 0.0
         self._work: SimpleQueue[tuple[Callable[[Seat], None], SimpleQueue[Any]] | None] = SimpleQueue()
         threading.Thread(target=self._run, name="vizdoom player", daemon=True).start()
 
     def do(self, work: Callable[[Seat], None], done: SimpleQueue[Any]) -> None:
         """Call `work` with this seat in the seat's thread, which then puts (seat, error or None) to `done`."""
         self._work.put((work, done))
+
+    def start(self) -> None:
+        """Start the engine."""
+        assert self.engine is not None
+        self.engine.start()
 
     def leave(self) -> None:
         """End the thread after its queued work."""
@@ -92,10 +99,10 @@ class Match:
         self._rng = np.random.default_rng()
 
     def _new_seats(self) -> list[Seat]:
-        seats = [Seat(Player(self._name, self._options, self.settings)) for _ in self.possible_agents]
-        for agent, seat in zip(self.possible_agents, seats, strict=True):
-            if agent in self._own_weights:
-                seat.player.set_reward_weights(self._own_weights[agent])
+        seats = [Seat(agent, Player(self._name, self._options, self.settings)) for agent in self.possible_agents]
+        for seat in seats:
+            if seat.agent in self._own_weights:
+                seat.player.set_reward_weights(self._own_weights[seat.agent])
         return seats
 
     def observation_space(self, agent: str) -> gymnasium.Space[Any]:
@@ -135,11 +142,9 @@ class Match:
         self._seats[0].player.add_bots()
         self._frames = self._steps = 0
         self.agents = list(self.possible_agents)
-        observations = {}
-        for agent, player in zip(self.agents, self.players, strict=True):
+        for player in self.players:
             player.begin()
-            observations[agent] = player.observe()
-        return observations, {agent: {} for agent in self.agents}
+        return {seat.agent: seat.player.observe() for seat in self._seats}, {agent: {} for agent in self.agents}
 
     def step(
         self, actions: Mapping[str, Any]
@@ -147,47 +152,44 @@ class Match:
         """All players make a step: observations, rewards, terminations, truncations, infos."""
         if not self.agents:
             raise RuntimeError("the match is over: reset it")
-        agents, players, limit = self.agents, self.players, self.players[0].limit
-        frames = players[0].step_frames(self._frames)
-        presses = {id(seat): seat.player.presses(actions[agent]) for agent, seat in zip(agents, self._seats, strict=True)}
-        rewards = dict.fromkeys(map(id, self._seats), 0.0)
+        seats, limit = self._seats, self.players[0].limit
+        frames = seats[0].player.step_frames(self._frames)
+        for seat in seats:
+            seat.presses, seat.reward = seat.player.presses(actions[seat.agent]), 0.0
 
         def play(seat: Seat) -> None:
             game = seat.player.game
-            game.set_action(presses[id(seat)])
+            game.set_action(seat.presses)
             for frame in range(frames):
                 if frame:
                     self._barrier.wait()
                 game.advance_action(1, frame == frames - 1)
             seat.player.observe()
-            rewards[id(seat)] = seat.player.reward(game.get_last_reward(), frames)
+            seat.reward = seat.player.reward(game.get_last_reward(), frames)
 
-        restarted = False
+        failed = False
         try:
             self._together(play, self.settings.step_timeout)
         except MatchFailed:
-            restarted = True
-        observed = [player.observation for player in players]
-        if restarted:
+            failed = True
             self._give_up()
         self._frames += frames
         self._steps += 1
-        over = not restarted and any(player.game.is_episode_finished() for player in players)  # the level's script ended it
-        ended = restarted or over or 0 < limit <= self._frames
-        infos: dict[str, dict[str, Any]] = {agent: {} for agent in agents}
-        for agent, player in zip(agents, players, strict=True):
-            if restarted:
-                infos[agent] = {"restarted": True, "outcome": np.nan, OBJECTIVE: np.nan}
+        over = not failed and any(seat.player.game.is_episode_finished() for seat in seats)  # the level's script ended it
+        ended = failed or over or 0 < limit <= self._frames
+        infos: dict[str, dict[str, Any]] = {seat.agent: {} for seat in seats}
+        for seat in seats:
+            if failed:
+                infos[seat.agent] = {"restarted": True, "outcome": np.nan, OBJECTIVE: np.nan}
             elif ended or self._steps == self._options.max_episode_steps:  # at this limit the group truncates the match
-                score = player.score()
-                infos[agent] = {**score, "outcome": score["frags"]}
-        self.agents = [] if ended else agents
-        paid = [0.0 if restarted else rewards[id(seat)] for seat in self._seats]
+                score = seat.player.score()
+                infos[seat.agent] = {**score, "outcome": score["frags"]}
+        self.agents = [] if ended else self.agents
         return (
-            dict(zip(agents, observed, strict=True)),
-            dict(zip(agents, paid, strict=True)),
-            dict.fromkeys(agents, over),
-            dict.fromkeys(agents, ended and not over),
+            {seat.agent: seat.player.observation for seat in seats},
+            {seat.agent: 0.0 if failed else seat.reward for seat in seats},
+            dict.fromkeys(infos, over),
+            dict.fromkeys(infos, ended and not over),
             infos,
         )
 
@@ -199,10 +201,10 @@ class Match:
 
     def set_reward_weights(self, weights: Mapping[str, Mapping[str, float]]) -> None:
         """Replace single weights of reward shaping, by agent (`EnvConfig.reward_weights`), from the next step on."""
-        for agent, player in zip(self.possible_agents, self.players, strict=True):
-            if agent in weights:
-                self._own_weights[agent] = dict(weights[agent])
-                player.set_reward_weights(weights[agent])
+        for seat in self._seats:
+            if seat.agent in weights:
+                self._own_weights[seat.agent] = dict(weights[seat.agent])
+                seat.player.set_reward_weights(weights[seat.agent])
 
     def render(self) -> np.ndarray | None:
         """The screens of all players side by side: uint8 [360, 480 x players, 3]."""
@@ -224,13 +226,13 @@ class Match:
             timeout = int(settings.start_timeout)
             for index, seat in enumerate(self._seats):
                 game = seat.player.game
-                seat.engine = Engine(guard(game))
+                seat.engine = Engine(game)
                 role = f"-host {settings.players} -netmode 0 {DEATHMATCH_ARGS}" if index == 0 else "-join 127.0.0.1"
                 bots = settings.bot_args if index == 0 else ""
                 game.set_game_args(f"{role} -port {port} +viz_connect_timeout {timeout} +name player_{index} {bots}")
                 game.set_seed(seed)
             try:
-                self._together(lambda seat: seat.player.game.init(), settings.start_timeout)
+                self._together(Seat.start, settings.start_timeout)
             except MatchFailed:
                 self._give_up()
                 if attempt == PORT_RETRIES - 1:
@@ -251,17 +253,14 @@ class Match:
             try:
                 seat, error = done.get(timeout=CHECK_INTERVAL)
             except Empty:
-                if self._running and (dead := [s for s in waiting if s.engine is not None and not s.engine.runs()]):
-                    raise MatchFailed(f"the game process of {self._names(dead)} was stopped or ended") from None
+                if dead := [s for s in waiting if s.engine is not None and not s.engine.runs()]:
+                    raise MatchFailed(f"the game process of {_names(dead)} was stopped or ended") from None
                 if time.monotonic() > deadline:
-                    raise MatchFailed(f"{self._names(waiting)} gave no answer within {timeout} s") from None
+                    raise MatchFailed(f"{_names(waiting)} gave no answer within {timeout} s") from None
                 continue
             if error is not None:
-                raise MatchFailed(f"{self._names([seat])}: {type(error).__name__}: {error}") from error
+                raise MatchFailed(f"{seat.agent}: {type(error).__name__}: {error}") from error
             del waiting[seat]
-
-    def _names(self, seats: Any) -> str:
-        return ", ".join(self.possible_agents[self._seats.index(seat)] for seat in seats)
 
     def _give_up(self) -> None:
         """Kill the engines, and make new seats for the next start."""
@@ -279,13 +278,18 @@ class Match:
             seat.do(lambda seat: seat.player.game.close(), done)
             seat.leave()
         deadline = time.monotonic() + CLOSE_TIMEOUT
-        closed: list[Seat] = []
+        # the thread of a seat whose start has failed never returns (`Engine.start`)
+        closing = {seat for seat in self._seats if seat.engine is None or not seat.engine.starting}
         with suppress(Empty):
-            while len(closed) < len(self._seats):
-                closed.append(done.get(timeout=max(0.0, deadline - time.monotonic()))[0])
+            while closing:
+                closing.discard(done.get(timeout=max(0.0, deadline - time.monotonic()))[0])
         for seat in self._seats:
             if seat.engine is not None:
-                if seat not in closed or kill:
+                if seat in closing or kill:
                     seat.engine.kill()
                 seat.engine.remove_shared_memory()
                 seat.engine = None
+
+
+def _names(seats: Iterable[Seat]) -> str:
+    return ", ".join(seat.agent for seat in seats)

@@ -16,12 +16,37 @@ from headrace.envs.groups.episode_statistics import OBJECTIVE
 from headrace.envs.vizdoom.actions import AIM_CHOICES, AIM_DEGREES, FULL_BUTTONS, combine, heads_for
 from headrace.envs.vizdoom.game import configured
 from headrace.envs.vizdoom.shaping import Shaping, weights_of
-from headrace.envs.vizdoom.variables import FULL_VARIABLES, scales
 
 FRAMESKIP = 4
 SIZE = (72, 128)
 MATCH_FRAMES = 8400
 """4 minutes: the default length of a match."""
+
+SCALES: dict[str, tuple[float, float]] = {
+    "HEALTH": (30, np.inf),
+    "ARMOR": (30, np.inf),
+    "AMMO": (15, 5),
+    "SELECTED_WEAPON_AMMO": (15, 5),
+    "KILLCOUNT": (10, np.inf),
+    "FRAGCOUNT": (10, np.inf),
+    "DEATHCOUNT": (10, np.inf),
+    "HITCOUNT": (10, np.inf),
+    "DAMAGECOUNT": (100, np.inf),
+    "DAMAGE_TAKEN": (100, np.inf),
+    "PLAYER_COUNT": (5, np.inf),
+    "POSITION": (1000, np.inf),
+    "VELOCITY": (10, np.inf),
+    "ANGLE": (360, np.inf),
+}
+"""Divisor and upper limit of game variables, by the longest matching prefix of their name; others are not scaled."""
+
+FULL_VARIABLES = (
+    *("SELECTED_WEAPON", "SELECTED_WEAPON_AMMO", "HEALTH", "ARMOR", "KILLCOUNT", "FRAGCOUNT", "ATTACK_READY", "PLAYER_COUNT"),
+    *(f"WEAPON{slot}" for slot in range(8)),
+    *(f"AMMO{slot}" for slot in range(8)),
+)
+"""The measurements of Petrenko et al. 2020 (Sample Factory): what the status bar and the score board show a human player. 24
+numbers: the 23 of its published code, and the score, which the paper adds."""
 
 _FULL: dict[str, Any] = {"buttons": "full", "variables": "full", "episode_timeout": MATCH_FRAMES}
 _DUEL: dict[str, Any] = {
@@ -89,6 +114,11 @@ class Settings:
 _NAMES = frozenset(Settings.__dataclass_fields__) - {"game"}
 
 
+def _scale(variable: str) -> tuple[float, float]:
+    prefixes = [prefix for prefix in SCALES if variable.startswith(prefix)]
+    return SCALES[max(prefixes, key=len)] if prefixes else (1.0, np.inf)
+
+
 class Player:
     """One engine with its spaces, observations and rewards. The owner starts the engine (`headrace.envs.vizdoom.game`).
 
@@ -114,7 +144,7 @@ class Player:
         discrete = [gymnasium.spaces.Discrete(len(head.presses)) for head in self.heads]
         self.action_space: gymnasium.Space[Any] = discrete[0] if len(discrete) == 1 else gymnasium.spaces.Tuple(discrete)
         observed = [variable.name for variable in game.get_available_game_variables()] if settings.measurements else []
-        self._divisor, self._highest = scales(observed)
+        self._divisor, self._highest = np.array([_scale(variable) for variable in observed]).reshape(-1, 2).T
         shape = (*self._size, 1 if options.grayscale else 3)
         image = gymnasium.spaces.Box(0, 255, shape, np.uint8)
         self.observation_space: gymnasium.Space[Any] = image
