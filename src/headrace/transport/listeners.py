@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import grpc
@@ -37,7 +37,7 @@ class Listener:
         service, _, method = endpoint.service.method.strip("/").partition("/")
         handler = grpc.stream_stream_rpc_method_handler(self._session)
         self._server = grpc.server(
-            ThreadPoolExecutor(streams, "remote-streams"),
+            _Threads(),
             handlers=(grpc.method_handlers_generic_handler(service, {method: handler}),),
             options=[*endpoint.options(), ("grpc.so_reuseport", int(share_port))],
             maximum_concurrent_rpcs=streams,
@@ -56,7 +56,7 @@ class Listener:
         if not self._own.admits(context.invocation_metadata()):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
         stream = Stream(messages, context.cancel)
-        context.add_callback(stream.finish)  # frees this thread when the caller is gone
+        context.add_callback(stream.gone)  # frees this thread
         try:
             yield from self._answer(stream)
         except Busy as busy:
@@ -67,8 +67,25 @@ class Listener:
         self._server.wait_for_termination()
 
     def stop(self, grace: float = 0.5) -> None:
-        """Stop listening. Streams have `grace` seconds to end; returns when they have ended."""
-        self._server.stop(grace).wait(grace + 5)
+        """Stop listening. Streams have `grace` seconds to end; returns when they have ended, or some seconds later."""
+        self._server.stop(grace).wait(grace + 2)
+
+
+class _Threads(Executor):
+    """A daemon thread for each call. An answer that hangs does not keep the process from ending, as in a `ThreadPoolExecutor`."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """See `Executor.submit`."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="remote stream", daemon=True).start()
+        return future
 
 
 class Busy(Exception):

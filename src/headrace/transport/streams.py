@@ -116,6 +116,8 @@ class Stream:
         """The two sides do not fit together: trying again is useless until one of them is restarted."""
         self.on_slow: Callable[[float], None] = lambda seconds: None
         """Called once for a slow answer, with the seconds since its request."""
+        self.on_gone: Callable[[], None] = lambda: None
+        """Called by a thread of gRPC's when the other side has gone."""
         self.timeout = 60.0
         """Seconds that an answer to `request` may take."""
         self._messages, self._cancel = messages, cancel
@@ -164,6 +166,11 @@ class Stream:
     def finish(self) -> None:
         """Send no more. The stream ends when the other side has called `finish`, too."""
         self._outbox.put(None)
+
+    def gone(self) -> None:
+        """For gRPC: the other side has gone."""
+        self.finish()
+        self.on_gone()
 
     def close(self, why: str = "closed") -> None:
         """End the stream at once."""
@@ -230,6 +237,8 @@ class _Dialled(Stream):
             self._channel = grpc.secure_channel(to.address, tls, to.options())
         call = self._channel.stream_stream(to.service.method)(self.outgoing(), metadata=to.own.metadata)
         self._messages, self._cancel = call, call.cancel
+        if not call.add_callback(self.gone):
+            self.gone()
 
     def _failure(self, error: Exception, answered: bool) -> tuple[str, bool]:
         if not isinstance(error, grpc.RpcError):

@@ -28,8 +28,9 @@ from headrace.config import EnvConfig
 from headrace.envs.core.contract import EnvGroup, LaneRow
 from headrace.envs.core.errors import EnvironmentFault
 from headrace.envs.groups.vector import vector_group
-from headrace.envs.remote import protocol
+from headrace.envs.remote import protocol, session
 from headrace.envs.remote.group import RemoteGroup
+from headrace.envs.remote.server import EnvServer
 from headrace.envs.remote.session import Session
 from headrace.transport import streams
 from headrace.transport.credentials import Credentials
@@ -303,6 +304,74 @@ def test_a_server_that_does_not_answer_is_given_up_and_dialled_again() -> None:
         assert row.step.truncated.all()
         stepper.step()
         hang.set()
+        group.close()
+
+
+@pytest.mark.parametrize("how", ["waits", "loops"])
+def test_environments_that_hang_are_replaced_when_their_run_has_gone(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "LONGEST_STEP_ALONE", 0.2)
+    hung, go_on, ended, told = threading.Event(), threading.Event(), threading.Event(), []
+
+    class Hangs(CountingEnv):
+        def step(self, action):  # type: ignore[no-untyped-def]
+            if not hung.is_set():
+                hung.set()
+                try:
+                    while how == "loops" or not go_on.wait(20):
+                        pass
+                finally:
+                    ended.set()
+            return super().step(action)
+
+    def make(num_envs: int, training: bool) -> EnvGroup:
+        return local_group([Hangs() for _ in range(num_envs)], name=NAME)
+
+    made = offer(make, num_envs=2)
+    server = EnvServer(made, "127.0.0.1:0", Credentials(), report=told.append)
+    first = remote_group(f"127.0.0.1:{server.port}", 2)
+    stepper = Stepper(first, counting(1))
+    stepper.reset()
+    stepper.begin_step()
+    assert hung.wait(60)
+    assert made.used == 2
+    first.close()
+    wait_until(lambda: told)
+    assert made.used == 0
+    assert "in step" in told[0]
+    assert f"{NAME} still does this 0.2 s after its run has gone: 2 environments are given up" in told[0]
+    second = remote_group(f"127.0.0.1:{server.port}", 2)
+    stepper = Stepper(second, counting(1))
+    stepper.reset()
+    stepper.step()
+    if how == "waits":
+        go_on.set()
+    assert ended.wait(60), "a loop in Python is ended"
+    assert made.used == 2
+    second.close()
+    server.stop(0)
+
+
+@pytest.mark.parametrize("kind", ["interrupt", "unprintable", "exit"])
+def test_whatever_an_environment_raises_is_shown(kind: str) -> None:
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    class OfItsOwn(BaseException):
+        """What nobody expects."""
+
+    class Raises(CountingEnv):
+        def step(self, action):  # type: ignore[no-untyped-def]
+            raise {"interrupt": KeyboardInterrupt, "unprintable": Unprintable, "exit": OfItsOwn}[kind]()
+
+    with serving(offer(lambda n, _: local_group([Raises() for _ in range(n)], name=NAME))) as address:
+        group = remote_group(address, 2)
+        stepper = Stepper(group, counting(1), seed=7)
+        stepper.reset()
+        stepper.begin_step()
+        with pytest.raises(EnvironmentFault, match=rf"{NAME}.*seed.*step 1.*at the environment server {address}") as raised:
+            finish(group)
+        assert "test_group.py" in raised.value.frames
         group.close()
 
 

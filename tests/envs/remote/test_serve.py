@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -42,6 +43,45 @@ from headrace.transport.messages import ProtocolError, Refused
 EXAMPLE = Path(__file__).parents[3] / "examples" / "serve_my_env.py"
 TOKEN = "a-token-for-tests"
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+
+
+HANGING = """
+import threading, gymnasium, numpy, headrace
+
+@headrace.envs.register("my/hanging")
+class Hanging(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(0, 1, (1,)), gymnasium.spaces.Discrete(5)
+
+    def __init__(self, options, *, render_mode=None):
+        pass
+
+    def reset(self, *, seed=None, options=None):
+        return numpy.zeros(1, numpy.float32), {}
+
+    def step(self, action):
+        print("hangs", flush=True)
+        threading.Event().wait()
+"""
+
+
+def test_ctrl_c_ends_a_server_whose_environments_hang(tmp_path: Path) -> None:
+    (tmp_path / "hanging.py").write_text(HANGING)
+    served, log = ServerProcess("--import", str(tmp_path / "hanging.py"), env="my/hanging"), tmp_path / "log"
+    served.start(log)
+    assert served.process is not None
+    group = RemoteGroup(served.address, "my/hanging", EnvConfig(), 2)
+    try:
+        stepper = Stepper(group, group)
+        stepper.reset()
+        stepper.begin_step()
+        wait_until(lambda: "hangs" in log.read_text())
+        before = len(log.read_text())
+        served.signal(signal.SIGINT)
+        assert served.process.wait(15) == 130
+        assert log.read_text()[before:] == "The environment server has stopped; 2 of its environments gave no answer any more\n"
+    finally:
+        group.close()
+        served.kill()
 
 
 def test_the_example_serves_in_five_lines_and_without_torch() -> None:

@@ -12,7 +12,7 @@ from headrace.config.errors import ConfigError, UserError
 FAULTS = (Exception, SystemExit)
 """Exceptions from an environment's code that become an `EnvironmentFault`; an unhandled `sys.exit` would silently end the run."""
 _BETWEEN = (
-    *(str(Path(__file__).parents[1] / folder) + os.sep for folder in ("core", "groups", "families")),
+    *(str(Path(__file__).parents[1] / folder) + os.sep for folder in ("core", "groups", "families", "remote")),
     str(Path(__file__).parents[1] / "make.py"),
 )
 _WRAPPERS = ("/gymnasium/", "/torch/utils/")

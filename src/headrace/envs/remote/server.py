@@ -46,6 +46,10 @@ def make_offer(env: str, num_envs: int, options: EnvConfig | None = None) -> Off
     )
 
 
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 def _endpoint(address: str, own: Credentials, compression: bool) -> Endpoint:
     return Endpoint(protocol.SERVICE, address, own, protocol.LARGEST_REQUEST, compression)
 
@@ -53,14 +57,18 @@ def _endpoint(address: str, own: Credentials, compression: bool) -> Endpoint:
 class EnvServer(Listener):
     """Listens for trainers at `port`. Threads of this process step the environments."""
 
-    def __init__(self, offer: Offer, listen: str, own: Credentials, compression: bool = False) -> None:
+    def __init__(
+        self, offer: Offer, listen: str, own: Credentials, compression: bool = False, report: Callable[[str], None] = _print
+    ) -> None:
         """Raises `ConfigError` if it cannot listen, or if other machines can reach the address and there is no token."""
-        self.offer = offer
+        self.offer, self._report = offer, report
         super().__init__(_endpoint(listen, own, compression), self._serve, streams=offer.num_envs + SPARE_STREAMS)
 
     def _serve(self, stream: Stream) -> Iterator[bytes]:
         stream.expect(HELLO_TIMEOUT, "no hello")
-        return Session(self.offer).answers(iter(stream))
+        session = Session(self.offer, self._report)
+        stream.on_gone = session.left
+        return session.answers(iter(stream))
 
 
 class Dialler:
@@ -96,7 +104,9 @@ class Dialler:
             self._taken.set()
 
         stream.expect(ANSWER_TIMEOUT, f"no hello within {ANSWER_TIMEOUT:g} seconds")
-        for answer in Session(self.offer).answers(iter(stream), began):
+        session = Session(self.offer, self._report)
+        stream.on_gone = session.left
+        for answer in session.answers(iter(stream), began):
             stream.send(answer)
             if self._stopped.is_set():
                 break
@@ -123,20 +133,25 @@ def serve_offer(
     dial: str | None = None,
     own: Credentials,
     compression: bool = False,
-    report: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+    report: Callable[[str], None] = _print,
 ) -> None:
-    """Serve until the process ends."""
-    if dial is not None:
-        report(f"{offer.num_envs} x {offer.env} for the trainer at {dial}")
-        return Dialler(offer, dial, own, report, compression).run()
-    assert listen is not None
-    server = EnvServer(offer, listen, own, compression)
-    address = listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{server.port}"
-    report(f"{offer.num_envs} x {offer.env} at {address}")
+    """Serve until the process ends, or until Ctrl-C."""
     try:
-        server.wait()
-    finally:
-        server.stop()
+        if dial is not None:
+            report(f"{offer.num_envs} x {offer.env} for the trainer at {dial}")
+            return Dialler(offer, dial, own, report, compression).run()
+        assert listen is not None
+        server = EnvServer(offer, listen, own, compression, report)
+        address = listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{server.port}"
+        report(f"{offer.num_envs} x {offer.env} at {address}")
+        try:
+            server.wait()
+        finally:
+            server.stop()
+    except KeyboardInterrupt:
+        hung = f"; {hanging} of its environments gave no answer any more" if (hanging := offer.used) and dial is None else ""
+        report(f"The environment server has stopped{hung}")
+        raise
 
 
 def serve(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +20,8 @@ from headrace.envs.remote import protocol
 from headrace.envs.remote.protocol import GroupLayout, Hello, Welcome
 from headrace.transport.messages import HEADER, ProtocolError, Refused, header
 
+LONGEST_STEP_ALONE = 5.0
+"""Seconds that environments may take for a step, or for being closed, after their trainer has gone."""
 MakeGroup = Callable[[int, bool], EnvGroup]
 """make_group(number of environments, whether they are for training)"""
 
@@ -34,36 +39,44 @@ class Offer:
     observes: str
 
     def __post_init__(self) -> None:
-        self.used = 0
-        """Environments in use."""
+        self._in_use: dict[Session, int] = {}
         self._lock = threading.Lock()
 
-    def take(self, number: int) -> None:
+    @property
+    def used(self) -> int:
+        """Environments in use."""
+        with self._lock:
+            return sum(self._in_use.values())
+
+    def take(self, session: Session, number: int) -> None:
         """Reserve environments. Raises `Refused` if fewer are free."""
         with self._lock:
-            if self.used + number > self.num_envs:
+            free = self.num_envs - sum(self._in_use.values())
+            if number > free:
                 raise Refused(
-                    f"{number} environments are asked for, and {self.num_envs - self.used} of {self.num_envs} are free: start "
-                    "the server with a larger --num-envs, or more servers"
+                    f"{number} environments are asked for, and {free} of {self.num_envs} are free: start the server with a "
+                    "larger --num-envs, or more servers"
                 )
-            self.used += number
+            self._in_use[session] = number
 
-    def give_back(self, number: int) -> None:
-        """Free environments that `take` has reserved."""
+    def give_back(self, session: Session) -> int:
+        """Free what a session has reserved; returns their number."""
         with self._lock:
-            self.used -= number
+            return self._in_use.pop(session, 0)
 
 
 class Session:
-    """Answers the requests of one stream."""
+    """Answers the requests of one stream. `report`: shows a message to whoever runs the server."""
 
-    def __init__(self, offer: Offer) -> None:
-        self.offer = offer
+    def __init__(self, offer: Offer, report: Callable[[str], None] = lambda text: None) -> None:
+        self.offer, self._report = offer, report
         self._group: EnvGroup | None = None
-        self._taken = 0
+        self._thread = 0
+        self._seed = self._step = 0
 
     def answers(self, requests: Iterator[bytes], began: Callable[[Hello], None] = lambda hello: None) -> Iterator[bytes]:
         """Answer the requests one by one, then close the group. Calls `began` with the hello when it accepts it."""
+        self._thread = threading.get_ident()
         try:
             first = next(requests, None)
             if first is None:
@@ -92,12 +105,11 @@ class Session:
         if hello.num_envs < 0:
             raise ProtocolError("a negative number of environments")
         if hello.num_envs:
-            offer.take(hello.num_envs)
-            self._taken = hello.num_envs
+            offer.take(self, hello.num_envs)
             try:
                 group = self._group = offer.make_group(hello.num_envs, hello.training)
-            except (Exception, SystemExit) as error:
-                raise Refused(f"the environments cannot be made: {type(error).__name__}: {error}") from error
+            except BaseException as error:
+                raise Refused(f"the environments cannot be made: {_text(error)}") from error
             lanes, lane_size = group.lanes, group.lane_size
             self._layout = layout = GroupLayout(group.spec, lanes, lane_size)
             schema = layout.schema()
@@ -114,18 +126,23 @@ class Session:
             sequence = 0
             try:
                 kind, sequence = header(request)
-                yield self._answer(kind, sequence, request)
+                reply = self._answer(kind, sequence, request)
             except ProtocolError as error:
                 yield protocol.refusal(str(error))
                 return
-            except EnvironmentFault as fault:
+            except BaseException as error:  # an environment may raise anything, and gRPC drops what is no Exception
+                fault = error if isinstance(error, EnvironmentFault) else self._fault(error)
                 yield protocol.fault_reply(sequence, str(fault), fault.frames)
                 return
-            except (Exception, SystemExit) as error:
-                raised = EnvironmentFault(f"{self.offer.env}: {type(error).__name__}: {error}")
-                raised.__cause__ = error
-                yield protocol.fault_reply(sequence, str(raised), raised.frames)
-                return
+            yield reply
+
+    def _fault(self, error: BaseException) -> EnvironmentFault:
+        """An error that a group has not described."""
+        assert self._group is not None
+        seeds = f"seeds {self._seed} to {self._seed + self._group.num_envs - 1}"
+        fault = EnvironmentFault(f"{self.offer.env}, one of the environments with {seeds}, step {self._step}: {_text(error)}")
+        fault.__cause__ = error
+        return fault
 
     def _answer(self, kind: int, sequence: int, request: bytes) -> bytes:
         assert self._group is not None
@@ -134,9 +151,11 @@ class Session:
             raise ProtocolError(f"a request of kind {kind}")
         asked = layout.requests[kind].read(request)
         if kind == protocol.RESET:
-            group.reset(int(asked["seed"]) % 2**31, [row.after for row in self._rows])
+            self._seed, self._step = int(asked["seed"]) % 2**31, 0
+            group.reset(self._seed, [row.after for row in self._rows])
             reply = protocol.OBSERVED
         else:
+            self._step += 1
             self._actions[:] = asked["action"]
             group.send(self._rows)
             reply = protocol.STEPPED
@@ -163,5 +182,33 @@ class Session:
                 self._group.close()
         finally:
             self._group = None
-            self.offer.give_back(self._taken)
-            self._taken = 0
+            self.offer.give_back(self)
+
+    # -- environments that hang -----------------------------------------------------------------------------------------------
+
+    def left(self) -> None:
+        """The trainer has gone, perhaps because an environment hangs. If this session does not end soon, new environments may
+        take the place of its own, and its thread is told to end, which it can while it executes Python code."""
+        timer = threading.Timer(LONGEST_STEP_ALONE, self._abandon)
+        timer.daemon = True
+        timer.start()
+
+    def _abandon(self) -> None:
+        frame = sys._current_frames().get(self._thread)
+        if frame is None or not (number := self.offer.give_back(self)):
+            return
+        stack = traceback.extract_stack(frame)
+        own = max(i for i, entry in enumerate(stack) if entry.filename == __file__)
+        shown = "".join(traceback.format_list(stack[own + 1 :]))
+        self._report(
+            f"{shown}{self.offer.env} still does this {LONGEST_STEP_ALONE:g} s after its run has gone: {number} environments are "
+            "given up, and new ones can take their place"
+        )
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(SystemExit))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}, which cannot be shown as text"
