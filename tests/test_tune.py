@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 
 import pytest
 
@@ -28,7 +29,8 @@ def test_a_short_search_writes_what_train_starts_from(home, tmp_path, monkeypatc
     # Little is left to choose, so that the test is short, and nothing is left out on a busy machine.
     fixed = ["--num-workers", "1", "--sampling.min-request-groups=1", "--num-policy-workers", "1", "--num-threads", "1"]
     monkeypatch.setattr(tune.Search, "left", property(lambda search: search.seconds))
-    monkeypatch.setattr(tune, "mean", lambda overheads: 0.5)
+    monkeypatch.setattr(tune.Search, "compare", lambda search, default, best: (True, "+10%"))
+    monkeypatch.setattr(tune, "HELPS", 0.0)
     assert cli.main(["tune", ENV, "--minutes", "0.02", "--envs-per-worker", "16", *fixed]) == 0
     said = capsys.readouterr().out
     assert "placement inline" in said
@@ -39,7 +41,7 @@ def test_a_short_search_writes_what_train_starts_from(home, tmp_path, monkeypatc
     assert str(file) in said
     found = json.loads(file.read_text())
     measured = {json.dumps(t["settings"]): t for t in found["trials"]}
-    assert measured["{}"]["steps_per_second"] > 0
+    assert all(rate > 0 for rate in measured["{}"]["steps_per_second"])
     assert found["settings"] in [t["settings"] for t in found["trials"]]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config", "temporary"], "no run folder is left"
     assert not [name for name in os.listdir(tmp_path / "temporary") if name.startswith("headrace")]
@@ -93,14 +95,49 @@ def test_what_is_tried_is_possible_and_changes_something():
 
 def test_what_helped_is_combined():
     config = make_config("gym/CartPole-v1")
-    default = tune.Trial({}, 100, 1)
+    default = tune.Trial({}, [100.0])
     singles = [
-        tune.Trial({"sampling.placement": "inline"}, 120, 1),
-        tune.Trial({"sampling.num_workers": 2}, 110, 1),
-        tune.Trial({"sampling.num_workers": 4}, 105, 1),
-        tune.Trial({"learning.num_threads": 2}, 101, 1),
+        tune.Trial({"sampling.placement": "inline"}, [120.0]),
+        tune.Trial({"sampling.num_workers": 2}, [110.0]),
+        tune.Trial({"sampling.num_workers": 4}, [105.0]),
+        tune.Trial({"learning.num_threads": 2}, [101.0]),
     ]
     assert tune.combined(config, default, singles) == {"sampling.placement": "inline", "sampling.num_workers": 2}
+
+
+@pytest.mark.parametrize(
+    ("gain", "spread", "pairs", "kept"),
+    [
+        (1.2, 0.01, 3, True),
+        (1.2, 0.15, 6, True),  # it takes more trials
+        (1.1, 0.5, 6, False),  # one trial of each, on a busy machine, has either sign
+        (1.0, 0.01, 3, False),
+        (1.02, 0.001, 3, False),  # faster, and not worth it
+    ],
+)
+def test_a_candidate_is_kept_when_its_gain_is_above_the_spread(monkeypatch, gain, spread, pairs, kept):
+    clock, chance = [0.0], random.Random(3)
+
+    def measure(config, spec, seconds):
+        clock[0] += seconds
+        return 1000.0 * (gain if config.sampling.num_workers == 3 else 1.0) * chance.uniform(1 - spread, 1 + spread)
+
+    monkeypatch.setattr(tune, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(tune, "measure", measure)
+    search = tune.Search(make_config(ENV), None, 80, lambda line: None)
+    default, best = tune.Trial({}), tune.Trial({"sampling.num_workers": 3})
+    faster, found = search.compare(default, best)
+    assert faster == kept, found
+    assert 3 <= len(best.rates) == len(default.rates) <= pairs
+
+
+def test_what_was_found_is_forgotten(home, capsys):
+    path = write(home, {"sampling.num_workers": 3})
+    assert cli.main(["tune", ENV, "--forget"]) == 0
+    assert f"Deleted: {path}" in capsys.readouterr().out
+    assert list(home.iterdir()) == []
+    assert cli.main(["tune", ENV, "--forget"]) == 0
+    assert "nothing to forget" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -131,6 +168,6 @@ def test_a_candidate_whose_error_says_nothing_is_one_that_failed(monkeypatch):
     monkeypatch.setattr(tune, "measure", measure)
     shown = []
     trial = tune.Trial({"sampling.num_workers": 64})
-    tune.Search(make_config(ENV), None, 60, shown.append).round([trial], until=0)
+    tune.Search(make_config(ENV), None, 60, shown.append).measure(trial, 5.0)
     assert trial.error == "MemoryError"
     assert shown[0].endswith("num_workers 64: MemoryError")

@@ -1,9 +1,9 @@
 """Which workers, environments, placement and threads train fastest on this machine: `headrace tune ENV`.
 
 Candidates are settings that say how experience is gathered, not what is learned from it. Each is tried by a real, short training
-and judged by the steps per second that the learner has learned from. First every setting is changed by itself; then what helped
-is combined and goes against the defaults again, for longer. The result is written where `headrace train` looks for it (`path`),
-for this environment, algorithm, number of cores and device.
+and judged by the steps per second that the learner has learned from. First every setting is changed by itself, once. Then what
+helped is combined, and tried in turns with the defaults until their difference is above the spread of the trials. The result is
+written where `headrace train` looks for it (`path`), for this environment, algorithm, number of cores and device.
 
 Nothing here imports torch before something is measured.
 """
@@ -11,6 +11,7 @@ Nothing here imports torch before something is measured.
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable, Collection, Iterable
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from operator import attrgetter
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +49,13 @@ TUNABLE = (
 SLOWEST = 180.0
 """Seconds a candidate may take for its first update, or its second, before it is given up."""
 HELPS = 1.05
-"""Ratio of speeds above which a change is taken to be one."""
-FINAL = 0.35
-"""Share of the time kept for the second round."""
+"""Ratio of speeds that makes a change worth keeping."""
+PAIRS = 3
+"""Times that the defaults and a candidate are compared before one is chosen: two say little about their spread."""
+ERRORS = 2.0
+"""Standard errors that the gain of a candidate must be above."""
+FINAL = 0.5
+"""Share of the time kept for comparing the best candidate with the defaults."""
 
 
 # -- where the result lives ------------------------------------------------------------------------------------------------
@@ -59,25 +64,22 @@ FINAL = 0.35
 def path(config: Config) -> Path:
     """The file for this environment and algorithm on this machine: ``$XDG_CONFIG_HOME/headrace/tuned/...json``, by default under
     ``~/.config``."""
-    return _folder() / f"{_prefix(config.env_name, config.learning.algorithm)}-{config.device.partition(':')[0]}.json"
+    return _folder() / f"{_prefix(config)}-{config.device.partition(':')[0]}.json"
 
 
 def _folder() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "headrace" / "tuned"
 
 
-def _prefix(env: str, algorithm: str) -> str:
-    return f"{env}-{algorithm}-{len(os.sched_getaffinity(0))}-cores"
+def _prefix(config: Config) -> str:
+    return f"{config.env_name}-{config.learning.algorithm}-{len(os.sched_getaffinity(0))}-cores"
 
 
 def load(config: Config) -> Settings:
     """What was found for this environment, algorithm and machine; empty if nothing was. Raises `ConfigError` for a file that is
     no such result."""
     # Which device there is takes an import of torch, which a mistyped flag should not wait for.
-    if not any(_folder().glob(f"{_prefix(config.env_name, config.learning.algorithm)}-*.json")):
-        return {}
-    file = path(config)
-    if not os.path.lexists(file):
+    if not any(_folder().glob(f"{_prefix(config)}-*.json")) or not os.path.lexists(file := path(config)):
         return {}
     try:
         settings: Settings = dict(read_json(file)["settings"])
@@ -95,10 +97,19 @@ def in_use(config: Config) -> Settings:
     return {name: value for name, value in load(config).items() if attrgetter(name)(config) == value}
 
 
+def forget(config: Config) -> Path | None:
+    """Delete what was found for this environment, algorithm and machine. Returns the file's path; None if there was none."""
+    file = path(config)
+    if not os.path.lexists(file):
+        return None
+    file.unlink()
+    return file
+
+
 def _save(config: Config, settings: Settings, trials: Iterable[Trial]) -> Path:
     from headrace.runs.system_facts import system_facts
 
-    rows = [{"settings": t.settings, "steps_per_second": t.rate, "seconds": t.seconds, "error": t.error} for t in trials]
+    rows = [{"settings": t.settings, "steps_per_second": t.rates, "error": t.error} for t in trials]
     file = path(config)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, json.dumps({"settings": settings, "trials": rows, "machine": system_facts()}, indent=2) + "\n")
@@ -110,17 +121,17 @@ def _save(config: Config, settings: Settings, trials: Iterable[Trial]) -> Path:
 
 @dataclass
 class Trial:
-    """One candidate and what was measured of it, over all rounds."""
+    """One candidate and what was measured of it."""
 
     settings: Settings
-    steps: float = 0.0
-    seconds: float = 0.0
+    rates: list[float] = field(default_factory=list)
+    """Steps per second learned from, of each of its trainings."""
     error: str = ""
 
     @property
     def rate(self) -> float:
-        """Steps per second learned from; 0 before the first measurement and for a candidate that failed."""
-        return self.steps / self.seconds if self.seconds and not self.error else 0.0
+        """Mean steps per second; 0 before the first measurement and for a candidate that failed."""
+        return mean(self.rates) if self.rates and not self.error else 0.0
 
 
 def single_changes(config: Config, fixed: Collection[str], batch_sizes: Iterable[int] = ()) -> list[Settings]:
@@ -166,7 +177,7 @@ def _unique(candidates: Iterable[Settings]) -> list[Settings]:
 
 
 def combined(config: Config, default: Trial, singles: list[Trial]) -> Settings:
-    """The best change of every setting, combined."""
+    """The best change of every setting that seems to help, combined."""
     together: Settings = {}
     for trial in sorted(singles, key=lambda t: -t.rate):
         mixed = trial.settings | together  # what helped more goes first
@@ -175,14 +186,19 @@ def combined(config: Config, default: Trial, singles: list[Trial]) -> Settings:
     return together
 
 
+def ratio(candidate: Trial, default: Trial) -> tuple[float, float]:
+    """How many times as fast a candidate is as the defaults, and the standard error of that number (infinite for one pair). Both
+    were measured in turns, so that what else the machine does slows down both."""
+    ratios = [a / b for a, b in zip(candidate.rates, default.rates, strict=True)]
+    return mean(ratios), stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else math.inf
+
+
 # -- measuring -------------------------------------------------------------------------------------------------------------
 
 
-def measure(config: Config, spec: EnvSpec, seconds: float) -> tuple[float, float]:
-    """Train for about `seconds` seconds after the first update; steps learned from and the seconds they took.
-
-    Both are counted from the end of one update to the end of another. Raises what training raises.
-    """
+def measure(config: Config, spec: EnvSpec, seconds: float) -> float:
+    """Train for about `seconds` seconds after the first update; the steps learned from per second, from the end of one update to
+    the end of another. Raises what training raises."""
     from headrace.learning.algorithm import make_agent
     from headrace.sampling.placements import make_placement
     from headrace.sampling.placements.base import RunFailed
@@ -204,7 +220,7 @@ def measure(config: Config, spec: EnvSpec, seconds: float) -> tuple[float, float
             # A rate of one update or two is a rough one, but time is limited.
             if len(updates) > 1 and elapsed > seconds * (1 if len(updates) > 3 else 3):
                 (first, since), (last, until) = updates[0], updates[-1]
-                return last - first, until - since
+                return (last - first) / (until - since)
     finally:
         placement.kill()
 
@@ -221,51 +237,62 @@ class Search:
     seconds: float
     show: Callable[[str], None]
     began: float = field(default_factory=monotonic)
-    overhead: list[float] = field(default_factory=list)
-    """Seconds that trials took beside what was measured: starting, the first update."""
+    took: list[float] = field(default_factory=list)
+    """Seconds of each trial beside its measurement: starting, the first update."""
 
     @property
     def left(self) -> float:
         """Seconds left."""
         return self.seconds - (monotonic() - self.began)
 
-    def round(self, trials: list[Trial], until: float) -> None:
-        """Try each once, for equal times, until `until` seconds are left. If trials take longer than expected, the last ones are
-        skipped."""
-        for i, trial in enumerate(trials):
-            share = (self.left - until) / (len(trials) - i)
-            overhead = mean(self.overhead) if self.overhead else share / 2
-            if i and self.left - until < overhead:
-                return
-            if not trial.error:
-                self._try(trial, max(1.0, share - overhead))
-
-    def _try(self, trial: Trial, seconds: float) -> None:
-        began, took = monotonic(), 0.0
+    def measure(self, trial: Trial, share: float) -> None:
+        """Measure a candidate in about `share` seconds."""
+        overhead = mean(self.took) if self.took else share / 2
+        seconds, began = max(1.0, share - overhead), monotonic()
         try:
-            steps, took = measure(configs.override(self.config, **trial.settings), self.spec, seconds)
-            trial.steps, trial.seconds = trial.steps + steps, trial.seconds + took
+            trial.rates.append(measure(configs.override(self.config, **trial.settings), self.spec, seconds))
         except (RuntimeError, MemoryError, OSError) as error:  # such as too many processes for this machine's memory
             if not trial.settings:  # what does not train at all cannot be tuned
                 raise
             trial.error = (str(error).strip() or type(error).__name__).splitlines()[-1]
-        self.overhead.append(monotonic() - began - took)
-        clock = f"{max(0, int(self.left)) // 60}:{max(0, int(self.left)) % 60:02} left"
-        self.show(f"{clock}  {describe(trial.settings)}: {trial.error or f'{trial.rate:,.0f} steps/s'}")
+        self.took.append(max(0.0, monotonic() - began - seconds))
+        minutes, seconds = divmod(max(0.0, self.left), 60)
+        result = trial.error or f"{trial.rates[-1]:,.0f} steps/s"
+        self.show(f"{minutes:.0f}:{int(seconds):02} left  {describe(trial.settings)}: {result}")
 
-    def run(self, fixed: Collection[str], batch_sizes: Iterable[int]) -> tuple[Trial, list[Trial]]:
-        """The default, and everything tried, best first."""
-        default = Trial({})
+    def run(self, fixed: Collection[str], batch_sizes: Iterable[int]) -> tuple[Settings, str, list[Trial]]:
+        """The settings to keep, why, and everything tried, the defaults first. If trials take longer than expected, the last
+        candidates are not tried."""
+        default, until = Trial({}), FINAL * self.seconds
         singles = [Trial(settings) for settings in single_changes(self.config, fixed, batch_sizes)]
-        self.round([default, *singles], until=FINAL * self.seconds)
-        trials = sorted(singles, key=lambda t: -t.rate)
-        together = combined(self.config, default, singles)
-        finalists = [t for t in trials[:1] if t.rate]
-        if together and all(together != t.settings for t in trials):
-            finalists.insert(0, Trial(together))
-            trials.append(finalists[0])
-        self.round([*finalists, default], until=0)
-        return default, sorted([default, *trials], key=lambda t: -t.rate)
+        for i, trial in enumerate([default, *singles]):
+            share = (self.left - until) / (1 + len(singles) - i)
+            if i == 0 or self.left - until > mean(self.took):
+                self.measure(trial, share)
+        trials = [default, *sorted(singles, key=lambda t: -t.rate)]
+        if not (together := combined(self.config, default, singles)):
+            return {}, "nothing seemed faster than the defaults", trials
+        first, best = Trial({}), Trial(together)  # afresh: the best of many single trials is partly the luckiest
+        faster, found = self.compare(first, best)
+        why = found if faster else f"{describe(together)} is not clearly faster ({found})"
+        return together if faster else {}, why, [first, best, *trials]
+
+    def compare(self, default: Trial, best: Trial) -> tuple[bool, str]:
+        """Measure both in turns until it is clear which one is faster or the time is over. Returns whether `best` is, and what
+        was found."""
+        share = self.left / (4 * PAIRS)  # twice as many as needed, if the difference is small
+        while True:
+            for trial in (default, best):
+                self.measure(trial, share)
+            if best.error:
+                return False, best.error
+            times, error = ratio(best, default)
+            found = f"{times - 1:+.0%} ± {error:.0%} against the defaults, of {len(best.rates)} trainings each"
+            if len(best.rates) >= PAIRS:
+                if times > HELPS and times - 1 > ERRORS * error:
+                    return True, found
+                if times + ERRORS * error < HELPS or self.left < 2 * share:
+                    return False, found
 
 
 def describe(settings: Settings) -> str:
@@ -299,13 +326,14 @@ def tune(
         )
     preload("headrace.train")  # half of a short trial would be imports of torch otherwise
     spec = describe_env(config.env, config.envs)
-    default, trials = Search(_endless(config), spec, 60 * minutes, show).run(fixed, batch_sizes)
-    best = _choose(default, trials)
-    show("\n" + "\n".join(_table(default, trials)))
-    file = _save(config, best.settings, trials)
-    gain = f"{best.rate / default.rate - 1:+.0%} against the defaults" if best.settings else "nothing was clearly faster"
-    show(f"\n{describe(best.settings)}: {gain}\n{file}: headrace train starts from it; your own flags win; remove it to undo")
-    return best.settings
+    settings, why, trials = Search(_endless(config), spec, 60 * minutes, show).run(fixed, batch_sizes)
+    show("\n" + "\n".join(_table(trials)))
+    file = _save(config, settings, trials)
+    show(
+        f"\n{describe(settings)}: {why}\n{file}: headrace train starts from it and says so; your own flags win; "
+        "headrace tune ENV --forget removes it"
+    )
+    return settings
 
 
 def _endless(config: Config) -> Config:
@@ -316,17 +344,10 @@ def _endless(config: Config) -> Config:
     return configs.override(config, **saves, **ends, **{"run.folder": str(folder), "run.log_interval": 0.0})
 
 
-def _choose(default: Trial, trials: list[Trial]) -> Trial:
-    """The fastest of those that went through to the end, unless it is no faster than the defaults."""
-    best = max((t for t in trials if t.seconds >= default.seconds / 2), key=lambda t: t.rate)
-    return best if best.rate > HELPS * default.rate else default
-
-
-def _table(default: Trial, trials: list[Trial]) -> list[str]:
-    lines = [f"{'steps/s':>9}  {'':>6}  {'measured':>8}  settings"]
+def _table(trials: list[Trial]) -> list[str]:
+    lines = [f"{'steps/s':>9}  {'trials':>6}  settings"]
     for t in trials:
-        if t.seconds and not t.error:
-            lines.append(f"{t.rate:>9,.0f}  {t.rate / default.rate:>5.2f}x  {t.seconds:>6.1f} s  {describe(t.settings)}")
-        else:
-            lines.append(f"{'-':>9}  {'':>6}  {'':>8}  {describe(t.settings)}: {t.error or 'no time left'}")
+        result = f"{t.rate:>9,.0f}  {len(t.rates):>6}" if t.rate else f"{'-':>9}  {'':>6}"
+        failed = "" if t.rate else f": {t.error or 'no time left'}"
+        lines.append(f"{result}  {describe(t.settings)}{failed}")
     return lines

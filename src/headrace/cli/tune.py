@@ -12,6 +12,7 @@ from headrace import tune
 from headrace.cli.flags import given_settings, parse_config
 from headrace.cli.options import parse
 from headrace.config.ranges import Range
+from headrace.processes.output import show
 
 
 @dataclasses.dataclass
@@ -28,11 +29,17 @@ class Tune:
     """Approximate time that the search takes (minutes)."""
     batch_sizes: tuple[Annotated[int, Range(1, 2**31 - 1)], ...] = ()
     """Values of learning.batch_size to try. Another batch size changes what is learned, not only how fast."""
+    forget: bool = False
+    """Delete what was found for this environment before, with these flags, instead of searching."""
 
 
 def run(arguments: list[str]) -> int:
     """`headrace tune`."""
     asked, rest = parse(Tune, "tune", arguments, return_unknown_args=True)
     config = parse_config(["--env", asked.env, "--run.folder", os.devnull, *rest], tuned=False)
+    if asked.forget:
+        file = tune.forget(config)
+        show(f"Deleted: {file}" if file else f"There is nothing to forget: no {tune.path(config)}")
+        return 0
     tune.tune(config, asked.minutes, given_settings(rest).keys(), asked.batch_sizes)
     return 0
