@@ -40,7 +40,12 @@ A setting takes its value from the last of these sources that has one:
 5. `config.json` in the run folder, if the run is resumed;
 6. the flags.
 
-`headrace train --env ENV --help` shows the settings that people change most, with the defaults for one environment;
+In Python the arguments of `headrace.make_config`, and what is changed in its result, stand for the flags; source 4 is for the command
+line only. `headrace.train` goes on with the run in the folder with that run's settings, and only what was given now stands above them. What
+the network and its checkpoint depend on cannot change any more once there is a checkpoint.
+
+`headrace train --env ENV --help` shows the settings that people change most, with the defaults for one environment
+and, beside them, the values of the run in the folder, of `headrace tune` and of flags that were given;
 `--help learning` shows all of a group, `--help-all` every setting. The resulting settings are saved as `config.json` in the
 run folder. The file has a format number: a run folder whose settings do not fit this version is refused, with the reason.
 

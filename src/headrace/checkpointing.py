@@ -243,7 +243,7 @@ class Checkpointing:
         except CheckpointError as error:
             if must:
                 raise
-            text = f"{error} Training goes on; the next try is in {run.checkpoint_interval:.0f} s."
+            text = f"{error}. Training goes on; the next try is in {run.checkpoint_interval:.0f} s."
             return Message("message", text, self._policy)
         self._saved_step, self._saved_updates, self._ended = step, learner.progress.updates, ended
         name = path.name if self._config.population.size == 1 else f"{path.name} of policy {self._policy}"

@@ -6,7 +6,9 @@ What an environment starts with its family declares (`headrace.envs`); an algori
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from headrace import config as configs
@@ -15,11 +17,13 @@ from headrace.config.ranges import check
 from headrace.config.tasks import SEPARATOR
 from headrace.config.validation import validate
 from headrace.envs.core.contract import EnvSpec
-from headrace.envs.core.imports import import_files
+from headrace.envs.core.imports import check_given, import_files, needed_code
 from headrace.envs.core.registry import check_id, observes, with_absolute_path
 from headrace.envs.core.settings import defaults, without
 from headrace.learning.algorithm import declaration
 from headrace.population.pbt import check_pbt
+from headrace.runs.changed_settings import compare, structural
+from headrace.runs.folder import has_checkpoints
 
 LEARNED_WITH = ("policy.", "sampling.", "learning.", "replay.", "q.")
 """Groups of settings whose defaults an environment server may determine, beside those of the environment itself."""
@@ -29,12 +33,18 @@ def make_config(env: str | Sequence[str], algorithm: str | None = None, imports:
     """The configuration that `headrace train --env ENV` starts from, with dotted `settings` replaced. Several environments are
     the tasks of one policy.
 
-    `algorithm` None: the environment's own choice. Raises `ConfigError` for unknown environments, algorithms and settings.
+    `algorithm` None: the environment's own choice. Where there is a run in the folder, `headrace.train` goes on with the settings
+    of that run, and only those that are given here, or changed afterwards, stand above them (`continued`).
+
+    Raises `ConfigError` for unknown environments, algorithms and settings.
 
         make_config("gym/CartPole-v1", **{"learning.total_steps": 100_000})
     """
     env = env if isinstance(env, str) else SEPARATOR.join(env)
     imports = tuple(str(path) for path in imports)
+    if algorithm is not None:
+        settings["learning.algorithm"] = algorithm
+    given = {"env", *settings} | ({"imports"} if imports else set())
     import_files(imports)
     base = Config(env=env, imports=imports)
     if settings.get("envs.remote") and len(base.tasks) == 1:
@@ -43,7 +53,7 @@ def make_config(env: str | Sequence[str], algorithm: str | None = None, imports:
         check_id(env)
         base.env = env = with_absolute_path(env)
         of_env, observed = dict(defaults(env)), observes(env)
-    algorithm = algorithm or settings.get("learning.algorithm") or of_env.get("learning.algorithm") or base.learning.algorithm
+    algorithm = settings.get("learning.algorithm") or of_env.get("learning.algorithm") or base.learning.algorithm
     declared = declaration(algorithm)
     of_algorithm = declared.defaults_for(observed, of_env, settings.get("learning.preset", base.learning.preset))
     names = {"learning.algorithm": algorithm, "learning.experience": declared.experience}
@@ -55,7 +65,31 @@ def make_config(env: str | Sequence[str], algorithm: str | None = None, imports:
         config = configs.override(config, **{"sampling.placement": base.sampling.placement})
     if len(base.tasks) > 1:
         config = configs.override(config, **_for_tasks(config, settings))
-    return configs.override(config, **_one_part(config, settings)) if config.sampling.placement == "device" else config
+    if config.sampling.placement == "device":
+        config = configs.override(config, **_one_part(config, settings))
+    config.defaults = {name: attrgetter(name)(config) for name in configs.NAMES if name not in given}
+    return config
+
+
+def continued(config: Config) -> Config:
+    """The configuration with which a run goes on: that of the run in the folder, if there is one, with what was given now (see
+    `Config.defaults`) in the place of its own settings. A run without a checkpoint may become one of another environment,
+    network or algorithm; then nothing of it stays.
+
+    Raises `ConfigError` for settings that cannot change any more, and for Python files that the run names and nobody else did.
+    """
+    folder, given = config.run_folder, configs.given(config)
+    if config.defaults is None or not os.path.lexists(folder / "config.json"):
+        return config
+    before = configs.load(folder / "config.json")
+    check_given(before, (*config.imports, *(needed_code(config) if "env" in given else ())), folder)
+    before.run.folder, before.run.must_be_new = config.run.folder, config.run.must_be_new  # about this start, not about the run
+    begun = has_checkpoints(folder)
+    if not begun and any(structural(name) and attrgetter(name)(before) != value for name, value in given.items()):
+        return config
+    made = configs.override(before, **given)
+    compare(before, made, folder, begun)
+    return made
 
 
 def _can_be_in_process(config: Config) -> bool:

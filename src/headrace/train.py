@@ -8,6 +8,7 @@ learn()   the training loop of one policy: batch in, update, weights out, metric
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch
 from headrace.accelerator.graphs import set_up
 from headrace.accelerator.ranks import RankLost, Ranks
 from headrace.checkpointing import Checkpointing
-from headrace.config import Config
+from headrace.config import Config, override
 from headrace.envs import EnvironmentFault, EnvSpec, describe
 from headrace.envs.core.settings import summary
 from headrace.evaluation.background import BackgroundEvaluation
@@ -31,7 +32,7 @@ from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner
 from headrace.learning.stopping import REASONS, reason_to_stop
 from headrace.learning.training_log import TrainingLog
-from headrace.make_config import check_config, for_agents
+from headrace.make_config import check_config, continued, for_agents
 from headrace.population.members import make_members
 from headrace.population.past_versions import PastVersions
 from headrace.population.pbt_policy import PbtPolicy
@@ -66,16 +67,16 @@ def train(config: Config) -> TrainResult:
     Raises `ConfigError` for impossible settings, `FolderInUse`, `CheckpointError`, `RunFailed` with the error of the part that
     failed.
     """
-    check_config(config)
+    check_config(config := continued(config))
+    config = override(config, **{"run.folder": os.path.abspath(config.run_folder)})  # an environment may change the directory
     with settings_of_rank(config) as own:
         own = for_agents(own, spec := describe(own.env, own.envs))
         with torch.random.fork_rng(devices=[]):  # the caller's own random numbers stay what they were
-            members = make_members(own, spec)  # a refused configuration leaves no folder behind
+            placement = make_placement(own, spec, make_agent, make_members(own, spec))  # what is refused here leaves no folder
             folder, changes = RunFolder.open(own)
             with folder, Reporter(own, spec.frameskip, folder, records := Records(own)) as reporter:
                 for text in (*changes, *summary(own)):
                     reporter.message(text)
-                placement = make_placement(own, spec, make_agent, members)
                 ends = _run(placement, reporter)
                 returns = [ends.get(p, {"mean_return": math.nan})["mean_return"] for p in range(own.population.size)]
                 draw_curve_and_video(own, reporter.message, returns, again=reporter.learned, draw_more=records.draw)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,6 +140,20 @@ def _session(leader):
     return found
 
 
+def test_a_folder_may_have_a_name_that_is_no_text(headrace, tmp_path):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")
+    headrace("train", *SMALL, "--total-steps", "600", "--run.folder", folder, "--run.video")
+    log = Path(folder, "log.txt").read_bytes().decode(errors="surrogateescape")
+    assert f"Learning curve: {folder}/curve.png" in log
+    headrace("eval", folder, "--episodes", "1")
+
+
+def test_a_run_in_which_no_episode_ended_says_so(headrace, tmp_path):
+    shown = headrace("train", *SMALL, "--env", "gym/Pendulum-v1", "--total-steps", "512", "--run.folder", tmp_path)
+    assert "total_steps at step 512; no episode has ended" in shown.out
+    assert "nan" not in shown.out
+
+
 # -- what people get wrong ---------------------------------------------------------------------------------------------
 
 
@@ -165,6 +180,7 @@ def _session(leader):
         (["tune", "gym/CartPole-v1", "--minutes", "nan"], "minutes is nan; it must be a finite number"),
         (["tune", "gym/CartPole-v1", "--minutes", "-1"], "minutes is -1.0; it must be above 0"),
         (["tune", "gym/CartPole-v1", "--batch-sizes", "0"], "batch_sizes is (0,); each must be at least 1"),
+        (["train", *SMALL, "--envs.kwargs", '{"a": ' + "[" * 2000 + "]" * 2000 + "}"], "--envs.kwargs"),
         (["walk"], "unknown command 'walk'"),
         ([], ""),
     ],
@@ -238,6 +254,7 @@ def test_another_algorithm_in_the_folder_of_a_run_is_refused_by_that_reason(tmp_
 
     arguments = ["--env", "gym/CartPole-v1", "--run.folder", str(tmp_path)]
     (tmp_path / "config.json").write_text(configs.to_json(parse_config(arguments)))
+    (tmp_path / "checkpoints" / "000001-step-1").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"cannot be resumed(.|\n)*learning.algorithm: ppo -> apex-dqn"):
         parse_config([*arguments, "--algorithm", "apex-dqn"])
 

@@ -39,10 +39,17 @@ def tree(**changes):
     return made
 
 
+def nested(depth):
+    value = 1
+    for _ in range(depth - 1):
+        value = [value]
+    return {"a": value}
+
+
 GOOD = [
     ("whole", 10), ("part", 0), ("number", -1e300), ("number", 3), ("perhaps", 1e-9), ("perhaps", None), ("maybe", None),
     ("maybe", 9), ("switch", False), ("choice", "b"), ("choice", None), ("text", None), ("text", ""), ("any_number", ()),
-    ("any_number", [9]), ("two", None), ("two", [1, 2]), ("options", {"a": [None]}),
+    ("any_number", [9]), ("two", None), ("two", [1, 2]), ("options", {"a": [None]}), ("options", nested(100)),
 ]  # fmt: skip
 
 BAD = [
@@ -71,6 +78,8 @@ BAD = [
     ("two", (1,), "two is (1,); it must be a list of 2"),
     ("two", (1, "x"), "two is (1, 'x'); each must be a number"),
     ("options", [], "options is []; it must be a JSON object"),
+    ("options", nested(101), "it must not be nested more than 100 times"),
+    ("options", nested(900), "it must not be nested more than 100 times"),
     ("inner", {"whole": 1}, "it must be a group of settings"),
 ]
 

@@ -1,12 +1,14 @@
 """Files that are written whole, on a disk without room: a process that may write no file over so many bytes."""
 
+import os
 import subprocess
 import sys
 import textwrap
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from headrace.runs.files import AppendFile
+from headrace.runs.files import AppendFile, write_whole
 from headrace.runs.metrics import read_jsonl
 
 
@@ -107,6 +109,19 @@ def test_metrics_survive_a_full_disk(tmp_path):
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("charts/SPS")] == [1, 2, 3, 4, 5, 6]
     assert [line["global_step"] for line in read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_nothing_but_a_file_is_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder", "/dev/null"):
+        with pytest.raises(OSError, match="it is no regular file"):
+            write_whole(tmp_path / name, "text")
+    (tmp_path / "link").symlink_to("real")
+    for text in ("first", "second"):
+        write_whole(tmp_path / "link", text)
+        assert (tmp_path / "real").read_text() == text
+    assert sorted(os.listdir(tmp_path)) == ["folder", "link", "pipe", "real"]
 
 
 def test_what_cannot_be_rewound_on_a_full_disk_stays_and_is_written_to(tmp_path):

@@ -79,6 +79,7 @@ def test_new_run_then_resume(tmp_path):
 )
 def test_what_the_weights_depend_on_cannot_change(tmp_path, name, value):
     RunFolder.open(settings(tmp_path))[0].close()
+    (tmp_path / "checkpoints" / "000001-step-1").mkdir(parents=True)
     before = (tmp_path / "config.json").read_text()
     with pytest.raises(ConfigError, match=rf"cannot be resumed.*\n.*{name}: .* -> {value} \("):
         RunFolder.open(settings(tmp_path, **{name: value}))

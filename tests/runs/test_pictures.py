@@ -1,5 +1,7 @@
 """Curves and videos, and the error where their packages are missing."""
 
+import os
+import stat
 import sys
 
 import numpy as np
@@ -105,6 +107,21 @@ def test_a_video_that_fails_leaves_no_file(tmp_path):
     with pytest.raises(ValueError, match=r"must be uint8 \(16, 16, 3\), not uint8 \(16, 18, 3\)"):
         fail()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_but_a_file_is_replaced_by_a_video(tmp_path):
+    """A device node that became a file would be one for every program of the machine."""
+    pytest.importorskip("imageio_ffmpeg")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link.mp4").symlink_to(tmp_path / "real.mp4")
+    for path in ("/dev/full", "/dev/null", tmp_path / "pipe", tmp_path):
+        with pytest.raises(ConfigError, match="cannot be written: it is no regular file"):
+            VideoWriter(path)
+    assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+    with VideoWriter(tmp_path / "link.mp4") as video:
+        video.add(np.zeros((16, 16, 3), np.uint8))
+    assert (tmp_path / "link.mp4").is_symlink()
+    assert (tmp_path / "real.mp4").stat().st_size > 100
 
 
 @pytest.mark.parametrize("frames", [1, 500])

@@ -7,7 +7,6 @@ defaults, the algorithm's preset, the result of `headrace tune` for this machine
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 from collections.abc import Sequence
 from operator import attrgetter
@@ -19,14 +18,12 @@ from headrace import tune
 from headrace.cli import help
 from headrace.cli.options import parse
 from headrace.config import Config
-from headrace.config.ranges import check
-from headrace.envs.core.imports import check_given, needed_code
-from headrace.make_config import make_config
+from headrace.make_config import continued, make_config
 from headrace.processes.output import show
-from headrace.runs.changed_settings import compare
 
-_SETTINGS = frozenset(configs.flattened(configs.to_dict(Config())))
-"""Dotted names of all settings."""
+_SETTINGS = frozenset(configs.NAMES)
+_CHOOSE_DEFAULTS = ("learning.algorithm", "learning.preset", "envs.remote", "envs.remote_token_file", "envs.remote_ca")
+"""Settings that say whose defaults --help shows."""
 
 
 def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
@@ -36,26 +33,25 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     """
     arguments, help_of = _without_help(arguments)
     given = given_settings(arguments)
-    of_run = {name: value for name, value in given.items() if name not in ("env", "imports")}
-    config = make_config(given.get("env", Config.env), imports=given.get("imports", ()), **of_run)
+    env, imports = given.get("env", Config.env), given.get("imports", ())
+    config = make_config(env, imports=imports, **{name: given[name] for name in given if name not in ("env", "imports")})
+    found: dict[str, Any] = {}
     if tuned and config.sampling.placement != "device":  # what `headrace tune` found is for processes
-        config = configs.override(config, **{name: value for name, value in tune.load(config).items() if name not in given})
-    saved, before = config.run_folder / "config.json", None
-    if os.path.lexists(saved):  # also False without permission to look: `RunFolder` reports that
-        before = configs.load(saved)
-        before.run.must_be_new = False  # this setting is about the command, not about the run
-        # The flags replace these; what they do not name stays out.
-        named = (*config.imports, *(needed_code(config) if "env" in given else ()))
-        check_given(before, named, saved.parent)
-        of_command = {name: attrgetter(name)(config) for name in ("env", "imports") if name in given}
-        config = configs.override(before, **of_run, **of_command)
+        found = {name: value for name, value in tune.load(config).items() if name not in given}
+        config = configs.override(config, **found)
+    assert config.defaults is not None
+    config.defaults = {**config.defaults, **found, **({} if "env" in given else {"env": config.env})}
+    made = continued(config)
     if help_of is not None:
-        show(help.help_text(config, help_of, min(130, shutil.get_terminal_size((100, 24)).columns)))
+        plain = make_config(env, imports=imports, **{name: given[name] for name in _CHOOSE_DEFAULTS if name in given})
+        sources = dict.fromkeys(found, "found by headrace tune")
+        if made is not config:
+            sources = dict.fromkeys(configs.NAMES, f"of the run in {made.run_folder}")
+        sources |= dict.fromkeys(given, "given")
+        show(help.help_text(plain, help_of, min(130, shutil.get_terminal_size((100, 24)).columns), made, sources))
         raise SystemExit(0)
-    if before is not None and not config.run.must_be_new:
-        compare(before, config, saved.parent)  # before anybody says that the run's settings and the flags do not go together
-    config.imports = tuple(str(Path(path).resolve()) for path in config.imports)
-    return config
+    made.imports = tuple(str(Path(path).resolve()) for path in made.imports)
+    return made
 
 
 def given_settings(arguments: Sequence[str]) -> dict[str, Any]:
@@ -65,7 +61,6 @@ def given_settings(arguments: Sequence[str]) -> dict[str, Any]:
     """
     arguments = _joined_imports([full_name(argument) for argument in arguments])
     parsed: Config = parse(Config, "train", arguments, description="Train a policy.")
-    check(parsed)
     return {name: attrgetter(name)(parsed) for name in map(_setting, arguments) if name in _SETTINGS}
 
 

@@ -11,7 +11,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from headrace.config.errors import ConfigError
 from headrace.config.ranges import Range
@@ -50,6 +50,8 @@ class Setting:
     value: str
     text: str
     """Its help text, as one line."""
+    now: str = ""
+    """Where the value is not the default one: which it is, and why."""
 
     @property
     def flag(self) -> str:
@@ -106,17 +108,29 @@ def settings(tree: typing.Any, prefix: str = "") -> Iterator[Setting]:
         yield from settings(group, f"{prefix}{name}.")
 
 
-def help_text(config: Config, groups: tuple[str, ...] = (), width: int = 100) -> str:
+def help_text(
+    config: Config,
+    groups: tuple[str, ...] = (),
+    width: int = 100,
+    now: Config | None = None,
+    sources: Mapping[str, str] | None = None,
+) -> str:
     """The help of `headrace train`: the settings of `COMMON` in a line or two each, or everything about those of some groups.
 
     Args:
         config: its values are shown as the defaults.
         groups: names of groups of settings, such as `learning`, or `EVERY`.
         width: columns of the terminal.
+        now: its values are shown as well, where they differ.
+        sources: by dotted name, where such a value comes from.
 
     Raises `ConfigError` for a group that there is not.
     """
     tree = {setting.name: setting for setting in settings(config)}
+    for other in settings(now or config):
+        if other.value != tree[other.name].value:
+            source = (sources or {}).get(other.name, "with these flags")
+            tree[other.name] = dataclasses.replace(tree[other.name], now=f"now {other.value or 'empty'}, {source}")
     names = [field.name for field in dataclasses.fields(config) if dataclasses.is_dataclass(getattr(config, field.name))]
     if unknown := set(groups) - {*names, EVERY}:
         raise ConfigError(f"--help {' '.join(sorted(unknown))}: the groups of settings are {', '.join(names)}")
@@ -128,11 +142,12 @@ def help_text(config: Config, groups: tuple[str, ...] = (), width: int = 100) ->
             lines += [*_wrap(f"{group or 'The run'}: {' '.join(purpose.split())}", width - 1), ""]
             for setting in tree.values():
                 if setting.name.rpartition(".")[0] == group:
-                    lines += [f"  {setting.flag} ({setting.type}; default {setting.value or 'empty'})"]
+                    values = "; ".join(filter(None, [f"default {setting.value or 'empty'}", setting.now]))
+                    lines += [f"  {setting.flag} ({setting.type}; {values})"]
                     lines += _wrap(setting.text, width - 1, initial_indent=" " * 6, subsequent_indent=" " * 6)
             lines.append("")
         return "\n".join([*lines, *_wrap(NOTES, width - 1)])
-    lines += [f"The settings that people change most, with the defaults for {config.env}:", ""]
+    lines += [f"The settings that people change most, with the defaults for {config.env} and {config.learning.algorithm}:", ""]
     chosen = {title: [tree[name] for name in part] for title, part in COMMON.items()}
     column = max(len(f"{s.flag} {s.value}") for part in chosen.values() for s in part) + 4
     for title, part in chosen.items():
@@ -168,4 +183,5 @@ def _first_sentence(setting: Setting) -> str:
         second = next((text for text in others if text.startswith(("None:", "`auto`:"))), "")
     else:
         second = others[0] if others and len(first) <= 30 else ""
-    return f"{first} {second}".strip().replace("`", "")
+    now = f"({setting.now})" if setting.now else ""
+    return " ".join(filter(None, [first, second, now])).replace("`", "")

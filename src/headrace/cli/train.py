@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from typing import TYPE_CHECKING
 
@@ -34,18 +35,18 @@ def run(arguments: list[str]) -> int:
 
     result = train(config)
     if first:
-        show(
-            f"{result.reason} at step {result.global_step:,}; mean return of the last 100 episodes {result.mean_return:.2f}\n"
-            + "\n".join(_next_commands(result, config))
-        )
+        returns = f"mean return of the last 100 episodes {result.mean_return:.2f}"
+        if math.isnan(result.mean_return):
+            returns = "no episode has ended"
+        show("\n".join([f"{result.reason} at step {result.global_step:,}; {returns}", *_next_commands(result, config)]))
     return 130 if result.reason == "interrupted" else 0
 
 
 def _next_commands(result: TrainResult, config: Config) -> list[str]:
     """Commands to suggest after the run has ended."""
-    commands = [["eval", result.folder], ["watch", result.folder]]
+    commands = [["eval", run := str(config.run_folder)], ["watch", run]]
     if len(result.spec.agents) > 1 and not result.spec.of_agents:  # one player can take every place of a match
-        commands.append(["play", result.folder, "--against", "random"])
+        commands.append(["play", run, "--against", "random"])
     code = needed_code(config)
     imports = ["--import", *code] if code else []
     return [shlex.join(["headrace", *command, *imports]) for command in commands]

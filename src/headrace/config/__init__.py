@@ -3,7 +3,7 @@
 
 from headrace.config.envs import EnvConfig
 from headrace.config.errors import ConfigError
-from headrace.config.io import flattened, from_dict, load, override, to_dict, to_json
+from headrace.config.io import NAMES, flattened, from_dict, given, load, override, to_dict, to_json
 from headrace.config.learning import LearningConfig, QConfig, ReplaySettings
 from headrace.config.policy import PolicyConfig
 from headrace.config.policy_overrides import policy_config, policy_configs
@@ -13,6 +13,7 @@ from headrace.config.sampling import Placement, SamplingConfig
 from headrace.config.settings import Config
 
 __all__ = [
+    "NAMES",
     "Config",
     "ConfigError",
     "EnvConfig",
@@ -28,6 +29,7 @@ __all__ = [
     "SamplingConfig",
     "flattened",
     "from_dict",
+    "given",
     "load",
     "override",
     "policy_config",

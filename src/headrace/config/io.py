@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ def flattened(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in tree.items():
         flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {prefix + name: value}
     return flat
+
+
+NAMES = tuple(flattened(to_dict(Config())))
+"""Dotted names of all settings."""
 
 
 def to_json(config: Config) -> str:
@@ -110,4 +115,15 @@ def override(config: Config, **settings: Any) -> Config:
         if not isinstance(node, dict) or name not in node:
             raise ConfigError(f"there is no setting {dotted!r}")
         node[name] = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
-    return from_dict(data)
+    made = from_dict(data)
+    if config.defaults is not None:
+        given = tuple(f"{name}." for name in settings)
+        made.defaults = {name: value for name, value in config.defaults.items() if not f"{name}.".startswith(given)}
+    return made
+
+
+def given(config: Config) -> dict[str, Any]:
+    """The settings that somebody gave, or changed since, by dotted names; see `Config.defaults`."""
+    settings = {name: attrgetter(name)(config) for name in NAMES}
+    known = config.defaults or {}
+    return {name: value for name, value in settings.items() if name not in known or known[name] != value}

@@ -73,12 +73,23 @@ Seconds = Annotated[float, Range(0, 1e9)]
 Timeout = Annotated[float, Range(0, 1e9, above=True)]
 
 
+DEEPEST_JSON = 100
+"""Lists and objects one within the other that a JSON object may have: what copies and writes it goes down by recursion."""
+
+
+def _from_text(words: list[str]) -> Any:
+    try:
+        return json.loads(words[0])
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 JsonObject = Annotated[
     dict[str, Any],
     tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar="JSON",
-        instance_from_str=lambda words: json.loads(words[0]),
+        instance_from_str=_from_text,
         is_instance=lambda value: isinstance(value, dict),
         str_from_instance=lambda value: [json.dumps(value)],
     ),
@@ -132,8 +143,18 @@ def _fault(value: Any, hint: Any) -> str | None:
     allowed_types, words = _KINDS[origin or hint]
     if not isinstance(value, allowed_types) or (isinstance(value, bool) and hint is not bool):
         return f"it must be {words}"
+    if origin is dict and _nested_too_deeply(value):
+        return f"it must not be nested more than {DEEPEST_JSON} times"
     finite = hint is not float or abs(value) <= sys.float_info.max
     return None if finite else "it must be a finite number"
+
+
+def _nested_too_deeply(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEEPEST_JSON + 1):
+        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list | tuple)]
+        level = [item for items in inside for item in items]
+    return bool(level)
 
 
 def _tuple_fault(value: Any, items: tuple[Any, ...]) -> str | None:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
 import tyro
 
@@ -53,6 +54,9 @@ class Config:
     pbt: PbtConfig = field(default_factory=PbtConfig)
     matches: MatchesConfig = field(default_factory=MatchesConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    defaults = cast("Mapping[str, Any] | None", None)  # no annotation: it is no setting
+    """Of a configuration that `headrace.make_config` made: the settings that nobody gave, by dotted names, with their values. A
+    run that goes on has its own values for those. None: all settings count as given."""
 
     # -- derived numbers, used everywhere instead of being computed again ----------------------------------------------
 

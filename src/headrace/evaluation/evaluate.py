@@ -78,11 +78,9 @@ class EvalResult:
     @property
     def metrics(self) -> dict[str, float]:
         """By metric name."""
-        return {
-            "eval/episodic_return": self.mean,
-            "eval/episodic_length": sum(self.lengths) / len(self.lengths),
-            **task_metrics({task: result.mean for task, result in self.tasks.items()}, len(self.tasks), "eval/"),
-        }
+        of_all = {"eval/episodic_return": self.mean, "eval/episodic_length": sum(self.lengths) / len(self.lengths)}
+        means = {task: result.mean for task, result in self.tasks.items()}
+        return of_all | task_metrics(means, len(means), "eval/") if means else of_all
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; NaN becomes None."""

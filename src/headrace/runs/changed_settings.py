@@ -25,20 +25,26 @@ STRUCTURAL = {
 _OVERRIDE = re.compile(r"population\.overrides\.\d+\.")
 
 
-def compare(before: Config, now: Config, folder: Path) -> list[str]:
-    """One line per setting that differs between the earlier and the current configuration of a run.
+def structural(name: str) -> str | None:
+    """Why the setting of this dotted name cannot change when a run is resumed; None if it can."""
+    own = _OVERRIDE.sub("", name)  # a setting that is fixed for the run is fixed for each of its policies
+    return STRUCTURAL.get(own) or STRUCTURAL.get(own.split(".")[0])
 
-    Raises `ConfigError` if one of them cannot change when the run is resumed.
+
+def compare(before: Config, now: Config, folder: Path, begun: bool = True) -> list[str]:
+    """One line per setting that differs between the earlier and the current configuration of a run. Where the run lies is none
+    of its settings.
+
+    Raises `ConfigError` if one of them cannot change when the run is resumed; of a run that has not `begun` (it has no
+    checkpoint) all can.
     """
     old, new = (flattened(to_dict(config)) for config in (before, now))
     changes, refused = [], []
-    for name in sorted(old.keys() | new.keys()):
+    for name in sorted((old.keys() | new.keys()) - {"run.folder"}):
         if old.get(name) == new.get(name):
             continue
         change = f"{name}: {old.get(name)} -> {new.get(name)}"
-        own = _OVERRIDE.sub("", name)  # a setting that is fixed for the run is fixed for each of its policies
-        reason = STRUCTURAL.get(own) or STRUCTURAL.get(own.split(".")[0])
-        if reason:
+        if begun and (reason := structural(name)):
             refused.append(f"  {change} ({reason})")
         else:
             changes.append(change)

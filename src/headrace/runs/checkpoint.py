@@ -25,6 +25,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -208,13 +209,18 @@ def load_newest(
     folder: os.PathLike[str] | str, use: Use | None = None, among: Collection[Path] | None = None
 ) -> Checkpoint | None:
     """The newest undamaged checkpoint in `folder` that `use` accepts; None if there are no checkpoints. With `among`, only those
-    paths are considered.
+    paths are considered, and newer ones are verified.
 
     The others are skipped and listed in `Checkpoint.damaged`, for the caller to report. Raises `CheckpointError` if there are
     checkpoints but none can be used: a run must not start from the beginning unnoticed.
     """
-    paths = [path for _, path in reversed(_entries(Path(folder)))]
-    return _first_usable([path for path in paths if among is None or path in among], use, folder)
+    paths, damaged = [path for _, path in reversed(_entries(Path(folder)))], []
+    for path in takewhile(lambda path: among is not None and path not in among, paths):
+        try:
+            load(path)
+        except CheckpointError as error:
+            damaged.append(str(error))
+    return _first_usable([path for path in paths if among is None or path in among], use, folder, damaged)
 
 
 def moments(folder: os.PathLike[str] | str) -> dict[Path, tuple[int, bool]]:
@@ -222,12 +228,10 @@ def moments(folder: os.PathLike[str] | str) -> dict[Path, tuple[int, bool]]:
     whether the policy had finished learning by then."""
     found = {}
     for _, path in _entries(Path(folder)):
-        try:
+        with suppress(CheckpointError):  # `load_newest` reports it
             state = load(path).state
-        except CheckpointError:
-            continue
-        if isinstance(state, dict) and isinstance(state.get("moment"), int):
-            found[path] = state["moment"], bool(state.get("ended"))
+            if isinstance(state, dict) and isinstance(state.get("moment"), int):
+                found[path] = state["moment"], bool(state.get("ended"))
     return found
 
 

@@ -56,8 +56,8 @@ class RunFolder:
     """What config.json holds."""
 
     def __init__(self, path: os.PathLike[str] | str) -> None:
-        self.path = Path(path)
-        with explained(self.path):
+        with explained(Path(path)):
+            self.path = Path(path).absolute()
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(self.path / "run.lock")
             try:
@@ -77,7 +77,8 @@ class RunFolder:
         folder = cls(config.run_folder)
         try:
             changes: list[str] = []
-            if not folder.has_run and folder.has_checkpoints:
+            begun = has_checkpoints(folder.path)
+            if not folder.has_run and begun:
                 raise ConfigError(
                     f"{folder.path} holds checkpoints, but not the config.json that says what network they belong to: put it "
                     "back, or choose another run.folder or run.name"
@@ -87,8 +88,8 @@ class RunFolder:
                     raise ConfigError(
                         f"{folder.path} already holds a run, and run.must_be_new is set: choose another run.folder or run.name"
                     )
-                changes = compare(config_module.load(folder.config_path), config, folder.path)
-                if not folder.has_checkpoints:
+                changes = compare(config_module.load(folder.config_path), config, folder.path, begun)
+                if not begun:
                     changes.append(f"{folder.path} holds a run without a checkpoint: training starts from the beginning")
             folder._settings = config_module.to_json(config)
             with explained(folder.path):
@@ -115,12 +116,6 @@ class RunFolder:
     def has_run(self) -> bool:
         """Whether the folder holds a run that was started before, in whatever state its config.json is."""
         return os.path.lexists(self.config_path)
-
-    @property
-    def has_checkpoints(self) -> bool:
-        """Whether the folder holds checkpoints, of whichever policy, in whatever state they are."""
-        folders = [self.path / "checkpoints", *self.path.glob("policy-*/checkpoints")]
-        return any(os.path.lexists(folder) and (not folder.is_dir() or any(folder.glob("*-step-*"))) for folder in folders)
 
     def check(self) -> None:
         """Whether the folder is still there and this process's.
@@ -154,7 +149,7 @@ class RunFolder:
         """Append `text` to log.txt, each line with the local time. On a full disk the lines are kept until there is room."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         for line in text.splitlines():
-            self._log.append(f"{stamp}  {line}\n".encode())
+            self._log.append(f"{stamp}  {line}\n".encode(errors="surrogateescape"))  # names of files may be no text
 
     def _write_system(self) -> list[str]:
         """Add this process to system.json, and return what the user should know. A damaged file is kept under another name."""
@@ -185,6 +180,13 @@ class RunFolder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         with suppress(FolderUnusable) if error is not None else nullcontext():  # the first error is the one to show
             self.close()
+
+
+def has_checkpoints(run: Path) -> bool:
+    """Whether a run folder holds checkpoints, of whichever policy, in whatever state they are. One that was not finished is
+    none."""
+    folders = [run / "checkpoints", *run.glob("policy-*/checkpoints")]
+    return any(os.path.lexists(folder) and (not folder.is_dir() or any(folder.glob("[0-9]*-step-*"))) for folder in folders)
 
 
 def _lock(path: Path) -> int:

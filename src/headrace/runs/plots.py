@@ -70,7 +70,7 @@ def learning_curve(
         raise ConfigError(f"nothing to draw: {', '.join(curves)} logged no {key}")
     axes = figure.add_subplot()
     for name, (steps, values) in curves.items():
-        (line,) = axes.plot(steps, values, label=Path(name).name)
+        (line,) = axes.plot(steps, values, label=os.fsencode(Path(name).name).decode(errors="replace"))
         if bands[name] and bands[name][0]:
             axes.fill_between(steps, bands[name][2], bands[name][3], color=line.get_color(), alpha=0.2, linewidth=0)
     if goal is not None:

@@ -44,7 +44,7 @@ class EventFile:
 
     def add_text(self, tag: str, markdown: str) -> str | None:
         """Write a text that TensorBoard shows under its Text tab."""
-        tensor = TensorProto(dtype=DT_STRING, string_val=[markdown.encode()])
+        tensor = TensorProto(dtype=DT_STRING, string_val=[markdown.encode(errors="replace")])
         return self._add(summary=Summary(value=[Summary.Value(tag=tag, metadata=_TEXT, tensor=tensor)]))
 
     def _add(self, **content: Any) -> str | None:

@@ -14,6 +14,7 @@ import numpy as np
 from headrace.config import ConfigError
 from headrace.config.errors import UserError
 from headrace.config.file_reading import shortened
+from headrace.runs.files import replaceable
 
 
 class VideoFailed(UserError):
@@ -23,8 +24,8 @@ class VideoFailed(UserError):
 class VideoWriter:
     """An mp4 file (H.264) that is written frame by frame; a context manager.
 
-    The file appears under its name when it is complete. Raises `ConfigError` if the `video` extra is not installed, and
-    `VideoFailed` from `add` and at the end of the context.
+    The file appears under its name when it is complete. Raises `ConfigError` if the `video` extra is not installed or something
+    is there that is no regular file, and `VideoFailed` from `add` and at the end of the context.
     """
 
     # `imageio_ffmpeg.write_frames` drives ffmpeg too, but ignores its exit code and leaves its messages on the terminal.
@@ -38,7 +39,10 @@ class VideoWriter:
             import imageio_ffmpeg
         except ModuleNotFoundError as error:
             raise ConfigError('writing videos needs a package that is not installed: pip install "headrace[video]"') from error
-        self.path, self.fps = Path(path), fps
+        try:
+            self.path, self.fps = replaceable(Path(path)), fps
+        except OSError as error:
+            raise ConfigError(f"the video {path} cannot be written: {error.strerror}") from error
         self._unfinished = self.path.with_name(f".tmp-{self.path.stem}.mp4")
         self._program: str = imageio_ffmpeg.get_ffmpeg_exe()
 
