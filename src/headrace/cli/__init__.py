@@ -5,6 +5,8 @@ An error that the user can correct is one message and exit code 2. A run that fa
 
 from __future__ import annotations
 
+import difflib
+import importlib.metadata
 import io
 import shlex
 import sys
@@ -37,7 +39,8 @@ USAGE = """usage: headrace COMMAND [OPTIONS]
   envs         list the environments
   serve-envs   step environments for training runs on other machines
 
-headrace COMMAND --help shows the options of a command, headrace train --help-all every setting."""
+headrace COMMAND --help shows the options of a command, headrace train --help-all every setting, headrace --version which
+version this is."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,9 +58,14 @@ def _run(arguments: Sequence[str] | None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         show(USAGE)
         return 0 if arguments else 2
+    if arguments[0] == "--version":
+        show(f"headrace {importlib.metadata.version('headrace')}")
+        return 0
     command, rest = arguments[0], arguments[1:]
     if command not in COMMANDS:
-        print(f"headrace: unknown command {command!r}\n{USAGE}", file=sys.stderr)
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        perhaps = f"; did you mean {near[0]}?" if near else ""
+        print(f"headrace: unknown command {command!r}{perhaps}\n{USAGE}", file=sys.stderr)
         return 2
     try:
         with warnings.catch_warnings():

@@ -39,6 +39,8 @@ def run(arguments: list[str]) -> int:
     else:
         print(f"headrace: no id matches {shortened(asked.pattern)!r}", file=sys.stderr)
     for family in registry.FAMILIES:
+        if family not in pattern and not fnmatch.fnmatchcase(f"{family}/", wanted):
+            continue  # nobody asked for its environments
         try:
             registry.list_ids(family)
         except MissingExtra as error:

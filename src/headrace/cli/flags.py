@@ -17,7 +17,8 @@ from headrace import config as configs
 from headrace import tune
 from headrace.cli import help
 from headrace.cli.options import parse
-from headrace.config import Config
+from headrace.config import Config, ConfigError
+from headrace.config.suggestions import suggestions
 from headrace.make_config import continued, make_config
 from headrace.processes.output import show
 
@@ -32,6 +33,10 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     Raises `ConfigError`, and `SystemExit` for flags that cannot be parsed and for --help.
     """
     arguments, help_of = _without_help(arguments)
+    if arguments and not arguments[0].startswith("-"):
+        if "--env" in map(_flag, arguments):
+            raise ConfigError(f"{arguments[0]!r} and --env both name an environment: leave out one of them")
+        arguments = ["--env", *arguments]  # headrace train gym/CartPole-v1
     given = given_settings(arguments)
     env, imports = given.get("env", Config.env), given.get("imports", ())
     config = make_config(env, imports=imports, **{name: given[name] for name in given if name not in ("env", "imports")})
@@ -60,8 +65,18 @@ def given_settings(arguments: Sequence[str]) -> dict[str, Any]:
     Raises `ConfigError` for values out of range, and `SystemExit` for flags that cannot be parsed.
     """
     arguments = _joined_imports([full_name(argument) for argument in arguments])
+    for argument in arguments:
+        if (flag := _flag(argument)) not in ("", "--import") and _setting(argument) not in _SETTINGS:
+            raise ConfigError(f"there is no flag {flag}; {_perhaps(flag)}")
     parsed: Config = parse(Config, "train", arguments, description="Train a policy.")
     return {name: attrgetter(name)(parsed) for name in map(_setting, arguments) if name in _SETTINGS}
+
+
+def _perhaps(flag: str) -> str:
+    """What a flag may mean that does not exist."""
+    meant = suggestions(flag, _SETTINGS)
+    flags = " or ".join(f"--{name.replace('_', '-')}" for name in meant)
+    return f"did you mean {flags}?" if meant else "headrace train --help-all shows every flag"
 
 
 def _flag(argument: str) -> str:

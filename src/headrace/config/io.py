@@ -13,6 +13,7 @@ from headrace.config.errors import ConfigError
 from headrace.config.file_reading import Unreadable, read_json
 from headrace.config.ranges import check
 from headrace.config.settings import Config
+from headrace.config.suggestions import suggestions
 
 FORMAT = 2
 """Version of config.json. It goes up when a setting keeps its name and changes its meaning; settings that come, go or are renamed
@@ -113,7 +114,8 @@ def override(config: Config, **settings: Any) -> Config:
         for group in groups:
             node = node.get(group) if isinstance(node, dict) else None
         if not isinstance(node, dict) or name not in node:
-            raise ConfigError(f"there is no setting {dotted!r}")
+            meant = suggestions(dotted, NAMES)
+            raise ConfigError(f"there is no setting {dotted!r}" + (f"; did you mean {' or '.join(meant)}?" if meant else ""))
         node[name] = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
     made = from_dict(data)
     if config.defaults is not None:

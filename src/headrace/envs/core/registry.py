@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,6 +229,8 @@ def _with_absolute_path(env_id: str) -> str:
 
 
 def _nearest(env_id: str) -> str:
+    if (game := _atari_game(env_id)) is not None:
+        return f"it is {game} here"
     by_lower = {known.lower(): known for known in list_ids()}
     # "pong" finds "atari/pong"
     by_lower |= {known.rpartition("/")[2].lower(): known for known in by_lower.values()}
@@ -235,6 +238,16 @@ def _nearest(env_id: str) -> str:
     if nearest:
         return f"nearest: {', '.join(dict.fromkeys(nearest))}"
     return f"ids are family/name with the families {', '.join(FAMILIES)}; `headrace envs` lists them"
+
+
+def _atari_game(env_id: str) -> str | None:
+    """The game of another library's id, such as ALE/MsPacman-v5, PongNoFrameskip-v4 or atari_pong."""
+    name = re.sub(r"(NoFrameskip|Deterministic)?(-v\d+)?$", "", env_id.rpartition("/")[2].rpartition(":")[2])
+    try:
+        games = {game.partition("/")[2].replace("_", ""): game for game in list_ids("atari")}
+    except MissingExtra:
+        return None
+    return games.get(name.removeprefix("atari_").replace("_", "").lower())
 
 
 def is_known(env_id: str) -> bool:
