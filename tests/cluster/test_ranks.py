@@ -23,6 +23,7 @@ from headrace import config as configs
 from headrace.accelerator.ranks import RankLost, Ranks
 from headrace.config import Config, ConfigError, hardware
 from headrace.config.validation import validate
+from headrace.learning.algorithm import algorithm_names
 from headrace.make_config import make_config
 from headrace.processes import ranks as launch
 from headrace.runs import checkpoint
@@ -37,7 +38,7 @@ sys.path.append(str(Path(__file__).parents[1] / "faults"))
 from harness import Run  # noqa: E402
 
 
-def work(size: int, folder: Path) -> list[str]:
+def work(size: int, folder: Path, program: Path = WORK) -> list[str]:
     """The output of each of `size` ranks."""
     processes = []
     for index in range(size):
@@ -45,7 +46,7 @@ def work(size: int, folder: Path) -> list[str]:
         environment = {"RANK": str(index), "LOCAL_RANK": str(index), hardware.RANK_STORE: str(folder / "store"), **sizes}
         processes.append(
             subprocess.Popen(
-                [sys.executable, str(WORK)],
+                [sys.executable, str(program)],
                 env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **environment},
                 stdout=subprocess.PIPE,
                 text=True,
@@ -80,6 +81,20 @@ def test_ranks_learn_as_one_with_the_joined_batch(size: int, alone: dict[str, An
     assert len(lost) == 1, "the message is one line"
     assert lost[0].startswith(f"lost: rank 0 of {size} lost the others (")
     assert lost[0].endswith("When all ranks are started again, the run goes on from its newest checkpoint")
+
+
+def test_two_ranks_with_half_the_batch_each_learn_as_one_by_every_algorithm(tmp_path: Path) -> None:
+    """The shares have different numbers of valid rows, and IMPALA's loss is a sum."""
+    program = WORK.with_name("rank_algorithms.py")
+    for folder in (one := tmp_path / "one", two := tmp_path / "two"):
+        folder.mkdir()
+    whole = json.loads(work(1, one, program)[0])
+    halves = [json.loads(output) for output in work(2, two, program)]
+    assert set(whole) == set(algorithm_names()), "every algorithm"
+    assert halves[0] == halves[1], "the same bits"
+    for name, weights in whole.items():
+        for mine, theirs in zip(halves[0][name], weights, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-6, err_msg=name)
 
 
 def test_what_was_learned_is_kept_when_the_others_are_lost_in_the_agreement_on_the_end(

@@ -48,7 +48,7 @@ class Line(Algorithm):
         mask = batch.get("mask", torch.ones_like(error, dtype=torch.bool))
         if self.replay:
             batch["priority"] = error.detach().abs()
-        loss = (error.square() * mask).mean()
+        loss = (error.square() * mask).sum() / mask.sum().clamp(min=1)
         return loss, {"losses/loss": loss, "losses/masked": (~mask).float().sum()}
 
     def after_update(self, model: nn.Module, updates: int) -> None:
@@ -192,10 +192,11 @@ def test_gradients_are_reduced_between_backward_and_clipping(recorder: Any) -> N
     alone, same, large = (make_learner(recorder=recorder, **settings) for _ in range(3))
     calls: list[list[int]] = []
 
-    def note() -> None:
+    def note(samples: torch.Tensor) -> None:
+        assert 0 < samples <= T * B
         calls.append([parameter.grad.data_ptr() for parameter in same.model.parameters()])  # type: ignore[union-attr]
 
-    def enlarge() -> None:
+    def enlarge(samples: torch.Tensor) -> None:
         for parameter in large.model.parameters():
             parameter.grad.mul_(1000)  # type: ignore[union-attr]
 
@@ -222,7 +223,7 @@ def test_gradients_are_reduced_between_backward_and_clipping(recorder: Any) -> N
 def test_a_loss_that_is_not_finite_leaves_the_model_as_it_was(reduced: bool) -> None:
     learner = make_learner()
     if reduced:
-        learner.reduce_gradients = lambda: None
+        learner.reduce_gradients = lambda samples: None
     learner.learn(trajectories())
     before = [p.clone() for p in learner.model.parameters()]
     batch = trajectories(1)

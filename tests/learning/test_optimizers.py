@@ -8,46 +8,72 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.learning.optimizers import LeanAdam, TensorFlowRMSprop
+from headrace.learning.optimizers import LeanAdam, RMSprop, make_optimizer
+from headrace.make_config import make_config
 
 
+@pytest.mark.parametrize("tensorflow", [False, True])
 @pytest.mark.parametrize("centered", [False, True])
-def test_steps_follow_the_formula(centered: bool) -> None:
+def test_steps_follow_the_formula(centered: bool, tensorflow: bool) -> None:
     rng = np.random.default_rng(0)
     w = [rng.normal(size=(3, 2)), rng.normal(size=4)]
     parameters = [torch.nn.Parameter(torch.tensor(x, dtype=torch.float64)) for x in w]
-    optimizer = TensorFlowRMSprop(parameters, lr=0.01, alpha=0.9, eps=0.1, centered=centered)
-    m, u = [np.ones_like(x) for x in w], [np.zeros_like(x) for x in w]
+    optimizer = RMSprop(parameters, lr=0.01, alpha=0.9, eps=0.1, centered=centered, tensorflow=tensorflow)
+    m, u = [np.full_like(x, tensorflow) for x in w], [np.zeros_like(x) for x in w]
     for _ in range(20):
         for i, p in enumerate(parameters):
             g = rng.normal(size=w[i].shape)
             p.grad = torch.tensor(g)
             m[i] = 0.9 * m[i] + 0.1 * g**2
             u[i] = 0.9 * u[i] + 0.1 * g
-            w[i] -= 0.01 * g / np.sqrt(m[i] - (u[i] ** 2 if centered else 0) + 0.1)
+            variance = m[i] - (u[i] ** 2 if centered else 0)
+            w[i] -= 0.01 * g / (np.sqrt(variance + 0.1) if tensorflow else np.sqrt(variance) + 0.1)
         optimizer.step()
     for p, x in zip(parameters, w, strict=True):
         np.testing.assert_allclose(p.detach().numpy(), x, rtol=1e-10)
 
 
-def test_constant_gradients_stay_finite_when_centered() -> None:
+@pytest.mark.parametrize("tensorflow", [False, True])
+def test_constant_gradients_stay_finite_when_centered(tensorflow: bool) -> None:
     """The variance goes to 0, and rounding would take it below."""
-    p = torch.nn.Parameter(torch.zeros(1000))
-    optimizer = TensorFlowRMSprop([p], lr=0.00025 / 4, alpha=0.95, eps=1.5e-7, centered=True)
+    p, eps = torch.nn.Parameter(torch.zeros(1000)), 1.5e-7 if tensorflow else 1e-3
+    optimizer = RMSprop([p], lr=0.00025 / 4, alpha=0.95, eps=eps, centered=True, tensorflow=tensorflow)
     p.grad = torch.linspace(-3, 3, 1000)
     before = p.detach().clone()
     for _ in range(2000):
         optimizer.step()
         assert torch.isfinite(p).all()
-        largest = 0.00025 / 4 * p.grad.abs().max() / 1.5e-7**0.5
+        largest = 0.00025 / 4 * p.grad.abs().max() / (eps**0.5 if tensorflow else eps)
         assert (p.detach() - before).abs().max() <= largest * 1.001
         before = p.detach().clone()
+
+
+def test_the_papers_dqn_survives_constant_gradients() -> None:
+    config = make_config("gym/CartPole-v1", "dqn", **{"learning.preset": "paper", "learning.device": "cpu"})
+    model = torch.nn.Linear(100, 3)
+    optimizer = make_optimizer(model, config)
+    for _ in range(1000):
+        for parameter in model.parameters():
+            parameter.grad = torch.linspace(-3, 3, parameter.numel()).view_as(parameter)
+        optimizer.step()
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+def test_as_pytorch_computes_it() -> None:
+    ours, theirs = (torch.nn.Parameter(torch.ones(50)) for _ in range(2))
+    one, other = RMSprop([ours], 0.01, 0.9, 1e-5), torch.optim.RMSprop([theirs], 0.01, 0.9, 1e-5)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        ours.grad = theirs.grad = torch.randn(50, generator=generator)
+        one.step()
+        other.step()
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_the_learning_rate_may_be_a_tensor_and_parameters_without_gradient_stay() -> None:
     a, b = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
     a.grad = torch.ones(2)
-    TensorFlowRMSprop([a, b], lr=torch.tensor(0.1), alpha=0.5, eps=0.0).step()
+    RMSprop([a, b], lr=torch.tensor(0.1), alpha=0.5, eps=0.0, tensorflow=True).step()
     assert torch.equal(b, torch.ones(2))
     torch.testing.assert_close(a.detach(), torch.full((2,), 0.9))
 

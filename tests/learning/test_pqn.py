@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from headrace.config import ConfigError
-from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, EnvSpec
+from headrace.envs.core.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, EnvSpec
 from headrace.learning.algorithm import make_agent
 from headrace.learning.lambda_returns import lambda_returns
 from headrace.learning.pqn import PQN, PQNetwork
@@ -91,15 +92,17 @@ def test_every_hidden_layer_has_a_layer_norm(spec: EnvSpec, env: str, norms: int
         torch.testing.assert_close(x.std(1, correction=0), torch.ones(6), atol=0.02, rtol=0)
 
 
-def test_epsilon_falls_linearly_and_is_part_of_the_weights() -> None:
-    settings = {"learning.total_steps": 10_240, "learning.batch_size": 512, "q.epsilon_decay": 0.5, "q.epsilon_last": 0.1}
-    config = make_config("gym/CartPole-v1", "pqn", **settings, **{"learning.device": "cpu"})
+@pytest.mark.parametrize("name", ["pqn", "dqn"])
+def test_epsilon_is_a_function_of_the_steps_and_part_of_the_weights(name: str) -> None:
+    """Whatever a batch holds, and however many ranks and environments have made the steps."""
+    settings = {"learning.total_steps": 10_000, "learning.batch_size": 512, "q.epsilon_decay": 0.5, "q.epsilon_last": 0.1}
+    config = make_config("gym/CartPole-v1", name, **settings, **{"learning.device": "cpu", "replay.samples_per_insert": None})
     algorithm, model = make_agent(config, VECTOR)
     seen = []
-    for updates in range(1, 21):
-        algorithm.after_update(model, updates)
+    for step in range(0, 10_001, 1000):
+        algorithm.schedule(model, step)
         seen.append(float(model.state_dict()["epsilon"]))
-    np.testing.assert_allclose(seen, [max(0.1, 1 - 0.09 * u) for u in range(1, 21)], atol=1e-6)
+    np.testing.assert_allclose(seen, [max(0.1, 1 - 0.18 * k) for k in range(11)], atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["train", "evaluate", "deterministic"])
@@ -153,6 +156,27 @@ def test_every_placement(tmp_path: Path, placement: str) -> None:
 def test_cores_and_both_ways_to_reset(tmp_path: Path, env: str, core: str) -> None:
     settings = {"policy.core": core, "policy.core_size": 16, "sampling.placement": "device", "learning.total_steps": 2000}
     assert np.isfinite(run(tmp_path, env, **settings)["losses/td_error"])
+
+
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_masks_that_allow_nothing_at_the_end_of_an_episode(core: str) -> None:
+    """As a `Batch` may hold them, whose last observations nobody acts on."""
+    masked = replace(VECTOR, observation={**VECTOR.observation, MASK_KEY: ArraySpec((3,), np.dtype(np.uint8), 0, 1)})
+    config = make_config("gym/CartPole-v1", "pqn", **{"learning.device": "cpu", "policy.core": core, "policy.core_size": 8})
+    algorithm, model = make_agent(config, masked)
+    T, B, g = 6, 4, torch.Generator().manual_seed(0)
+    ended = torch.rand(T, B, generator=g) < 0.4
+    batch = {
+        "obs/obs": torch.randn(T + 1, B, 4, generator=g), f"obs/{MASK_KEY}": torch.ones(T + 1, B, 3, dtype=torch.uint8),
+        "final_obs/obs": torch.randn(T, B, 4, generator=g), f"final_obs/{MASK_KEY}": torch.zeros(T, B, 3, dtype=torch.uint8),
+        "core": torch.zeros(B, 8 if core == "gru" else 0), "first": torch.zeros(T + 1, B, dtype=torch.bool),
+        "reward": torch.randn(T, B, generator=g), "terminated": ended, "truncated": torch.zeros(T, B, dtype=torch.bool),
+        "value": torch.randn(T, B, generator=g), "mask": torch.ones(T, B, dtype=torch.bool),
+        "action": torch.zeros(T, B, 1, dtype=torch.int32),
+    }  # fmt: skip
+    algorithm.prepare(model, batch, config.learning)
+    assert batch["target"].isfinite().all()
+    assert torch.equal(batch["target"][ended], batch["reward"][ended])
 
 
 @pytest.mark.slow

@@ -279,8 +279,8 @@ def test_the_share_of_random_actions_of_dqn_is_one_of_its_statistics() -> None:
     net = algorithm.make_model(DISCRETE, c)
     with torch.no_grad():
         algorithm.prepare(net, batch, c.learning)
-    for updates, epsilon in ((0, 1.0), (10**9, 0.1)):
-        algorithm.after_update(net, updates)
+    for step, epsilon in ((0, 1.0), (c.learning.total_steps // 4, 0.55), (10**12, 0.1)):
+        algorithm.schedule(net, step)
         assert algorithm.loss(net, batch, c.learning)[1]["losses/epsilon"].item() == pytest.approx(epsilon)
 
 

@@ -1,6 +1,6 @@
 """Ranks: processes that learn one policy together, each with a device and environments of its own (torch.distributed).
 
-Every rank computes gradients of its own batch; they are averaged between the backward pass and clipping, so all ranks make the
+Every rank computes gradients of its own batch; they are combined between the backward pass and clipping, so all ranks make the
 same optimizer step and their weights stay equal without being sent. Collective operations happen in the same order on every
 rank: one exchange of counts per round of the training loop, then the operations of an update, then the agreement whether to end.
 
@@ -109,11 +109,19 @@ class Ranks:
         return content.numpy().tobytes()
 
     @torch.no_grad()
-    def average_gradients(self, model: nn.Module) -> None:
-        """Replace `parameter.grad` of every parameter by its mean over all ranks; one operation for all of them."""
+    def combine_gradients(self, model: nn.Module, samples: Tensor | None) -> None:
+        """Replace `parameter.grad` of every parameter by its sum over all ranks, or its mean over the samples of all ranks.
+
+        Args:
+            samples: the number of samples, [], that this rank's gradients are the mean of; None for the sum.
+
+        One operation for all gradients and the number of samples.
+        """
         grads = [p.grad for p in model.parameters() if p.grad is not None]
-        flat = torch.cat([grad.reshape(-1) for grad in grads])
+        weight = torch.ones(1, device=grads[0].device) if samples is None else samples.to(grads[0]).reshape(1)
+        flat = torch.cat([*(grad.reshape(-1) for grad in grads), torch.ones_like(weight)]) * weight
         self.sum(flat)
-        flat /= self.size
-        for grad, mean in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
-            grad.copy_(mean.view_as(grad))
+        if samples is not None:
+            flat /= flat[-1:].clamp_min(1)
+        for grad, combined in zip(grads, flat[:-1].split([grad.numel() for grad in grads]), strict=True):
+            grad.copy_(combined.view_as(grad))

@@ -64,7 +64,8 @@ class LearningConfig:
     statistics. Without effect on algorithms with replay."""
     optimizer: Literal["adam", "rmsprop", "rmsprop-tf"] = "adam"
     """Optimizer of the network's weights. `rmsprop`: as PyTorch computes it. `rmsprop-tf`: as TensorFlow 1 does, with epsilon
-    inside the square root and squared gradients that start at 1; IMPALA and Ape-X were published with it."""
+    inside the square root and squared gradients that start at 1; IMPALA and Ape-X were published with it, and DQN with such an
+    epsilon."""
     learning_rate: NonNegative = 1e-4
     """Learning rate at the start of training."""
     lr_schedule: Literal["constant", "linear"] = "constant"

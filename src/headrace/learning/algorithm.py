@@ -62,7 +62,11 @@ class Algorithm(ABC):
     @abstractmethod
     def loss(self, model: Module, batch: Tensors, config: LearningConfig) -> tuple[Tensor, Tensors]:
         """The loss of one minibatch and its statistics (scalars by metric name). With replay it adds `priority`, float32 [B], to
-        the batch: the new priorities of what it learned from."""
+        the batch: the new priorities of what it learned from.
+
+        The loss is a mean over the rows where `mask` is True (without one: over all samples), or with `learning.reduction sum`
+        their sum: so are the gradients of several ranks combined.
+        """
 
     def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
         """Fields of the trajectory store, beyond the common ones, that `act` writes. A replay needs `q` (float32: value of the
@@ -74,6 +78,10 @@ class Algorithm(ABC):
 
     def after_update(self, model: Module, updates: int) -> None:  # noqa: B027 (optional)
         """Called after every update with their number so far."""
+
+    def schedule(self, model: Module, global_step: int) -> None:  # noqa: B027 (optional)
+        """Called after every update with the steps of all environments so far, those of other ranks among them: set what changes
+        with them, such as how much to explore. Actors receive it with the weights if it is a buffer of the model."""
 
     def state_dict(self, model: Module) -> dict[str, Any]:
         """What the algorithm remembers from update to update, such as target networks, for checkpoints."""

@@ -1,6 +1,6 @@
 """DQN with the parts of Rainbow, each a switch (Mnih et al. 2015, Nature 518; Hessel et al. 2018, arXiv 1710.02298).
 
-Every environment explores in the same way: with an epsilon that falls linearly with the updates, or by noisy layers. The parts
+Every environment explores in the same way: with an epsilon that falls linearly with the steps, or by noisy layers. The parts
 are settings: `q.double`, `q.dueling`, `q.noisy`, `q.atoms` (distributional), `replay.n_step`, `replay.alpha` (prioritized).
 """
 
@@ -20,10 +20,6 @@ from headrace.learning.exploration import FallingEpsilon, QNetworkWithEpsilon
 
 class DQN(FallingEpsilon, ApexDQN):
     """The `Algorithm`; batches are those of `ApexDQN`."""
-
-    def _samples_per_step(self) -> float:
-        c = self._config  # without a limit: one batch for each trajectory
-        return c.replay.samples_per_insert or c.learning.batch_size / (c.sampling.rollout * c.lane_size)
 
     def make_model(self, spec: EnvSpec, config: Config) -> QNetworkWithEpsilon:
         """A fresh network."""

@@ -65,22 +65,13 @@ class QNetworkWithEpsilon(QNetwork):
 
 
 class FallingEpsilon(EpsilonGreedy):
-    """Acts on a `QNetworkWithEpsilon`: all environments explore alike, with an epsilon that falls linearly with the updates."""
-
-    def __init__(self, config: Config):
-        super().__init__(config)
-        samples = config.q.epsilon_decay * config.learning.total_steps * self._samples_per_step()
-        self._decay_updates = max(1.0, samples / config.learning.batch_size)
-
-    def _samples_per_step(self) -> float:
-        """How often a step is learned from, on average."""
-        return 1.0
+    """Acts on a `QNetworkWithEpsilon`: all environments explore alike, with an epsilon that falls linearly with the steps."""
 
     def _epsilon(self, net: QNetwork, envs: Tensor) -> Tensor:
         return cast(QNetworkWithEpsilon, net).epsilon.expand(len(envs))
 
-    def after_update(self, model: Module, updates: int) -> None:
-        """Let epsilon fall."""
-        q, share = self._config.q, min(1.0, updates / self._decay_updates)
+    def schedule(self, model: Module, global_step: int) -> None:
+        """Let epsilon fall: a function of `global_step` alone, so it is the same with any number of ranks and environments."""
+        q = self._config.q
+        share = min(1.0, global_step / (q.epsilon_decay * self._config.learning.total_steps))
         cast(QNetworkWithEpsilon, model).epsilon.fill_(q.epsilon_first + (q.epsilon_last - q.epsilon_first) * share)
-        super().after_update(model, updates)

@@ -35,5 +35,7 @@ def lambda_returns(
     goes_on = ~(terminated | truncated) & torch.cat([valid[1:], torch.zeros_like(valid[:1])])
     trace = lambda_ * goes_on.to(values.dtype)
     discounts = gamma * (~terminated).to(values.dtype)
-    one_step = torch.where(valid, rewards + discounts * (1 - trace) * following, 0.0)
+    # Not multiplied by 0: of the observation after a termination no value need exist.
+    bootstrap = torch.where(terminated, 0.0, discounts * (1 - trace) * following)
+    one_step = torch.where(valid, rewards + bootstrap, 0.0)
     return reverse_scan(one_step, torch.where(valid, discounts * trace, 0.0))

@@ -89,7 +89,7 @@ class Learner:
         # Minibatch order; its state is saved, so that a resumed serial run is the same as one that never stopped.
         self.generator = torch.Generator().manual_seed(random_seed(Use.LEARNING, config.seed))
         self._loss = torch.compile(algorithm.loss) if config.learning.compile else algorithm.loss
-        self._reduce_gradients: Callable[[], None] | None = None
+        self._reduce_gradients: Callable[[Tensor], None] | None = None
         self._ranks: Ranks | None = None
         self.cut_short: Callable[[], bool] = lambda: False
         """Called after every optimizer step; True ends the update early. Not called if several ranks learn together."""
@@ -129,20 +129,23 @@ class Learner:
         return c.learning_rate * left
 
     @property
-    def reduce_gradients(self) -> Callable[[], None] | None:
+    def reduce_gradients(self) -> Callable[[Tensor], None] | None:
         """Called in every optimizer step between the backward pass and clipping, to combine the gradients of several learners.
-        It finds them in `parameter.grad` of `model`, always in the same memory; it is never recorded. None: one learner."""
+        It finds them in `parameter.grad` of `model`, always in the same memory, and is given the number of samples that they are
+        of, int64 []; it is never recorded. None: one learner."""
         return self._reduce_gradients
 
     @reduce_gradients.setter
-    def reduce_gradients(self, function: Callable[[], None] | None) -> None:
+    def reduce_gradients(self, function: Callable[[Tensor], None] | None) -> None:
         self._reduce_gradients = function
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter) if function is not None and parameter.requires_grad else None
 
     def join(self, ranks: Ranks) -> None:
-        """Learn together with other ranks, starting from the weights of rank 0. The ranks average their gradients and add up the
-        normalisers' statistics and the counts of masked steps. Each rank reports its own loss and lag."""
+        """Learn together with other ranks, starting from the weights of rank 0, as one learner would with all of their batches: a
+        gradient is the mean over the valid samples of all ranks, or with `learning.reduction sum` the sum. The normalisers'
+        statistics and the counts of masked steps are added up. Each rank normalises the advantages of its own samples, and
+        reports its own loss and lag."""
         if ranks.size == 1:
             return
         self._ranks = ranks
@@ -154,7 +157,8 @@ class Learner:
             if isinstance(module, RunningMeanStd):
                 module.sum_over_ranks = ranks.sum
                 self._prepare = self._prepared  # it sends and receives, which is not recorded
-        self.reduce_gradients = lambda: ranks.average_gradients(self.model)
+        summed = self.config.learning.reduction == "sum" and not self.config.uses_replay
+        self.reduce_gradients = lambda samples: ranks.combine_gradients(self.model, None if summed else samples)
 
     def learn(self, batch: Batch) -> Update:
         """One update: `num_epochs` x `num_minibatches` optimizer steps; none for a batch without a valid row.
@@ -202,6 +206,7 @@ class Learner:
             progress.stale_steps += stale
             lag = lag[real]
         self.algorithm.after_update(self.model, progress.updates)
+        self.algorithm.schedule(self.model, progress.global_step)
         if lag.numel():
             lags = lag.float()
             statistics |= {"lag/mean": lags.mean(), "lag/min": lags.min(), "lag/max": lags.max()}
@@ -240,7 +245,8 @@ class Learner:
         """`_stepped` in two separately recorded halves, with `reduce_gradients` between them."""
         assert self._reduce_gradients is not None
         out = self._backward(part)
-        self._reduce_gradients()
+        # Replayed samples have no mask: every rank has equally many.
+        self._reduce_gradients(part["mask"].sum() if "mask" in part else torch.ones((), device=self.device))
         return out | self._apply({"statistics": out["statistics"]})
 
     def _stepped(self, part: Tensors) -> Tensors:

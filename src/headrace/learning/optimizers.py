@@ -38,21 +38,32 @@ class LeanAdam(torch.optim.Adam):
         return None
 
 
-class TensorFlowRMSprop(torch.optim.Optimizer):
-    """RMSProp as TensorFlow 1 computes it, which IMPALA and Ape-X were trained with (`tf.train.RMSPropOptimizer`, momentum 0).
+class RMSprop(torch.optim.Optimizer):
+    """RMSProp without momentum, as PyTorch computes it or as TensorFlow 1 does (`tf.train.RMSPropOptimizer`), which IMPALA, Ape-X
+    and OpenAI Baselines' A2C were trained with; the original DQN has its epsilon where TensorFlow has it.
 
-        m <- a m + (1 - a) g^2        u <- a u + (1 - a) g        w <- w - lr g / sqrt(m - u^2 + eps)
+        m <- a m + (1 - a) g^2        u <- a u + (1 - a) g; not `centered`: u = 0
+        PyTorch:     w <- w - lr g / (sqrt(m - u^2) + eps)        m begins at 0
+        TensorFlow:  w <- w - lr g / sqrt(m - u^2 + eps)          m begins at 1, so that the first steps are small
 
-    without the mean u where not `centered`. It differs from `torch.optim.RMSprop` in two ways: epsilon is inside the square root,
-    and m begins at 1, so that the first steps are small. The variance m - u^2 is kept from falling below 0 by rounding.
+    The variance m - u^2 is kept from falling below 0 by rounding, which `torch.optim.RMSprop` does not do: its steps become NaN
+    where a gradient stays the same.
 
-    `lr`: a number, or a tensor [] on the parameters' device for recorded steps. `alpha`: a. `eps`: in units of squared gradients.
+    `lr`: a number, or a tensor [] on the parameters' device for recorded steps. `alpha`: a. `eps`: TensorFlow's is in units of
+    squared gradients, PyTorch's in units of gradients.
     """
 
     def __init__(
-        self, params: Iterable[Tensor], lr: float | Tensor, alpha: float = 0.99, eps: float = 0.01, centered: bool = False
+        self,
+        params: Iterable[Tensor],
+        lr: float | Tensor,
+        alpha: float = 0.99,
+        eps: float = 0.01,
+        centered: bool = False,
+        tensorflow: bool = False,
     ):
         super().__init__(params, {"lr": lr, "alpha": alpha, "eps": eps, "centered": centered})
+        self._tensorflow = tensorflow
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -64,7 +75,7 @@ class TensorFlowRMSprop(torch.optim.Optimizer):
             gradients: list[Any] = [p.grad for p in parameters]
             for p in parameters:
                 if not self.state[p]:
-                    self.state[p]["square_avg"] = torch.ones_like(p)
+                    self.state[p]["square_avg"] = torch.full_like(p, float(self._tensorflow))
                     if group["centered"]:
                         self.state[p]["grad_avg"] = torch.zeros_like(p)
             squares = [self.state[p]["square_avg"] for p in parameters]
@@ -77,7 +88,11 @@ class TensorFlowRMSprop(torch.optim.Optimizer):
                 torch._foreach_lerp_(means, gradients, rest)
                 variances = list(torch._foreach_addcmul(squares, means, means, -1))
                 torch._foreach_clamp_min_(variances, 0.0)
-            steps = torch._foreach_div(gradients, torch._foreach_sqrt(torch._foreach_add(variances, group["eps"])))
+            if self._tensorflow:
+                divisors = torch._foreach_sqrt(torch._foreach_add(variances, group["eps"]))
+            else:
+                divisors = torch._foreach_add(torch._foreach_sqrt(variances), group["eps"])
+            steps = torch._foreach_div(gradients, divisors)
             torch._foreach_mul_(steps, -group["lr"])
             torch._foreach_add_(parameters, steps)
 
@@ -105,9 +120,4 @@ def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
         return LeanAdam(parameters, lr=lr, betas=c.adam_betas, eps=c.optimizer_eps, fused=True)
     if c.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=lr, betas=c.adam_betas, eps=c.optimizer_eps, capturable=graphs, fused=True)
-    if c.optimizer == "rmsprop-tf":
-        return TensorFlowRMSprop(parameters, lr, c.rmsprop_alpha, c.optimizer_eps, c.rmsprop_centered)
-    return torch.optim.RMSprop(
-        parameters, lr=lr, alpha=c.rmsprop_alpha, eps=c.optimizer_eps, centered=c.rmsprop_centered, foreach=True,
-        capturable=graphs,
-    )  # fmt: skip
+    return RMSprop(parameters, lr, c.rmsprop_alpha, c.optimizer_eps, c.rmsprop_centered, tensorflow=c.optimizer == "rmsprop-tf")

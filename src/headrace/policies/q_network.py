@@ -59,7 +59,7 @@ class QOutput:
     core: Tensor
     """float32 [N, S] or [B, S]: core state after the (last) row."""
     allowed: Tensor | None
-    """bool [..., A]; None if every action is."""
+    """bool [..., A]; None if every action is. A row whose mask allows nothing counts as unmasked, as in `ActionDistribution`."""
 
     @property
     def value(self) -> Tensor:
@@ -147,6 +147,8 @@ class QNetwork(OnTrunk[QOutput]):
     def _output(self, features: Tensor, obs: dict[str, Tensor], core: Tensor) -> QOutput:
         out = self.head(features)
         allowed = obs[MASK_KEY].bool() if MASK_KEY in obs else None
+        if allowed is not None:
+            allowed = allowed | ~allowed.any(-1, keepdim=True)
         if self.head.atoms == 1:
             return QOutput(out.squeeze(-1), None, core, allowed)
         return QOutput((out.softmax(-1) * self.support).sum(-1), out, core, allowed)

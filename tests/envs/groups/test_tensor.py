@@ -13,6 +13,7 @@ from worlds import reset_group, rows_for, step_group
 
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core import registry
+from headrace.envs.core.contract import MASK_KEY
 from headrace.envs.core.errors import EnvironmentFault, UnsupportedSpace
 from headrace.envs.families.torch_cartpole import CartPole
 from headrace.envs.groups.tensor import TensorGroup, TensorStep
@@ -201,6 +202,46 @@ def test_numbers_that_nothing_can_learn_from_are_stopped_and_errors_name_the_env
 
     with pytest.raises(EnvironmentFault, match=r"observation 'at' has shape \[5, 3\]; \[5, 2\] is declared"):
         reset_group(group_of(WrongShape(N)), 0, after)
+
+
+class MaskedCounter(Counter):
+    """In the last observation of an episode nothing is allowed, and `stuck` says where nothing is allowed to act on either."""
+
+    def __init__(self, num_envs: int, device: str = "cpu") -> None:
+        super().__init__(num_envs)
+        mask = gymnasium.spaces.MultiBinary(5)
+        self.single_observation_space = gymnasium.spaces.Dict({"at": gymnasium.spaces.Box(0, 999, (2,)), MASK_KEY: mask})
+        self.single_action_space = gymnasium.spaces.MultiDiscrete([3, 2])
+        self.stuck = torch.zeros(num_envs, dtype=torch.bool)
+        self.reward_of = lambda actions: actions.float().sum(-1)
+
+    def observe(self) -> dict[str, torch.Tensor]:
+        mask = torch.tensor([0, 1, 0, 1, 1], dtype=torch.int8).repeat(self.num_envs, 1)
+        mask[self.stuck, 3:] = 0
+        return {"at": super().observe()["at"], MASK_KEY: mask}
+
+    def step(self, actions: torch.Tensor) -> TensorStep:
+        step = super().step(actions)
+        assert isinstance(step.final_obs, dict)
+        step.final_obs[MASK_KEY] = torch.zeros_like(step.final_obs[MASK_KEY])
+        return step
+
+
+def test_masks_that_allow_nothing_are_an_error_where_an_action_is_taken_and_are_repaired_elsewhere() -> None:
+    worlds = MaskedCounter(N)
+    registry.register_tensor("test/masked")(lambda options, num_envs, device: worlds)
+    group = make_group("test/masked", EnvConfig(), N)
+    now, after = rows_for(group.spec, N)
+    reset_group(group, 3, after)
+    actions = np.tile(np.array([[1, 0]], np.int32), (N, 1))
+    for _ in range(4):
+        step_group(group, actions, now, after)
+        np.testing.assert_array_equal(after.obs[MASK_KEY], np.tile([0, 1, 0, 1, 1], (N, 1)))
+        assert (now.final_obs[MASK_KEY] == 1).all()
+    worlds.stuck[2] = True
+    fault = r"step 5 of each: the action mask allows no choice in discrete part 1 of environment 2$"
+    with pytest.raises(EnvironmentFault, match=fault):
+        step_group(group, actions, now, after)
 
 
 def test_spaces_without_plain_tensors_are_refused() -> None:

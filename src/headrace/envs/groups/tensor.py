@@ -23,7 +23,7 @@ from torch import Tensor
 
 from headrace.config import EnvConfig
 from headrace.envs.core.actions import tensor_decoder
-from headrace.envs.core.contract import MASK_KEY, LaneRow, ObsRow
+from headrace.envs.core.contract import MASK_KEY, Categorical, LaneRow, ObsRow
 from headrace.envs.core.errors import FAULTS, EnvironmentFault, UnsupportedSpace
 from headrace.envs.core.spaces import Leaf, leaves, spec_of
 from headrace.envs.groups.base import StepsAtOnce
@@ -34,6 +34,8 @@ from headrace.envs.groups.rewards import reward_transform
 CHECK_PERIOD = 64
 """Steps between two checks for NaN, infinite and too large numbers on a GPU, since each check waits for the device. On the CPU
 every step is checked."""
+
+NO_CHOICE = "the action mask allows no choice in discrete part"
 
 Observation = Tensor | dict[str, Any]
 """[N, ...], or a dictionary of these for Dict spaces."""
@@ -100,6 +102,8 @@ class TensorGroup(StepsAtOnce):
         self.num_envs = self.lane_size = N = envs.num_envs
         self._leaves = [_checked(leaf, env_id) for leaf in leaves(observed)]
         self._floats = [name for name, array in self.spec.observation.items() if array.dtype.kind == "f"]
+        self._choices = [part.n for part in self.spec.action.parts if isinstance(part, Categorical)]
+        """Choices of each discrete part of an action, which a mask has one after another."""
         self._decode = tensor_decoder(acted, device, env_id)
         self._to_learn = reward_transform(options, torch)
         returns, lengths = (torch.zeros(N, dtype=kind, device=device) for kind in (torch.float64, torch.int32))
@@ -121,7 +125,7 @@ class TensorGroup(StepsAtOnce):
         self._put(row.obs, self.envs.reset(self._seed))
         row.first.fill_(True)
         row.valid.fill_(True)
-        self._look({f"observation {name!r}": row.obs[name] for name in self._floats}, always=True)
+        self._look({f"observation {name!r}": row.obs[name] for name in self._floats} | self._masks(row.obs), always=True)
 
     def send(self, rows: Sequence[LaneRow]) -> None:
         """See `EnvGroup.send`; on return the step is finished, or queued on the device."""
@@ -145,7 +149,8 @@ class TensorGroup(StepsAtOnce):
         numbers = {f"observation {name!r}": after.obs[name] for name in self._floats}
         # where no episode ended, `final_obs` may hold anything
         last = {f"last observation {name!r}": _only(now.final_obs[name], ended) for name in self._floats}
-        self._look({"the reward": reward, **numbers, **last})
+        self._look({"the reward": reward, **numbers, **last, **self._masks(after.obs)})
+        self._masks(now.final_obs)  # which may allow nothing: no action is taken there
 
     def get_state(self) -> dict[str, Any] | None:
         """Includes the environments' own `get_state()`; None if they have no such method."""
@@ -189,6 +194,16 @@ class TensorGroup(StepsAtOnce):
                 )
             row.copy_(value.view_as(row))
 
+    def _masks(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """For `_look`, by discrete part: infinite [N] where the action mask allows no choice. There all choices are allowed."""
+        found = {}
+        if MASK_KEY in obs:
+            for number, allowed in enumerate(obs[MASK_KEY].split(self._choices, -1)):
+                nothing = ~allowed.bool().any(-1)
+                allowed |= nothing.unsqueeze(-1).to(allowed.dtype)
+                found[f"{NO_CHOICE} {number}"] = torch.where(nothing, torch.inf, 0.0)
+        return found
+
     def _look(self, numbers: dict[str, Tensor], always: bool = False) -> None:
         """Raise `EnvironmentFault` if one of these numbers [N, ...] is not finite, or too large to learn from."""
         if not numbers:
@@ -204,11 +219,16 @@ class TensorGroup(StepsAtOnce):
         for name, x in numbers.items():
             if len(places := (~(x.abs() <= LARGEST)).nonzero()):
                 index, *inner = places[0].tolist()
+                if name.startswith(NO_CHOICE):
+                    return f"{name} of environment {index}"
                 value = float(x[tuple(places[0])])
                 at = f" at index {inner}" if inner else ""
                 return f"{name} of environment {index} is {value:g}{at}{too_large(value)}"
         last = f"one of the last {self._check_period} steps"
-        return f"in {last} an observation or a reward was not finite, or larger than {LARGEST:g} and so too large to learn from"
+        return (
+            f"in {last} an action mask allowed no choice, or an observation or a reward was not finite, or larger than "
+            f"{LARGEST:g} and so too large to learn from"
+        )
 
 
 def _tensor(x: Any) -> Tensor:

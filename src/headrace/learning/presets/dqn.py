@@ -19,7 +19,7 @@ DQN: Settings = ON_A_REPLAY | {
     "q.epsilon_first": 1.0,
 }  # fmt: skip
 DQN_PAPER: Settings = {
-    "learning.optimizer": "rmsprop", "learning.learning_rate": 0.00025, "learning.rmsprop_alpha": 0.95,
+    "learning.optimizer": "rmsprop-tf", "learning.learning_rate": 0.00025, "learning.rmsprop_alpha": 0.95,
     "learning.rmsprop_centered": True, "learning.optimizer_eps": 0.01, "learning.max_grad_norm": None,
     "learning.total_steps": 50_000_000,
     "replay.minimum": 50_000,
