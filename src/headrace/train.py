@@ -118,11 +118,11 @@ def _run(placement: Placement, reporter: Reporter) -> dict[int, dict[str, Any]]:
 
 def learn(placement: Placement, p: int) -> Iterator[Message | None]:
     """The training loop of policy p: yields what is reported, and None after every round without a report."""
-    config = placement.configs[p]
+    config, control = placement.configs[p], placement.memory.control
     algorithm, model = make_agent(config, spec := placement.spec.of_policy(p))
     set_up(config.device)
     learner = Learner(model, algorithm, config)
-    learner.cut_short = lambda: placement.hurried
+    learner.cut_short = lambda: control.hurried
     log = TrainingLog(spec.tasks, spec.agents)
     ranks = Ranks(config.device)  # other ranks may learn the same policy, each with its own environments
     experience = across_ranks(placement.batches(p, algorithm.reported_envs(config.num_envs)), ranks, spec)
@@ -138,21 +138,21 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
         yield from pbt.begin()
     if config.uses_replay:
         yield Message("message", f"Learning begins when the replay holds {config.replay.minimum:,} steps", p)
-    clock, several = placement.clock(p), config.population.size > 1
+    clock, several = control.clock("learner", p), config.population.size > 1
     started = last_log = perf_counter()
     reason = "total_steps" if learner.progress.global_step >= config.learning.total_steps else None
     if reason is None:
         yield None  # ready
     while reason is None:
         try:
-            batch = None if several and placement.stopped else experience.next(timeout=POLL_INTERVAL)
+            batch = None if several and control.stopped else experience.next(timeout=POLL_INTERVAL)
             clock.spent("wait", now := perf_counter())
             if batch is not None and _learn_from(batch, learner, log, experience):
                 clock.spent("train", now := perf_counter())
                 placement.publish(p, learner.model, learner.progress.version)
                 past.after_update()
                 clock.spent("publish", now := perf_counter())
-            reason = "interrupted" if placement.stopped else reason_to_stop(config, learner.progress, log, now - started)
+            reason = "interrupted" if control.stopped else reason_to_stop(config, learner.progress, log, now - started)
             reason = REASONS[ranks.largest(REASONS.index(reason or past.reason_to_stop(now)))]
         except (EnvironmentFault, FloatingPointError, RankLost):
             if checkpoints.finite:  # what was learned until then is kept

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.processes.orphaned_programs import end_programs
+from headrace.processes.orphaned_programs import end_programs, origin
 from headrace.processes.start import start_child
 
 pytestmark = pytest.mark.process
@@ -73,17 +73,17 @@ def test_programs_of_a_child_that_was_killed_are_ended(start, how) -> None:
     other_pid, others, kill_other = start("plain")
     kill()
     assert all(map(alive, programs)), "they outlive it, or there is nothing to test"
-    assert end_programs({pid}) == len(programs)
+    assert end_programs(origin(), {pid}) == len(programs)
     gone(programs)
     assert all(map(alive, others)), "those of a child that lives go on"
     kill_other()
-    assert end_programs({other_pid}) == 1
+    assert end_programs(origin(), {other_pid}) == 1
     gone(others)
 
 
 def test_programs_of_nobody_are_left_alone() -> None:
     with subprocess.Popen(["sleep", "600"]) as program:
-        assert end_programs({os.getpid(), 1}) == 0
+        assert end_programs(origin(), {os.getpid(), 1}) == 0
         assert program.poll() is None
         program.kill()
 

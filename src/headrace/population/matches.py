@@ -7,6 +7,8 @@ whatever happens in the population meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import combinations, takewhile
 from typing import Any
 
 import numpy as np
@@ -70,11 +72,7 @@ class WorkerMatches:
                         f"the matchmaker chose member {member} for {match.agents[agent]}, which observes or acts otherwise than "
                         "the policy does"
                     )
-            entered = []
-            for member in chosen:
-                if not self._standings.enter(self._worker, member):
-                    break
-                entered.append(member)
+            entered = list(takewhile(partial(self._standings.enter, self._worker), chosen))
             if len(entered) == len(chosen):
                 return chosen
             for member in entered:
@@ -83,12 +81,10 @@ class WorkerMatches:
 
     def _count(self, members: list[int], outcomes: np.ndarray) -> None:
         """Count the result of each of these members, the agents of a match, against each other."""
-        for i, one in enumerate(members):
-            for j in range(i + 1, len(members)):
-                difference = outcomes[i] - outcomes[j]
-                if np.isnan(difference):
-                    continue  # the match was lost with its environment server
-                self._standings.add_result(self._worker, one, members[j], 0.5 + 0.5 * float(np.sign(difference)))
+        for i, j in combinations(range(len(members)), 2):
+            difference = outcomes[i] - outcomes[j]
+            if not np.isnan(difference):  # else the match was lost with its environment server
+                self._standings.add_result(self._worker, members[i], members[j], 0.5 + 0.5 * float(np.sign(difference)))
 
     def act(self, member: int, observation: dict[str, np.ndarray], action: np.ndarray) -> None:
         """See `Matches.act`."""

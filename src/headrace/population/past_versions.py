@@ -14,7 +14,7 @@ from headrace.learning.learner import Learner
 from headrace.population.ratings import rate
 from headrace.runs.messages import Message
 from headrace.sampling.placements.base import Placement
-from headrace.shm.population import GAMES, SCORE
+from headrace.shm.population import GAMES, SCORE, Standings
 from headrace.shm.primitives import Closed
 
 LEFT_OUT_AFTER = 300.0
@@ -54,28 +54,20 @@ class PastVersions:
         if s is None:
             return
         s.now[self._p], s.begun[self._p] = step, 1
-        self._rate()  # here, and not when metrics are due: what depends on the clock cannot be repeated
+        self._rate(s)  # here, and not when metrics are due: what depends on the clock cannot be repeated
         if not s.V or step - s.saved[self._p] < self._settings.save_steps:
             return
         versions = s.versions(self._p)
         for member in versions[: max(0, len(versions) + 1 - self._settings.window)]:
             s.close(member)
-        place = s.free_place(self._p)
-        if place is not None:
-            self._keep(place, step)
+        if (place := s.free_place(self._p)) is not None:
+            weights = FlatWeights(self._learner.model)
+            weights.publish(self._placement.memory.policies[place].weights, self._learner.progress.version)
+            s.admit(place, step, float(s.rating[self._p]))
+            s.saved[self._p] = step
 
-    def _keep(self, place: int, step: int) -> None:
-        s = self._standings
-        assert s is not None
-        weights = FlatWeights(self._learner.model)
-        weights.publish(self._placement.memory.policies[place].weights, self._learner.progress.version)
-        s.admit(place, step, float(s.rating[self._p]))
-        s.saved[self._p] = step
-
-    def _rate(self) -> None:
+    def _rate(self, s: Standings) -> None:
         """Let the games since the last call move the rating of p, and of the opponents that never learn."""
-        s = self._standings
-        assert s is not None
         new = s.take_unrated(self._p)
         s.remember(self._p, new)
         played = np.flatnonzero(new[:, GAMES]).tolist()
@@ -135,12 +127,12 @@ class PastVersions:
             found["matches/win_rate"] = float(record[:, SCORE].sum()) / games
         for m in (*range(s.P), *s.opponents):
             if record[m, GAMES]:
-                name = Path(self._name(m)).name.replace(" ", "-")
+                name = Path(self._name(s, m)).name.replace(" ", "-")
                 found[f"matches/win_rate/{name}"] = float(record[m, SCORE] / record[m, GAMES])
         return found
 
     def table(self) -> dict[str, Any] | None:
-        """The standings of all members, see `headrace.runs.standings`; None in environments of one agent."""
+        """What standings.json has (`headrace.population.records`); None in environments of one agent."""
         s = self._standings
         if s is None:
             return None
@@ -148,16 +140,14 @@ class PastVersions:
         members = [*range(s.P), *copies, *s.opponents]
         record = s.record()[np.ix_(members, members)]
         return {
-            "members": [self._name(m) for m in members],
+            "members": [self._name(s, m) for m in members],
             "elo": [round(s.elo(m), 1) for m in members],
             "step": [None if m < s.P or m in s.opponents else int(s.step[m]) for m in members],
             "score": record[..., SCORE].tolist(),
             "games": record[..., GAMES].astype(int).tolist(),
         }
 
-    def _name(self, member: int) -> str:
-        s = self._standings
-        assert s is not None
+    def _name(self, s: Standings, member: int) -> str:
         if member < s.P:
             return f"policy {member}"
         if member in s.opponents:
@@ -171,24 +161,17 @@ class PastVersions:
         s = self._standings
         if s is None:
             return None
-        nbytes = weights_nbytes(self._learner.model)
         copies = []
         for m in s.past(self._p):
             if s.step[m] >= 0:
-                weights = np.zeros(nbytes, np.uint8)
+                weights = np.zeros(weights_nbytes(self._learner.model), np.uint8)
                 version = self._placement.memory.policies[m].weights.read(weights)
                 copies.append([m, version, weights, int(s.step[m]), float(s.rating[m]), int(s.open[m])])
         return {
             "saved": int(s.saved[self._p]), "copies": copies, "seen": s.rated_or_old(self._p) - s.baseline[self._p],
-            "record": s.record(), "ratings": s.rating.copy(), "moved": s.moved[self._p].copy(), "members": self._members,
-            "recent": s.recent.copy(),
+            "record": s.record(), "ratings": s.rating.copy(), "moved": s.moved[self._p].copy(),
+            "members": [s.P, s.V, *self._settings.opponents], "recent": s.recent.copy(),
         }  # fmt: skip
-
-    @property
-    def _members(self) -> list[Any]:
-        """What the members' numbers mean."""
-        assert self._standings is not None
-        return [self._standings.P, self._standings.V, *self._settings.opponents]
 
     def set_state(self, state: dict[str, Any] | None, newest: bool | None = None) -> list[str]:
         """Go on from `get_state`, when a run begins; returns what the user should know. A run that is resumed with other
@@ -201,7 +184,8 @@ class PastVersions:
         s = self._standings
         if s is None or state is None:
             return []
-        if state["record"].shape != (s.N, s.N, 2) or state["members"] != self._members:
+        # "members" says what the members' numbers mean.
+        if state["record"].shape != (s.N, s.N, 2) or state["members"] != [s.P, s.V, *self._settings.opponents]:
             return ["Ratings, results and past versions begin anew: the matches have other opponents or another window"]
         s.now[self._p] = self._learner.progress.global_step
         if s.begun[self._p]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -116,9 +116,7 @@ class PbtPolicy:
         self._publish_objective()
         self._shared.serve(self._policy)
         if self._pending is not None:
-            copy = self._shared.read(self._pending["donor"], self._copied_after)
-            if copy is not None:
-                yield self._report(self._adopt(state_tree.from_bytes(copy)))
+            yield from self._adopt(self._pending)
         elif self._frames >= self._next:
             yield from self._decide()
 
@@ -145,9 +143,7 @@ class PbtPolicy:
         self._shared.objectives[self._policy] = self._objective()
 
     def _objective(self) -> float:
-        if self._pbt.of_matches:
-            assert self._games is not None
-            assert self._standings is not None
+        if self._games is not None and self._standings is not None and self._pbt.of_matches:
             rate = self._games.win_rate
             return rate if self._pbt.objective == "win_rate" or math.isnan(rate) else float(self._standings.rating[self._policy])
         if self._pbt.objective == "return":
@@ -169,9 +165,7 @@ class PbtPolicy:
         if decision.donor is not None:
             self._pending = {"donor": decision.donor, "mutate": decision.mutate, "record": record}
             self._ask(decision.donor)
-            copy = self._shared.read(decision.donor, self._copied_after)
-            if copy is not None:  # at once, where learners take turns
-                yield self._report(self._adopt(state_tree.from_bytes(copy)))
+            yield from self._adopt(self._pending)  # at once, where learners take turns
             return
         if decision.mutate:
             self._mutate()
@@ -186,9 +180,8 @@ class PbtPolicy:
         if self._explained:
             return
         self._explained = True
-        missing = [str(q) for q, value in enumerate(self._shared.objectives.tolist()) if math.isnan(value)]
-        several = len(missing) > 1
-        who = f"policies {', '.join(missing[:-1])} and {missing[-1]} have" if several else f"policy {missing[0]} has"
+        *others, last = [str(q) for q, value in enumerate(self._shared.objectives.tolist()) if math.isnan(value)]
+        who = f"policies {', '.join(others)} and {last} have" if others else f"policy {last} has"
         tasks = " of some task" if self._spec.tasks else ""
         games = "no game against another member has ended since the policy began or became a copy"
         why = games if self._pbt.of_matches else "no episode has ended"
@@ -209,8 +202,8 @@ class PbtPolicy:
             "frames": self._frames,
             "decision": self._decisions,
             "objectives": [value if math.isfinite(value) else None for value in self._shared.objectives.tolist()],
-            "rank": None if decision is None else decision.rank,
-            "donor": None if decision is None else decision.donor,
+            "rank": decision and decision.rank,
+            "donor": decision and decision.donor,
             "before": dict(self._values),
         }
 
@@ -225,13 +218,10 @@ class PbtPolicy:
         """Learn with the hyperparameters from now on; returns them."""
         config, self._values = pbt.with_values(self._base, self._values)
         self._learner.reconfigure(config)
-        self._set_reward_weights(self._values)
-        return dict(self._values)
-
-    def _set_reward_weights(self, values: Mapping[str, pbt.Value]) -> None:
         if self._weights:
-            new = {name: float(values.get(REWARD + name, weight)) for name, weight in self._weights.items()}
-            self._shared.set_reward_weights(self._policy, list(new.values()))
+            new = [float(self._values.get(REWARD + name, weight)) for name, weight in self._weights.items()]
+            self._shared.set_reward_weights(self._policy, new)
+        return dict(self._values)
 
     def _copy(self) -> bytes:
         """This policy as others take it over."""
@@ -247,16 +237,17 @@ class PbtPolicy:
             }
         )
 
-    def _adopt(self, copy: dict[str, Any]) -> dict[str, Any]:
-        """Become what the copy is; experience of the weights from before is not learned from. Returns the record of it."""
-        assert self._pending is not None
-        pending, self._pending, learner = self._pending, None, self._learner
+    def _adopt(self, pending: dict[str, Any]) -> Iterator[Message]:
+        """Become a copy of the donor, if the copy is there. Experience of the weights from before is not learned from."""
+        arrived = self._shared.read(pending["donor"], self._copied_after)
+        if arrived is None:
+            return
+        self._pending, learner, copy = None, self._learner, state_tree.from_bytes(arrived)
         learner.model.load_state_dict(copy["model"])
         load_optimizer(learner.optimizer, copy["optimizer"])
         learner.algorithm.load_state_dict(learner.model, copy["learner"])
         self._values = dict(copy["values"])
-        if self._games is not None:  # the games of the weights from before say nothing of it
-            assert self._standings is not None
+        if self._games is not None and self._standings is not None:  # the games of the weights from before say nothing of it
             self._games.clear()
             self._standings.take_over(self._policy, pending["donor"])
         self._replaced += 1
@@ -265,4 +256,5 @@ class PbtPolicy:
         values = self._apply()
         learner.progress.lost_versions += self._base.learning.max_policy_lag + 1
         self._placement.publish(self._policy, learner.model, learner.progress.version)
-        return pending["record"] | {"values": values, "donor_step": copy["global_step"], "taken_at": learner.progress.global_step}
+        taken = {"values": values, "donor_step": copy["global_step"], "taken_at": learner.progress.global_step}
+        yield self._report(pending["record"] | taken)

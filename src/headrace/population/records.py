@@ -12,8 +12,7 @@ draw 1/2) and `games` of each against each.
 from __future__ import annotations
 
 import json
-import os
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -40,7 +39,7 @@ class Records:
     def __init__(self, config: Config) -> None:
         self._config, self._folder = config, config.run_folder
         self._file: AppendFile | None = None
-        self._newest: dict[int, deque[dict[str, Any]]] = {}
+        self._newest: dict[int, deque[dict[str, Any]]] = defaultdict(lambda: deque(maxlen=NEWEST))
         """By policy, its newest lines in the file."""
 
     def receive(self, kind: str, content: Any) -> Iterator[str]:
@@ -52,25 +51,22 @@ class Records:
             except OSError as error:
                 yield f"{path} cannot be written now ({error.strerror}). What is there is older"
         # A learner that goes on from a checkpoint reports its newest decisions again.
-        elif kind == "population" and content not in self._newest.get(content["policy"], ()):
+        elif kind == "population" and content not in self._newest[content["policy"]]:
             yield from filter(None, (self._append(content), sentence(content)))
 
     def _append(self, record: dict[str, Any]) -> str | None:
         """Add a line; returns a message for the user if the disk is full. A learner that died when it had decided and no
         checkpoint said so decides once more: the line replaces that one."""
         policy, decision = record["policy"], record["decision"]
-        if (lines := self._newest.get(policy)) and decision <= lines[-1].get("decision", -1):
+        if (lines := self._newest[policy]) and decision <= lines[-1].get("decision", -1):
             with suppress(OSError):  # a full disk: the older line stays, too
                 self._keep(lambda line: line["policy"] != policy or line.get("decision", -1) < decision)
-        self._note(record)
+        self._newest[policy].append(record)
         return self._opened().append(json.dumps(record).encode() + b"\n")
 
     def _opened(self) -> AppendFile:
         self._file = self._file or AppendFile(self._folder / DECISIONS)
         return self._file
-
-    def _note(self, line: dict[str, Any]) -> None:
-        self._newest.setdefault(line["policy"], deque(maxlen=NEWEST)).append(line)
 
     def rewind(self, policy: int, step: int) -> None:
         """Training of this policy goes on from this global step: its later decisions are removed, and those of copies that were
@@ -81,9 +77,9 @@ class Records:
     def _keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Remove all other lines."""
         kept = self._opened().keep_lines(lambda line: _is_decision(line) and wanted(line))
-        self._newest = {}
+        self._newest.clear()
         for line in kept:
-            self._note(line)
+            self._newest[line["policy"]].append(line)
 
     def close(self) -> None:
         """Close the file."""
@@ -100,10 +96,10 @@ class Records:
             yield f"Standings: {draw_standings(self._config)}"
 
 
-def read_decisions(run: os.PathLike[str] | str) -> list[dict[str, Any]]:
+def read_decisions(run: Path) -> list[dict[str, Any]]:
     """The decisions of a run in the order in which they were made, none for a run that ended before the first one. A line that a
     crash cut short is left out."""
-    lines = read_json_lines(path) if (path := Path(run) / DECISIONS).exists() else ()
+    lines = read_json_lines(path) if (path := run / DECISIONS).exists() else ()
     return [line for line in lines if _is_decision(line)]
 
 
@@ -129,7 +125,7 @@ def sentence(record: dict[str, Any]) -> str | None:
     return " ".join(part for part in parts if part)
 
 
-def draw_decisions(run: os.PathLike[str] | str, size: int, path: os.PathLike[str] | str | None = None) -> Path:
+def draw_decisions(run: Path, size: int) -> Path:
     """Draw the objectives and the hyperparameters of all policies over their steps; an arrow from the donor's curve to the
     policy's shows each replacement. Returns the picture's path (population.png in the run folder).
 
@@ -164,8 +160,7 @@ def draw_decisions(run: os.PathLike[str] | str, size: int, path: os.PathLike[str
     axes[-1].set(xlabel="steps of the policy")
     for axis in axes:
         axis.grid(alpha=0.3)
-    picture = Path(path or Path(run) / "population.png")
-    figure.savefig(picture, dpi=120)
+    figure.savefig(picture := run / "population.png", dpi=120)
     return picture
 
 
@@ -198,8 +193,7 @@ def draw_standings(config: Config) -> Path:
     ratings.grid(alpha=0.3)
     ratings.legend(fontsize="small", ncols=2)
     figure.suptitle(config.env)
-    picture = source.with_suffix(".png")
-    figure.savefig(picture, dpi=100)
+    figure.savefig(picture := source.with_suffix(".png"), dpi=100)
     return picture
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import signal
@@ -10,10 +9,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import connection
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from headrace.processes.orphaned_programs import end_programs
+from headrace.processes.orphaned_programs import end_programs, origin
 from headrace.processes.reports import ReportWriter, report_pipe
 from headrace.processes.start import die_with_parent, forked_children_die_too, start_child
 from headrace.shm.segment import Segment
@@ -31,7 +31,6 @@ REST_OF_STACKS = 0.05
 END_TIMEOUT = 2.0
 """Seconds that `Child.end` waits for a process that it has killed, which the kernel may hold."""
 POLL_INTERVAL = 0.002
-PR_SET_NAME = 15
 
 
 class Child:
@@ -61,7 +60,8 @@ class Child:
             raise
         finally:
             there.close()
-        self._pidfd = _pidfd(self.process.pid)
+        self.pid: int = self.process.pid  # type: ignore[assignment]
+        self._pidfd = _pidfd(self.pid)
 
     @property
     def stack_text(self) -> str:
@@ -143,8 +143,7 @@ class Child:
         if not self.wait(timeout):
             self.kill()
             self.wait(END_TIMEOUT)
-        if self.process.pid is not None:
-            end_programs({self.process.pid})
+        end_programs(origin(), {self.pid})
         self.close()
 
     def close(self) -> None:
@@ -160,15 +159,15 @@ class Child:
         with suppress(ProcessLookupError):
             if self._pidfd is not None:
                 signal.pidfd_send_signal(self._pidfd, number)
-            elif self.process.pid is not None:
-                os.kill(self.process.pid, number)
+            else:
+                os.kill(self.pid, number)
 
 
-def _pidfd(pid: int | None) -> int | None:
+def _pidfd(pid: int) -> int | None:
     """A descriptor that stands for the process, also when its number is another's; None where the kernel has none (before Linux
     5.3), or the process has ended already."""
     try:
-        return os.pidfd_open(pid or 0)
+        return os.pidfd_open(pid)
     except OSError:
         return None
 
@@ -176,7 +175,7 @@ def _pidfd(pid: int | None) -> int | None:
 def _run(name: str, stacks: Segment, main: Callable[..., None], report: ReportWriter, arguments: tuple[Any, ...]) -> None:
     die_with_parent()
     forked_children_die_too()
-    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
+    Path("/proc/self/comm").write_text(name)
     faulthandler.enable(stacks.fd)
     faulthandler.register(signal.SIGUSR1, stacks.fd)
     main(report, *arguments)

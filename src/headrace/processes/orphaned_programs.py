@@ -32,32 +32,25 @@ def mark_programs(parent: str) -> None:
     os.environ[STARTED_BY] = f"{parent}:{os.getpid()}"
 
 
-def end_programs(children: Collection[int]) -> int:
-    """Kill the programs that child processes (pids) of this process have started. Returns how many there were."""
-    return _end(origin(), set(children)) if children else 0
-
-
-def end_all_programs(parent: str) -> int:
-    """Kill the programs that any child process has started of the process with this origin. Returns how many there were."""
-    return _end(parent, None)
-
-
-def _end(parent: str, children: set[int] | None) -> int:
+def end_programs(parent: str, children: Collection[int] | None = None) -> int:
+    """Kill the programs that child processes (pids; None: all) of the process with this origin have started. Returns how many
+    there were."""
     found: set[int] = set()
     deadline = time.monotonic() + AGAIN
-    while True:
+    while children is None or children:
         living = _programs(parent, children)
         for pid in living:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         found |= living
         if not living or time.monotonic() > deadline:
-            return len(found)
+            break
         time.sleep(0.002)  # one of them may have started another in between
+    return len(found)
 
 
-def _programs(parent: str, children: set[int] | None) -> set[int]:
-    """Pids of programs that live; of all children where that is None."""
+def _programs(parent: str, children: Collection[int] | None) -> set[int]:
+    """Pids of these programs that live."""
     beginning = f"{STARTED_BY}={parent}:".encode()
     found = set()
     for entry in filter(str.isdigit, os.listdir("/proc")):

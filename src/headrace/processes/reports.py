@@ -22,15 +22,11 @@ MOST_BYTES = 1 << 30
 class ReportWriter:
     """The child's end of the pipe; its threads may share it. An argument of the child's process."""
 
+    _lock = threading.Lock()
+    """One for a process, which has one such end. So that it is not pickled, it is the class's."""
+
     def __init__(self, pipe: Connection):
         self._pipe = pipe
-        self._lock = threading.Lock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_pipe": self._pipe}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_pipe"])  # type: ignore[misc]
 
     def send(self, report: Any) -> None:
         """Send a JSON value, in which there may be tuples, NaN, infinities and NumPy's numbers and arrays; the reader gets lists

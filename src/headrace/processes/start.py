@@ -72,9 +72,8 @@ def _own_folder() -> str:
     of multiprocessing has that of its parent, which may live on."""
     if multiprocessing.parent_process() is not None:
         return ""
-    made_already = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-    if not made_already:  # by a parent, perhaps, from which this process was forked
-        leftovers.mark(util.get_temp_dir())
+    if not multiprocessing.current_process()._config.get("tempdir"):  # type: ignore[attr-defined]
+        leftovers.mark(util.get_temp_dir())  # else made by a parent, perhaps, from which this process was forked
     return util.get_temp_dir()
 
 
@@ -97,7 +96,7 @@ def _clean_up(server: int, parent: int, origin: str, folder: str) -> None:
             if folder:
                 shutil.rmtree(folder, ignore_errors=True)
             _end_children(time.monotonic() + CHILDREN_END)
-            orphaned_programs.end_all_programs(origin)
+            orphaned_programs.end_programs(origin)
             return
         time.sleep(0.005)
 
@@ -202,10 +201,8 @@ def die_with_parent() -> None:
     PR_SET_PDEATHSIG would watch the fork server, which in turn lives as long as any child does. The parent holds one end of a
     pipe; when that is closed a signal is raised.
     """
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    _die_when_closed(parent.sentinel)
+    if (parent := multiprocessing.parent_process()) is not None:
+        _die_when_closed(parent.sentinel)
 
 
 def _die_when_closed(fd: int) -> None:

@@ -13,18 +13,23 @@ from typing import Any
 
 from headrace.envs.core.contract import EnvGroup, LaneRow, StepRow
 from headrace.envs.core.rows import obs_row
+from headrace.envs.make import make_group
 from headrace.sampling.lanes import Group, Lane
 from headrace.sampling.match_protocols import Matches
 from headrace.sampling.placements.base import Placement
 from headrace.sampling.rollout_worker import InlineAct, RolloutWorker
 from headrace.sampling.run_memory import RunMemory
-from headrace.sampling.worker_process import make_group, matchmaking_seed
+from headrace.sampling.worker_process import matchmaking_seed
 
 
 def make_rollout_worker(placement: Placement, index: int, restarts: int = 0, act: InlineAct | None = None) -> RolloutWorker:
     """Make rollout worker `index` of a run. `restarts`: how many processes the run has replaced so far."""
     config, memory, members = placement.config, placement.memory, placement.members
-    make = partial(make_group, config, placement.spec)
+
+    def make(number: int) -> EnvGroup:
+        task = config.task_of_group(number)
+        return make_group(config.env, config.envs, config.envs_per_group, number=number, task=task, spec=placement.spec)
+
     if members is None:
         return RolloutWorker(index, memory, make, act)
     assert memory.standings is not None
@@ -165,9 +170,7 @@ class MatchWorker(RolloutWorker):
     # -- exact resume -----------------------------------------------------------------------------------------------------
 
     def matches_state(self) -> dict[str, Any] | None:
-        """See `RolloutWorker.matches_state`."""
         return self._matches.get_state()
 
     def resume_matches(self, state: Any) -> None:
-        """See `RolloutWorker.resume_matches`."""
         self._matches.set_state(state)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -26,17 +28,14 @@ class PolicyWorker:
         make: Callable[[int], Actor] | None = None,
         queue_of: Sequence[int] | None = None,
     ):
-        """`make` makes an actor for a past version or an opponent; `queue_of`: the number of every member's request queue, None
-        in environments of one agent."""
-        self.index, self.requests, self.actor = index, requests, actor
-        self._queue_of, self._make = queue_of, make
-        self._static: dict[int, Actor] = {}
-        """By member, actors of past versions and opponents, made when they are first needed."""
-        self._batch_timeout = config.sampling.batch_timeout
-        self._lanes = np.zeros(min(config.sampling.max_request_groups or requests.L, requests.L), np.int32)
-        self._minimum = min(config.min_request_groups, len(self._lanes))
+        """`make` makes an actor for a past version or an opponent when it is first needed; `queue_of`: the number of every
+        member's request queue, None in environments of one agent."""
         s = config.sampling
-        self._period = s.weights_period
+        self.index, self.requests, self.actor, self._queue_of = index, requests, actor, queue_of
+        self._static_actor: Any = None if make is None else cache(make)
+        self._batch_timeout, self._period = s.batch_timeout, s.weights_period
+        self._lanes = np.zeros(min(s.max_request_groups or requests.L, requests.L), np.int32)
+        self._minimum = min(config.min_request_groups, len(self._lanes))
         self._share = max(1, requests.L // (config.population.size * s.num_policy_workers))
         """Lanes that this worker answers, on average."""
         self.answered: int | None = None
@@ -63,22 +62,21 @@ class PolicyWorker:
             self.actor.refresh()
             self.answered = 0
         self.answered += len(mine)
-        if self._queue_of is not None:
-            mine = self._act_by_policy(mine)
-        else:
+        if self._queue_of is None:
             self.actor.act(np.array(mine, np.int64))
+        else:
+            mine = self._act_by_policy(mine, self._queue_of)
         self.requests.answer(mine, self.index)
 
-    def _act_by_policy(self, lanes: list[int]) -> list[int]:
+    def _act_by_policy(self, lanes: list[int], queue_of: Sequence[int]) -> list[int]:
         """Act for the lanes of members that share this worker's queue; returns these lanes. A number that stayed in the queue
         after a policy worker's death may belong to another queue by now; it is given up."""
-        assert self._queue_of is not None
         numbers = np.array(lanes, np.int64)
         policies = self.requests.policy[numbers]
         done: list[int] = []
         for policy in np.unique(policies).tolist():
             part = numbers[policies == policy]
-            if self._queue_of[policy] != self.actor.policy:
+            if queue_of[policy] != self.actor.policy:
                 self.requests.give_up(part.tolist(), self.index)
                 continue
             actor = self.actor if policy == self.actor.policy else self._static_actor(policy)
@@ -87,9 +85,3 @@ class PolicyWorker:
             actor.act(part)
             done += part.tolist()
         return done
-
-    def _static_actor(self, policy: int) -> Actor:
-        if policy not in self._static:
-            assert self._make is not None
-            self._static[policy] = self._make(policy)
-        return self._static[policy]

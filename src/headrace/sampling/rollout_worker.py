@@ -110,9 +110,7 @@ class RolloutWorker:
 
     def step(self, group: Group) -> None:
         """Step a group with the actions of its lanes' current rows, then request the actions of the next rows."""
-        rows = group.rows
-        for i, lane in enumerate(group.lanes):
-            rows[i] = lane.rows[lane.t]
+        group.rows[:] = [lane.rows[lane.t] for lane in group.lanes]
         self._send(group)
 
     def _send(self, group: Group) -> None:
@@ -172,19 +170,13 @@ class RolloutWorker:
             self._receive(group)
             return
         for lane in group.acting:
-            self._write_first_row(lane)
+            if lane.last is not None:  # the last observation of the previous slot is the first of this one
+                row, last, lane.last = self._slot_views(lane.policy, lane.slot)[0], lane.last, None
+                for name, array in row.obs.items():
+                    array[:] = last.obs[name]
+                row.first[:], row.valid[:] = last.first, last.valid
         self.clock.spent("other", perf_counter())
         self._request(group)
-
-    def _write_first_row(self, lane: Lane) -> None:
-        """Copy the last observation of the previous slot to row 0 of this one."""
-        if lane.last is None:
-            return
-        row = self._slot_views(lane.policy, lane.slot)[0]
-        for name, array in row.obs.items():
-            array[:] = lane.last.obs[name]
-        row.first[:], row.valid[:] = lane.last.first, lane.last.valid
-        lane.last = None
 
     def _look_for_reward_weights(self, group: Group) -> None:
         """Once per trajectory, take over reward weights that population-based training has changed."""

@@ -19,7 +19,7 @@ from headrace.config import hardware
 from headrace.processes.child import KILL_TIMEOUT, Child
 from headrace.processes.failures import Failures
 from headrace.processes.hangs import Silence
-from headrace.processes.orphaned_programs import end_programs
+from headrace.processes.orphaned_programs import end_programs, origin
 from headrace.processes.start import end_stuck_fork_server
 from headrace.runs.error_texts import reason
 from headrace.runs.messages import Message
@@ -206,11 +206,13 @@ class Supervisor:
 
     def _has_ended(self, child: Worker) -> bool:
         """Whether the process is gone, or was killed `KILL_TIMEOUT` ago and is stuck in the kernel: it never runs again."""
-        if child.killed and perf_counter() > child.killed + KILL_TIMEOUT and not child.gone:
-            pid = child.process.pid
-            self._notices.append(f"{child.name} was killed {KILL_TIMEOUT:.0f} s ago; process {pid} is still there, in the kernel")
+        if child.gone:
             return True
-        return child.gone
+        stuck = child.killed is not None and perf_counter() > child.killed + KILL_TIMEOUT
+        if stuck:
+            where = f"process {child.pid} is still there, in the kernel"
+            self._notices.append(f"{child.name} was killed {KILL_TIMEOUT:.0f} s ago; {where}")
+        return stuck
 
     # -- replacing --------------------------------------------------------------------------------------------------------
 
@@ -229,8 +231,7 @@ class Supervisor:
 
     def _remove(self, child: Worker) -> None:
         self.children.remove(child)
-        if child.process.pid is not None:
-            self._removed[child.process.pid] = monotonic()
+        self._removed[child.pid] = monotonic()
         child.close()
 
     def _count_failure(self, what: str, details: str) -> None:
@@ -280,19 +281,18 @@ class Supervisor:
         for child in self.children:
             last = control.heartbeat(child.role, child.index)
             silent = self._silence.since(max(last, child.started))
-            setting, limit = self._timeout(child) if last else ("its start", START_TIMEOUT)
+            if not last:
+                setting, limit = "its start", START_TIMEOUT
+            elif child.role == "learner":
+                setting, limit = "learning.update_timeout", self.config.learning.update_timeout
+            else:
+                setting, limit = "sampling.step_timeout", self.config.sampling.step_timeout
             waits_for_learner = child.role != "learner" and not control.ready
             if silent < limit or waits_for_learner or child.asked or child.killed or child.ended:
                 continue
             self._notices.append(f"{child.name} hangs: no heartbeat for {silent:.0f} s ({setting}: {limit:.0f} s)")
             child.reason = "hung"
             child.ask_for_stacks()
-
-    def _timeout(self, child: Worker) -> tuple[str, float]:
-        """The setting that says how long this process may be without a heartbeat, and its value (seconds)."""
-        if child.role == "learner":
-            return "learning.update_timeout", self.config.learning.update_timeout
-        return "sampling.step_timeout", self.config.sampling.step_timeout
 
     # -- lost hints -------------------------------------------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ class Supervisor:
 
     def _end_programs(self) -> None:
         """End the programs that ended processes had started."""
-        end_programs(self._removed)
+        end_programs(origin(), self._removed)
         self._removed = {pid: since for pid, since in self._removed.items() if monotonic() < since + PROGRAMS_TIMEOUT}
 
     # -- ending -----------------------------------------------------------------------------------------------------------
@@ -371,11 +371,8 @@ class Supervisor:
         for child in self.children:
             child.kill()
         deadline = monotonic() + KILL_TIMEOUT
-        while (left := [c for c in self.children if not c.gone]) and monotonic() < deadline:
-            connection.wait([c.process.sentinel for c in left], SOON)
-        if left:
-            pids = ", ".join(str(child.process.pid) for child in left)
-            warnings.warn(f"killed, and still there, in the kernel: processes {pids}", stacklevel=2)
+        if left := [str(child.pid) for child in self.children if not child.wait(deadline - monotonic())]:
+            warnings.warn(f"killed, and still there, in the kernel: processes {', '.join(left)}", stacklevel=2)
         for child in list(self.children):
             self._remove(child)
         self._end_programs()

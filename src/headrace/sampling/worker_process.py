@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.config import Config, hardware, seeds
 from headrace.config.seeds import Use
-from headrace.envs.core.contract import EnvGroup, EnvSpec
 from headrace.envs.core.errors import EnvironmentFault, OutOfBounds
 from headrace.processes.reports import ReportWriter
 from headrace.runs.error_texts import explain
@@ -55,13 +54,14 @@ def run_worker(report: ReportWriter, main: Callable[[Start], None], *arguments: 
     try:
         with warnings_reported(lambda text: start.report.send(Message("message", text))):
             main(start)
+            return
     except EnvironmentFault as fault:
-        start.report.send(Message("failed", f"{fault.frames}{fault}"))
-        sys.exit(1)
+        text = f"{fault.frames}{fault}"
     except Exception as error:
         explained = explain(error, [start.placement.config.run_folder])
-        start.report.send(Message("failed", explained[0] if explained else traceback.format_exc()))
-        sys.exit(1)
+        text = explained[0] if explained else traceback.format_exc()
+    start.report.send(Message("failed", text))
+    sys.exit(1)
 
 
 @contextmanager
@@ -80,14 +80,6 @@ def warnings_reported(report: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         warnings.showwarning = before
-
-
-def make_group(config: Config, spec: EnvSpec, number: int) -> EnvGroup:
-    """Make group `number` among the groups of all workers. `spec`: of the run's environments."""
-    from headrace.envs.make import make_group
-
-    task = config.task_of_group(number)
-    return make_group(config.env, config.envs, config.envs_per_group, number=number, task=task, spec=spec)
 
 
 def environment_seed(config: Config, worker: int, restarts: int = 0, version: int = 0) -> int:

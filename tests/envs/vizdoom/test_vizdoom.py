@@ -326,7 +326,7 @@ def test_nothing_outlives_the_process(end: str, tmp_path: Path) -> None:
         watcher.kill()
     child.stdin.close() if end == "by itself" else child.kill()
     if end.startswith("killed with"):
-        orphaned_programs.end_all_programs(f"test-{tmp_path}")
+        orphaned_programs.end_programs(f"test-{tmp_path}")
     child.wait(60)
     if end == "killed with everything":
         assert folder.exists()

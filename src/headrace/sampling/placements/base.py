@@ -17,9 +17,8 @@ from headrace.config import Config, policy_configs
 from headrace.config.errors import RANK_LOST, UserError
 from headrace.envs.core.contract import EnvSpec
 from headrace.runs.messages import Message
-from headrace.sampling.match_protocols import Members, StaticMember
+from headrace.sampling.match_protocols import Members
 from headrace.sampling.run_memory import Agent, MakeAgent, RunMemory, make_run_memory
-from headrace.shm.run_control import PhaseClock
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,8 +46,12 @@ class Placement(ABC):
     Raises `MemoryError` where there is too little memory, `ConfigError` for a replay that cannot hold these observations.
     """
 
+    deterministic = False
+    """Whether a resumed run goes on exactly: `get_state` holds the whole state, and all policies are saved at the same moment."""
+
     def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent, members: Members | None = None):
         self.config, self.spec, self.make_agent, self.members = config, spec, make_agent, members
+        self._static = [] if members is None else members.static
         self.savers: dict[int, Any] = {}
         """By policy whose learner runs in this process and has not ended: the object that saves it (`headrace.checkpointing`)."""
         self.moment = 0
@@ -68,36 +71,25 @@ class Placement(ABC):
         assert config is not None
         return self.make_agent(config, self.spec)
 
-    @property
-    def _static(self) -> list[StaticMember]:
-        return [] if self.members is None else self.members.static
-
     def allocate(self, agents: list[Agent]) -> RunMemory:
         """The memory that the run's parts share."""
         from headrace.accelerator.weights import FlatWeights
         from headrace.experience.replay.layout import make_replay
 
-        static_agents = [self._agent_of(member, agents) for member in self._static]
-        memory = make_run_memory(self.configs, self.spec, [*agents, *static_agents], self.members)
-        for member, agent, policy in zip(self._static, static_agents, memory.policies[len(agents) :], strict=True):
-            if member.weights is not None:
-                assert agent is not None
+        past = [] if self.members is None else [agent for agent in agents for _ in range(self.members.num_past)]
+        opponents = self._static[len(past) :]
+        theirs = [None if member.config is None else self.make_agent(member.config, self.spec) for member in opponents]
+        memory = make_run_memory(self.configs, self.spec, [*agents, *past, *theirs], self.members)
+        for member, agent, policy in zip(opponents, theirs, memory.policies[len(agents) + len(past) :], strict=True):
+            if agent is not None:
                 _, model = agent
-                model.load_state_dict(member.weights)
+                model.load_state_dict(member.weights)  # type: ignore[arg-type]
                 FlatWeights(model).publish(policy.weights, 1)
                 member.weights = None  # `members` is pickled into every process, which needs no second copy
         if self.config.uses_replay:
             for config, policy, (_, model) in zip(self.configs, memory.policies, agents, strict=True):
                 policy.replay = make_replay(config, self.spec, model.core_width)  # type: ignore[arg-type]
         return memory
-
-    def _agent_of(self, member: StaticMember, agents: list[Agent]) -> Agent | None:
-        """The algorithm and the model of a static member; None for a scripted opponent. A past version has those of its policy,
-        from `agents`."""
-        if member.config is None:
-            return None
-        same = (agent for config, agent in zip(self.configs, agents, strict=True) if config is member.config)
-        return next(same, None) or self.make_agent(member.config, self.spec)
 
     # -- for `train` ------------------------------------------------------------------------------------------------------
 
@@ -145,25 +137,6 @@ class Placement(ABC):
     def version(self, p: int) -> int:
         """The newest version published of policy p; 0 before the first."""
         return self.memory.policies[p].weights.version
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether a resumed run goes on exactly: `get_state` holds the whole state."""
-        return False
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the run is ending."""
-        return self.memory.control.stopped
-
-    @property
-    def hurried(self) -> bool:
-        """Whether a long update must be cut short, because the user has asked for the end of the run."""
-        return self.memory.control.hurried
-
-    def clock(self, p: int) -> PhaseClock:
-        """The phase clock of policy p's learner."""
-        return self.memory.control.clock("learner", p)
 
     def get_state(self) -> dict[str, Any] | None:
         """The state of sampling, for an exact resume; None with several processes."""

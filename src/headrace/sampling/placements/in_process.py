@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from time import monotonic
+from typing import Any
 
 from headrace.runs.messages import Message
 from headrace.sampling.placements.base import Learn, Placement
@@ -16,8 +17,11 @@ from headrace.sampling.worker_process import warnings_reported
 class InProcess(Placement):
     """The learners run within `messages`, one round of their loops each; asking for a batch steps the environments."""
 
+    deterministic = True
+    sampler: Any = None
+    """What steps the environments; has `get_state`, `set_state` and `close`. None before the start and after the end."""
+
     def start(self, learn: Learn) -> None:
-        """See `Placement.start`."""
         from headrace.accelerator.threads import using_threads
 
         self._notices: deque[str] = deque()
@@ -26,7 +30,7 @@ class InProcess(Placement):
         self._context.enter_context(using_threads(self.config.learner_threads))
         self._context.enter_context(warnings_reported(self._notices.append))
         self._learners: deque[tuple[int, Iterator[Message | None]]] = deque()
-        self.make_sampler()
+        self.sampler = self.make_sampler()
         self._learners.extend((p, learn(self, p)) for p in range(self.config.population.size))
 
     @property
@@ -42,12 +46,8 @@ class InProcess(Placement):
             self._turn = None
 
     @abstractmethod
-    def make_sampler(self) -> None:
-        """Make the object that steps the environments. `close_sampler` is called later."""
-
-    @abstractmethod
-    def close_sampler(self) -> None:
-        """Close the environments. Called once or more, also when `make_sampler` has failed."""
+    def make_sampler(self) -> Any:
+        """Make `sampler`."""
 
     def between_rounds(self) -> str | None:
         """Called before every round of a learner's loop. Returns a line for the log, or None."""
@@ -57,7 +57,6 @@ class InProcess(Placement):
         """Called when policy p has learned enough: its learner takes no more batches."""
 
     def messages(self, timeout: float) -> Iterator[Message]:
-        """See `Placement.messages`."""
         deadline = monotonic() + timeout
         while self._learners and monotonic() < deadline:
             if notice := self.between_rounds():
@@ -79,7 +78,6 @@ class InProcess(Placement):
                 yield message
 
     def stop(self) -> Iterator[Message]:
-        """See `Placement.stop`."""
         self.memory.control.stop()
         try:
             while self._learners:
@@ -88,7 +86,16 @@ class InProcess(Placement):
             self.kill()
 
     def kill(self) -> None:
-        """See `Placement.kill`."""
         self._learners.clear()
-        self.close_sampler()
+        if self.sampler is not None:
+            self.sampler.close()
+            self.sampler = None
         self._context.close()
+
+    def get_state(self) -> dict[str, Any] | None:
+        state: dict[str, Any] = self.sampler.get_state()
+        return state
+
+    def set_state(self, state: dict[str, Any]) -> str | None:
+        problem: str | None = self.sampler.set_state(state)
+        return problem

@@ -18,7 +18,6 @@ class Inline(ProcessPlacement):
     """Rollout workers that compute their own actions."""
 
     def workers(self) -> dict[Role, tuple[int, Main]]:
-        """See `ProcessPlacement.workers`."""
         return {"rollout": (self.config.sampling.num_workers, inline_main)}
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from headrace.envs.core.imports import import_files
 from headrace.runs.messages import Message
 from headrace.sampling.match_worker import make_rollout_worker
 from headrace.sampling.placements.base import Learn, Placement
@@ -18,9 +20,11 @@ Main = Callable[[Start], None]
 
 
 class ProcessPlacement(Placement):
-    """Every process that it starts gets a copy of it without the supervisor."""
+    """Every process that it starts gets a copy of it without the supervisor, which replaces dead and hung processes."""
 
-    _supervisor: Supervisor | None = None
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self._supervisor = Supervisor(self)
 
     @abstractmethod
     def workers(self) -> dict[Role, tuple[int, Main]]:
@@ -31,25 +35,18 @@ class ProcessPlacement(Placement):
 
     def start(self, learn: Learn) -> None:
         """Start every process; the learners first, since the others wait for their first weights."""
-        self._supervisor = Supervisor(self)
         self._supervisor.start("learner", self.memory.learners, learner_main, learn)
         for role, (count, main) in self.workers().items():
             self._supervisor.start(role, count, main)
 
     def messages(self, timeout: float) -> Iterator[Message]:
-        """See `Placement.messages`; meanwhile the supervisor replaces dead and hung processes."""
-        if self._supervisor is not None:
-            yield from self._supervisor.messages(timeout)
+        return self._supervisor.messages(timeout)
 
     def stop(self) -> Iterator[Message]:
-        """See `Placement.stop`."""
-        if self._supervisor is not None:
-            yield from self._supervisor.stop()
+        return self._supervisor.stop()
 
     def kill(self) -> None:
-        """See `Placement.kill`."""
-        if self._supervisor is not None:
-            self._supervisor.kill()
+        self._supervisor.kill()
 
 
 def learner_main(start: Start) -> None:
@@ -73,10 +70,6 @@ def learner_main(start: Start) -> None:
 
 def rollout_main(start: Start, act: InlineAct | None = None, seeded: Callable[[], None] = lambda: None) -> None:
     """The main function of a rollout worker. `act`: its own policy (inline); `seeded` is called when the learners are ready."""
-    import os
-
-    from headrace.envs.core.imports import import_files
-
     config, memory = start.placement.config, start.placement.memory
     os.nice(config.sampling.worker_niceness)
     pin(config, start.index)

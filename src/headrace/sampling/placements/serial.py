@@ -7,6 +7,7 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -30,29 +31,12 @@ REMOTE_POLL = 0.001
 class Serial(InProcess):
     """Everything in this process, one after the other: the same seed gives the same weights."""
 
-    _made: SerialSampler | None = None
+    sampler: SerialSampler
 
-    deterministic = True
-    """All policies are saved at the same moment (`headrace.checkpointing`)."""
-
-    @property
-    def sampler(self) -> SerialSampler:
-        """The object that steps the environments."""
-        assert self._made is not None
-        return self._made
-
-    def make_sampler(self) -> None:
-        """See `InProcess.make_sampler`."""
-        self._made = SerialSampler(self)
-
-    def close_sampler(self) -> None:
-        """See `InProcess.close_sampler`."""
-        if self._made is not None:
-            self._made.close()
-            self._made = None
+    def make_sampler(self) -> SerialSampler:
+        return SerialSampler(self)
 
     def finished(self, p: int) -> None:
-        """See `InProcess.finished`."""
         self.sampler.policies.remove(p)
 
     def collector(self, p: int) -> Callable[[int], None]:
@@ -65,11 +49,9 @@ class Serial(InProcess):
         self._publishers[p].wait()
 
     def get_state(self) -> dict[str, Any] | None:
-        """See `Placement.get_state`."""
         return self.sampler.get_state() | {"turn": self.turn}
 
     def set_state(self, state: dict[str, Any]) -> str | None:
-        """See `Placement.set_state`."""
         self._turn = state["turn"]
         return self.sampler.set_state(state)
 
@@ -85,9 +67,9 @@ class SerialSampler:
         self.policies = set(range(memory.learners))
         """Policies whose learners have not finished. Lanes of other policies stop as soon as they have no slots left."""
         self.workers = [make_rollout_worker(placement, w) for w in range(config.sampling.num_workers)]
-        for worker in self.workers:
-            for group in worker.groups:
-                group.envs.remember()
+        self._groups = [(worker, group) for worker in self.workers for group in worker.groups]
+        for _, group in self._groups:
+            group.envs.remember()
         self._members = [config.matches.matchmaker, len(memory.policies), *config.matches.opponents]
         """The members of matches. If they have changed, a saved state's member numbers mean other members."""
         clocks = [memory.control.clock("policy", p * config.sampling.num_policy_workers) for p in range(memory.learners)]
@@ -158,11 +140,10 @@ class SerialSampler:
         """The state of environments, lanes and requests. None if environments cannot give theirs, or a lane waits for a slot."""
         requests = self._memory.requests
         envs = [[group.envs.get_state() for group in worker.groups] for worker in self.workers]
-        groups = [(worker, group) for worker in self.workers for group in worker.groups]
+        groups, of_agents = self._groups, self._memory.standings is not None
         without = any(group.busy for _, group in groups)
-        of_agents = self._memory.standings is not None
         without |= any(lane.slot < 0 for _, group in groups for lane in group.lanes if not of_agents or lane.last is not None)
-        if not self._started or without or any(state is None for states in envs for state in states):
+        if not self._started or without or any(state is None for state in chain(*envs)):
             return None
         stores = [p.trajectories for p in self._memory.policies]
         return {
@@ -194,21 +175,17 @@ class SerialSampler:
         if world is None:
             return "Episodes begin anew: these environments cannot give their state"
         try:
-            for worker, envs in zip(self.workers, world["envs"], strict=True):
-                for group, env_state in zip(worker.groups, envs, strict=True):
-                    group.envs.set_state(env_state)
-            for worker, weights in zip(self.workers, world["reward_weights"], strict=True):
-                for group, of_group in zip(worker.groups, weights, strict=True):
-                    if of_group is not None:
-                        worker.set_reward_weights(group, of_group)
+            states = zip(self._groups, chain(*world["envs"]), chain(*world["reward_weights"]), strict=True)
+            for (worker, group), envs, weights in states:
+                group.envs.set_state(envs)
+                if weights is not None:
+                    worker.set_reward_weights(group, weights)
         except EnvironmentFault as error:
             return f"Episodes begin anew: {error}"
         for worker, matches in zip(self.workers, state["seats"], strict=True):
             worker.resume_matches(matches)
-        groups = [(worker, group) for worker in self.workers for group in worker.groups]
-        for (worker, group), lanes, acting, new in zip(
-            groups, world["lanes"], world["acting"], world["new_matches"], strict=True
-        ):
+        saved = zip(self._groups, world["lanes"], world["acting"], world["new_matches"], strict=True)
+        for (worker, group), lanes, acting, new in saved:
             worker.resume(group, lanes, acting, new)
         for policy, trajectories in zip(self._memory.policies, world["finished"], strict=True):
             for arrays in trajectories:
@@ -218,15 +195,14 @@ class SerialSampler:
                 for name, array in arrays.items():
                     policy.trajectories.arrays[name][slot] = array
                 policy.trajectories.finish(slot)
-        for name in ("cores", "next_cores"):
-            for cores, saved in zip(getattr(requests, name), world[name], strict=True):
-                cores[:] = saved
-        for waiting in world["waiting"]:
-            for lane in waiting:
-                requests.request(lane)
+        own = chain(requests.cores, requests.next_cores)
+        for cores, former in zip(own, chain(world["cores"], world["next_cores"]), strict=True):
+            cores[:] = former
+        for lane in chain(*world["waiting"]):
+            requests.request(lane)
         for lane in world["answered"]:
             requests.answered(lane)
-        for worker, group in groups:
+        for worker, group in self._groups:
             if not group.acting:  # the group waits for no action
                 requests.wake(worker.index, group.number)
         self._ready.extend((self.workers[w], self.workers[w].groups[g]) for w, g in world["ready"])

@@ -11,7 +11,6 @@ class Served(ProcessPlacement):
     """Rollout workers, and `num_policy_workers` policy workers for each policy."""
 
     def workers(self) -> dict[Role, tuple[int, Main]]:
-        """See `ProcessPlacement.workers`."""
         s = self.config.sampling
         policy_workers = self.memory.learners * s.num_policy_workers
         return {"rollout": (s.num_workers, rollout_main), "policy": (policy_workers, policy_main)}
