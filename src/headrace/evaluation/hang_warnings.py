@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
-from types import TracebackType
 
 from headrace.config import Config, EnvConfig, override
 from headrace.envs.core.contract import EnvGroup
@@ -109,7 +108,7 @@ class HungEnvironments(HangDetector):
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
         self._thread.join()
 
