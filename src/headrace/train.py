@@ -25,7 +25,7 @@ from headrace.config import Config, override
 from headrace.envs import EnvironmentFault, EnvSpec, describe
 from headrace.envs.core.settings import summary
 from headrace.evaluation.background import BackgroundEvaluation
-from headrace.evaluation.final_pictures import draw_curve_and_video
+from headrace.evaluation.video import draw_curve_and_video
 from headrace.experience.across_ranks import across_ranks
 from headrace.experience.batch import Batch, Experience, Filling
 from headrace.learning.algorithm import make_agent

@@ -15,7 +15,7 @@ import headrace
 from headrace import cli
 from headrace.config import ConfigError
 from headrace.envs.core.errors import EnvironmentFault
-from headrace.evaluation import background, final_pictures, video
+from headrace.evaluation import background, video
 from headrace.evaluation import evaluate as evaluate_module
 from headrace.evaluation.evaluate import evaluate
 from headrace.evaluation.policy import load_policy
@@ -256,17 +256,17 @@ def test_a_finished_training_does_not_end_in_an_error_of_its_pictures(tmp_path, 
     def broken(*_, **__):
         raise RuntimeError("no ink")
 
-    monkeypatch.setattr(final_pictures, "learning_curve", lambda *_, **__: None)
-    monkeypatch.setattr(final_pictures, fails, broken)
+    monkeypatch.setattr(video, "learning_curve", lambda *_, **__: None)
+    monkeypatch.setattr(video, fails, broken)
     messages = []
     config = make_config("test/countdown", **{"run.folder": str(tmp_path)})
-    final_pictures.draw_curve_and_video(config, messages.append, [1.0], again=True)
+    video.draw_curve_and_video(config, messages.append, [1.0], again=True)
     assert messages[-1] == "No curve or video: RuntimeError: no ink"
 
 
 def test_a_resume_that_has_nothing_to_do_leaves_the_pictures_as_they_are(run, monkeypatch):
     drawn = []
-    monkeypatch.setattr(final_pictures, "record", lambda *_, **__: drawn.append(1) or [0.0])
+    monkeypatch.setattr(video, "record", lambda *_, **__: drawn.append(1) or [0.0])
     config = load_policy(run).config
     config.run.video = True
     (run / "video.mp4").touch()

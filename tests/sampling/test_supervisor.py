@@ -22,8 +22,7 @@ from headrace.processes import hangs
 from headrace.runs.messages import Message
 from headrace.sampling import supervisor as supervisor_module
 from headrace.sampling.placements.base import RunFailed
-from headrace.sampling.supervisor import Job, Supervisor, Worker
-from headrace.sampling.watchdog import Watchdog
+from headrace.sampling.supervisor import Job, Supervisor, Watchdog, Worker
 from headrace.shm import run_control
 from headrace.shm.inference_requests import TAKEN, WAITING
 from headrace.shm.population import Standings

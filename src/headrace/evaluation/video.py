@@ -1,9 +1,10 @@
-"""Videos of a trained policy."""
+"""Videos of a trained policy, and the pictures with which training ends."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ import gymnasium
 import numpy as np
 
 from headrace.accelerator.threads import using_threads
-from headrace.config import ConfigError, EnvConfig
+from headrace.config import Config, ConfigError, EnvConfig
 from headrace.config.seeds import Use, environment_seed, random_seed
 from headrace.envs.core.errors import EnvironmentFault
 from headrace.envs.core.family_interface import ParallelEnv
@@ -21,10 +22,15 @@ from headrace.envs.groups.multi_agent import multi_agent_group
 from headrace.envs.make import make_parallel
 from headrace.evaluation.games import Game, Games, team_of
 from headrace.evaluation.policy import TrainedPolicy, Which, load_policy
+from headrace.runs.plots import learning_curve, task_curves
 from headrace.runs.video import VideoWriter
 
 RECORDING = "A recording without an end needs a limit: --max-steps of headrace watch, max_steps in Python"
 """What to do about an episode that does not end."""
+VIDEO = "video.mp4"
+"""In the run folder."""
+VIDEO_STEPS = 3000
+"""Longest video made when training ends, in steps."""
 
 
 def record(
@@ -103,3 +109,37 @@ def picture(env: Any, env_id: str) -> np.ndarray:
         ) from error
     except Exception as error:
         raise EnvironmentFault(f"{env_id} cannot be drawn: {type(error).__name__}: {error}") from error
+
+
+def draw_curve_and_video(
+    config: Config, report: Callable[[str], None], mean_returns: Sequence[float], again: bool,
+    draw_more: Callable[[], Iterable[str]] = tuple,
+) -> None:  # fmt: skip
+    """Draw the learning curve and record a video, each if its extra is installed. Existing files are replaced only if `again`.
+
+    `mean_returns`: mean return of each policy's last episodes, NaN if none has ended; if all are NaN, nothing is drawn. The video
+    shows the policy with the highest. `draw_more` draws further pictures and returns messages. `report` gets messages for the
+    user.
+    """
+    video = config.run_folder / VIDEO
+    if not config.run.video or (video.exists() and not again):
+        return
+    known = [p for p, mean in enumerate(mean_returns) if not math.isnan(mean)]
+    best = max(known, key=lambda p: mean_returns[p], default=0)
+    try:
+        if known:
+            folders = [config.policy_folder(p) for p in known]
+            title = config.env if len(config.tasks) == 1 else f"mean of {len(config.tasks)} tasks"
+            learning_curve(folders, config.run_folder / "curve.png", title=title, goal=config.run.goal)
+            for text in draw_more():
+                report(text)
+            report(f"Learning curve: {config.run_folder / 'curve.png'}")
+            if len(config.tasks) > 1:
+                for folder in folders:
+                    task_curves(folder, folder / "tasks.png", config.tasks)
+                    report(f"Learning curves of the tasks: {folder / 'tasks.png'}")
+        returns = record(config.run_folder, video, max_steps=VIDEO_STEPS, number=best)
+        report(f"Video: {video} (return {', '.join(f'{r:.1f}' for r in returns)})")
+    except Exception as error:  # training is over and saved, so an error here costs only a picture
+        kind = "" if isinstance(error, ConfigError | EnvironmentFault) else f"{type(error).__name__}: "
+        report(f"No curve or video: {kind}{error}")

@@ -2,11 +2,12 @@
 
 It touches no data: tables in shared memory show what a dead process held. It never waits for one process. What takes time (the
 end of a process, its stacks, a policy worker that still writes to a dead rollout worker's slots) is polled while the supervisor
-watches all processes. A thread (`watchdog`) checks that the supervisor itself goes on.
+watches all processes. A thread (`Watchdog`) checks that the supervisor itself goes on.
 """
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -18,14 +19,14 @@ from typing import Any
 from headrace.config import hardware
 from headrace.processes.child import KILL_TIMEOUT, Child
 from headrace.processes.failures import Failures
-from headrace.processes.hangs import Silence
+from headrace.processes.hangs import HangDetector, Silence
 from headrace.processes.orphaned_programs import end_programs, origin
 from headrace.processes.start import end_stuck_fork_server
 from headrace.runs.error_texts import reason
 from headrace.runs.messages import Message
 from headrace.sampling.placements.base import LearnerLost, Placement, RunFailed
-from headrace.sampling.watchdog import Watchdog
 from headrace.sampling.worker_process import Role, Start, run_worker
+from headrace.shm.run_control import RunControl
 
 START_TIMEOUT = 300.0
 """Seconds a process may take to start before it counts as hung."""
@@ -45,6 +46,10 @@ FORK_SERVER_TIMEOUT = 120.0
 """Seconds that the fork server may take for one process. The first takes longest, since the fork server imports PyTorch."""
 START_AGAIN = 1.0
 """Seconds until the next try where a process could not be started."""
+WATCHDOG_LIMIT = 30.0
+"""Seconds without a heartbeat of the supervisor after which the user is warned."""
+WATCHDOG_INTERVAL = 1.0
+"""Seconds between two checks."""
 NO_LAST_CHECKPOINT = "its last checkpoint was not written, and the run can go on from the one before"
 
 
@@ -376,6 +381,43 @@ class Supervisor:
         for child in list(self.children):
             self._remove(child)
         self._end_programs()
+
+
+class Watchdog(HangDetector):
+    """Warns the user, with the stack of the supervisor's thread, when the supervisor, or the caller that receives its messages,
+    is blocked.
+
+    Args:
+        rescue: called while the supervisor is blocked. It ends the blocking call if it can, and returns a text that says so.
+        show: prints a text. The watchdog's thread calls both functions, since the supervisor's thread is blocked.
+    """
+
+    def __init__(
+        self,
+        control: RunControl,
+        rescue: Callable[[], str | None] = lambda: None,
+        show: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+        limit: float = WATCHDOG_LIMIT,
+        interval: float = WATCHDOG_INTERVAL,
+    ):
+        super().__init__(interval)
+        self._control, self._rescue, self._show, self._limit = control, rescue, show, limit
+        self._warned = False
+
+    def last_sign(self) -> float:
+        """The supervisor's heartbeat."""
+        return self._control.supervisor_heartbeat
+
+    def look(self, silent: float) -> None:
+        """Warn once each time that the supervisor is blocked, and call `rescue` while it is."""
+        if silent > self._limit and not self._warned:
+            stack = "its thread has ended" if (frames := self.stack()) is None else "".join(frames.format())
+            self._show(f"The supervisor has not looked at the processes for {silent:.0f} s. It is here:\n{stack}")
+        elif silent < self._limit and self._warned:
+            self._show("The supervisor goes on")
+        self._warned = silent > self._limit
+        if self._warned and (rescued := self._rescue()):
+            self._show(rescued)
 
 
 def _end_stuck_fork_server() -> str | None:
