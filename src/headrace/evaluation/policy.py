@@ -162,7 +162,10 @@ def load_policy(
     Raises `ConfigError` if the folder holds no run or no such policy or no such checkpoint or the device is not here,
     `ImportsNotGiven` if it needs files that are not given, `CheckpointError` if every checkpoint is damaged.
     """
-    config = _run_config(run)
+    path = Path(run) / "config.json"
+    if not os.path.lexists(path):
+        raise ConfigError(f"{shortened(str(run))} is no run folder: there is no config.json in it")
+    config = configs.load(path)
     check_device(device)
     if not 0 <= policy < config.population.size:
         raise ConfigError(f"{run} has no policy {policy}; it has {config.population.size}, counted from 0")
@@ -186,12 +189,6 @@ def load_policy(
         loaded.team = [loaded if p == policy else load_policy(run, policy=p, **others) for p in range(config.population.size)]
     return loaded
 
-
-def _run_config(run: os.PathLike[str] | str) -> Config:
-    path = Path(run) / "config.json"
-    if not os.path.lexists(path):
-        raise ConfigError(f"{shortened(str(run))} is no run folder: there is no config.json in it")
-    return configs.load(path)
 
 
 def _checkpoint(run: os.PathLike[str] | str, which: Which, use: checkpoint.Use) -> Checkpoint:
