@@ -296,9 +296,7 @@ RAINBOW = Table(
         Number("atoms", "51", "q.atoms", 51),
         Number("from and to", "[-10, 10]", "q.support", (-10.0, 10.0)),
         Number("n-step returns", "3", "replay.n_step", 3),
-        Number("priority", "KL divergence; new: the largest so far", None,
-               note="the same in `device` placement; **differs** elsewhere: new transitions have the error of the values that "
-                    "acting computed"),
+        Number("priority", "KL divergence; new: the largest so far", None, note="the same"),
         Number("priority exponent", "0.5", "replay.alpha", 0.5),
         Number("importance exponent", "0.4, to 1 at the end", "replay.beta", note="0.4 throughout"),
         Number("minimum", "80K frames", "replay.minimum", 20_000, "in steps"),

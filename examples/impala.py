@@ -252,9 +252,7 @@ def next_full(full: Any, actors: list[Any]) -> int:
                 raise RuntimeError("an actor has ended") from None
 
 
-def take_batch(
-    settings: Settings, buffers: dict[str, Tensor], free: Any, full: Any, actors: list[Any]
-) -> dict[str, Tensor]:
+def take_batch(settings: Settings, buffers: dict[str, Tensor], free: Any, full: Any, actors: list[Any]) -> dict[str, Tensor]:
     """Wait for `batch` full slots, copy them side by side, and free them."""
     slots = [next_full(full, actors) for _ in range(settings.batch)]
     batch = {name: torch.cat([x[slot] for slot in slots], dim=1) for name, x in buffers.items() if name != "version"}

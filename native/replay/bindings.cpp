@@ -338,8 +338,10 @@ class StoreReader {
     expect(in_.T >= 1 && in_.T <= config.rows, "a trajectory has more rows than a history holds");
     in_.env_index = column("env_index", in_.T, 4);
     in_.reward = column("reward", in_.T, 4);
-    in_.q = column("q", in_.T, 4);
     in_.value = column("value", in_.T, 4);
+    expect(arrays.contains("q") || !sequences, "sequences need the field 'q' of the trajectories");
+    errors_known_ = arrays.contains("q");
+    in_.q = errors_known_ ? column("q", in_.T, 4) : in_.value;
     in_.terminated = column("terminated", in_.T, 1);
     in_.truncated = column("truncated", in_.T, 1);
     in_.first = column("first", in_.T + 1, 1);
@@ -369,10 +371,11 @@ class StoreReader {
     writer_.emplace(replay.memory(), replay.writer(), in_, gamma, copies, replayed, rescaled);
   }
 
-  void write(std::uint64_t slot) {
+  // `otherwise`: the first priority of transitions whose trajectories have no `q` to compute it from.
+  void write(std::uint64_t slot, float otherwise) {
     expect(slot < in_.slots, "no such slot");
     nb::gil_scoped_release release;
-    writer_->write(slot);
+    writer_->write(slot, errors_known_ ? std::nullopt : std::optional<float>(otherwise));
   }
   nb::bytes state() const {
     std::vector<std::byte> bytes = writer_->state();
@@ -398,6 +401,7 @@ class StoreReader {
   nb::dict arrays_;
   Trajectories in_;
   std::optional<TrajectoryWriter> writer_;
+  bool errors_known_ = true;
 };
 
 }  // namespace
@@ -470,7 +474,7 @@ NB_MODULE(replay, m) {
                     const std::optional<std::pair<std::uint64_t, std::uint64_t>>&, bool>(),
            "replay"_a, "arrays"_a, "fields"_a, "gamma"_a, "copies"_a, "sequences"_a.none(), "rescaled"_a,
            nb::keep_alive<1, 2>())
-      .def("write", &StoreReader::write, "slot"_a)
+      .def("write", &StoreReader::write, "slot"_a, "otherwise"_a = 1.0f)
       .def("get_state", &StoreReader::state)
       .def("set_state", &StoreReader::set_state, "state"_a);
 }

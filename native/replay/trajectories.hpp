@@ -8,7 +8,9 @@
 // - behind the last row of an episode of an environment that resets in the same step: its true last observation.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -58,8 +60,10 @@ class TrajectoryWriter {
     core_.resize(in_.core_field == SIZE_MAX ? 0 : in_.T * m_.config().fields[in_.core_field].bytes);
   }
 
+  // `priority`: the first one of every transition, instead of the error of what acting computed.
   // Throws std::invalid_argument for numbers that are not finite, std::out_of_range for an environment without a history.
-  void write(std::uint64_t slot) {
+  void write(std::uint64_t slot, std::optional<float> priority = std::nullopt) {
+    priority_ = priority;
     for (std::uint64_t agent = 0; agent < in_.agents; ++agent) {
       auto env = static_cast<std::uint64_t>(in_.env_index.get<std::int32_t>(slot, 0, agent));
       if (env >= m_.config().histories / copies_)
@@ -152,6 +156,7 @@ class TrajectoryWriter {
     } else {
       errors_.clear();
       p.unknown.push(steps_, errors_);
+      if (priority_) std::replace_if(errors_.begin(), errors_.end(), [](float error) { return error >= 0.0f; }, *priority_);
       writer_.ready(index, errors_.size(), errors_.data());
     }
   }
@@ -314,6 +319,7 @@ class TrajectoryWriter {
   std::vector<Step> steps_;
   std::vector<Row> rows_;
   std::vector<float> errors_;
+  std::optional<float> priority_;
   std::vector<std::byte> core_;  // the core state before row 0, over T rows
 };
 

@@ -103,6 +103,27 @@ def test_sequences_are_those_of_the_slow_writer(rescaled: bool, burn_in: int, le
     assert np.frombuffer(contents(expected)["0 core"], np.float32).any()  # type: ignore[arg-type]
 
 
+def test_transitions_without_q_have_the_priority_that_is_given() -> None:
+    """And everything else is as with it."""
+    arrays = trajectories(5, same_step=True)
+    without = {name: array for name, array in arrays.items() if name != "q"}
+    replay, expected = make(n_step=3), make(n_step=3)
+    writer, usual = TrajectoryWriter(replay, without, 0.9), TrajectoryWriter(expected, arrays, 0.9)
+    for slot in range(len(arrays["reward"])):
+        writer.write(slot, 2.5)
+        usual.write(slot)
+    here, there = contents(replay), contents(expected)
+    for name in there:
+        if name.endswith("priorities"):
+            mine, theirs = (np.frombuffer(found[name], np.float32) for found in (here, there))  # type: ignore[arg-type]
+            np.testing.assert_array_equal(mine, np.where(theirs < 0, theirs, np.float32(2.5)))
+            assert (mine > 0).any()
+        elif not name.endswith("stamps"):
+            assert here[name] == there[name], name
+    with pytest.raises(ValueError, match="sequences need the field 'q'"):
+        TrajectoryWriter(make(sequences=True, period=T), without, 0.9, 1, Sequences(T, 0, 4, 1, False))
+
+
 def test_sequences_go_on_when_a_new_writer_begins_in_the_middle_of_episodes() -> None:
     """As a learner does that was restarted: the stacks of its first rows hold frames that it never saw."""
     arrays, sequences = trajectories(3, styles=("repeat",), slots=60), Sequences(T, 2, 4, 1, False)
@@ -179,8 +200,8 @@ def test_bad_trajectories_are_refused_with_a_reason() -> None:
             TrajectoryWriter(replay, arrays | {"env_index": np.full_like(arrays["env_index"], env)}, 0.9).write(0)
     with pytest.raises(ValueError, match="no such slot"):
         TrajectoryWriter(replay, arrays, 0.9).write(40)
-    with pytest.raises(ValueError, match="'q', which a replay needs"):
-        TrajectoryWriter(replay, {name: x for name, x in arrays.items() if name != "q"}, 0.9)
+    with pytest.raises(ValueError, match="'env_index', which a replay needs"):
+        TrajectoryWriter(replay, {name: x for name, x in arrays.items() if name != "env_index"}, 0.9)
     with pytest.raises(ValueError, match="field 'obs/image' has"):
         TrajectoryWriter(replay, arrays | {"obs/image": arrays["obs/image"][:, :, :, 1:].copy()}, 0.9)
     with pytest.raises(ValueError, match="more rows than a history holds"):

@@ -245,3 +245,20 @@ def test_steps_too_old_to_learn_from_are_not_counted_as_learned_from() -> None:
         learner.learn(batch)
     assert learner.progress.global_step == 2 * (T - 2) * B
     assert learner.progress.stale_steps == 2 * 2 * B
+
+
+# -- exploration of continuous actions -----------------------------------------------------------------------------------
+
+
+def test_symmetric_kl_is_refused_for_unbounded_actions_and_learned_from_for_bounded_ones() -> None:
+    c = config(**{"learning.exploration": "symmetric-kl"})
+    unbounded = EnvSpec(SPEC.observation, ActionSpec((Continuous((-1.0,), (np.inf,)),)), 1, name="made up")
+    with pytest.raises(ConfigError, match="symmetric-kl needs discrete or bounded actions"):
+        PolicyGradient().make_model(unbounded, c)
+    bounded = EnvSpec(SPEC.observation, ActionSpec((Continuous((-1.0,), (1.0,)),)), 1, name="made up")
+    policy = PolicyGradient().make_model(bounded, c)
+    out = policy.act({"obs": torch.randn(B, 3)}, torch.zeros(B, 0), torch.zeros(B, dtype=torch.bool))
+    out.distribution.symmetric_kl_to_uniform().mean().backward()
+    assert policy.action_head.log_std is not None
+    assert policy.action_head.log_std.grad is not None
+    assert policy.action_head.log_std.grad.abs().item() > 1e-3

@@ -232,3 +232,19 @@ def test_acting_in_inference_mode_first_does_not_spoil_learning(spec):
 def test_wrong_width_is_refused():
     with pytest.raises(ValueError, match="6"):
         ActionDistribution(SPECS["one"], torch.zeros(2, 5))
+
+
+def test_symmetric_kl_of_squashed_gaussians_is_that_of_their_density() -> None:
+    """Against the integral over the action; unbounded numbers count nothing, and discrete parts are added."""
+    low, high = -2.0, 3.0
+    grid = torch.linspace(-1, 1, 400_001, dtype=torch.float64)[1:-1]
+    u, width = torch.atanh(grid), float(grid[1] - grid[0]) / 2
+    spec = ActionSpec((Continuous((low, -math.inf), (high, math.inf)), Categorical(3)))
+    for mean, log_std in ((0.0, 0.0), (0.7, -0.5), (-1.5, 0.3), (0.2, -1.2)):
+        numbers = torch.tensor([0.3, -0.2, 1.0, mean, 5.0, log_std, 1.0])
+        density = torch.exp(-0.5 * ((u - mean) / math.exp(log_std)) ** 2 - log_std) / math.sqrt(2 * math.pi) / (1 - grid**2) * 2
+        # relative to the uniform density, over a variable of total length 1
+        expected = 0.5 * float((torch.where(density > 0, (density - 1) * density.clamp_min(1e-300).log(), 0.0) * width).sum())
+        discrete = ActionDistribution(ActionSpec((Categorical(3),)), numbers[:3]).symmetric_kl_to_uniform()
+        got = ActionDistribution(spec, numbers).symmetric_kl_to_uniform() - discrete
+        assert got.item() == pytest.approx(expected, rel=2e-2, abs=3e-3), (mean, log_std)

@@ -15,7 +15,7 @@ from headrace import config as configs
 from headrace.accelerator.device_observations import DeviceObservations
 from headrace.accelerator.graphs import WARM_UPS
 from headrace.accelerator.weights import FlatWeights, Publisher
-from headrace.config import Config
+from headrace.config import Config, hardware
 from headrace.envs.core.contract import EnvSpec
 from headrace.envs.core.imports import import_files
 from headrace.envs.make import describe
@@ -57,6 +57,17 @@ def batches_of(placement: Serial) -> tuple[SerialSampler, OnPolicyExperience]:
     sampler, config = SerialSampler(placement), placement.config
     store = placement.memory.policies[0].trajectories
     return sampler, OnPolicyExperience(store, config.slots_per_batch, "cpu", lambda n: sampler.collect(0, n))
+
+
+def test_who_acts_on_the_cpu_has_its_precision_whatever_the_learner_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "native_bf16", lambda device: device != "cpu")
+    config = walk_config(**{"sampling.placement": "inline", "learning.device": "cuda", "learning.precision": "auto"})
+    import_files(config.imports)
+    placement = make_placement(config, describe(config.env, config.envs), make_agent)
+    assert config.precision == "bf16"
+    for device, precision in (("cpu", "float32"), ("cuda", "bf16")):
+        model: Any = placement.make_member(0, device)[1]
+        assert model.trunk.precision == precision
 
 
 # -- recorded work --------------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ class LearningConfig:
     """Weight of the exploration term in the total loss."""
     exploration: Literal["entropy", "symmetric-kl"] = "entropy"
     """Exploration term of the loss. `entropy`: the policy's entropy. `symmetric-kl`: the symmetric KL divergence from the uniform
-    distribution, for discrete actions."""
+    distribution, for discrete and for bounded actions."""
     normalize_advantages: bool = True
     """Normalise the advantages of each minibatch to mean 0 and standard deviation 1."""
     max_policy_lag: Annotated[int, Range(0, MANY)] = 1000

@@ -69,8 +69,9 @@ class Algorithm(ABC):
         """
 
     def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
-        """Fields of the trajectory store, beyond the common ones, that `act` writes. A replay needs `q` (float32: value of the
-        action taken) and `env_index` (int32: the number in `envs`)."""
+        """Fields of the trajectory store, beyond the common ones, that `act` writes. A replay needs `env_index` (int32: the
+        number in `envs`). Where there is `q` (float32: value of the action taken), the priority of a new transition is its error;
+        else it is the largest one so far. Sequences need `q`."""
         return {}
 
     def prepare(self, model: Module, batch: Tensors, config: LearningConfig) -> None:  # noqa: B027 (optional)

@@ -59,6 +59,9 @@ class ApexDQN(TargetNetwork, EpsilonGreedy):
         """A fresh network."""
         return QNetwork(spec, config.policy, config.q, config.precision)
 
+    def _replayed(self, taken: Tensor, envs: Tensor) -> Tensors:
+        return {"q": taken, "env_index": envs.int()}
+
     def _epsilon(self, net: QNetwork, envs: Tensor) -> Tensor:
         q = self._config.q
         return q_learning.epsilon_ladder(envs, self._config.num_envs, q.epsilon, q.epsilon_alpha, q.epsilon_levels)

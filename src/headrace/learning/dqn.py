@@ -8,18 +8,27 @@ from __future__ import annotations
 
 from typing import cast
 
+import numpy as np
 from torch import Tensor
 from torch.nn import Module
 
 from headrace.accelerator.graphs import Tensors
 from headrace.config import Config, LearningConfig
-from headrace.envs.core.contract import EnvSpec
+from headrace.envs.core.contract import ArraySpec, EnvSpec
 from headrace.learning.apex_dqn import ApexDQN
 from headrace.learning.exploration import FallingEpsilon, QNetworkWithEpsilon
 
 
 class DQN(FallingEpsilon, ApexDQN):
     """The `Algorithm`; batches are those of `ApexDQN`."""
+
+    def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
+        """The environment's index. Without the action's value: new transitions enter with the largest priority so far (Schaul et
+        al. 2016), since acting cannot know a divergence from the target network, and one sum tree must not mix two units."""
+        return {"env_index": ArraySpec((), np.dtype(np.int32))}
+
+    def _replayed(self, taken: Tensor, envs: Tensor) -> Tensors:
+        return {"env_index": envs.int()}
 
     def make_model(self, spec: EnvSpec, config: Config) -> QNetworkWithEpsilon:
         """A fresh network."""

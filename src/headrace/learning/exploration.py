@@ -33,8 +33,8 @@ class EpsilonGreedy(Configured):
     def act(
         self, model: Module, obs: Tensors, core: Tensor, first: Tensor, envs: Tensor, generator: Generator, mode: Mode = "train"
     ) -> tuple[Tensors, Tensor]:
-        """Epsilon-greedy, in evaluation with `EVALUATION_EPSILON`; deterministic: greedy, and noisy layers without noise. `q` is
-        the taken action's value and `value` the best one's."""
+        """Epsilon-greedy, in evaluation with `EVALUATION_EPSILON`; deterministic: greedy, and noisy layers without noise. `value`
+        is the best action's value."""
         net = cast(QNetwork, model)
         with net.noise(generator, quiet=mode == "deterministic"):
             out = net.act(obs, core, first)
@@ -45,9 +45,12 @@ class EpsilonGreedy(Configured):
                 self._epsilon(net, envs) if mode == "train" else torch.full(envs.shape, EVALUATION_EPSILON, device=envs.device)
             )
             action = q_learning.epsilon_greedy(out.q, out.allowed, epsilon, generator)
-        action = action.unsqueeze(-1)
-        taken = out.q.gather(-1, action).squeeze(-1)
-        return {"action": action.int(), "q": taken, "value": out.value, "env_index": envs.int()}, out.core
+        taken = out.q.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        return {"action": action.int().unsqueeze(-1), "value": out.value} | self._replayed(taken, envs), out.core
+
+    def _replayed(self, taken: Tensor, envs: Tensor) -> Tensors:
+        """The algorithm's `extra_fields`: of the values of the actions taken and the environments' indices, [N] each."""
+        return {}
 
     @abstractmethod
     def _epsilon(self, net: QNetwork, envs: Tensor) -> Tensor:

@@ -14,13 +14,14 @@ from __future__ import annotations
 import math
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 from torch.nn import Module
 
 from headrace.accelerator.graphs import Tensors
-from headrace.config import Config, LearningConfig
-from headrace.envs.core.contract import EnvSpec
+from headrace.config import Config, ConfigError, LearningConfig
+from headrace.envs.core.contract import Continuous, EnvSpec
 from headrace.learning import losses
 from headrace.learning.algorithm import Algorithm, Mode
 from headrace.learning.gae import Targets, gae
@@ -33,7 +34,13 @@ class PolicyGradient(Algorithm):
     """An `Algorithm` on the actor-critic `Policy`."""
 
     def make_model(self, spec: EnvSpec, config: Config) -> Policy:
-        """A fresh policy."""
+        """A fresh policy. Raises `ConfigError` where the exploration term does not exist for the actions."""
+        numbers = [part for part in spec.action.parts if isinstance(part, Continuous)]
+        if config.learning.exploration == "symmetric-kl" and not all(np.isfinite((p.low, p.high)).all() for p in numbers):
+            raise ConfigError(
+                f"{spec.name}: learning.exploration symmetric-kl needs discrete or bounded actions: there is no uniform "
+                "distribution over all numbers. Choose entropy"
+            )
         return Policy(spec, config.policy, config.precision)
 
     def act(

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import cast
 
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import Module
 
 from headrace.accelerator.graphs import Tensors
 from headrace.config import Config, LearningConfig
 from headrace.envs.core.contract import EnvSpec
 from headrace.learning import losses
-from headrace.learning.algorithm import Mode
 from headrace.learning.exploration import FallingEpsilon, QNetworkWithEpsilon
 from headrace.learning.lambda_returns import lambda_returns
 from headrace.learning.state_values import all_values, following_values, named
@@ -61,13 +60,6 @@ class PQN(FallingEpsilon):
     def make_model(self, spec: EnvSpec, config: Config) -> PQNetwork:
         """A fresh network."""
         return PQNetwork(spec, config)
-
-    def act(
-        self, model: Module, obs: Tensors, core: Tensor, first: Tensor, envs: Tensor, generator: Generator, mode: Mode = "train"
-    ) -> tuple[Tensors, Tensor]:
-        """Epsilon-greedy; deterministic: greedy. `value` is the value of the best action."""
-        fields, core = super().act(model, obs, core, first, envs, generator, mode)
-        return {"action": fields["action"], "value": fields["value"]}, core
 
     def prepare(self, model: Module, batch: Tensors, config: LearningConfig) -> None:
         """The targets."""

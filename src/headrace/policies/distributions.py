@@ -210,21 +210,30 @@ class ActionDistribution:
         return total
 
     def symmetric_kl_to_uniform(self) -> Tensor:
-        """(KL(p || u) + KL(u || p)) / 2 with u uniform over the allowed choices, summed over the discrete parts: float32 [...].
+        """(KL(p || u) + KL(u || p)) / 2 with u uniform over the allowed choices and within the bounds, summed over the parts:
+        float32 [...]. There is no such u for unbounded numbers, which are left out.
 
         An exploration term that grows without limit as a choice dies out, where entropy's gradient vanishes.
         """
-        if not self._layout.choices:
-            return self.params.new_zeros(self.params.shape[:-1])
-        log_probs = self._log_probs
-        if self._allowed is None:
-            uniform = torch.full_like(log_probs, 1.0 / log_probs.shape[-1])
-        else:
-            uniform = (self._allowed / self._allowed.sum(-1, keepdim=True)).expand_as(log_probs)
-        # The two logarithms of u cancel out in KL(p || u) + KL(u || p) = sum (p - u) (log p - log u).
-        log_uniform = uniform.clamp_min(1e-30).log()
-        difference = torch.where(uniform > 0, log_probs - log_uniform, 0.0)
-        return 0.5 * ((log_probs.exp() - uniform) * difference).sum((-1, -2))
+        total = self.params.new_zeros(self.params.shape[:-1])
+        if self._layout.choices:
+            log_probs = self._log_probs
+            if self._allowed is None:
+                uniform = torch.full_like(log_probs, 1.0 / log_probs.shape[-1])
+            else:
+                uniform = (self._allowed / self._allowed.sum(-1, keepdim=True)).expand_as(log_probs)
+            # The two logarithms of u cancel out in KL(p || u) + KL(u || p) = sum (p - u) (log p - log u).
+            log_uniform = uniform.clamp_min(1e-30).log()
+            difference = torch.where(uniform > 0, log_probs - log_uniform, 0.0)
+            total = total + 0.5 * ((log_probs.exp() - uniform) * difference).sum((-1, -2))
+        if self._layout.squashes:
+            # Of x uniform in (-1, 1), E[atanh(x)^2] = pi^2 / 12 and E[log(1 - x^2)] = 2 log 2 - 2. With p's entropy (`entropy`)
+            # all logarithms of scales cancel out.
+            std = self._log_std.exp()
+            square = (math.pi**2 / 12 + self._mean.square()) / (2 * std.square())
+            each = 0.5 * (square - 2.5) + _expected_log_2_cosh(self._mean, std)
+            total = total + torch.where(self._layout.bounded, each, 0.0).sum(-1)
+        return total
 
     def _log_slope(self, raw: Tensor) -> Tensor:
         """log da/du [..., C] of the squashing at `raw`: log(1 - tanh(u)^2) in a form that does not underflow, plus log scale."""

@@ -105,7 +105,7 @@ def make_actor(placement: Placement, policy: int, device: str, seed: int = 0, cl
     from headrace.sampling.actor import Actor
 
     set_up(device)
-    algorithm, model = placement.make_member(policy)
+    algorithm, model = placement.make_member(policy, device)
     graphs = placement.configs[placement.memory.policies[policy].queue].cuda_graphs
     return Actor(model, algorithm.act, placement.memory, policy, device, seed, clock, graphs)
 

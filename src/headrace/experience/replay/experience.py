@@ -74,6 +74,8 @@ class ReplayExperience(Experience):
         self._reported = reported_envs or range(config.num_envs)
         self._arrived, self._lock = list[Arrivals](), threading.Lock()
         self._updates = 0
+        self._largest = 1.0
+        """The largest priority so far: that of new transitions whose error acting did not compute."""
         self._said_room = False
         self._before = (perf_counter(), replay.stats())
         self._failure: BaseException | None = None
@@ -110,7 +112,9 @@ class ReplayExperience(Experience):
 
         Raises `ValueError` for a priority that is negative or not finite.
         """
-        self._replay.update(keys, priorities.float().cpu().numpy())
+        new = priorities.float().cpu().numpy()
+        self._replay.update(keys, new)
+        self._largest = max(self._largest, float(new.max()))
         self._updates += 1
         if self._updates % self._settings.evict_period == 0:
             self._replay.evict()
@@ -141,7 +145,7 @@ class ReplayExperience(Experience):
         """What goes with the replay's contents, where everything stands still (serial). None: the contents are all there is."""
         if self._collect is None or not self._settings.checkpoint_contents:
             return None
-        return {"updates": self._updates, "writer": self._writer.get_state()}
+        return {"updates": self._updates, "largest": self._largest, "writer": self._writer.get_state()}
 
     def restore(self, folder: Path, state: dict[str, Any] | None) -> list[str]:
         """Go on from what `save` wrote and `get_state` gave, before the first batch; returns what the user should know. A replay
@@ -154,7 +158,7 @@ class ReplayExperience(Experience):
         except (ValueError, OSError) as error:
             return [f"{error}: the replay is filled again"]
         if state is not None and self._collect is not None:
-            self._updates = state["updates"]
+            self._updates, self._largest = state["updates"], state.get("largest", 1.0)
             self._writer.set_state(state["writer"])
         self._before = (perf_counter(), self._replay.stats())
         return [f"The replay goes on with {self._before[1].size:,} transitions"]
@@ -170,7 +174,7 @@ class ReplayExperience(Experience):
         if slot is None:
             return False
         self._keep_order(slot)
-        self._writer.write(slot)
+        self._writer.write(slot, self._largest)
         fields = {name: array[slot] for name, array in self._store.arrays.items()}
         env = fields["env_index"]
         arrivals = Arrivals.of(fields, (env >= self._reported.start) & (env < self._reported.stop))

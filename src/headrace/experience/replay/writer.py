@@ -16,7 +16,8 @@ class TrajectoryWriter(native.TrajectoryWriter):
 
     A first priority is the n-step error of the values that acting computed (`q` and `value`). A row's error is known when the n
     rows behind it are there, so the newest rows of a history wait here for the environment's next trajectory. Sequences start at
-    row 0 of every trajectory, where the core state is stored; their priority is the mixture of their rows' errors.
+    row 0 of every trajectory, where the core state is stored; their priority is the mixture of their rows' errors. Without a
+    field `q` there is no error: then transitions have the priority that `write` is given with the rows behind them.
 
     What is stored of a stack is its newest frame. Where an episode's first stack cannot be rebuilt from that (it holds neither
     copies of its newest frame, nor zeros, nor the frames before), its older frames are stored as rows without an action. A row
@@ -24,7 +25,8 @@ class TrajectoryWriter(native.TrajectoryWriter):
 
     Args:
         replay: with fields named as in `arrays`.
-        arrays: of a trajectory store, `[slots, rows, C, ...]` each, with the fields `q` and `env_index` besides the common ones.
+        arrays: of a trajectory store, `[slots, rows, C, ...]` each, with the field `env_index`, and for errors `q`,
+            besides the common ones.
             Environment e is written to the histories `e * copies` to `e * copies + copies - 1`.
         gamma: what the value after a step is multiplied with, if the episode did not terminate with it.
 
@@ -38,13 +40,13 @@ class TrajectoryWriter(native.TrajectoryWriter):
         parts = (sequences.burn_in, sequences.length) if sequences else None
         super().__init__(replay.native, dict(arrays), list(replay.fields), gamma, copies, parts, rescaled)
 
-    def write(self, slot: int) -> None:
-        """Write one slot. Other threads run meanwhile.
+    def write(self, slot: int, otherwise: float = 1.0) -> None:
+        """Write one slot. Other threads run meanwhile. `otherwise`: first priority of transitions without `q`.
 
         Raises `ValueError` for rewards or values that are not finite, and for sequences with stacks that cannot be stored, as
         said above; `IndexError` for an environment that the replay has no history for.
         """
-        super().write(slot)
+        super().write(slot, otherwise)
 
     def get_state(self) -> np.ndarray:
         """What is remembered of all histories, as bytes (uint8), to go on from with the same replay."""

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from headrace.config import Config, policy_configs
+from headrace.config import Config, override, policy_configs
 from headrace.config.errors import RANK_LOST, UserError
 from headrace.envs.core.contract import EnvSpec
 from headrace.runs.messages import Message
@@ -63,13 +63,15 @@ class Placement(ABC):
         """The settings of each policy."""
         self.memory = self.allocate([make_agent(own, spec.of_policy(p)) for p, own in enumerate(self.configs)])
 
-    def make_member(self, member: int) -> Agent:
-        """The algorithm and the model of a member; not for scripted opponents."""
-        if member < len(self.configs):
-            return self.make_agent(self.configs[member], self.spec.of_policy(member))
-        config = self._static[member - len(self.configs)].config
+    def make_member(self, member: int, device: str) -> Agent:
+        """The algorithm and the model of a member, which acts on `device`: precision `auto` is that of this device, and not of
+        the learner's. Not for scripted opponents."""
+        learns = member < len(self.configs)
+        config = self.configs[member] if learns else self._static[member - len(self.configs)].config
         assert config is not None
-        return self.make_agent(config, self.spec)
+        if device == "cpu":
+            config = override(config, **{"learning.device": device})
+        return self.make_agent(config, self.spec.of_policy(member) if learns else self.spec)
 
     def allocate(self, agents: list[Agent]) -> RunMemory:
         """The memory that the run's parts share."""
