@@ -197,8 +197,23 @@ def test_every_file_of_the_repository_that_is_named_exists():
             assert there, f"{where}: {name}"
 
 
+@pytest.fixture
+def quiet(capfd):
+    """No process has shown a warning in the end; gives what was printed."""
+    said = []
+
+    def read():
+        said.append(capfd.readouterr())
+        return said[-1].out
+
+    yield read
+    read()
+    assert not [line for one in said for line in (one.out + one.err).splitlines() if "Warning:" in line]
+
+
 @pytest.mark.process
-def test_quick_start_commands_run_in_order(tmp_path, monkeypatch, capsys):
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_quick_start_commands_run_in_order(tmp_path, monkeypatch, quiet):
     pytest.importorskip("imageio_ffmpeg")
     monkeypatch.chdir(tmp_path)
     commands = [line for block in blocks("sh") for line in block.splitlines()]
@@ -211,27 +226,30 @@ def test_quick_start_commands_run_in_order(tmp_path, monkeypatch, capsys):
         if arguments[0] == "tune":
             arguments += NOTHING_TO_CHOOSE
         assert cli.main(arguments) == 0, command
-    assert "entropy_coef" in capsys.readouterr().out
+    assert "entropy_coef" in quiet()
     assert (tmp_path / "cartpole.mp4").stat().st_size > 1000
 
 
-def test_quick_start_python_runs(tmp_path, monkeypatch, capsys):
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_quick_start_python_runs(tmp_path, monkeypatch, quiet):
     monkeypatch.chdir(tmp_path)
     (code,) = blocks("python")
     exec(compile(code.replace("20_000", "1500"), "quick-start.md", "exec"), {})
-    assert "mean return" in capsys.readouterr().out
+    assert "mean return" in quiet()
 
 
-def test_readme_python_runs(tmp_path, monkeypatch, capsys):
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_readme_python_runs(tmp_path, monkeypatch, quiet):
     monkeypatch.chdir(tmp_path)
     (code,) = blocks("python", README)
     short = '"run.goal": 475.0, "run.video": False, "learning.total_steps": 1500, "sampling.placement": "serial"'
     assert '"run.goal": 475.0' in code
     exec(compile(code.replace('"run.goal": 475.0', short).replace("episodes=100", "episodes=2"), "README.md", "exec"), {})
-    assert "mean return" in capsys.readouterr().out
+    assert "mean return" in quiet()
 
 
-def test_readme_commands_run_in_order(tmp_path, monkeypatch, capsys):
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_readme_commands_run_in_order(tmp_path, monkeypatch, quiet):
     for package in ("imageio_ffmpeg", "vizdoom"):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
@@ -243,7 +261,7 @@ def test_readme_commands_run_in_order(tmp_path, monkeypatch, capsys):
         if arguments[0] == "train":
             assert parse_config(arguments[1:]).env == arguments[arguments.index("--env") + 1]
         assert cli.main([*arguments, *few]) == 0, arguments
-        said = capsys.readouterr().out
+        said = quiet()
         if arguments[0] == "eval":
             assert len(json.loads(said)["returns"]) == 100
     assert (tmp_path / "cartpole.mp4").stat().st_size > 1000

@@ -72,6 +72,12 @@ def test_environments_that_answer_later_are_waited_for(run, monkeypatch):
     assert evaluate(run, 4, num_envs=2).lengths == here.lengths
 
 
+@pytest.mark.filterwarnings("error")
+def test_metrics_of_one_task_have_no_scores_of_several(run):
+    """The mean over no task at all was a warning at every evaluation during training."""
+    assert evaluate(run, 2).metrics == {"eval/episodic_return": 1.0, "eval/episodic_length": 1.0}
+
+
 def test_episodes_are_shared_out_beforehand_and_returns_are_raw(run):
     result = evaluate(run, 8, num_envs=3)
     # Environments 0 and 1 play three games, environment 2 two; the first to finish would have been others.

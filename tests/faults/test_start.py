@@ -73,7 +73,7 @@ def test_a_file_that_cannot_grow_stops_checkpoints_but_not_training(tmp_path):
         learner = run.pids("learner")[0]
         # No file may grow beyond this any more: writing fails as it does on a full disk.
         resource.prlimit(learner, resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
-        run.wait_for("the warning", lambda: "Training goes on" in run.output)
+        run.wait_for("the warning", lambda: "are untouched. Training goes on" in run.output)
         before = run.checkpoints()
         goes_on(run)
         resource.prlimit(learner, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -92,17 +92,44 @@ def disk(tmp_path):
     subprocess.run(["umount", folder], check=True)
 
 
+def fill(disk):
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1024))
+    return ballast
+
+
+@pytest.mark.slow
+def test_a_learner_that_starts_again_on_a_full_disk_goes_on(disk):
+    """Its metrics go back to its checkpoint when there is room, and hold no step twice."""
+    run = counting_run(disk, **{"run.log_interval": 0.5})
+    with run:
+        run.wait_for("two checkpoints", lambda: len(run.checkpoints()) >= 2)
+        ballast = fill(disk)
+        run.wait_for("the warning", lambda: "metrics.jsonl cannot be written now" in run.output)
+        printed = len(run.output)
+        run.signal("learner", signal.SIGKILL)
+        run.wait_for("the return", lambda: "Going on from" in run.output[printed:])
+        run.wait_for("training", lambda: run.output[printed:].count(" | step ") > 5)
+        ballast.unlink()
+        run.wait_for("room", lambda: "metrics.jsonl is written again" in run.output)
+        goes_on(run)
+        stop(run)
+        assert "Bad file descriptor" not in run.output
+        assert run.output.count("metrics.jsonl cannot be written now") == 1
+        rows = [(row["global_step"], row["time"]) for row in run.metrics()]
+        assert rows == sorted(set(rows))
+
+
 @pytest.mark.slow
 def test_a_full_disk_stops_nothing_but_files(disk):
     """Metrics, log and checkpoints all lie on it; what could not be written follows when there is room."""
     run = counting_run(disk, **{"run.log_interval": 1.0})
     with run:
         run.wait_for("two checkpoints", lambda: len(run.checkpoints()) >= 2)
-        ballast = disk / "ballast"
-        with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(1024))
-        run.wait_for("the warning", lambda: "Training goes on" in run.output)
+        ballast = fill(disk)
+        run.wait_for("the warning", lambda: "are untouched. Training goes on" in run.output)
         lines = run.output.count(" | step ")
         run.wait_for("training", lambda: run.output.count(" | step ") > lines + 5)
         assert "cannot be written now" in run.output

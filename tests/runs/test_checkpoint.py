@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.runs.checkpoint import CheckpointError, load, load_best, load_newest, save
+from headrace.runs.checkpoint import CheckpointError, load, load_best, load_newest, moments, save
 from headrace.runs.state_tree import pack, unpack
 from headrace.runs.training_state import load_optimizer, random_state, set_random_state
 
@@ -108,8 +108,8 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path, name, make):
     load_optimizer(opt, back["opt"])
     set_random_state(back["rng"][0])
     rng.bit_generator.state = back["rng"][1]
-    for parameter, moments in opt.state.items():
-        assert all(m.stride() == parameter.stride() for m in moments.values() if m.shape == parameter.shape and m.dim())
+    for parameter, kept in opt.state.items():
+        assert all(m.stride() == parameter.stride() for m in kept.values() if m.shape == parameter.shape and m.dim())
     learn(net, opt, rng, 5)
     assert all(torch.equal(a, b) for a, b in zip(straight[0].parameters(), net.parameters(), strict=True))
     assert same(straight[1].state_dict(), opt.state_dict())
@@ -171,6 +171,20 @@ def test_truncated_grown_or_missing_files_fall_back(tmp_path, file):
     assert load_newest(tmp_path).step == 1
     path.unlink()
     assert load_newest(tmp_path).step == 1
+
+
+def test_damage_is_told_where_a_population_goes_back_together(tmp_path):
+    """Its newest common moment is looked for among the undamaged checkpoints, which says nothing about the others."""
+    paths = [save(tmp_path, step, *pack({"moment": step, "ended": False}), keep=4) for step in (1, 2, 3, 4)]
+    for path in (paths[0], paths[3]):
+        (path / "state.json").write_bytes(b"{}")
+    found = moments(tmp_path)
+    assert found == {paths[1]: (2, False), paths[2]: (3, False)}
+    for among, told in (({paths[2]}, 1), ({paths[1]}, 1)):
+        back = load_newest(tmp_path, among=among)
+        assert back.path in among
+        assert len(back.damaged) == told, "only what is newer"
+        assert f"{paths[3].name}" in back.damaged[0]
 
 
 def test_a_damaged_checkpoint_is_never_the_reason_to_start_from_nothing(tmp_path):

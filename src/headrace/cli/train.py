@@ -29,7 +29,8 @@ def run(arguments: list[str]) -> int:
     if first:
         show(f"{config.env}, {config.learning.algorithm}, run folder {config.run_folder}")
         if found := tune.in_use(config):
-            show(f"Settings found by headrace tune: {tune.describe(found)} ({tune.path(config)})")
+            undo = f"headrace tune {config.env} --forget removes {tune.path(config)}"
+            show(f"Settings found by headrace tune: {tune.describe(found)} ({undo})")
     start_fork_server()
     from headrace.train import train  # imports torch, which takes seconds
 

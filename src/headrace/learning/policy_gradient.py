@@ -146,6 +146,7 @@ def _truncated(log_prob: Tensor, batch: Tensors, c: LearningConfig) -> Tensors:
     """Shares of the samples whose importance ratio V-trace truncates; nothing where it computes no targets."""
     if c.returns != "vtrace":
         return {}
-    log_ratio, limits = log_prob.detach() - batch["log_prob"], {"rho": c.vtrace_rho, "c": c.vtrace_c}
+    log_ratio = log_prob.detach() - batch["log_prob"]
+    limits = {"losses/rho_clipped": c.vtrace_rho, "losses/c_clipped": c.vtrace_c}
     above = {name: log_ratio > (math.log(limit) if limit > 0 else -math.inf) for name, limit in limits.items()}
-    return {f"losses/{name}_clipped": losses.masked_mean(x.float(), batch["mask"]) for name, x in above.items()}
+    return {name: losses.masked_mean(x.float(), batch["mask"]) for name, x in above.items()}

@@ -59,7 +59,7 @@ class Records:
         checkpoint said so decides once more: the line replaces that one."""
         policy, decision = record["policy"], record["decision"]
         if (lines := self._newest[policy]) and decision <= lines[-1].get("decision", -1):
-            with suppress(OSError):  # a full disk: the older line stays, too
+            with suppress(OSError):  # the older line stays, too
                 self._keep(lambda line: line["policy"] != policy or line.get("decision", -1) < decision)
         self._newest[policy].append(record)
         return self._opened().append(json.dumps(record).encode() + b"\n")
@@ -76,7 +76,9 @@ class Records:
 
     def _keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Remove all other lines."""
-        kept = self._opened().keep_lines(lambda line: _is_decision(line) and wanted(line))
+        file = self._opened()
+        kept = [line for line in file.lines() if _is_decision(line) and wanted(line)]
+        file.keep_lines(lambda line: _is_decision(line) and wanted(line))
         self._newest.clear()
         for line in kept:
             self._newest[line["policy"]].append(line)

@@ -73,6 +73,10 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Error numbers of a disk that may have room again."""
+
+
 class AppendFile:
     """A file to which whole pieces are appended. A piece that cannot be written (a full disk, a network drive that is away) is
     kept and written with the next one.
@@ -84,6 +88,8 @@ class AppendFile:
         self.path = path
         self._fd = self._open()
         self._pending = b""
+        self._unwanted: list[Callable[[Any], bool]] = []
+        """What `keep_lines` has been asked for and is not done."""
         self._failing = False
 
     def _open(self) -> int:
@@ -98,34 +104,51 @@ class AppendFile:
         """Append one piece. Returns None, or a message for the user: when pieces cannot be written from now on, and when they can
         be again."""
         self._pending += piece
-        end = None
         try:
-            end = os.fstat(self._fd).st_size
-            left = memoryview(self._pending)
-            while left:
-                left = left[os.write(self._fd, left) :]
+            self._write()
         except OSError as error:
-            with suppress(OSError):  # no torn piece
-                if end is not None:
-                    os.ftruncate(self._fd, end)
             known, self._failing = self._failing, True
             problem = f"{self.path} cannot be written now ({error.strerror}). The data is kept and written as soon as possible"
             return None if known else problem
-        before, self._failing, self._pending = self._failing, False, b""
+        before, self._failing = self._failing, False
         return f"{self.path} is written again, with all that was kept" if before else None
 
-    def keep_lines(self, wanted: Callable[[Any], bool]) -> list[Any]:
-        """Remove all but the `wanted` of the file's JSON lines; returns those. After a crash there is the old or the new file.
+    def _write(self) -> None:
+        while self._unwanted:
+            self._rewrite(self._unwanted[0])
+            self._unwanted.pop(0)
+        end, left = os.fstat(self._fd).st_size, memoryview(self._pending)
+        try:
+            while left:
+                left = left[os.write(self._fd, left) :]
+        except OSError:
+            with suppress(OSError):  # no torn piece
+                os.ftruncate(self._fd, end)
+            raise
+        self._pending = b""
 
-        Raises `OSError`; the file is then as it was.
-        """
+    def _rewrite(self, wanted: Callable[[Any], bool]) -> None:
+        """Replace the file by one with the `wanted` of its JSON lines. After an error, or a crash, the old one is there."""
         there = read_json_lines(self.path) if os.path.lexists(self.path) else []
-        lines = [line for line in (*there, *_json_lines(self._pending)) if wanted(line)]
-        write_whole(self.path, "".join(json.dumps(line) + "\n" for line in lines))
+        write_whole(self.path, "".join(json.dumps(line) + "\n" for line in there if wanted(line)))
         before, self._fd = self._fd, self._open()
         os.close(before)
-        self._pending = b""
-        return lines
+
+    def lines(self) -> list[Any]:
+        """The JSON lines in the file, and those that wait for room. Raises `OSError`."""
+        return [*(read_json_lines(self.path) if os.path.lexists(self.path) else []), *_json_lines(self._pending)]
+
+    def keep_lines(self, wanted: Callable[[Any], bool]) -> str | None:
+        """Remove all but the `wanted` JSON lines; on a full disk when there is room, before anything else is written. Returns a
+        message as `append` does. Raises `OSError` where the file cannot be read or replaced for another reason."""
+        self._pending = b"".join(json.dumps(line).encode() + b"\n" for line in _json_lines(self._pending) if wanted(line))
+        try:
+            self._rewrite(wanted)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self._unwanted.append(wanted)
+        return self.append(b"")
 
     def close(self) -> None:
         """Write what was kept, and close the file. Raises `OSError` if that is still impossible."""

@@ -116,18 +116,21 @@ class MetricsWriter:
             self._events.add_text("hyperparameters", hyperparameters_table(config))
         self._wandb = _start_wandb(self._folder, config) if config.run.track else None
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int) -> str | None:
         """Remove what was written after global step `step`, from which the run is resumed.
 
         A resumed run repeats the steps between its checkpoint and the moment it was stopped. The lines after `step` are removed
         from `metrics.jsonl`, and an event makes TensorBoard hide its points after `step`, so no step appears twice and none is
         missing. Weights & Biases cannot remove points: there both passes stay, on the same x axis.
 
-        Raises `OSError` where the files cannot be written; they are then as they were.
+        Returns a message for the user as `AppendFile.append` does. Raises `OSError` where a file cannot be read or replaced.
         """
-        for file in (self._jsonl, self._curve):
-            file.keep_lines(lambda line: is_metrics(line) and line["global_step"] <= step)
-        self._events.hide_from(step + 1)
+
+        def earlier(line: Any) -> bool:
+            return is_metrics(line) and line["global_step"] <= step
+
+        problems = [self._jsonl.keep_lines(earlier), self._curve.keep_lines(earlier), self._events.hide_from(step + 1)]
+        return next(filter(None, problems), None)
 
     def write(self, metrics: dict[str, float]) -> str | None:
         """Log one interval. `metrics` holds `global_step`; values that are NaN (no episode has ended yet) are left out. Returns a

@@ -77,9 +77,11 @@ class Reporter:
         if kind == "start":
             self._began.setdefault(policy, report.content)
             with explained(self._folder.path):
-                self._writers[policy].rewind(report.content)
+                problem = self._writers[policy].rewind(report.content)
                 if self._records is not None:
                     self._records.rewind(policy, report.content)
+            if problem:
+                self.message(problem)
         elif kind == "message":
             self.message(report.content)
         elif kind == "done":
