@@ -40,7 +40,10 @@ class Line(Algorithm):
 
     def prepare(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> None:
         if self.gae:
-            batch["advantage"] = batch["reward"]
+            batch["known beforehand"] = batch["reward"]
+
+    def whole_trajectories(self, config: LearningConfig) -> bool:
+        return not self.gae
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
         self.seen.append(batch["number"].clone())

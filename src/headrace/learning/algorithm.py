@@ -74,6 +74,12 @@ class Algorithm(ABC):
         else it is the largest one so far. Sequences need `q`."""
         return {}
 
+    def whole_trajectories(self, config: LearningConfig) -> bool:
+        """Whether minibatches hold whole trajectories, [T, part of B, ...] with row T behind them. If not, and the model has no
+        core, they hold single rows [1, part of T B, ...] of all trajectories, without row T, which are less correlated: `prepare`
+        has then computed everything that depends on later rows."""
+        return True
+
     def prepare(self, model: Module, batch: Tensors, config: LearningConfig) -> None:  # noqa: B027 (optional)
         """Once per batch, before its epochs and without gradient: add to `batch` what they need."""
 

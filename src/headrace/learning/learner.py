@@ -190,7 +190,8 @@ class Learner:
             with torch.no_grad():
                 data |= self._prepare(data)
             steps: list[Tensor] = []
-            for part in minibatches(data, self.config.learning, self.device, self.generator):
+            whole = self.algorithm.whole_trajectories(self.config.learning)
+            for part in minibatches(data, self.config.learning, whole, self.device, self.generator):
                 out = self._step(part) if self._reduce_gradients is None else self._reduced_step(part)
                 steps.append(out["statistics"].clone())
                 if self._reduce_gradients is None and self.cut_short():

@@ -14,15 +14,13 @@ SMALL = 1 << 20
 """Bytes of a field of a batch up to which copying it whole costs less than the operations on its parts."""
 
 
-def minibatches(data: Tensors, c: LearningConfig, device: str, generator: torch.Generator) -> Iterator[Tensors]:
+def minibatches(data: Tensors, c: LearningConfig, whole: bool, device: str, generator: torch.Generator) -> Iterator[Tensors]:
     """What each optimizer step of an update learns from: `num_epochs` times the `num_minibatches` parts of a batch, in an order
-    that `generator` draws."""
+    that `generator` draws. `whole`: trajectories stay whole, see `Algorithm.whole_trajectories`."""
     if c.num_minibatches == 1:
         yield from [data] * c.num_epochs
         return
-    # Targets computed beforehand and no recurrence: nothing ties the rows of a trajectory together any more, and minibatches
-    # of single samples are less correlated than minibatches of trajectories.
-    separable = c.returns == "gae" and "advantage" in data and data["core"].shape[-1] == 0
+    separable = not whole and data["core"].shape[-1] == 0  # a recurrence ties the rows of a trajectory together
     samples = _as_single_rows(data, len(data["reward"])) if separable else data
     if separable and device == "cpu":
         samples = {name: _channels_last(t) for name, t in samples.items()}

@@ -51,6 +51,10 @@ class PolicyGradient(Algorithm):
         action = out.distribution.mode() if mode == "deterministic" else out.distribution.sample(generator)
         return {"action": action, "log_prob": out.distribution.log_prob(action), "value": out.value}, out.core
 
+    def whole_trajectories(self, config: LearningConfig) -> bool:
+        """With V-trace, whose targets are computed under the weights of every step. GAE's are known beforehand."""
+        return config.returns != "gae"
+
     def prepare(self, model: Module, batch: Tensors, config: LearningConfig) -> None:
         """Update the normalisers. With GAE and several optimizer steps, compute targets and advantages once for all of them.
 

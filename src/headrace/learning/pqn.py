@@ -61,6 +61,10 @@ class PQN(FallingEpsilon):
         """A fresh network."""
         return PQNetwork(spec, config)
 
+    def whole_trajectories(self, config: LearningConfig) -> bool:
+        """No: targets are computed beforehand."""
+        return False
+
     def prepare(self, model: Module, batch: Tensors, config: LearningConfig) -> None:
         """The targets."""
         network, T = cast(PQNetwork, model), len(batch["reward"])
@@ -70,8 +74,6 @@ class PQN(FallingEpsilon):
             batch["reward"], values, batch["terminated"], batch["truncated"], batch["mask"], config.gamma, config.gae_lambda,
             following_values(network, batch, values),
         )  # fmt: skip
-        # Known targets and no core: a trajectory's rows are independent samples now, which the learner knows by this name.
-        batch["advantage"] = batch["target"] - values[:-1]
 
     def loss(self, model: Module, batch: Tensors, config: LearningConfig) -> tuple[Tensor, Tensors]:
         """(target - Q(s, a))^2 / 2, the mean over valid rows."""
