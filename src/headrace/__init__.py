@@ -24,6 +24,7 @@ _API = {
     "config": ("headrace.config", None),
     "envs": ("headrace.envs", None),
     "evaluate": ("headrace.evaluation.evaluate", "evaluate"),
+    "export_policy": ("headrace.export.onnx_file", "export_policy"),
     "load_policy": ("headrace.evaluation.policy", "load_policy"),
     "learning": ("headrace.learning", None),
     "make_vec": ("headrace.envs", "make_vec"),

@@ -20,6 +20,8 @@ class Eval(PolicyOptions):
     """Number of environments that are stepped together. None: as many as games, at most 16."""
     max_episode_steps: Count | None = None
     """Longest game in steps; it is cut off then. None: `envs.max_episode_steps` of the run."""
+    env: str | None = None
+    """Environment to play in, which must observe and act alike. None: the one that the policy was trained in."""
     json: bool = False
     """Print the result as JSON, with the return and the length of every game."""
 
@@ -40,6 +42,7 @@ def run(arguments: list[str]) -> int:
         number=asked.policy,
         imports=asked.imports,
         max_episode_steps=asked.max_episode_steps,
+        env=asked.env,
     )
     show(result.to_json() if asked.json else str(result))
     return 0

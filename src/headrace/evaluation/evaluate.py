@@ -126,8 +126,10 @@ def evaluate(
     imports: Iterable[os.PathLike[str] | str] = (),
     use: Use = Use.EVALUATION,
     max_episode_steps: int | None = None,
+    env: str | None = None,
 ) -> EvalResult:
-    """Play whole games with a policy or with the policy of a run folder (`number`, where the run trained several).
+    """Play whole games with a policy or with the policy of a run folder (`number`, where the run trained several) or of an ONNX
+    file; `env`: see `load_policy`.
 
     The episodes are shared out evenly over `num_envs` environments (at most 16 unless given) beforehand: taking the first
     `episodes` to finish would favour short ones. The same seed gives the same episodes, also with a policy that has played
@@ -145,7 +147,7 @@ def evaluate(
     if num_envs is not None and num_envs < 1:
         raise ValueError(f"num_envs is {num_envs}; it must be at least 1")
     if not isinstance(policy, TrainedPolicy):
-        policy = load_policy(policy, which=which, policy=number, imports=imports)
+        policy = load_policy(policy, which=which, policy=number, imports=imports, env=env)
     tasks = policy.spec.tasks
     episodes = max(episodes, len(tasks))
     num_envs = min(episodes, num_envs or 16)

@@ -19,7 +19,7 @@ import torch
 from headrace.envs.core.contract import EnvGroup, EnvSpec, LaneRow, ObsRow, Script, StepRow
 from headrace.envs.groups.base import Completion
 from headrace.evaluation.hang_warnings import LIMIT, EndlessEpisodes, HungEnvironments, environment_of
-from headrace.evaluation.policy import TrainedPolicy
+from headrace.evaluation.trained_policy import TrainedPolicy
 
 Player = TrainedPolicy | Script
 MOST_LOST = 10

@@ -18,7 +18,7 @@ from headrace.envs.groups.multi_agent import multi_agent_group
 from headrace.evaluation.games import Game, Games, Player, evenly
 from headrace.evaluation.hang_warnings import at_limit
 from headrace.evaluation.intervals import wilson
-from headrace.evaluation.policy import TrainedPolicy
+from headrace.evaluation.trained_policy import TrainedPolicy
 from headrace.evaluation.video import make_match, picture, video_of
 
 

@@ -4,141 +4,25 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import cached_property
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-import gymnasium
-import numpy as np
-import torch
-from torch import Tensor, nn
-
 from headrace import config as configs
-from headrace.config import Config, ConfigError
+from headrace.config import ConfigError
 from headrace.config.file_reading import shortened
 from headrace.config.validation import check_device
-from headrace.envs.core.actions import decoder
-from headrace.envs.core.contract import EnvSpec
 from headrace.envs.core.imports import check_given, import_files
-from headrace.envs.core.settings import options_of
-from headrace.envs.core.spaces import leaves
-from headrace.envs.make import describe, make_env
-from headrace.learning.algorithm import Algorithm, Mode, make_algorithm
+from headrace.envs.make import describe
+from headrace.evaluation.onnx_policy import load_onnx
+from headrace.evaluation.trained_policy import TrainedPolicy
+from headrace.learning.algorithm import make_algorithm
 from headrace.runs import checkpoint
 from headrace.runs.checkpoint import Checkpoint
 from headrace.runs.training_state import load_weights
 
 Which = Literal["newest", "best"] | Path
 """Which checkpoint of a run: the newest, the best, or the one in this folder."""
-
-
-class TrainedPolicy:
-    """A model with its weights, the environment it was trained for, and its core state.
-
-    For one environment, pass what `env.reset` and `env.step` return and get what `env.step` takes:
-
-        policy = headrace.load_policy("runs/my-run")
-        env = policy.make_env()
-        observation, _ = env.reset()
-        policy.reset()
-        action = policy.act(observation)
-    """
-
-    def __init__(self, config: Config, spec: EnvSpec, algorithm: Algorithm, model: nn.Module, step: int, seed: int = 0) -> None:
-        self.config, self.spec, self.algorithm = config, spec, algorithm
-        self.step = step
-        """The `global_step` of the checkpoint that the weights are from."""
-        self.number = 0
-        """Of the policy, where the run trained several."""
-        self.team: list[TrainedPolicy] = []
-        """In a multi-agent environment whose agents have different spaces: all policies of the run, this one among them."""
-        self.device = torch.device(config.device)
-        self.model: Any = model.to(self.device).eval()
-        self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.reset()
-
-    @contextmanager
-    def seeded(self, seed: int) -> Iterator[None]:
-        """Context in which actions are sampled by a generator with this seed. Afterwards the policy's own generator continues."""
-        own, self.generator = self.generator, torch.Generator(self.device).manual_seed(seed)
-        try:
-            yield
-        finally:
-            self.generator = own
-
-    def reset(self) -> None:
-        """The next observation given to `act` is the first of an episode."""
-        self._core = torch.zeros(1, self.model.core_width, device=self.device)
-        self._first = np.ones(1, bool)
-
-    def act(self, observation: Any, *, deterministic: bool = True) -> Any:
-        """The action for one observation of `make_env`'s environment. Call `reset` when an episode begins.
-
-        Raises `headrace.envs.core.spaces.BadObservation` for observations that are not in the environment's space.
-        """
-        rows = {leaf.name: np.zeros((1, *leaf.spec.shape), leaf.spec.dtype) for leaf in self._leaves}
-        for leaf in self._leaves:
-            leaf.put_one(rows[leaf.name], 0, observation)
-        actions, self._core = self.act_rows(rows, self._core, self._first, deterministic=deterministic)
-        self._first = np.zeros(1, bool)
-        return self._decode(actions)[0]
-
-    @torch.inference_mode()
-    def act_rows(
-        self, obs: dict[str, np.ndarray], core: Tensor, first: np.ndarray, *, deterministic: bool
-    ) -> tuple[np.ndarray, Tensor]:
-        """Actions of N environments in the engine's own form.
-
-        Args:
-            obs: by name, [N, ...], as described by `spec.observation`.
-            core: float32 [N, S] core state before these observations; see `initial_core`.
-            first: bool [N]: the core state is zeroed before these observations.
-            deterministic: draw nothing at random: the most probable action, or the one of the highest value.
-
-        Returns:
-            actions [N, A] (int32 or float32) and the core state after these observations [N, S].
-        """
-        tensors = {name: torch.from_numpy(array).to(self.device) for name, array in obs.items()}
-        envs = torch.arange(len(first), device=self.device)
-        mode: Mode = "deterministic" if deterministic else "evaluate"
-        begins = torch.from_numpy(first).to(self.device)
-        fields, core = self.algorithm.act(self.model, tensors, core, begins, envs, self.generator, mode)
-        return fields["action"].cpu().numpy(), core
-
-    def initial_core(self, n: int) -> Tensor:
-        """float32 zeros [n, S]."""
-        return torch.zeros(n, self.model.core_width, device=self.device)
-
-    def make_env(self, render_mode: str | None = None, task: str | None = None) -> gymnasium.Env[Any, Any]:
-        """One environment of the kind the policy was trained in: whole games, raw rewards.
-
-        `render_mode`: "rgb_array" for pictures, for `gym` environments also "human" for a window. `task`: where it was trained
-        on several, the id of one of them; None: the first. Raises `ConfigError` for a mode that the environment does not have,
-        and for a task on which it was not trained.
-        """
-        tasks = self.config.tasks
-        if task is not None and task not in tasks:
-            raise ConfigError(f"the policy was not trained on {task!r}; its tasks are {', '.join(tasks)}")
-        env, options = task or tasks[0], self.config.envs
-        return make_env(env, options if len(tasks) == 1 else options_of(env, tasks, options), render_mode=render_mode)
-
-    @cached_property
-    def _spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-        env = self.make_env()
-        try:
-            return env.observation_space, env.action_space
-        finally:
-            env.close()
-
-    @cached_property
-    def _leaves(self) -> list[Any]:
-        return leaves(self._spaces[0])
-
-    @cached_property
-    def _decode(self) -> Callable[[np.ndarray], list[Any]]:
-        return decoder(self._spaces[1])
 
 
 def load_policy(
@@ -150,9 +34,11 @@ def load_policy(
     policy: int = 0,
     imports: Iterable[os.PathLike[str] | str] = (),
     team: bool = True,
+    env: str | None = None,
 ) -> TrainedPolicy:
-    """The policy of a run folder, from its newest or its best checkpoint. `seed`: for sampled actions. `policy`: its number,
-    where the run trained several.
+    """The policy of a run folder, from its newest or its best checkpoint, or that of an ONNX file (`headrace export`), which acts
+    on onnxruntime. `seed`: for sampled actions. `policy`: its number, where the run trained several. `env`: play in this
+    environment instead of the run's; it must observe and act alike.
 
     `team`: load the run's other policies as well, where the agents of a multi-agent environment have different spaces.
 
@@ -162,10 +48,14 @@ def load_policy(
     Raises `ConfigError` if the folder holds no run or no such policy or no such checkpoint or the device is not here,
     `ImportsNotGiven` if it needs files that are not given, `CheckpointError` if every checkpoint is damaged.
     """
+    if os.fspath(run).endswith(".onnx"):
+        return load_onnx(run, env=env, seed=seed, imports=imports)
     path = Path(run) / "config.json"
     if not os.path.lexists(path):
         raise ConfigError(f"{shortened(str(run))} is no run folder: there is no config.json in it")
     config = configs.load(path)
+    if env is not None:
+        config = configs.override(config, env=env)
     check_device(device)
     if not 0 <= policy < config.population.size:
         raise ConfigError(f"{run} has no policy {policy}; it has {config.population.size}, counted from 0")
@@ -185,10 +75,9 @@ def load_policy(
     loaded = TrainedPolicy(config, spec, algorithm, model, found.step, seed)
     loaded.number = policy
     if whole.of_agents and team:
-        others: dict[str, Any] = {"device": device, "seed": seed, "imports": imports, "team": False}
+        others: dict[str, Any] = {"device": device, "seed": seed, "imports": imports, "team": False, "env": env}
         loaded.team = [loaded if p == policy else load_policy(run, policy=p, **others) for p in range(config.population.size)]
     return loaded
-
 
 
 def _checkpoint(run: os.PathLike[str] | str, which: Which, use: checkpoint.Use) -> Checkpoint:

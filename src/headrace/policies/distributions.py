@@ -175,6 +175,25 @@ class ActionDistribution:
         unit = ((number - at.middle) / at.half_range).clamp(-TANH_LIMIT, TANH_LIMIT)
         return torch.where(at.bounded, unit.atanh(), number)
 
+    # -- parameters, for those who sample elsewhere ---------------------------------------------------------------------
+
+    @property
+    def logits(self) -> Tensor | None:
+        """Of all choices in order, float32 [..., M]; `MASKED_LOGIT` for forbidden ones. None without discrete parts."""
+        if not self._layout.choices:
+            return None
+        return torch.cat([self._logits[..., i, :n] for i, n in enumerate(self._layout.choices)], -1)
+
+    @property
+    def mean(self) -> Tensor | None:
+        """Of the Gaussians that are squashed into bounds, float32 [..., C]; None without continuous parts."""
+        return self._mean if self._mean.shape[-1] else None
+
+    @property
+    def std(self) -> Tensor | None:
+        """Standard deviations of the same, float32 [..., C]."""
+        return self._log_std.exp() if self._mean.shape[-1] else None
+
     # -- quantities --------------------------------------------------------------------------------------------------------
 
     def log_prob(self, actions: Tensor) -> Tensor:

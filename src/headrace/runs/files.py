@@ -60,13 +60,13 @@ def replaceable(path: Path) -> Path:
     return real
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Replace a file. After a crash there is either the old or the new one. Raises `OSError`, also as `replaceable`."""
     path = replaceable(path)
     aside = path.with_name(f".tmp-{path.name}")
     aside.unlink(missing_ok=True)
     try:
-        write_synced(aside, text.encode())
+        write_synced(aside, content.encode() if isinstance(content, str) else content)
         os.replace(aside, path)
     except BaseException:
         aside.unlink(missing_ok=True)

@@ -163,7 +163,7 @@ def _box(space: spaces.Box) -> tuple[ArraySpec, Callable[[np.ndarray, np.ndarray
     shape = space.shape
     low, high = (float(np.min(space.low)), float(np.max(space.high))) if space.is_bounded("both") else (-np.inf, np.inf)
     if has_image_shape(shape) and (space.dtype == np.uint8 or (low, high) == (0, 255)):
-        channels_last = len(shape) > 2 and shape[-1] <= shape[-3]
+        channels_last = is_channels_last(shape)
         height, width, channels = shape[-3:] if channels_last else (*shape[-2:], 1 if len(shape) == 2 else shape[-3])
         stack = shape[0] if len(shape) == 4 else 1
         write = _write_channels_last(len(shape)) if channels_last else _write_reshaped
@@ -178,6 +178,11 @@ def has_image_shape(shape: tuple[int, ...]) -> bool:
     if len(shape) == 2:
         return min(shape) >= SMALLEST_IMAGE
     return len(shape) in (3, 4) and sorted(shape[-3:])[1] >= SMALLEST_IMAGE
+
+
+def is_channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether an image of this shape is H x W x C, or a stack of such: C is the smaller of the two dimensions."""
+    return len(shape) > 2 and shape[-1] <= shape[-3]
 
 
 def _write_as_pixels(write: Callable[[np.ndarray, np.ndarray], None], high: float) -> Callable[[np.ndarray, np.ndarray], None]:

@@ -1,0 +1,128 @@
+"""A policy with its weights, which is asked for actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headrace.config import Config, ConfigError
+from headrace.envs.core.actions import decoder
+from headrace.envs.core.contract import EnvSpec
+from headrace.envs.core.settings import options_of
+from headrace.envs.core.spaces import leaves
+from headrace.envs.make import make_env
+from headrace.learning.algorithm import Algorithm, Mode
+
+
+class TrainedPolicy:
+    """A model with its weights, the environment it was trained for, and its core state.
+
+    For one environment, pass what `env.reset` and `env.step` return and get what `env.step` takes:
+
+        policy = headrace.load_policy("runs/my-run")
+        env = policy.make_env()
+        observation, _ = env.reset()
+        policy.reset()
+        action = policy.act(observation)
+    """
+
+    def __init__(self, config: Config, spec: EnvSpec, algorithm: Algorithm, model: nn.Module, step: int, seed: int = 0) -> None:
+        self.config, self.spec, self.algorithm = config, spec, algorithm
+        self.step = step
+        """The `global_step` of the checkpoint that the weights are from."""
+        self.number = 0
+        """Of the policy, where the run trained several."""
+        self.team: list[TrainedPolicy] = []
+        """In a multi-agent environment whose agents have different spaces: all policies of the run, this one among them."""
+        self.device = torch.device(config.device)
+        self.model: Any = model.to(self.device).eval()
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.reset()
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Context in which actions are sampled by a generator with this seed. Afterwards the policy's own generator continues."""
+        own, self.generator = self.generator, torch.Generator(self.device).manual_seed(seed)
+        try:
+            yield
+        finally:
+            self.generator = own
+
+    def reset(self) -> None:
+        """The next observation given to `act` is the first of an episode."""
+        self._core = torch.zeros(1, self.model.core_width, device=self.device)
+        self._first = np.ones(1, bool)
+
+    def act(self, observation: Any, *, deterministic: bool = True) -> Any:
+        """The action for one observation of `make_env`'s environment. Call `reset` when an episode begins.
+
+        Raises `headrace.envs.core.spaces.BadObservation` for observations that are not in the environment's space.
+        """
+        rows = {leaf.name: np.zeros((1, *leaf.spec.shape), leaf.spec.dtype) for leaf in self._leaves}
+        for leaf in self._leaves:
+            leaf.put_one(rows[leaf.name], 0, observation)
+        actions, self._core = self.act_rows(rows, self._core, self._first, deterministic=deterministic)
+        self._first = np.zeros(1, bool)
+        return self._decode(actions)[0]
+
+    @torch.inference_mode()
+    def act_rows(
+        self, obs: dict[str, np.ndarray], core: Tensor, first: np.ndarray, *, deterministic: bool
+    ) -> tuple[np.ndarray, Tensor]:
+        """Actions of N environments in the engine's own form.
+
+        Args:
+            obs: by name, [N, ...], as described by `spec.observation`.
+            core: float32 [N, S] core state before these observations; see `initial_core`.
+            first: bool [N]: the core state is zeroed before these observations.
+            deterministic: draw nothing at random: the most probable action, or the one of the highest value.
+
+        Returns:
+            actions [N, A] (int32 or float32) and the core state after these observations [N, S].
+        """
+        tensors = {name: torch.from_numpy(array).to(self.device) for name, array in obs.items()}
+        envs = torch.arange(len(first), device=self.device)
+        mode: Mode = "deterministic" if deterministic else "evaluate"
+        begins = torch.from_numpy(first).to(self.device)
+        fields, core = self.algorithm.act(self.model, tensors, core, begins, envs, self.generator, mode)
+        return fields["action"].cpu().numpy(), core
+
+    def initial_core(self, n: int) -> Tensor:
+        """float32 zeros [n, S]."""
+        return torch.zeros(n, self.model.core_width, device=self.device)
+
+    def make_env(self, render_mode: str | None = None, task: str | None = None) -> gymnasium.Env[Any, Any]:
+        """One environment of the kind the policy was trained in: whole games, raw rewards.
+
+        `render_mode`: "rgb_array" for pictures, for `gym` environments also "human" for a window. `task`: where it was trained
+        on several, the id of one of them; None: the first. Raises `ConfigError` for a mode that the environment does not have,
+        and for a task on which it was not trained.
+        """
+        tasks = self.config.tasks
+        if task is not None and task not in tasks:
+            raise ConfigError(f"the policy was not trained on {task!r}; its tasks are {', '.join(tasks)}")
+        env, options = task or tasks[0], self.config.envs
+        return make_env(env, options if len(tasks) == 1 else options_of(env, tasks, options), render_mode=render_mode)
+
+    @cached_property
+    def _spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+        env = self.make_env()
+        try:
+            return env.observation_space, env.action_space
+        finally:
+            env.close()
+
+    @cached_property
+    def _leaves(self) -> list[Any]:
+        return leaves(self._spaces[0])
+
+    @cached_property
+    def _decode(self) -> Callable[[np.ndarray], list[Any]]:
+        return decoder(self._spaces[1])

@@ -1,0 +1,258 @@
+"""The contract of an exported policy: all that somebody without Headrace needs to act with it, as JSON.
+
+`contract.schema.json` beside this file describes it; `CONTRACT_VERSION` goes up when a field changes its meaning.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from headrace.config import Config
+from headrace.config.io import to_dict
+from headrace.envs.core.contract import MASK_KEY, Categorical, Continuous, EnvSpec
+from headrace.envs.core.imports import needed_code
+from headrace.envs.core.spaces import Leaf
+from headrace.evaluation.evaluate import EvalResult
+from headrace.evaluation.onnx_policy import CONTRACT_VERSION
+from headrace.evaluation.trained_policy import TrainedPolicy
+from headrace.export.interface import ActionLeaf, encoding_of, raw_dtype
+from headrace.learning.exploration import EVALUATION_EPSILON
+from headrace.policies.distributions import LOG_STD_RANGE, MASKED_LOGIT
+
+SCHEMA = Path(__file__).with_name("contract.schema.json")
+REMOTE = ("remote", "remote_token_file", "remote_ca", "remote_tls_cert", "remote_tls_key")
+"""Settings of a machine, not of the environment; they name its files and addresses."""
+PACKAGES = ("headrace", "torch", "onnx", "onnxscript", "onnxruntime", "numpy", "gymnasium")
+ATARI_ACTIONS = (
+    "NOOP", "FIRE", "UP", "RIGHT", "LEFT", "DOWN", "UPRIGHT", "UPLEFT", "DOWNRIGHT", "DOWNLEFT", "UPFIRE", "RIGHTFIRE",
+    "LEFTFIRE", "DOWNFIRE", "UPRIGHTFIRE", "UPLEFTFIRE", "DOWNRIGHTFIRE", "DOWNLEFTFIRE",
+)  # fmt: skip
+CLASSIC_ACTIONS = {
+    "gym/CartPole": ("push the cart to the left", "push the cart to the right"),
+    "gym/MountainCar-": ("accelerate to the left", "do not accelerate", "accelerate to the right"),
+    "gym/Acrobot": ("torque -1 Nm on the joint", "torque 0 Nm", "torque +1 Nm"),
+}
+"""By the beginning of the environment's id; Gymnasium has these in its pages only."""
+
+
+def contract(
+    policy: TrainedPolicy,
+    observations: list[Leaf],
+    actions: list[ActionLeaf],
+    sampled_from: Iterable[str],
+    env: Any,
+) -> dict[str, Any]:
+    """What is known of the policy before it is exported. `env`: one environment of its kind; `sampled_from`: names of outputs."""
+    config, spec, names = policy.config, policy.spec, list(sampled_from)
+    width = int(policy.model.core_width)
+    return {
+        "contract": CONTRACT_VERSION,
+        "inputs": [_input(leaf) for leaf in observations] + _core_inputs(width),
+        "outputs": [*(_action(leaf, _meanings(config, leaf, env)) for leaf in actions), *_parameters(spec, names, width)],
+        "core": {"width": width, "start": 0.0} if width else None,
+        "sampling": _sampling(spec, names),
+        "observation_pipeline": _pipeline(config, spec),
+        "environment": {
+            "id": config.env,
+            "settings": to_dict(config)["envs"] | dict.fromkeys(REMOTE),
+            "imports": [Path(path).name if path.endswith(".py") else path for path in needed_code(config)],
+            "policy": policy.number,
+            "agents": list(spec.agents),
+            "frames_per_step": spec.frameskip,
+        },
+        "training": {
+            "algorithm": config.learning.algorithm,
+            "step": policy.step,
+            "precision": config.precision,
+            "network": to_dict(config)["policy"],
+        },
+        "evaluation": None,
+        "versions": {"python": platform.python_version(), **versions()},
+        "licence": None,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that an export uses, as far as they are installed."""
+    installed = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
+    return {name: installed[name] for name in PACKAGES if name in installed}
+
+
+def evaluation(result: EvalResult, seed: int) -> dict[str, Any]:
+    """The field `evaluation`."""
+    kept = ("env", "deterministic", "mean", "std", "ci95", "distinct")
+    data = result.to_dict()
+    return {key: data[key] for key in kept} | {"episodes": len(result.returns), "seed": seed}
+
+
+def to_json(contract: dict[str, Any]) -> str:
+    """The contract's text."""
+    return json.dumps(contract, indent=2, allow_nan=False) + "\n"
+
+
+# -- inputs -----------------------------------------------------------------------------------------------------------------
+
+
+def _input(leaf: Leaf) -> dict[str, Any]:
+    space = leaf.source
+    low = getattr(space, "low", np.zeros(1)) if isinstance(space, spaces.Box) else np.zeros(1)
+    high = space.high if isinstance(space, spaces.Box) else np.ones(1)
+    if isinstance(space, spaces.Discrete):
+        low, high = np.array(space.start), np.array(space.start + space.n - 1)
+    elif isinstance(space, spaces.MultiDiscrete):
+        low, high = space.start, space.start + space.nvec - 1
+    return {
+        "name": leaf.name,
+        "role": "observation",
+        "path": list(leaf.path),
+        "shape": ["batch", *(space.shape or ())],
+        "dtype": raw_dtype(leaf).name,
+        "low": _bound(low),
+        "high": _bound(high),
+        "unit": "1: allowed, 0: forbidden"
+        if leaf.name == MASK_KEY
+        else "brightness"
+        if leaf.spec.is_image
+        else "the environment's",
+        "encoding": encoding_of(leaf),
+    }
+
+
+def _bound(values: Any) -> Any:
+    """One number where all are equal; null for infinity."""
+    numbers = [float(x) if math.isfinite(x) else None for x in np.ravel(values)]
+    return numbers[0] if len(set(numbers)) == 1 else numbers
+
+
+def _core_inputs(width: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": "core", "role": "core", "shape": ["batch", width], "dtype": "float32",
+            "meaning": "memory before this observation: zeros at first, then next_core of the step before",
+        },
+        {
+            "name": "first", "role": "reset", "shape": ["batch"], "dtype": "bool",
+            "meaning": "true where the observation is the first of an episode: the core is zeroed before it",
+        },
+    ] if width else []  # fmt: skip
+
+
+# -- outputs ----------------------------------------------------------------------------------------------------------------
+
+
+def _action(leaf: ActionLeaf, meanings: tuple[str, ...] | None) -> dict[str, Any]:
+    space = leaf.space
+    item: dict[str, Any] = {
+        "name": leaf.name,
+        "role": "action",
+        "path": list(leaf.path),
+        "space": type(space).__name__,
+        "shape": ["batch", *(space.shape or ())],
+        "dtype": np.dtype(space.dtype).name,
+        "width": leaf.columns.stop - leaf.columns.start,
+    }
+    if isinstance(space, spaces.Box):
+        return item | {"low": _bound(space.low), "high": _bound(space.high), "unit": "the environment's"}
+    n = space.nvec.ravel().tolist() if isinstance(space, spaces.MultiDiscrete) else [2] * item["width"]
+    start = space.start.ravel().tolist() if isinstance(space, spaces.MultiDiscrete) else [0] * item["width"]
+    if isinstance(space, spaces.Discrete):
+        n, start = [int(space.n)], [int(space.start)]
+    return item | {"n": n, "start": start, "meanings": list(meanings) if meanings and len(meanings) == n[0] else None}
+
+
+def _meanings(config: Config, leaf: ActionLeaf, env: Any) -> tuple[str, ...] | None:
+    if not isinstance(leaf.space, spaces.Discrete):
+        return None
+    if config.env.startswith("atari/"):
+        from headrace.envs.atari.roms import games
+
+        ids = games()[config.tasks[0].partition("/")[2]]["minimal_actions"]
+        return tuple(ATARI_ACTIONS[i] for i in ids) if leaf.space.n == len(ids) else ATARI_ACTIONS
+    named = getattr(getattr(env, "unwrapped", env), "get_action_meanings", None)
+    if callable(named):
+        return tuple(map(str, named()))
+    return next((names for start, names in CLASSIC_ACTIONS.items() if config.env.startswith(start)), None)
+
+
+def _parameters(spec: EnvSpec, names: list[str], core: int) -> list[dict[str, Any]]:
+    """What actions are sampled from, and the core state, `core` numbers wide."""
+    numbers = sum(part.width for part in spec.action.parts if isinstance(part, Continuous))
+    choices = spec.action.mask_width
+    widths = {"logits": choices, "q": choices, "mean": numbers, "std": numbers, "next_core": core}
+    meanings = {
+        "logits": f"of all choices, action by action; {MASKED_LOGIT:g} for what the mask forbids",
+        "q": "expected return of each choice",
+        "mean": "of the Gaussian before it is squashed into the action's range",
+        "std": "standard deviation of the same",
+        "next_core": "memory after this observation: core of the next step",
+    }
+    names = [*names, "next_core"] if core else names
+    return [{"name": n, "role": n, "shape": ["batch", widths[n]], "dtype": "float32", "meaning": meanings[n]} for n in names]
+
+
+def _sampling(spec: EnvSpec, names: list[str]) -> dict[str, Any]:
+    """How actions are drawn where the policy was trained to draw them."""
+    if "q" in names:
+        how = "with probability epsilon an action drawn evenly from those that are allowed, else the one of the largest q"
+        return {"kind": "epsilon-greedy", "epsilon": EVALUATION_EPSILON, "how": how}
+    if not names:
+        return {"kind": "none", "how": "the policy is deterministic"}
+    numbers = [
+        {"low": low if bounded else None, "high": high if bounded else None, "squashed": bounded}
+        for part in spec.action.parts
+        if isinstance(part, Continuous)
+        for low, high in zip(part.low, part.high, strict=True)
+        for bounded in (math.isfinite(low) and math.isfinite(high),)
+    ]
+    how = (
+        "choices: softmax over the logits of each action; numbers: x = mean + std * standard normal, and where squashed "
+        "(low + high) / 2 + (high - low) / 2 * tanh(x)"
+    )
+    choices = [part.n for part in spec.action.parts if isinstance(part, Categorical)]
+    return {"kind": "distribution", "choices": choices, "numbers": numbers, "log_std_range": list(LOG_STD_RANGE), "how": how}
+
+
+# -- what happens before the file ---------------------------------------------------------------------------------------------
+
+
+def _pipeline(config: Config, spec: EnvSpec) -> list[dict[str, Any]]:
+    """What the environment does to its pictures and steps before the file's inputs; none of it is in the file."""
+    c = config.envs
+    if config.env.startswith("atari/"):
+        from headrace.envs.atari.family import vector_options
+
+        o = vector_options(c)
+        return [
+            {"step": "repeat the action", "frames": o["frameskip"], "rewards": "summed"},
+            {"step": "sticky actions", "probability": o["repeat_action_probability"]},
+            {"step": "begin of an episode", "noops": [o.get("noop_min", 0), o["noop_max"]], "then_fire": o["use_fire_reset"]},
+            {"step": "brighter of the last two frames", "applied": o["maxpool"]},
+            {"step": "grey scale", "applied": bool(o["grayscale"])},
+            {"step": "resize", "height": o["img_height"], "width": o["img_width"], "method": "area averaging"},
+            _stack(o["stack_num"]),
+        ]
+    steps: list[dict[str, Any]] = []
+    if spec.frameskip > 1:
+        steps.append({"step": "repeat the action", "frames": spec.frameskip, "rewards": "summed"})
+    if c.resize is not None:
+        steps.append({"step": "resize", "height": c.resize[0], "width": c.resize[1], "method": "area averaging"})
+    if c.grayscale:
+        steps.append({"step": "grey scale", "applied": True})
+    if spec.frame_stack > 1:
+        steps.append(_stack(spec.frame_stack))
+    if c.max_episode_steps is not None:
+        steps.append({"step": "time limit", "steps": c.max_episode_steps})
+    return steps
+
+
+def _stack(images: int) -> dict[str, Any]:
+    return {"step": "stack", "images": images, "order": "oldest first", "at_reset": "the first image, repeated"}

@@ -1,0 +1,138 @@
+"""Plays an exported policy beside the checkpoint it came from, and compares every output."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headrace.config.seeds import Use, environment_seed
+from headrace.envs.core.contract import Categorical
+from headrace.envs.make import make_group
+from headrace.evaluation.games import Games, team_of
+from headrace.evaluation.onnx_policy import OnnxPolicy
+from headrace.evaluation.trained_policy import TrainedPolicy
+from headrace.export.graph import ExportError, act
+
+STEPS = 64
+"""Of each batch size."""
+BATCHES = (1, 7)
+"""Environments that are stepped together. In a multi-agent environment, matches."""
+TOLERANCE = 1e-4
+"""Largest difference of a number, as a share of the number where that is above 1. Sums in another order differ less."""
+
+
+@dataclass
+class Verification:
+    """What was compared."""
+
+    observations: int = 0
+    batches: list[int] = field(default_factory=list)
+    """Numbers of observations that were given at a time."""
+    resets: int = 0
+    """Observations before which the core was zeroed, or would have been."""
+    differences: dict[str, float] = field(default_factory=dict)
+    """Largest one of each output: |a - b| / max(1, |b|)."""
+    tolerance: float = TOLERANCE
+    other_choices: int = 0
+    """Choices that differ because two of them are equally good up to the tolerance."""
+
+    @property
+    def largest(self) -> float:
+        """The largest difference of all outputs."""
+        return max(self.differences.values(), default=0.0)
+
+    def note(self, output: str, ours: np.ndarray, theirs: np.ndarray) -> None:
+        """Compare one output. Raises `ExportError` where it is not the same."""
+        if ours.shape != theirs.shape:
+            raise ExportError(f"the output {output} has shape {theirs.shape}, the policy's has {ours.shape}")
+        reference = ours.astype(np.float64)
+        difference = np.abs(theirs - reference) / np.maximum(1.0, np.abs(reference))
+        largest = float(difference.max(initial=0.0))
+        if not largest <= self.tolerance:  # NaN is not
+            raise ExportError(
+                f"the output {output} differs from the policy's by {largest:.3g}, more than {self.tolerance:g} allows, after "
+                f"{self.observations} observations that were the same"
+            )
+        self.differences[output] = max(largest, self.differences.get(output, 0.0))
+
+
+def verify(policy: TrainedPolicy, exported: OnnxPolicy) -> Verification:
+    """Play both in the environment, `STEPS` steps for each of `BATCHES`: each goes on with its own core state, which begins with
+    numbers other than zero and is reset half way, and wherever an episode ends.
+
+    Raises `ExportError` for the first output that differs by more than `TOLERANCE`.
+    """
+    found = Verification()
+    for envs in BATCHES:
+        both = _Both(policy, exported, found)
+        num_envs = envs * (len(policy.spec.tasks) or 1)
+        with closing(make_group(policy.config.env, policy.config.envs, num_envs, training=False)) as group:
+            team, player_of = team_of(policy, group.spec)
+            games = Games(group, [both if player is policy else player for player in team], player_of, deterministic=True)
+            for _ in games.play([STEPS] * group.num_envs, environment_seed(Use.EVALUATION, 0), max_steps=STEPS):
+                pass
+    found.batches = sorted(set(found.batches))
+    return found
+
+
+class _Both(TrainedPolicy):
+    """Acts as the checkpoint does and asks the exported policy the same. The core state is that of both, side by side."""
+
+    def __init__(self, policy: TrainedPolicy, exported: OnnxPolicy, found: Verification):
+        self._policy, self._exported, self._found, self._calls = policy, exported, found, 0
+        self._width = int(policy.model.core_width)
+        both = nn.Module()
+        both.core_width = 2 * self._width  # type: ignore[assignment]
+        super().__init__(policy.config, policy.spec, policy.algorithm, both, policy.step)
+
+    @torch.inference_mode()
+    def act_rows(
+        self, obs: dict[str, np.ndarray], core: Tensor, first: np.ndarray, *, deterministic: bool
+    ) -> tuple[np.ndarray, Tensor]:
+        """See `TrainedPolicy.act_rows`."""
+        found, width = self._found, self._width
+        if self._calls == 0:
+            noise = torch.randn(len(core), width, generator=torch.Generator().manual_seed(0)) / 2
+            core, first = torch.cat((noise, noise), -1), np.zeros_like(first)
+        elif self._calls == STEPS // 2:
+            first = np.ones_like(first)
+        self._calls += 1
+        tensors = {name: torch.from_numpy(array) for name, array in obs.items()}
+        rows, after, parameters = act(self._policy, self._policy.model, tensors, core[:, :width], torch.from_numpy(first))
+        outputs = self._exported.run(obs, core[:, width:].contiguous(), first)
+        ours = {name: tensor.numpy() for name, tensor in parameters.items()}
+        if width:
+            ours["next_core"] = after.numpy()
+            after = torch.cat((after, torch.from_numpy(outputs["next_core"])), -1)
+        for name, array in ours.items():
+            found.note(name, array, outputs[name])
+        self._compare_actions(rows.numpy(), self._exported.rows(outputs), ours)
+        found.observations += len(first)
+        found.resets += int(first.sum())
+        found.batches.append(len(first))
+        return rows.numpy(), after
+
+    def _compare_actions(self, ours: np.ndarray, theirs: np.ndarray, outputs: dict[str, np.ndarray]) -> None:
+        """Numbers within the tolerance; choices the same, unless the policy finds both equally good."""
+        values = outputs.get("logits", outputs.get("q"))
+        column = start = 0
+        for part in self.spec.action.parts:
+            mine, its = (rows[:, column : column + part.width] for rows in (ours, theirs))
+            if isinstance(part, Categorical):
+                if values is not None and (mine != its).any() and ((its >= 0) & (its < part.n)).all():
+                    own = values[:, start : start + part.n]
+                    a, b = (np.take_along_axis(own, rows.astype(int), 1) for rows in (mine, its))
+                    equal = np.abs(a - b) <= 2 * self._found.tolerance * np.maximum(1.0, np.abs(a))
+                    self._found.other_choices += int((equal & (mine != its)).sum())
+                    its = np.where(equal, mine, its)
+                self._found.note("action", mine, np.where(mine == its, mine, np.inf))
+                start += part.n
+            else:
+                low, high = (np.array(bounds) for bounds in (part.low, part.high))
+                scale = np.where(np.isfinite(high - low), np.maximum((high - low) / 2, 1e-12), 1.0)
+                self._found.note("action", mine / scale, its / scale)
+            column += part.width

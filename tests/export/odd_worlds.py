@@ -1,0 +1,91 @@
+"""Environments of every kind of array, and networks that cannot be exported or that the exporters get wrong."""
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+import headrace
+from headrace.policies import register_network
+
+
+class Odd(gymnasium.Env):
+    """Observations of every encoding, actions of every space; episodes of 20 steps. Rewards depend on the actions."""
+
+    observation_space = spaces.Dict(
+        {
+            "camera": spaces.Box(0, 255, (40, 44, 3), np.uint8),
+            "depth": spaces.Box(0, 255, (40, 44), np.float32),
+            "room": spaces.Discrete(5, start=2),
+            "keys": spaces.MultiDiscrete([2, 3]),
+            "far": spaces.Dict({"place": spaces.Box(-np.inf, np.inf, (2, 2), np.float64)}),
+            "lamps": spaces.MultiBinary(3),
+            "action_mask": spaces.MultiBinary(3 + 2 + 4 + 2 + 2),
+        }
+    )
+    action_space = spaces.Dict(
+        {
+            "turn": spaces.Discrete(3, start=-1),
+            "push": spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 5.0], np.float32)),
+            "grip": spaces.MultiDiscrete([2, 4]),
+            "bits": spaces.MultiBinary(2),
+            "free": spaces.Box(-np.inf, np.inf, (1,), np.float32),
+        }
+    )
+
+    def _look(self):
+        self.steps += 1
+        observation = self.observation_space.sample()
+        observation["action_mask"] = np.ones(13, np.int8)
+        observation["action_mask"][[1, 3, 5, 7, 8, 11]] = self.np_random.integers(0, 2, 6)  # of each part a choice is left
+        observation["far"]["place"] = self.np_random.normal(3, 2, (2, 2))
+        return observation
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.steps = 0
+        return self._look(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        reward = float(action["turn"]) + float(action["push"].sum()) - float(action["grip"].sum())
+        return self._look(), reward, self.steps >= 20, False, {}
+
+
+@headrace.envs.register("odd/all")
+def odd(options, *, render_mode=None):
+    return Odd()
+
+
+@headrace.envs.register("odd/cartpole")
+def cartpole(options, *, render_mode=None):
+    return gymnasium.make("CartPole-v1")
+
+
+class Network(nn.Module):
+    def __init__(self, observation, what):
+        super().__init__()
+        self.names, self.what = list(observation), what
+        self.linear = nn.Linear(sum(int(np.prod(array.shape)) for array in observation.values()), 8)
+        self.out_features = 8
+
+    def forward(self, obs):
+        x = self.linear(torch.cat([obs[name].flatten(1).float() for name in self.names], -1))
+        if self.what == "inverse":
+            return x + torch.linalg.eigvals(x.unsqueeze(-1) * x.unsqueeze(-2)).real * 0
+        if torch.onnx.is_in_onnx_export() or torch.compiler.is_compiling():  # as an exporter would that computes something else
+            return x + 0.5
+        return x
+
+
+@register_network("inverse")
+def inverse(observation, config):
+    return Network(observation, "inverse")
+
+
+@register_network("other-when-exported")
+def other(observation, config):
+    return Network(observation, "other")

@@ -1,0 +1,244 @@
+"""`headrace export`: what the file computes, what its contract says, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from exported_runs import REPLAY, WORLDS, trained
+from jsonschema import Draft202012Validator
+
+import headrace
+from headrace import cli
+from headrace.config import ConfigError
+from headrace.envs.core.imports import ImportsNotGiven
+from headrace.evaluation.onnx_policy import CONTRACT_KEY, session
+from headrace.export.contract import SCHEMA
+from headrace.export.graph import ExportError
+from headrace.runs import files
+
+VALIDATOR = Draft202012Validator(json.loads(SCHEMA.read_text()))
+
+
+@pytest.fixture(scope="module")
+def cartpole(tmp_path_factory):
+    """A run with a core and normalised observations."""
+    core = {"policy.core": "lstm", "policy.normalize_observations": True, "policy.activation": "elu"}
+    return trained("gym/CartPole-v1", tmp_path_factory.mktemp("runs") / "cartpole", **core)
+
+
+def export(run, **how):
+    return headrace.export_policy(run, **({"exporter": "torchscript", "episodes": 0} | how))
+
+
+def test_file_and_contract_of_a_policy_with_a_core(cartpole, tmp_path):
+    done = export(cartpole, to=tmp_path / "policy.onnx", episodes=4, licence="apache-2.0")
+    contract = json.loads(done.path.with_suffix(".json").read_text())
+    VALIDATOR.validate(contract)
+    assert contract == done.contract
+    inside = json.loads(session(done.path).get_modelmeta().custom_metadata_map[CONTRACT_KEY])
+    assert contract["file"].items() >= inside.pop("file").items()
+    assert {key: contract[key] for key in inside} == inside
+    assert contract["core"] == {"width": 16, "start": 0.0}
+    assert contract["licence"] == "apache-2.0"
+    assert contract["evaluation"]["episodes"] == 4
+    assert contract["outputs"][0]["meanings"] == ["push the cart to the left", "push the cart to the right"]
+    assert contract["verification"]["batches"] == [1, 7]
+    assert contract["verification"]["observations"] == 64 * 8
+    assert contract["verification"]["resets"] >= 8
+    assert set(contract["verification"]["differences"]) == {"logits", "next_core", "action"}
+    assert contract["file"]["bytes"] == done.path.stat().st_size
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["policy.json", "policy.onnx"]
+
+
+def test_the_file_plays_the_same_games_as_the_checkpoint(cartpole, tmp_path):
+    path = export(cartpole, to=tmp_path / "policy.onnx").path
+    for deterministic in (True, False):
+        ours, its = (headrace.evaluate(policy, 6, deterministic=deterministic, seed=3) for policy in (cartpole, path))
+        assert ours.returns == its.returns
+    policy, its = headrace.load_policy(cartpole, device="cpu"), headrace.load_policy(path)
+    env = policy.make_env()
+    for seed in range(2):
+        observation, _ = env.reset(seed=seed)
+        policy.reset()
+        its.reset()
+        for _ in range(8):
+            assert policy.act(observation) == its.act(observation)
+            observation = env.step(policy.act(observation))[0]
+
+
+def test_core_state_and_reset_flag(cartpole, tmp_path):
+    """The reset flag zeroes the state of its row alone."""
+    path = export(cartpole, to=tmp_path / "policy.onnx").path
+    run = session(path)
+    obs, core = np.full((3, 4), 0.3, np.float32), np.random.default_rng(0).normal(size=(3, 16)).astype(np.float32)
+
+    def after(core, first):
+        return run.run(["next_core"], {"obs": obs, "core": core, "first": np.array(first)})[0]
+
+    kept, zeroed = after(core, [False] * 3), after(np.zeros_like(core), [False] * 3)
+    assert np.abs(kept - zeroed).max() > 0.01
+    mixed = after(core, [False, True, False])
+    np.testing.assert_allclose(mixed, np.stack([kept[0], zeroed[1], kept[2]]), atol=1e-6)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_every_kind_of_observation_and_action(core, tmp_path):
+    settings = {"imports": [WORLDS], "policy.core": core, "policy.normalize_observations": True}
+    run = trained("odd/all", tmp_path / "run", **settings)
+    done = export(run, episodes=2, exporter="auto")
+    contract = done.contract
+    VALIDATOR.validate(json.loads(json.dumps(contract)))
+    assert {item["name"]: item["encoding"]["kind"] for item in contract["inputs"] if "encoding" in item} == {
+        "camera": "image", "depth": "image", "room": "one-hot", "keys": "one-hot", "far/place": "numbers", "lamps": "numbers",
+        "action_mask": "numbers",
+    }  # fmt: skip
+    actions = {item["name"]: item for item in contract["outputs"] if item["role"] == "action"}
+    assert set(actions) == {"action/turn", "action/push", "action/grip", "action/bits", "action/free"}
+    assert actions["action/turn"]["start"] == [-1]
+    assert actions["action/push"]["high"] == [2.0, 5.0]
+    assert headrace.evaluate(done.path, 4).returns == headrace.evaluate(run, 4).returns
+    # the environment's own observations go in, and its own actions come out
+    policy = headrace.load_policy(done.path)
+    env = policy.make_env()
+    observation, _ = env.reset(seed=1)
+    feeds = {"core": np.zeros((1, 8), np.float32), "first": np.ones(1, bool)} if core == "gru" else {}
+    for item in contract["inputs"]:
+        value = observation
+        for key in item.get("path", ()):
+            value = value[key]
+        if item["role"] == "observation":
+            feeds[item["name"]] = np.asarray(value, item["dtype"])[None]
+    names = list(actions)
+    values = session(done.path).run(names, feeds)
+    taken = {actions[name]["path"][0]: value[0] for name, value in zip(names, values, strict=True)}
+    assert env.action_space.contains(taken)
+    ours = headrace.load_policy(run, device="cpu").act(observation)
+    assert all(np.allclose(ours[name], taken[name], atol=1e-5) for name in taken)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("env", "settings", "kind"),
+    [
+        ("gym/Pendulum-v1", {"learning.algorithm": "apex-dpg", **REPLAY}, "none"),
+        ("gym/CartPole-v1", {"learning.algorithm": "dqn", "q.noisy": True, "q.atoms": 11, **REPLAY}, "epsilon-greedy"),
+        ("gym/CartPole-v1", {"learning.algorithm": "r2d2", "policy.core": "lstm", **REPLAY}, "epsilon-greedy"),
+        ("gym/Taxi-v4", {"envs.info_action_mask": True}, "distribution"),
+        ("pettingzoo/connect_four_v3", {}, "distribution"),
+        ("torch/CartPole-v1", {}, "distribution"),
+    ],
+)
+def test_other_algorithms_and_worlds(env, settings, kind, tmp_path):
+    done = export(trained(env, tmp_path / "run", **settings))
+    assert done.contract["sampling"]["kind"] == kind
+    assert done.contract["verification"]["tolerance"] <= 1e-4
+    assert headrace.evaluate(done.path, 2).returns
+
+
+def test_preprocessing_of_the_environment_is_in_the_contract(tmp_path):
+    pytest.importorskip("ale_py")
+    done = export(trained("atari/pong", tmp_path / "run"))
+    steps = {step.pop("step"): step for step in done.contract["observation_pipeline"]}
+    assert steps["repeat the action"]["frames"] == done.contract["environment"]["frames_per_step"] == 4
+    assert steps["resize"] == {"height": 84, "width": 84, "method": "area averaging"}
+    assert steps["stack"]["images"] == 4
+    assert steps["begin of an episode"] == {"noops": [1, 30], "then_fire": True}
+    assert done.contract["outputs"][0]["meanings"][:3] == ["NOOP", "FIRE", "RIGHT"]
+    assert done.contract["inputs"][0]["shape"] == ["batch", 4, 84, 84]
+    assert done.contract["inputs"][0]["dtype"] == "uint8"
+
+
+@pytest.mark.process
+def test_dynamo_and_the_command(cartpole, tmp_path, capsys):
+    assert cli.main(["export", str(cartpole), "--to", str(tmp_path / "a.onnx"), "--episodes", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "exporter dynamo" in said
+    assert "largest difference" in said
+    assert "mean return" in said
+    assert cli.main(["eval", str(tmp_path / "a.onnx"), "--env", "gym/CartPole-v0", "--episodes", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["env"] == "gym/CartPole-v0"
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_computes_something_else_is_not_kept(tmp_path):
+    run = trained("gym/CartPole-v1", tmp_path / "run", **{"imports": [WORLDS], "policy.encoder": "other-when-exported"})
+    with pytest.raises(ExportError, match=r"output logits differs from the policy's by"):
+        export(run, to=tmp_path / "policy.onnx")
+    assert not list(tmp_path.glob("policy*"))
+
+
+def test_an_operator_without_a_form_in_onnx_is_named(tmp_path):
+    run = trained("gym/CartPole-v1", tmp_path / "run", **{"imports": [WORLDS], "policy.encoder": "inverse"})
+    with pytest.raises(ExportError, match=r"aten.linalg_eigvals"):
+        export(run)
+
+
+def test_impossible_requests(cartpole, tmp_path, capsys, monkeypatch):
+    with pytest.raises(ConfigError, match="no run folder"):
+        export(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match=r"must end in \.onnx"):
+        export(cartpole, to=tmp_path / "policy.pt")
+    with pytest.raises(ConfigError, match="no folder"):
+        export(cartpole, to=tmp_path / "nowhere" / "policy.onnx")
+    with pytest.raises(ConfigError, match="no file"):
+        headrace.load_policy(tmp_path / "policy.onnx")
+    (tmp_path / "policy.onnx").write_bytes(b"no model")
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        headrace.load_policy(tmp_path / "policy.onnx")
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    assert cli.main(["export", str(cartpole)]) == 2
+    assert 'pip install "headrace[export]"' in capsys.readouterr().err
+
+
+def test_another_environment_must_observe_and_act_alike(cartpole, tmp_path):
+    path = export(cartpole, to=tmp_path / "policy.onnx").path
+    assert headrace.load_policy(path, env="gym/CartPole-v0").spec.name == "gym/CartPole-v0"
+    with pytest.raises(ConfigError, match="is for observations"):
+        headrace.load_policy(path, env="gym/Acrobot-v1")
+
+
+def test_a_population_needs_a_number(tmp_path):
+    run = trained("gym/CartPole-v1", tmp_path / "run", **{"population.size": 2, "sampling.placement": "served"})
+    with pytest.raises(ConfigError, match="2 policies: choose one with --policy"):
+        export(run)
+    assert export(run, policy=1).path.name == "policy-1.onnx"
+
+
+def test_code_of_the_environment_runs_only_if_it_is_named(tmp_path, monkeypatch):
+    run = trained("odd/cartpole", tmp_path / "run", imports=[WORLDS])
+    path = export(run).path
+    monkeypatch.setattr("headrace.envs.core.imports.imported", tuple)
+    with pytest.raises(ImportsNotGiven, match=r"odd_worlds\.py"):
+        headrace.load_policy(path)
+    assert headrace.load_policy(path, imports=[WORLDS]).config.env == "odd/cartpole"
+
+
+def test_a_full_disk_leaves_no_half_file(cartpole, tmp_path, monkeypatch):
+    real = files.write_synced
+
+    def full(path: Path, data: bytes) -> str:
+        if path.name.endswith(".json"):
+            path.write_bytes(data[: len(data) // 2])
+            raise OSError(28, "No space left on device", str(path))
+        return real(path, data)
+
+    monkeypatch.setattr(files, "write_synced", full)
+    with pytest.raises(OSError, match="No space left"):
+        export(cartpole, to=tmp_path / "policy.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_actions_are_compared_not_only_what_they_come_from(cartpole, tmp_path, monkeypatch):
+    from headrace.export.graph import Graph
+
+    own = Graph._action
+    monkeypatch.setattr(Graph, "_action", lambda self, *how: torch.ones_like(own(self, *how)))
+    with pytest.raises(ExportError, match="output action"):
+        export(cartpole, to=tmp_path / "policy.onnx")
