@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 import time
@@ -89,6 +90,35 @@ def test_a_run_whose_only_server_is_gone_waits_and_answers_ctrl_c(tmp_path: Path
                 run.wait_for("the loss", lambda run=run: f"Environment server {server.address}: " in run.output)
                 time.sleep(1)
                 ends(run)
+    finally:
+        server.kill()
+
+
+RAISES = """
+import gymnasium, headrace
+
+@headrace.envs.register("my/raises")
+class Raises(gymnasium.Wrapper):
+    def __init__(self, options, *, render_mode=None):
+        super().__init__(gymnasium.make("CartPole-v1"))
+
+    def step(self, action):
+        self.steps = getattr(self, "steps", 0) + 1
+        if self.steps == 50:
+            raise KeyboardInterrupt
+        return super().step(action)
+"""
+
+
+def test_an_odd_exception_at_a_server_ends_the_run_and_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "raises.py").write_text(RAISES)
+    server = ServerProcess("--import", str(tmp_path / "raises.py"), env="my/raises")
+    try:
+        server.start(tmp_path / "server.log")
+        settings = {**APPO, "envs.remote": server.address, "sampling.max_restarts": 1, "learning.total_steps": NEVER}
+        with Run(tmp_path / "run", env="my/raises", **settings) as run:
+            assert run.end() == 1, run.story
+        assert re.search(r"my/raises, .*seed.*, step \d+: KeyboardInterrupt", run.story), run.story
     finally:
         server.kill()
 
