@@ -40,8 +40,8 @@ def test_the_page_names_every_built_in_network():
 def test_a_network_of_your_own():
     NETWORKS.pop("attention", None)  # another test executes the same page
     run_python("extending.md", "register_network")
-    network = make_network({"units": ArraySpec((5, 3), np.dtype(np.float32))}, PolicyConfig(encoder="attention", hidden=16))
-    assert network({"units": torch.randn(2, 5, 3)}).shape == (2, 16)
+    network = make_network({"obs": ArraySpec((5,), np.dtype(np.float32))}, PolicyConfig(encoder="attention", hidden=16))
+    assert network({"obs": torch.randn(2, 5)}).shape == (2, 16)
 
 
 @pytest.mark.parametrize("page", ["policies.md", "extending.md", "policy-lag.md"])
