@@ -5,7 +5,9 @@
 Acting is `Policy.act` and sampling under inference mode. Learning is `Policy.unroll` with T = 32, the APPO loss and the backward
 pass, without the optimizer. Variants are measured in turns, several times over, and the median of each is kept, so that what
 else the machine does falls on all of them alike. `--clock cpu` counts processor time of this process (observations per
-core-second), `--clock wall` the time that passes. Prints a table; `--json PATH` writes it with the machine's facts.
+core-second), `--clock wall` the time that passes. With `--exported docs/export.md` the table of that page is made instead: every
+architecture, fresh, exported by both of PyTorch's exporters, compared, and timed beside PyTorch. Prints a table; `--json PATH`
+writes it with the machine's facts.
 """
 
 from __future__ import annotations
@@ -121,6 +123,84 @@ def measure(runs: dict[str, Callable[[], object]], clock: Callable[[], float], r
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+ENCODERS = ("nature-cnn", "impala-shallow", "impala-resnet", "vizdoom-simple", "mlp")
+CORES = ("none", "gru", "lstm")
+ARCHITECTURES: list[tuple[str, str, dict[str, object]]] = [
+    *(("gym/CartPole-v1", "ppo", {"policy.encoder": "mlp", "policy.core": core}) for core in CORES),
+    *(("gym/Pendulum-v1", "ppo", {"policy.core": core, "policy.normalize_observations": True}) for core in CORES),
+    ("gym/Taxi-v4", "ppo", {"envs.info_action_mask": True}),
+    ("gym/CartPole-v1", "dqn", {}),
+    ("gym/CartPole-v1", "rainbow", {}),
+    ("gym/CartPole-v1", "pqn", {}),
+    ("gym/CartPole-v1", "apex-dqn", {}),
+    *(("gym/CartPole-v1", "r2d2", {"policy.core": core}) for core in CORES[1:]),
+    ("gym/Pendulum-v1", "apex-dpg", {}),
+    *(("atari/pong", "impala", {"policy.encoder": encoder}) for encoder in ENCODERS),
+    *(("atari/pong", "appo", {"policy.encoder": encoder, "policy.core": "lstm"}) for encoder in ENCODERS[:3]),
+    ("atari/pong", "rainbow", {}),
+    ("atari/pong", "r2d2", {}),
+]
+"""Environment, algorithm, settings: what decides the graph."""
+HEAD = """| environment | algorithm | network | core | exporter | largest difference | MB | onnxruntime µs | PyTorch µs | ratio |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
+
+
+def exported_row(env: str, algorithm: str, settings: dict[str, object], rounds: int) -> str:
+    """One architecture: both exporters' largest differences, and of the file that is kept size and time, batch 1."""
+    from headrace.envs.make import describe
+    from headrace.evaluation.trained_policy import TrainedPolicy
+    from headrace.export.graph import EXPORTERS
+    from headrace.export.onnx_file import verified
+    from headrace.learning.algorithm import make_agent
+    from headrace.make_config import make_config
+
+    config = make_config(
+        env, **{"learning.algorithm": algorithm, "learning.device": "cpu", "learning.precision": "float32"} | settings
+    )
+    spec = describe(env, config.envs)
+    policy = TrainedPolicy(config, spec, *make_agent(config, spec), 0)
+    differences, kept = [], None
+    for exporter in EXPORTERS:
+        try:
+            found = verified(policy, "this", exporter)
+        except Exception as error:  # a table of what works says what does not
+            print(error, file=sys.stderr)
+            differences.append(f"{exporter} fails")
+            continue
+        differences.append(f"{exporter} {max(found[1]['verification']['differences'].values()):.0e}")
+        kept = kept or found
+    if kept is None:
+        return f"| {env} | {algorithm} | | | none | {', '.join(differences)} | | | | |"
+    data, contract, player = kept
+    obs = {name: np.zeros((1, *array.shape), array.dtype) for name, array in spec.observation.items()}
+    if "action_mask" in obs:
+        obs["action_mask"][:] = 1
+    first = np.zeros(1, bool)
+    runs = {
+        name: lambda one=one: one.act_rows(obs, one.initial_core(1), first, deterministic=True)
+        for name, one in (("onnxruntime", player), ("PyTorch", policy))
+    }
+    times = {name: seconds * 1e6 for name, seconds in measure(runs, time.process_time, rounds, 0.2).items()}
+    ours = config.policy
+    return (
+        f"| {env} | {algorithm} | {ours.encoder} | {ours.core} | {contract['file']['exporter']} | {', '.join(differences)} | "
+        f"{len(data) / 1e6:.2f} | {times['onnxruntime']:.0f} | {times['PyTorch']:.0f} | "
+        f"{times['PyTorch'] / times['onnxruntime']:.1f} |"
+    )
+
+
+def exported(page: Path, rounds: int) -> None:
+    """Replace the table in the page, between its two comments."""
+    torch.set_num_threads(1)
+    rows = []
+    for architecture in ARCHITECTURES:
+        rows.append(exported_row(*architecture, rounds))
+        print(rows[-1], flush=True)
+    before, begin, rest = page.read_text().partition("<!-- architectures -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    page.write_text(before + begin + "\n".join([HEAD, *rows, ""]) + end + after)
+
+
 def child(arguments: argparse.Namespace) -> list[dict[str, object]]:
     """The measurements of one setting of the allocator, which is a property of the process."""
     torch.set_num_threads(arguments.threads)
@@ -162,7 +242,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.2, help="for each variant in each round")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--allocator", help=argparse.SUPPRESS)
+    parser.add_argument("--exported", type=Path, metavar="PAGE", help="make the table of exported architectures in this page")
     arguments = parser.parse_args()
+    if arguments.exported:
+        exported(arguments.exported, arguments.rounds)
+        return
     if arguments.allocator:
         print(json.dumps(child(arguments)))
         return

@@ -84,7 +84,7 @@ def export_policy(
         raise ConfigError(f"{path} must end in .onnx; the contract is written beside it as .json")
     if not path.parent.is_dir():
         raise ConfigError(f"there is no folder {path.parent}")
-    data, contract, player = _verified(loaded, run, exporter)
+    data, contract, player = verified(loaded, run, exporter)
     contract["licence"] = licence
     if episodes:
         result = evaluate(player, episodes, deterministic=deterministic, seed=seed)
@@ -100,7 +100,7 @@ def export_policy(
     return Exported(path, contract)
 
 
-def _verified(policy: TrainedPolicy, run: os.PathLike[str] | str, exporter: Exporter) -> tuple[bytes, dict[str, Any], OnnxPolicy]:
+def verified(policy: TrainedPolicy, run: os.PathLike[str] | str, exporter: Exporter) -> tuple[bytes, dict[str, Any], OnnxPolicy]:
     """The file's bytes, the contract and the policy that plays from them, of the first exporter that passes the comparison."""
     for module in policy.model.modules():
         if hasattr(module, "precision"):

@@ -1,0 +1,70 @@
+"""`examples/play_exported.py` in an environment that has neither torch nor headrace."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exported_runs import WORLDS, trained
+
+import headrace
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "play_exported.py"
+PACKAGES = ("numpy", "onnxruntime", "gymnasium", "flatbuffers", "packaging", "cloudpickle", "farama_notifications",
+            "typing_extensions", "google", "protobuf")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def clean_python(tmp_path_factory):
+    """A Python with these packages alone."""
+    folder = tmp_path_factory.mktemp("clean")
+    venv.create(folder, with_pip=False, symlinks=True)
+    own = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    for site in {Path(np.__file__).parents[1], Path(sysconfig.get_paths()["purelib"])}:
+        for path in site.iterdir():
+            if path.name.lower().startswith(PACKAGES) and not (own / path.name).exists():
+                (own / path.name).symlink_to(path)
+    python = str(folder / "bin" / "python")
+    for name in ("torch", "headrace"):
+        assert subprocess.run([python, "-c", f"import {name}"], capture_output=True).returncode == 1
+    return python
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_a_policy_with_a_core_plays_without_torch(clean_python, tmp_path, sample):
+    run = trained("gym/CartPole-v1", tmp_path / "run", **{"policy.core": "gru", "policy.normalize_observations": True})
+    path = headrace.export_policy(run, exporter="torchscript", episodes=0).path
+    command = [clean_python, str(EXAMPLE), str(path), "--episodes", "2", *(["--sample"] if sample else [])]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    policy = headrace.load_policy(run, device="cpu")
+    env, returns = policy.make_env(), []
+    for seed in range(2):
+        observation, _ = env.reset(seed=seed)
+        policy.reset()
+        total, ended = 0.0, False
+        while not ended:
+            observation, reward, terminated, truncated, _ = env.step(policy.act(observation))
+            total, ended = total + reward, terminated or truncated
+        returns.append(total)
+    assert said.startswith("gym/CartPole-v1: returns")
+    assert sample or said == f"gym/CartPole-v1: returns {returns[0]:.1f}, {returns[1]:.1f}; mean {np.mean(returns):.1f}\n"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("sample", [False, True])
+def test_the_example_reads_every_kind_of_contract(tmp_path, sample):
+    """Compound observations in, actions of the compound space out."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("play_exported", EXAMPLE)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    run = trained("odd/all", tmp_path / "run", imports=[WORLDS])
+    policy = example.ExportedPolicy(str(headrace.export_policy(run, episodes=0).path))
+    env = headrace.load_policy(run).make_env()
+    assert example.play(policy, env, 0, sample) == pytest.approx(example.play(policy, env, 0, False), abs=200)
