@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from time import perf_counter
 from typing import Any
@@ -22,7 +21,7 @@ from headrace.accelerator.graphs import set_up
 from headrace.accelerator.ranks import RankLost, Ranks
 from headrace.checkpointing import Checkpointing
 from headrace.config import Config, override
-from headrace.envs import EnvironmentFault, EnvSpec, describe
+from headrace.envs import EnvironmentFault, describe
 from headrace.envs.core.settings import summary
 from headrace.evaluation.background import BackgroundEvaluation
 from headrace.evaluation.video import draw_curve_and_video
@@ -39,30 +38,25 @@ from headrace.population.pbt_policy import PbtPolicy
 from headrace.population.records import Records
 from headrace.processes.interrupt import interrupts
 from headrace.processes.ranks import settings_of_rank
+from headrace.runs.callbacks import Callback, Callbacks
 from headrace.runs.folder import FolderUnusable, RunFolder
 from headrace.runs.messages import Message
 from headrace.runs.report import Reporter
+from headrace.runs.result import TrainResult
 from headrace.sampling.placements import make_placement
 from headrace.sampling.placements.base import Placement, RunFailed
 from headrace.shm.run_control import POLL_INTERVAL
 
 
-@dataclass
-class TrainResult:
-    """How a run ended. `spec`: what the agents of its environment observe and do."""
-
-    folder: str
-    reason: str
-    """"total_steps", "goal", "max_minutes", "no_samples" or "interrupted"; with several policies that of the first."""
-    global_step: int
-    """Steps learned from, over all policies."""
-    mean_return: float
-    """Mean return of the last 100 episodes (of the first policy); NaN if none has ended."""
-    spec: EnvSpec
-
-
-def train(config: Config) -> TrainResult:
-    """Train until `total_steps`, the goal, the time limit or Ctrl-C. Goes on with the run in the folder, if there is one.
+def train(
+    config: Config,
+    *,
+    on_update: Callback | None = None,
+    on_episode: Callback | None = None,
+    on_checkpoint: Callback | None = None,
+) -> TrainResult:
+    """Train until `total_steps`, the goal, the time limit or Ctrl-C, or until one of the callbacks returns True. Goes on with the
+    run in the folder, if there is one. For the callbacks see `headrace.runs.callbacks.Callbacks`.
 
     Raises `ConfigError` for impossible settings, `FolderInUse`, `CheckpointError`, `RunFailed` with the error of the part that
     failed.
@@ -77,13 +71,13 @@ def train(config: Config) -> TrainResult:
             with folder, Reporter(own, spec.frameskip, folder, records := Records(own)) as reporter:
                 for text in (*changes, *summary(own)):
                     reporter.message(text)
-                ends = _run(placement, reporter)
+                ends = _run(placement, reporter, Callbacks(on_update, on_episode, on_checkpoint))
                 returns = [ends.get(p, {"mean_return": math.nan})["mean_return"] for p in range(own.population.size)]
                 draw_curve_and_video(own, reporter.message, returns, again=reporter.learned, draw_more=records.draw)
     return TrainResult(str(folder.path), ends.get(0, {}).get("reason", "interrupted"), reporter.global_step, returns[0], spec)
 
 
-def _run(placement: Placement, reporter: Reporter) -> dict[int, dict[str, Any]]:
+def _run(placement: Placement, reporter: Reporter, callbacks: Callbacks) -> dict[int, dict[str, Any]]:
     """Let the placement run until every policy is done; how each ended, by policy."""
     ends: dict[int, dict[str, Any]] = {}
 
@@ -93,9 +87,12 @@ def _run(placement: Placement, reporter: Reporter) -> dict[int, dict[str, Any]]:
                 ends[message.policy] = message.content
             reporter.receive(message, placement.memory.control.snapshot(), placement.restarts)
             evaluation.receive(message)
+            if callbacks.receive(message):
+                interrupt.request()
 
     with BackgroundEvaluation(placement.config) as evaluation, interrupts(placement.memory.control.ask_to_stop) as interrupt:
         try:
+            placement.reports_episodes = callbacks.on_episode is not None
             placement.start(learn)
             while len(ends) < placement.config.population.size and not interrupt.requested:
                 receive(placement.messages(timeout=0.5))
@@ -161,6 +158,8 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
         if pbt is not None:
             yield from pbt.step(None if batch is None else batch.arrivals)
         if reason or now - last_log >= config.run.log_interval:
+            if placement.reports_episodes:
+                yield Message("episodes", log.episodes, p)
             yield from _reports(p, learner, log, experience, past, pbt)
             last_log = now
         if checkpoints.due(now):

@@ -10,7 +10,8 @@ import pytest
 
 from headrace.make_config import make_config
 from headrace.runs.metrics import read_jsonl
-from headrace.train import TrainResult, train
+from headrace.runs.result import TrainResult
+from headrace.train import train
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_algorithm.py"
 

@@ -62,6 +62,11 @@ class TrainingLog:
             outside = len(own) // 10 if self.tasks is None else 0
             self._curve.append((step, mean, own[outside], own[-1 - outside]))
 
+    @property
+    def episodes(self) -> list[tuple[float, int]]:
+        """Return and length of the episodes that have ended since the last `metrics`."""
+        return list(self._ended)
+
     def curve(self) -> list[tuple[int, float, float, float]]:
         """Points of the learning curve since the last call, at most `CURVE_POINTS`, evenly chosen, with the newest: global step,
         and of the last `EPISODE_WINDOW` episodes the mean return and the returns that a tenth of them are below and above. Of

@@ -18,7 +18,13 @@ SAME_REQUEST = 0.5
 class Interrupt:
     """Whether somebody has asked for the end of the run."""
 
+    on_request: Callable[[], None]
     requested: bool = False
+
+    def request(self) -> None:
+        """Ask for the end."""
+        self.requested = True
+        self.on_request()
 
 
 @contextmanager
@@ -26,14 +32,14 @@ def interrupts(on_request: Callable[[], None]) -> Iterator[Interrupt]:
     """The first signal only sets `requested` and calls `on_request`, so that the run ends between two updates with a checkpoint.
     A second one raises `KeyboardInterrupt`, unless it is SIGHUP or comes at once: when a terminal is closed, the kernel and the
     shell both send one. Only Python's main thread may ask for signals; in another thread nothing changes."""
-    interrupt = Interrupt()
+    interrupt = Interrupt(on_request)
     first = 0.0
 
     def handle(number: int, frame: object) -> None:
         nonlocal first
         if not interrupt.requested:
-            interrupt.requested, first = True, monotonic()
-            on_request()
+            first = monotonic()
+            interrupt.request()
         elif number != signal.SIGHUP and monotonic() > first + SAME_REQUEST:
             raise KeyboardInterrupt
 

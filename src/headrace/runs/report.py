@@ -97,7 +97,7 @@ class Reporter:
                 self._dashboard.curve(point[1] for point in report.content)
         elif kind == "metrics":
             self._metrics(dict(report.content), policy, times, restarts)
-        elif self._records is not None:
+        elif kind in ("population", "standings") and self._records is not None:
             for text in self._records.receive(kind, report.content):
                 self.message(text)
 

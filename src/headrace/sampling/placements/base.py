@@ -52,6 +52,8 @@ class Placement(ABC):
     def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent, members: Members | None = None):
         self.config, self.spec, self.make_agent, self.members = config, spec, make_agent, members
         self._static = [] if members is None else members.static
+        self.reports_episodes = False
+        """Whether learners report every episode."""
         self.savers: dict[int, Any] = {}
         """By policy whose learner runs in this process and has not ended: the object that saves it (`headrace.checkpointing`)."""
         self.moment = 0

@@ -1,0 +1,37 @@
+"""What a program that calls `headrace.train` is told while training goes on, and how it ends the training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.runs.messages import Message
+
+Callback = Callable[[dict[str, Any]], object]
+"""Is given what happened, by name; `policy` is the number of the policy. If it returns True, training ends with a checkpoint, for
+the reason "interrupted"."""
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """What `headrace.train` was given. They run in the process that called it. An error in one ends the run and is raised."""
+
+    on_update: Callback | None = None
+    """Is given the learner's metrics since its last call, every `run.log_interval` seconds; 0: after every update."""
+    on_episode: Callback | None = None
+    """Just before that: `return` and `length` of every episode that ended meanwhile."""
+    on_checkpoint: Callback | None = None
+    """Is given the `global_step` of every checkpoint but that at the end."""
+
+    def receive(self, message: Message) -> bool:
+        """Call those whom the message concerns; whether one of them wants the end."""
+        policy = {"policy": message.policy}
+        if message.kind == "metrics" and self.on_update is not None:
+            return self.on_update(message.content | policy) is True
+        if message.kind == "saved" and self.on_checkpoint is not None:
+            return self.on_checkpoint({"global_step": message.content} | policy) is True
+        if message.kind == "episodes" and self.on_episode is not None:
+            ends = [self.on_episode({"return": r, "length": length} | policy) is True for r, length in message.content]
+            return any(ends)
+        return False

@@ -1,0 +1,65 @@
+"""The callbacks of `headrace.train`: what they are given, and that they can end the training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace
+from headrace.runs import checkpoint
+
+
+def config(folder: Path, placement: str, **settings: Any) -> Any:
+    return headrace.make_config(
+        "gym/CartPole-v1", "ppo",
+        **{
+            "run.folder": str(folder), "run.dashboard": False, "run.video": False, "learning.device": "cpu",
+            "learning.num_threads": 1, "sampling.placement": placement, "sampling.num_workers": 1, "sampling.num_groups": 1,
+            "sampling.envs_per_worker": 8, "sampling.rollout": 16, "learning.batch_size": 128, "run.log_interval": 0.0,
+            **settings,
+        },
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=pytest.mark.process)])
+def test_they_are_told_of_every_update_episode_and_checkpoint(tmp_path: Path, placement: str) -> None:
+    updates, episodes, saved = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
+    result = headrace.train(
+        config(tmp_path, placement, **{"learning.total_steps": 2000, "run.checkpoint_interval": 0.2}),
+        on_update=updates.append, on_episode=episodes.append, on_checkpoint=saved.append,
+    )  # fmt: skip
+    assert result.reason == "total_steps"
+    assert [update["charts/updates"] for update in updates] == list(range(1, len(updates) + 1)), "each once"
+    assert updates[-1]["global_step"] == result.global_step
+    assert "losses/loss" in updates[-1]
+    assert len(episodes) == updates[-1]["charts/episodes"], "each once"
+    assert all(episode["return"] == episode["length"] > 0 and episode["policy"] == 0 for episode in episodes)
+    assert all(0 < one["global_step"] <= result.global_step for one in saved)
+
+
+@pytest.mark.parametrize("what", ["on_update", "on_episode", "on_checkpoint"])
+@pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=pytest.mark.process)])
+def test_one_that_returns_true_ends_the_run_with_a_checkpoint(tmp_path: Path, placement: str, what: str) -> None:
+    calls = list[dict[str, Any]]()
+
+    def stop(happened: dict[str, Any]) -> bool:
+        calls.append(happened)
+        return True
+
+    settings = {"learning.total_steps": 10**9, "run.checkpoint_interval": 0.1}
+    result = headrace.train(config(tmp_path, placement, **settings), **{what: stop})  # type: ignore[arg-type]
+    assert result.reason == "interrupted"
+    assert calls
+    kept = checkpoint.load_newest(tmp_path / "checkpoints")
+    assert kept is not None
+    assert kept.unpack()["progress"]["global_step"] == result.global_step
+
+
+def test_an_error_in_one_ends_the_run_and_is_raised(tmp_path: Path) -> None:
+    def fail(happened: dict[str, Any]) -> None:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        headrace.train(config(tmp_path, "serial", **{"learning.total_steps": 10**9}), on_update=fail)
