@@ -1,6 +1,6 @@
 """An algorithm of one's own: REINFORCE with a baseline (Williams 1992), in which every part of the interface has its place.
 
-    headrace train --import examples/my_algorithm.py --env gym/CartPole-v1 --algorithm reinforce
+    headrace train --import examples/my_algorithm.py --env gym/CartPole-v1 --learning.algorithm reinforce
 
 The policy gradient is log pi(a | s) (G - V(s)), where G is the discounted sum of the rewards to the end of the episode, or to the
 end of the trajectory and from there the value V. What a batch holds: docs/extending.md. torch is imported inside, since rollout
