@@ -134,6 +134,7 @@ def test_every_setting_that_is_named_exists():
 OPTIONS = {
     "eval": cli.eval.Eval,
     "export": cli.export.Export,
+    "share": cli.share.Share,
     "watch": cli.watch.Watch,
     "play": cli.play.Play,
     "envs": cli.envs.Envs,

@@ -1,4 +1,4 @@
-"""The command line: headrace train | tune | eval | watch | play | export | envs | serve-envs. Each command has a file.
+"""The command line: headrace train | tune | eval | watch | play | export | share | envs | serve-envs. Each command has a file.
 
 An error that the user can correct is one message and exit code 2. A run that failed ends with exit code 1.
 """
@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headrace.cli import envs, eval, export, play, serve_envs, train, tune, watch
+from headrace.cli import envs, eval, export, play, serve_envs, share, train, tune, watch
 from headrace.config import Config, hardware
 from headrace.processes import ranks
 from headrace.processes.output import show, show_without_source, tolerantly
@@ -25,6 +25,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "tune": tune.run,
     "eval": eval.run,
     "export": export.run,
+    "share": share.run,
     "watch": watch.run,
     "play": play.run,
     "envs": envs.run,
@@ -38,6 +39,7 @@ USAGE = """usage: headrace COMMAND [OPTIONS]
   watch        record a video of a trained policy
   play         play matches of one policy against another
   export       write a trained policy as an ONNX file, compared with the checkpoint
+  share        write a trained policy as a model repository of the Hugging Face hub
   envs         list the environments
   serve-envs   step environments for training runs on other machines
 

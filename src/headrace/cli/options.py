@@ -22,7 +22,7 @@ class PolicyOptions:
     """Which trained policy acts, and how."""
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Run folder, or an ONNX file that `headrace export` wrote."""
+    """Run folder, a folder that `headrace share` wrote, hf://NAME for one on the Hugging Face hub, or an ONNX file."""
     policy: Annotated[int, Range(0, 255)] = 0
     """Number of the policy, from 0, where the run trained several (`population.size`)."""
     checkpoint: Literal["newest", "best"] = "newest"

@@ -34,7 +34,7 @@ def run(arguments: list[str]) -> int:
 
     policy = load_policy(asked.run, which=asked.checkpoint, policy=asked.policy, imports=asked.imports)
     prefix = "" if policy.config.population.size == 1 else f"policy-{asked.policy}-"
-    path = asked.video or asked.run / "videos" / f"{prefix}step-{policy.step}.mp4"
+    path = asked.video or (asked.run / "videos" if asked.run.is_dir() else Path()) / f"{prefix}step-{policy.step}.mp4"
     games = record_games(
         policy, path, asked.episodes, deterministic=asked.deterministic, max_steps=asked.max_steps, seed=asked.seed,
         task=asked.task,

@@ -8,21 +8,27 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
+import safetensors
+import torch
+
 from headrace import config as configs
 from headrace.config import ConfigError
 from headrace.config.file_reading import shortened
 from headrace.config.validation import check_device
 from headrace.envs.core.imports import check_given, import_files
 from headrace.envs.make import describe
+from headrace.evaluation.hub import local_folder
 from headrace.evaluation.onnx_policy import load_onnx
 from headrace.evaluation.trained_policy import TrainedPolicy
 from headrace.learning.algorithm import make_algorithm
 from headrace.runs import checkpoint
-from headrace.runs.checkpoint import Checkpoint
-from headrace.runs.training_state import load_weights
+from headrace.runs.checkpoint import Checkpoint, CheckpointError
+from headrace.runs.training_state import load_state, load_weights
 
 Which = Literal["newest", "best"] | Path
 """Which checkpoint of a run: the newest, the best, or the one in this folder."""
+SHARED = "model.safetensors"
+"""The weights in the folder of a shared policy, which has no checkpoints."""
 
 
 def load_policy(
@@ -36,9 +42,11 @@ def load_policy(
     team: bool = True,
     env: str | None = None,
 ) -> TrainedPolicy:
-    """The policy of a run folder, from its newest or its best checkpoint, or that of an ONNX file (`headrace export`), which acts
-    on onnxruntime. `seed`: for sampled actions. `policy`: its number, where the run trained several. `env`: play in this
-    environment instead of the run's; it must observe and act alike.
+    """The policy of a run folder, from its newest or its best checkpoint; of a folder that `headrace share` wrote, or of
+    `hf://NAME`, such a folder on the Hugging Face hub; or of an ONNX file (`headrace export`), which acts on onnxruntime.
+
+    `seed`: for sampled actions. `policy`: its number, where the run trained several. `env`: play in this environment instead of
+    the run's; it must observe and act alike.
 
     `team`: load the run's other policies as well, where the agents of a multi-agent environment have different spaces.
 
@@ -50,6 +58,7 @@ def load_policy(
     """
     if os.fspath(run).endswith(".onnx"):
         return load_onnx(run, env=env, seed=seed, imports=imports)
+    run = local_folder(run)
     path = Path(run) / "config.json"
     if not os.path.lexists(path):
         raise ConfigError(f"{shortened(str(run))} is no run folder: there is no config.json in it")
@@ -69,15 +78,31 @@ def load_policy(
     model = algorithm.make_model(spec, config)
     # The run folder may have been moved since it was trained.
     folder = configs.override(config, **{"run.folder": str(run)}).policy_folder(policy)
-    found = _checkpoint(folder, which, lambda found: load_weights(model, found))
-    for damage in found.damaged:
-        warnings.warn(f"{damage}; using {found.path.name}", stacklevel=2)
-    loaded = TrainedPolicy(config, spec, algorithm, model, found.step, seed)
+    if (folder / SHARED).is_file():
+        step = _load_shared(model, folder / SHARED)
+    else:
+        found = _checkpoint(folder, which, lambda found: load_weights(model, found))
+        for damage in found.damaged:
+            warnings.warn(f"{damage}; using {found.path.name}", stacklevel=2)
+        step = found.step
+    loaded = TrainedPolicy(config, spec, algorithm, model, step, seed)
     loaded.number = policy
     if whole.of_agents and team:
         others: dict[str, Any] = {"device": device, "seed": seed, "imports": imports, "team": False, "env": env}
         loaded.team = [loaded if p == policy else load_policy(run, policy=p, **others) for p in range(config.population.size)]
     return loaded
+
+
+def _load_shared(model: torch.nn.Module, path: Path) -> int:
+    """Take the weights of a shared policy; returns the step that they are of. Raises `CheckpointError` where they do not fit."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            step = int((file.metadata() or {})["step"])
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
+    except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{path} is damaged: {shortened(str(error))}") from error
+    load_state(model, state, path)
+    return step
 
 
 def _checkpoint(run: os.PathLike[str] | str, which: Which, use: checkpoint.Use) -> Checkpoint:

@@ -21,8 +21,9 @@ STEPS = 64
 """Of each batch size."""
 BATCHES = (1, 7)
 """Environments that are stepped together. In a multi-agent environment, matches."""
-TOLERANCE = 1e-4
-"""Largest difference of a number, as a share of the number where that is above 1. Sums in another order differ less."""
+TOLERANCE = 1e-3
+"""Largest difference of a number, as a share of the number where that is above 1. Sums in another order differ by 1e-7 to 1e-4,
+the latter where a core remembers them through a deep network."""
 
 
 @dataclass
@@ -103,7 +104,10 @@ class _Both(TrainedPolicy):
         self._calls += 1
         tensors = {name: torch.from_numpy(array) for name, array in obs.items()}
         rows, after, parameters = act(self._policy, self._policy.model, tensors, core[:, :width], torch.from_numpy(first))
-        outputs = self._exported.run(obs, core[:, width:].contiguous(), first)
+        try:
+            outputs = self._exported.run(obs, core[:, width:].contiguous(), first)
+        except Exception as error:  # the library's own exceptions have no common class
+            raise ExportError(f"onnxruntime fails with a batch of {len(first)}: {error!s:.300}") from error
         ours = {name: tensor.numpy() for name, tensor in parameters.items()}
         if width:
             ours["next_core"] = after.numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,14 +20,18 @@ def load_weights(model: torch.nn.Module, found: Checkpoint) -> None:
 
     Raises `CheckpointError` where that is the state of another network or not finite; the model is then as it was.
     """
-    state = found.unpack()
+    load_state(model, found.unpack().get("model"), found.path)
+
+
+def load_state(model: torch.nn.Module, state: Any, path: Path) -> None:
+    """As `load_weights`, with the state itself, which was read from `path`."""
     try:
-        check_like(state["model"], model.state_dict(), "the model")
-        if not all(torch.isfinite(tensor).all() for tensor in state["model"].values()):
+        check_like(state, model.state_dict(), "the model")
+        if not all(torch.isfinite(tensor).all() for tensor in state.values()):
             raise ValueError("its weights are not finite")
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{found.path} does not fit this network: {shortened(str(error))}") from error
-    model.load_state_dict(state["model"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} does not fit this network: {shortened(str(error))}") from error
+    model.load_state_dict(state)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -1,0 +1,141 @@
+"""`share`: a policy as the folder of a model repository of the Hugging Face hub, which `load_policy` takes like a run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+
+from headrace import config as configs
+from headrace.config import Config, ConfigError
+from headrace.config.run import RunConfig
+from headrace.evaluation.hub import hub
+from headrace.evaluation.policy import Which, load_policy
+from headrace.evaluation.video import record
+from headrace.export.contract import REMOTE
+from headrace.export.onnx_file import Exported, export_policy
+from headrace.runs.files import write_whole
+from headrace.runs.plots import learning_curve
+
+
+def share(
+    run: os.PathLike[str] | str,
+    repo: str,
+    to: os.PathLike[str] | str | None = None,
+    *,
+    which: Which = "newest",
+    policy: int | None = None,
+    episodes: int = 100,
+    seed: int = 0,
+    licence: str | None = None,
+    video: bool = True,
+    push: bool = False,
+    private: bool = False,
+    imports: Iterable[os.PathLike[str] | str] = (),
+) -> Path:
+    """Write a run's policy as a model repository: weights, settings, ONNX file and contract, card, learning curve, video.
+
+    Args:
+        repo: name on the hub, as user/name.
+        to: the folder; None: `share` in the run folder.
+        push: upload it, by huggingface_hub and the token that it knows.
+        private: create the repository as a private one.
+        video: record one game, if the environment has pictures.
+        others: see `export_policy`.
+
+    Returns the folder. Raises what `export_policy` raises, `ConfigError` where a policy needs others of its run, and for what the
+    hub refuses.
+    """
+    library = hub()
+    folder = Path(to or Path(run) / "share")
+    folder.mkdir(parents=True, exist_ok=True)
+    found: Any = {"which": which, "policy": policy, "episodes": episodes, "seed": seed, "licence": licence, "imports": imports}
+    done = export_policy(run, folder / "policy.onnx", **found)
+    loaded = load_policy(run, which=which, device="cpu", policy=policy or 0, imports=imports)
+    if loaded.team:
+        raise ConfigError(f"{run}: the agents have different spaces, and each of its policies plays with the others only")
+    write_whole(folder / "config.json", configs.to_json(_public(loaded.config)))
+    weights = {name: tensor.contiguous() for name, tensor in loaded.model.state_dict().items()}
+    write_whole(folder / "model.safetensors", safetensors.torch.save(weights, {"format": "pt", "step": str(loaded.step)}))
+    with suppress(ConfigError):  # without matplotlib, or without a curve
+        learning_curve([run], folder / "curve.png", title=loaded.config.env)
+    if video:
+        with suppress(ConfigError):  # without the extra, or without pictures
+            record(loaded, folder / "replay.mp4", deterministic=True, seed=seed)
+    write_whole(folder / "README.md", _card(library, run, repo, done, folder))
+    if push:
+        _push(library, folder, repo, private)
+    return folder
+
+
+def _public(config: Config) -> Config:
+    """The settings without what is of one machine: folders, addresses, files."""
+    none = {f"envs.{name}": None for name in REMOTE}
+    own = configs.override(config, **none, **{"population.size": 1, "population.overrides": {}, "learning.device": "auto"})
+    own.run = RunConfig()
+    own.imports = tuple(Path(path).name for path in config.imports)
+    return own
+
+
+def _push(library: Any, folder: Path, repo: str, private: bool) -> None:
+    api = library.HfApi()
+    try:
+        api.create_repo(repo, exist_ok=True, private=private)
+        api.upload_folder(repo_id=repo, folder_path=folder, commit_message="headrace share")
+    except (library.errors.HfHubHTTPError, library.errors.HFValidationError, OSError) as error:
+        raise ConfigError(f"the hub did not take {repo}: {type(error).__name__}: {error!s:.300}") from error
+
+
+def _card(library: Any, run: os.PathLike[str] | str, repo: str, done: Exported, folder: Path) -> str:
+    """README.md: metadata that the hub indexes, then words."""
+    contract, name = done.contract, repo.rpartition("/")[2]
+    env, result = contract["environment"]["id"], contract["evaluation"]
+    algorithm, step = contract["training"]["algorithm"], contract["training"]["step"]
+    score = None if result is None else f"{result['mean']:.2f} +/- {result['std'] or 0.0:.2f}"
+    results = [] if score is None else [
+        library.EvalResult(
+            task_type="reinforcement-learning", task_name="reinforcement-learning", dataset_type=env, dataset_name=env,
+            metric_type="mean_reward", metric_name="mean_reward", metric_value=score, verified=False,
+        )
+    ]  # fmt: skip
+    data = library.ModelCardData(
+        library_name="headrace", model_name=name, license=contract["licence"], eval_results=results,
+        tags=[env.rpartition("/")[2], "reinforcement-learning", "deep-reinforcement-learning", algorithm, "onnx", "headrace"],
+    )  # fmt: skip
+    lines = ["---", data.to_yaml(), "---", "", f"# {name}", "", f"{algorithm} on `{env}`, trained for {step:,} steps.", ""]
+    if result is not None:
+        low, high = result["ci95"]
+        lines += [
+            f"Mean return **{score}** over {result['episodes']} games (95 % interval of the mean {low:.2f} to {high:.2f}; seed "
+            f"{result['seed']}, the most probable actions, played by `policy.onnx`)."
+            if low is not None
+            else f"Return {score}.",
+            "",
+        ]
+    shown = {"replay.mp4": "[A game](replay.mp4)", "curve.png": "![Training returns](curve.png)"}
+    lines += [f"{text}\n" for file, text in shown.items() if (folder / file).exists()]
+    lines += ["## Use", "", "```", f"headrace eval hf://{repo} --deterministic", "```", ""]
+    lines += ["Without PyTorch: `policy.onnx` on onnxruntime, as its contract `policy.json` says.", ""]
+    command, machine = _origin(Path(run))
+    lines += ["## Training", "", "```", command or f"headrace train --env {env} --learning.algorithm {algorithm}", "```", ""]
+    lines += [machine, ""] if machine else []
+    versions = ", ".join(f"{package} {version}" for package, version in contract["versions"].items())
+    return "\n".join([*lines, f"All settings are in `config.json`. {versions}.", ""])
+
+
+def _origin(run: Path) -> tuple[str, str]:
+    """The command that trained the run, and its machine, where the run folder tells."""
+    try:
+        facts = json.loads((run / "system.json").read_text())[0]
+        program, *arguments = facts["command"]
+        command = shlex.join([Path(program).name, *arguments]) if arguments else ""
+        where = f"{facts['processor']}, {facts['cores']} cores"
+        return command, where + (f", {facts['accelerator']}" if facts["accelerator"] else "")
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return "", ""

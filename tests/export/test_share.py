@@ -1,0 +1,111 @@
+"""`headrace share`: the folder, the card, the hub's interface."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from exported_runs import WORLDS, trained
+from hub_stand_in import Hub
+
+import headrace
+from headrace import cli
+from headrace.config import ConfigError
+from headrace.envs.core.imports import ImportsNotGiven
+from headrace.export import share as sharing
+from headrace.runs.checkpoint import CheckpointError
+
+TOKEN = "hf_a-secret-that-nobody-may-see"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return trained("gym/CartPole-v1", tmp_path_factory.mktemp("runs") / "cartpole", **{"policy.core": "gru"})
+
+
+@pytest.fixture(scope="module")
+def shared(run, tmp_path_factory):
+    """A shared folder, exported by the quicker exporter."""
+    own, folder = sharing.export_policy, tmp_path_factory.mktemp("shared") / "me"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharing, "export_policy", lambda *where, **how: own(*where, exporter="torchscript", **how))
+        return sharing.share(run, "me/cartpole", folder, episodes=5, licence="apache-2.0", video=False)
+
+
+def test_folder_and_card(run, shared):
+    files = {path.name for path in shared.iterdir()}
+    assert {"README.md", "config.json", "model.safetensors", "policy.onnx", "policy.json"} <= files
+    card = huggingface_hub.ModelCard.load(shared / "README.md")
+    assert card.data.library_name == "headrace"
+    assert card.data.license == "apache-2.0"
+    assert {"CartPole-v1", "reinforcement-learning", "ppo", "onnx"} <= set(card.data.tags)
+    (result,) = card.data.eval_results
+    assert (result.task_type, result.metric_type, result.verified) == ("reinforcement-learning", "mean_reward", False)
+    played = json.loads((shared / "policy.json").read_text())["evaluation"]
+    assert result.metric_value == f"{played['mean']:.2f} +/- {played['std']:.2f}"
+    assert "headrace eval hf://me/cartpole" in card.text
+    assert str(run) not in "".join(path.read_text(errors="replace") for path in shared.iterdir())
+
+
+def test_a_shared_folder_is_a_run_folder_for_those_who_play(run, shared, tmp_path, capsys):
+    assert headrace.evaluate(shared, 4, seed=2).returns == headrace.evaluate(run, 4, seed=2).returns
+    assert headrace.load_policy(shared).step == headrace.load_policy(run).step
+    assert cli.main(["eval", str(shared), "--episodes", "1"]) == 0
+    copy = shutil.copytree(shared, tmp_path / "copy")
+    (copy / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        headrace.load_policy(copy)
+
+
+def test_code_of_a_strangers_run_does_not_run(shared, tmp_path, monkeypatch):
+    copy = shutil.copytree(shared, tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"imports": ["theirs.py"]}))
+    (copy / "theirs.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.chdir(copy)
+    with pytest.raises(ImportsNotGiven, match=r"theirs\.py"):
+        headrace.load_policy(copy)
+    assert headrace.load_policy(copy, imports=[WORLDS]).config.env == "gym/CartPole-v1"
+
+
+@pytest.mark.process
+def test_push_and_fetch(run, tmp_path):
+    hub = Hub()
+    environment = os.environ | {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_TOKEN": TOKEN,
+        "HF_HUB_DISABLE_XET": "1",
+    }
+
+    def headrace_(*arguments):
+        command = [sys.executable, "-m", "headrace.cli", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=280)
+
+    done = headrace_("share", run, "--repo", "me/cartpole", "--to", "out", "--episodes", "2", "--no-video", "--push")
+    assert done.returncode == 0, done.stderr
+    assert {"README.md", "config.json", "model.safetensors", "policy.onnx"} <= hub.repos["me/cartpole"].keys()
+    assert f"Bearer {TOKEN}" in hub.tokens
+    played = headrace_("eval", "hf://me/cartpole", "--episodes", "2", "--json")
+    assert played.returncode == 0, played.stderr
+    assert json.loads(played.stdout)["returns"] == headrace.evaluate(run, 2).returns
+    assert not any("policy.onnx" in request for request in hub.requests if "/resolve/" in request)
+    missing = headrace_("eval", "hf://me/nothing")
+    assert missing.returncode == 2
+    assert "hf://me/nothing cannot be fetched" in missing.stderr
+    everything = "".join(each.stdout + each.stderr for each in (done, played, missing))
+    files = [path for folder in (tmp_path / "out", run) for path in Path(folder).rglob("*") if path.is_file()]
+    assert TOKEN not in everything
+    assert not any(TOKEN.encode() in path.read_bytes() for path in files)
+
+
+def test_without_the_extra(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match=r'pip install "headrace\[hub\]"'):
+        headrace.load_policy("hf://me/cartpole")
