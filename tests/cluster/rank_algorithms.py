@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import Any
 
 import numpy as np
@@ -89,9 +88,9 @@ def learned(name: str, ranks: Ranks) -> list[list[float]]:
 
 def main() -> None:
     ranks = Ranks("cpu")
-    print(json.dumps({name: learned(name, ranks) for name in (*TRAJECTORIES, *TRANSITIONS, *SEQUENCES)}), flush=True)
-    ranks.count(0)  # nobody leaves before the others are done
-    sys.stdout.flush()
+    results = {name: learned(name, ranks) for name in (*TRAJECTORIES, *TRANSITIONS, *SEQUENCES)}
+    ranks.count(0)  # nobody leaves before the others are done; printing waits for whoever reads one rank after the other
+    print(json.dumps(results), flush=True)
     os._exit(0)
 
 
