@@ -271,7 +271,9 @@ class Search:
                 self.measure(trial, share)
         trials = [default, *sorted(singles, key=lambda t: -t.rate)]
         if not (together := combined(self.config, default, singles)):
-            return {}, "nothing seemed faster than the defaults", trials
+            tried = any(trial.rates or trial.error for trial in singles)
+            why = "nothing seemed faster than the defaults" if tried else "there was no time to try anything else (--minutes)"
+            return {}, why, trials
         first, best = Trial({}), Trial(together)  # afresh: the best of many single trials is partly the luckiest
         faster, found = self.compare(first, best)
         why = found if faster else f"{describe(together)} is not clearly faster ({found})"
