@@ -14,15 +14,14 @@ from torch import Tensor
 from headrace.config import EnvConfig
 from headrace.envs.atari.training import TrainingStarts, load_consoles, lost_lives, saved_consoles
 from headrace.envs.atari.vector import AtariVector
-from headrace.envs.core.contract import LaneRow, ObsRow
+from headrace.envs.core.contract import EnvGroup, LaneRow, ObsRow
 from headrace.envs.core.errors import EnvironmentFault
 from headrace.envs.core.spaces import PLAIN_KEY, spec_of
-from headrace.envs.groups.base import StepsAtOnce
-from headrace.envs.groups.episode_statistics import TensorStatistics
+from headrace.envs.groups.episode_statistics import EpisodeStatistics
 from headrace.envs.groups.rewards import reward_transform
 
 
-class AtariTensorGroup(StepsAtOnce):
+class AtariTensorGroup(EnvGroup):
     """The `EnvGroup` of an `AtariVector` on a device, with NEXT_STEP autoreset and raw rewards.
 
     Args:
@@ -33,7 +32,6 @@ class AtariTensorGroup(StepsAtOnce):
         frame_stack: frames in an observation.
     """
 
-    lanes = 1
     tensors = True
     _KEPT = ("lives", "lost", "ended", "in_game")
 
@@ -58,13 +56,12 @@ class AtariTensorGroup(StepsAtOnce):
         def zeros(dtype: torch.dtype) -> Tensor:
             return torch.zeros(N, dtype=dtype, device=envs.tensor_device)
 
-        self._statistics = TensorStatistics(zeros(torch.float64), zeros(torch.int32))
+        self._statistics = EpisodeStatistics(N, torch, device=envs.tensor_device)
         self._lives = zeros(torch.int32)
         self._lost, self._ended, self._in_game = (zeros(torch.bool) for _ in range(3))
         """Bool [N]: the last step cost a life; it ended an episode. `_in_game`: False where the next step is only a reset."""
 
     def reset(self, seed: int, out: Sequence[ObsRow]) -> None:
-        """See `EnvGroup.reset`."""
         (row,) = out
         options = None if self._starts is None else self._starts.reset_options(seed, self.num_envs)
         _, infos = self.envs.reset(seed=seed, options=options, out=row.obs[PLAIN_KEY])

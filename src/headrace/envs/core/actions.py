@@ -64,7 +64,12 @@ def batch_decoder(space: spaces.Space[Any]) -> Callable[[np.ndarray], Any]:
     if isinstance(space, spaces.Box):
         return _box_decoder(space)
     assert isinstance(space, (spaces.Dict, spaces.Tuple)), space
-    pieces = _pieces(space, batch_decoder)
+    pieces: list[tuple[Any, slice, Callable]] = []  # of each child: its key, its columns and its decoder
+    at = 0
+    for key, child in _children(space):
+        width = action_spec(child).width
+        pieces.append((key, slice(at, at + width), batch_decoder(child)))
+        at += width
     if isinstance(space, spaces.Dict):
         return lambda rows: {key: decode(rows[:, columns]) for key, columns, decode in pieces}
     return lambda rows: tuple(decode(rows[:, columns]) for _, columns, decode in pieces)
@@ -72,31 +77,17 @@ def batch_decoder(space: spaces.Space[Any]) -> Callable[[np.ndarray], Any]:
 
 def decoder(space: spaces.Space[Any]) -> Callable[[np.ndarray], list[Any]]:
     """A function from action rows [E, A] to E actions, each as `env.step` of this action space takes it."""
-    if isinstance(space, spaces.Discrete):
-        start = int(space.start)
-        return lambda rows: (rows[:, 0].astype(np.int64) + start).tolist()
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        pieces = _pieces(space, decoder)
-        keys = [key for key, _, _ in pieces]
-
-        def each(rows: np.ndarray) -> list[Any]:
-            return list(zip(*(decode(rows[:, columns]) for _, columns, decode in pieces), strict=True))
-
-        if isinstance(space, spaces.Dict):
-            return lambda rows: [dict(zip(keys, values, strict=True)) for values in each(rows)]
-        return each
     batch = batch_decoder(space)
-    return lambda rows: list(batch(rows))
+    return lambda rows: _taken_apart(space, batch(rows))
 
 
-def _pieces(space: spaces.Dict | spaces.Tuple, make: Callable[[Any], Callable]) -> list[tuple[Any, slice, Callable]]:
-    """For each child of a compound space: its key, its columns and its decoder."""
-    pieces, at = [], 0
-    for key, child in _children(space):
-        width = action_spec(child).width
-        pieces.append((key, slice(at, at + width), make(child)))
-        at += width
-    return pieces
+def _taken_apart(space: spaces.Space[Any], batch: Any) -> list[Any]:
+    """The actions of a batch, one by one; those of Discrete spaces as Python's int."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        keys, columns = zip(*((key, _taken_apart(child, batch[key])) for key, child in _children(space)), strict=True)
+        rows = zip(*columns, strict=True)
+        return [dict(zip(keys, row, strict=True)) for row in rows] if isinstance(space, spaces.Dict) else list(rows)
+    return batch.tolist() if isinstance(space, spaces.Discrete) else list(batch)
 
 
 def _box_decoder(space: spaces.Box) -> Callable[[np.ndarray], np.ndarray]:

@@ -230,24 +230,25 @@ class LaneRow(Row):
 
 class EnvGroup(Protocol):
     """Environments stepped together. All methods are called by one thread; from `reset` or `send` until `recv` has returned True,
-    only `recv` and `close`."""
+    only `recv` and `close`. What is implemented here suits a group of one lane whose step is finished, or queued on its device,
+    when `send` returns, and that cannot be saved."""
 
     spec: EnvSpec
     num_envs: int
-    lanes: int
+    lanes: int = 1
     """L."""
     lane_size: int
     """C: agents of one lane. With one agent for each environment, lanes = 1 and lane_size = num_envs."""
-    advanced: Sequence[int] | None
+    advanced: Sequence[int] | None = None
     """Lanes to which the last `reset` or `send` wrote a new observation to act on. None: all. Policies also compute actions for
     observations that are not `valid`; these are ignored."""
-    ended: Sequence[int]
+    ended: Sequence[int] = ()
     """Matches that ended with the last step; the next `send` begins new ones. Empty for single-agent environments."""
-
-    @property
-    def called(self) -> int | None:
-        """The environment (0 to num_envs - 1) that was called last, if the group calls them one after the other; else None. Any
-        thread may read it."""
+    called: int | None = None
+    """The environment (0 to num_envs - 1) that was called last, if the group calls them one after the other; else None. Any
+    thread may read it."""
+    tensors: bool = False
+    """Whether rows are tensors on the environments' device; else NumPy arrays."""
 
     def reset(self, seed: int, out: Sequence[ObsRow]) -> None:
         """Begin the first episodes; `out`: row 0 of each lane, finished when `recv` returns True.
@@ -260,19 +261,23 @@ class EnvGroup(Protocol):
 
     def recv(self) -> bool:
         """Whether everything of the last `reset` or `send` has been written. Never blocks."""
+        return True
 
     def notify(self, wake: Callable[[], None]) -> None:
         """Call `wake`, instead of the function given before, whenever `recv` has returned False and may now return True or raise.
 
         The group may call it from any thread, also when nothing has changed. `wake` returns at once and never raises.
         """
+        return
 
     def remember(self) -> None:
         """Record what `get_state` needs from now on. Called before the first `reset`."""
+        return
 
     def get_state(self) -> dict[str, Any] | None:
         """Everything the group needs to go on exactly where it is, as a tree of arrays, strings and numbers; None if its
         environments cannot be saved."""
+        return None
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore what `get_state` returned, instead of a `reset`; finished on return. Raises `EnvironmentFault` if the restored

@@ -8,9 +8,15 @@ has been tested with a stand-in that has its documented interface (tests/envs/la
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import tempfile
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, Literal
 
 import deepmind_lab
@@ -21,7 +27,6 @@ from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core.family_interface import Env, Family
 from headrace.envs.core.reference_scores import DMLAB_30
 from headrace.envs.core.wrappers import preprocess
-from headrace.envs.families.dmlab_cache import LevelCache
 
 FRAMESKIP, SIZE = 4, (72, 96)
 PICTURE, WORDS = "RGB_INTERLEAVED", "INSTR"
@@ -125,6 +130,31 @@ class LabEnv(gymnasium.Env):
 
     def close(self) -> None:
         self.lab.close()
+
+
+class LevelCache:
+    """The `level_cache` of `deepmind_lab.Lab`: a folder of compiled levels, since compiling one can take seconds. Files are named
+    by their keys and have the package's own format, so that other programs' folders can be used. Processes may share a folder."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / (key if re.fullmatch(r"[\w-][\w.-]{0,199}", key) else sha256(key.encode()).hexdigest())
+
+    def fetch(self, key: str, pk3_path: str) -> bool:
+        """Copy the level with this key to `pk3_path`; return False if there is none."""
+        with suppress(FileNotFoundError):
+            shutil.copyfile(self._path(key), pk3_path)
+            return True
+        return False
+
+    def write(self, key: str, pk3_path: str) -> None:
+        """Store the level at `pk3_path`, atomically for other processes."""
+        if not self._path(key).exists():
+            with tempfile.TemporaryDirectory(dir=self.folder, prefix=".writing-") as unfinished:
+                os.replace(shutil.copy(pk3_path, unfinished), self._path(key))
 
 
 def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from threading import Event
 from typing import Any
 
@@ -14,24 +14,6 @@ from headrace.envs.core.spaces import Leaf
 from headrace.envs.groups.checks import ObservationChecks, check_rewards
 from headrace.envs.groups.episode_statistics import EpisodeStatistics
 from headrace.envs.groups.rewards import RewardTransform
-
-
-class StepsAtOnce:
-    """Base class of groups whose step is finished, or queued on the device, when `send` returns."""
-
-    advanced: Sequence[int] | None = None
-    ended: Sequence[int] = ()
-    called: int | None = None
-
-    def recv(self) -> bool:
-        """See `EnvGroup.recv`."""
-        return True
-
-    def notify(self, wake: Callable[[], None]) -> None:
-        """See `EnvGroup.notify`; never called, since `recv` is always True."""
-
-    def remember(self) -> None:
-        """See `EnvGroup.remember`; nothing has to be kept."""
 
 
 class Completion:
@@ -60,11 +42,9 @@ def close_all(envs: Sequence[Any]) -> None:
         raise ExceptionGroup("closing environments failed", errors)
 
 
-class OneAgentGroup(StepsAtOnce):
+class OneAgentGroup(EnvGroup):
     """Base class of `LocalGroup` and `VectorGroup`: one lane of single-agent environments, NumPy arrays, errors that name the
     environment. E: `num_envs`."""
-
-    lanes = 1
 
     def __init__(self, spec: EnvSpec, num_envs: int, observation_leaves: Sequence[Leaf], to_learn: RewardTransform) -> None:
         self.spec = spec
@@ -80,7 +60,6 @@ class OneAgentGroup(StepsAtOnce):
         self._statistics = EpisodeStatistics(num_envs)
 
     def reset(self, seed: int, out: Sequence[ObsRow]) -> None:
-        """See `EnvGroup.reset`."""
         (row,) = out
         self._seed = seed
         self._ended[:] = False
@@ -104,25 +83,21 @@ class OneAgentGroup(StepsAtOnce):
         """Take `actions` [E, A]; write their consequences and the next observations."""
         raise NotImplementedError
 
-    def _finish(self, now: StepRow, after: ObsRow, ended: np.ndarray, counted: np.ndarray, life_lost: np.ndarray | None) -> None:
-        """Check observations and rewards and write the rest of `now`; see `EpisodeStatistics.step`."""
+    def _finish(self, now: StepRow, after: ObsRow, counted: np.ndarray, ended: np.ndarray, over: np.ndarray) -> None:
+        """Check observations and rewards and write the rest of `now`. `ended`: an episode ended; for the others
+        see `EpisodeStatistics.step`."""
         check_rewards(self._raw, self.fault)
         self._checks.check(after.obs, after.valid)
         self._checks.check_bounds(after.obs, after_step=True)
         now.reward[:] = self._to_learn(self._raw)
-        self._statistics.step(now, self._raw, counted, ended, life_lost)
+        self._statistics.step(now, self._raw, counted, over)
         self._ended = ended
-
-    def get_state(self) -> dict[str, Any] | None:
-        """See `EnvGroup.get_state`."""
-        return None
 
     def _own_state(self) -> dict[str, Any]:
         """The group's own state, under the names that it has in checkpoints."""
         return {"seed": self._seed, "_ended": self._ended.copy()} | self._statistics.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """See `EnvGroup.set_state`."""
         self._seed = state["seed"]
         self._ended[:] = state["_ended"]
         self._statistics.set_state(state)

@@ -32,7 +32,6 @@ class LocalGroup(OneAgentGroup):
         """With logs: copies of the last observations, by name, for the check in `set_state`."""
 
     def remember(self) -> None:
-        """See `EnvGroup.remember`."""
         if not all(hasattr(env, "get_state") and hasattr(env, "set_state") for env in self.envs):
             self._logs = [ActionLog(env) for env in self.envs]
 
@@ -54,7 +53,7 @@ class LocalGroup(OneAgentGroup):
             log.start_episode() if starts else log.append(action)
         raw, terminated, truncated = self._raw, now.terminated, now.truncated
         starting = self._ended.tolist()
-        life_lost: np.ndarray | None = None
+        over = np.zeros(self.num_envs, bool)
         if now.episode_objective is not None:
             now.episode_objective[:] = np.nan
         puts = [(leaf.put_one, after.obs[leaf.name]) for leaf in self._leaves]
@@ -66,20 +65,17 @@ class LocalGroup(OneAgentGroup):
                     observation = first_observation(env.reset(), dict)
                     raw[i], terminated[i], truncated[i] = 0.0, False, False
                 else:
-                    observation, reward, over, cut, info = parts_of(env.step(action), STEP)
-                    plain = type(over) is bool and type(cut) is bool
-                    terminated[i], truncated[i] = (over, cut) if plain else (flag(over), flag(cut))
+                    observation, reward, end, cut, info = parts_of(env.step(action), STEP)
+                    plain = type(end) is bool and type(cut) is bool
+                    terminated[i], truncated[i] = (end, cut) if plain else (flag(end), flag(cut))
                     try:
                         raw[i] = reward
                     except (TypeError, ValueError):
                         raise TypeError(f"the reward is {reward!r:.60}, but must be a number") from None
                     if not isinstance(info, dict):
                         raise TypeError(f"the info is a {type(info).__name__}, but must be a dictionary")
-                    if info.get(LIFE_LOST):
-                        if life_lost is None:
-                            life_lost = np.zeros(self.num_envs, bool)
-                        life_lost[i] = True
-                    elif now.episode_objective is not None and (terminated[i] or truncated[i]):
+                    over[i] = (terminated[i] or truncated[i]) and not info.get(LIFE_LOST)
+                    if now.episode_objective is not None and over[i]:
                         now.episode_objective[i] = objective_of(info)
                 for put_one, row in puts:
                     put_one(row, i, observation)
@@ -88,7 +84,7 @@ class LocalGroup(OneAgentGroup):
         after.first[:] = self._ended
         ended = terminated | truncated
         np.logical_not(ended, out=after.valid)
-        self._finish(now, after, ended, ~self._ended, life_lost)
+        self._finish(now, after, ~self._ended, ended, over)
         self._copy_obs(after.obs)
 
     def set_reward_weights(self, weights: dict[str, float]) -> None:
@@ -110,7 +106,6 @@ class LocalGroup(OneAgentGroup):
         return self._own_state() | {"envs": [cast(Any, source).get_state() for source in sources], "last_obs": self._last_obs}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """See `EnvGroup.set_state`."""
         super().set_state(state)
         if not self._logs:
             for env, env_state in zip(self.envs, state["envs"], strict=True):

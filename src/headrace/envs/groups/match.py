@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from headrace.envs.core.actions import decoder
 from headrace.envs.core.contract import MASK_KEY, EnvSpec, LaneRow
 from headrace.envs.core.errors import FAULTS, EnvironmentFault
 from headrace.envs.core.family_interface import ParallelEnv
-from headrace.envs.core.spaces import Leaf, leaves
+from headrace.envs.core.spaces import leaves
 from headrace.envs.groups.checks import LARGEST, ObservationChecks, too_large
-from headrace.envs.groups.episode_statistics import OUTCOME, MatchStatistics
+from headrace.envs.groups.episode_statistics import OUTCOME, objective_of
 from headrace.envs.groups.rewards import RewardTransform
 
 INACTIVE = "is_active"
@@ -39,14 +39,6 @@ class MatchRules:
     """The infos hold the action masks."""
 
 
-class AgentSpaces:
-    """How one agent's observations and actions become arrays, and back."""
-
-    def __init__(self, env: ParallelEnv, agent: Any) -> None:
-        self.leaves: list[Leaf] = leaves(env.observation_space(agent))
-        self.decode: Callable[[np.ndarray], list[Any]] = decoder(env.action_space(agent))
-
-
 class Match:
     """The current match of one environment. Agents are indices into `names`.
 
@@ -54,10 +46,10 @@ class Match:
         index: of the environment in its group.
     """
 
-    def __init__(self, index: int, env: ParallelEnv, rules: MatchRules, spaces: Sequence[AgentSpaces]) -> None:
-        self.index, self.env = index, env
+    def __init__(self, index: int, env: ParallelEnv, rules: MatchRules) -> None:
+        self.index, self.env, self._rules = index, env, rules
         self.names = list(env.possible_agents)
-        self._rules, self._spaces = rules, spaces
+        self._leaves = [leaves(env.observation_space(name)) for name in self.names]
         self._checks = [
             ObservationChecks(rules.spec.of_agent(a), lambda _, what: self.fault(what), f" of {name}")
             for a, name in enumerate(self.names)
@@ -83,7 +75,8 @@ class Match:
         """Agents to which the last step or reset wrote a new row."""
         self.pending = [0.0] * A
         """Sum of each agent's rewards since its last action."""
-        self.statistics = MatchStatistics(A)
+        self.returns, self.lengths = [0.0] * A, [0] * A
+        """Raw return and number of actions of each agent's episode."""
         self.outcomes = np.zeros(A)
         """float64 [A]: sums of all rewards; after the match, the outcomes by which agents are compared."""
         self.given: dict[int, float] = {}
@@ -117,7 +110,7 @@ class Match:
             observations, rewards, terminations, truncations, infos = self.env.step(actions)
             self.steps += 1
             for a in acted:
-                self.statistics.lengths[a] += 1
+                self.lengths[a] += 1
             here = self.env.agents
             cut = self._rules.max_steps is not None and self.steps >= self._rules.max_steps
             over = all(terminations.get(name) or truncations.get(name) for name in here) or cut
@@ -150,7 +143,7 @@ class Match:
             if not abs(reward) <= LARGEST:  # NaN is not, either
                 raise self.fault(f"the reward of {self.names[a]} is {reward:g}{too_large(reward)}")
             self.pending[a] += reward
-            self.statistics.returns[a] += reward
+            self.returns[a] += reward
             self.outcomes[a] += reward
         if OUTCOME in info:
             self.given[a] = float(info[OUTCOME])
@@ -162,8 +155,7 @@ class Match:
                 continue
             if not infos.get(name, {}).get(INACTIVE, True):
                 continue
-            self.playing[a], self.pending[a] = True, 0.0
-            self.statistics.begin(a)
+            self.playing[a], self.pending[a], self.returns[a], self.lengths[a] = True, 0.0, 0.0, 0
             self._write(a, rows[a], observations[name], infos, first=True)
             self.advanced.append(a)
             self.acting.append(a)
@@ -176,8 +168,12 @@ class Match:
             raise self.fault(f"{name} was truncated without its last observation, whose value is what is to be expected of it")
         self._write(a, row, observations.get(name), infos, valid=False)
         now.terminated[0], now.truncated[0] = flags
-        self.statistics.end(a, now, infos.get(name, {}))
-        self.playing[a] = False
+        info = infos.get(name, {})
+        if not math.isnan(info.get(OUTCOME, 0.0)):  # the return of an aborted match is unknown
+            now.episode_return[0], now.episode_length[0] = self.returns[a], self.lengths[a]
+            if now.episode_objective is not None:
+                now.episode_objective[0] = objective_of(info)
+        self.playing[a], self.returns[a] = False, 0.0
         self.advanced.append(a)
 
     def _write(self, a: int, row: LaneRow, observation: Any, infos: ByAgent, *, first: bool = False, valid: bool = True) -> None:
@@ -192,7 +188,7 @@ class Match:
             for array in after.obs.values():
                 array[0] = 0
         else:
-            for leaf in self._spaces[a].leaves:
+            for leaf in self._leaves[a]:
                 leaf.put_one(after.obs[leaf.name], 0, observation)
         if self._rules.info_mask:
             after.obs[MASK_KEY][0] = np.asarray(infos.get(self.names[a], {}).get(INFO_MASK, 1), np.uint8).ravel()
@@ -219,8 +215,8 @@ class Match:
         log = [] if own is not None else [[acting, list(actions)] for acting, actions in self.actions]
         return {
             "seed": self.seed, "number": self.number, "steps": self.steps, "over": self.over, "playing": list(self.playing),
-            "acting": list(self.acting), "pending": list(self.pending), "returns": list(self.statistics.returns),
-            "lengths": list(self.statistics.lengths), "outcomes": self.outcomes.copy(),
+            "acting": list(self.acting), "pending": list(self.pending), "returns": list(self.returns),
+            "lengths": list(self.lengths), "outcomes": self.outcomes.copy(),
             "given": [[a, x] for a, x in self.given.items()], "env": own, "actions": log, "weights": self.weights,
         }  # fmt: skip
 
@@ -235,9 +231,8 @@ class Match:
             self.env.reset(seed=self.reset_seed)
             for acting, actions in state["actions"]:
                 self.env.step({self.names[a]: action for a, action in zip(acting, decode(acting, actions), strict=True)})
-        for name in ("steps", "over", "playing", "acting", "pending"):
+        for name in ("steps", "over", "playing", "acting", "pending", "returns", "lengths"):
             setattr(self, name, state[name])
-        self.statistics.returns, self.statistics.lengths = state["returns"], state["lengths"]
         self.outcomes[:] = state["outcomes"]
         self.given = {int(a): float(x) for a, x in state["given"]}
         self.actions = [(list(acting), [np.array(row) for row in actions]) for acting, actions in state["actions"]]

@@ -34,25 +34,26 @@ from typing import Any
 import numpy as np
 
 from headrace.config import EnvConfig
-from headrace.envs.core.contract import MASK_KEY, ArraySpec, EnvSpec, LaneRow, ObsRow, StepRow
+from headrace.envs.core.actions import decoder
+from headrace.envs.core.contract import MASK_KEY, ArraySpec, EnvGroup, EnvSpec, LaneRow, ObsRow, StepRow
 from headrace.envs.core.errors import UnsupportedSpace
 from headrace.envs.core.family_interface import ParallelEnv
 from headrace.envs.core.spaces import specs_of
-from headrace.envs.groups.base import StepsAtOnce, close_all
-from headrace.envs.groups.match import AgentSpaces, Match, MatchRules
+from headrace.envs.groups.base import close_all
+from headrace.envs.groups.match import Match, MatchRules
 from headrace.envs.groups.rewards import reward_transform
 
 
-class MultiAgentGroup(StepsAtOnce):
+class MultiAgentGroup(EnvGroup):
     """Multi-agent environments, stepped one after the other in this process. Lane = match x A + agent. See `EnvGroup`."""
 
     lane_size = 1
 
     def __init__(self, envs: Sequence[ParallelEnv], rules: MatchRules) -> None:
         self.spec, self.num_envs = rules.spec, len(envs)
-        self._spaces = [AgentSpaces(envs[0], name) for name in envs[0].possible_agents]
-        self.matches = [Match(m, env, rules, self._spaces) for m, env in enumerate(envs)]
-        self.lanes = len(envs) * len(self._spaces)
+        self.matches = [Match(m, env, rules) for m, env in enumerate(envs)]
+        self._decoders = [decoder(envs[0].action_space(name)) for name in envs[0].possible_agents]
+        self.lanes = len(envs) * len(self._decoders)
         self.advanced = []
         self._remembers = False
 
@@ -65,7 +66,7 @@ class MultiAgentGroup(StepsAtOnce):
 
     def send(self, rows: Sequence[LaneRow]) -> None:
         """See `EnvGroup.send`; finished on return. Begins a new match where one is over, and steps all others."""
-        A = len(self._spaces)
+        A = len(self._decoders)
         acting = [m * A + a for m, match in enumerate(self.matches) if not match.over for a in match.acting]
         actions = iter(self._decoded(acting, [rows[lane].actions for lane in acting]))
         ended: list[int] = []
@@ -98,8 +99,8 @@ class MultiAgentGroup(StepsAtOnce):
         if not actions:
             return []
         if not self.spec.of_agents:
-            return self._spaces[0].decode(np.concatenate(actions))
-        return [self._spaces[a % len(self._spaces)].decode(row)[0] for a, row in zip(agents, actions, strict=True)]
+            return self._decoders[0](np.concatenate(actions))
+        return [self._decoders[a % len(self._decoders)](row)[0] for a, row in zip(agents, actions, strict=True)]
 
     # -- exact resume -----------------------------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ def _observations(spec: EnvSpec) -> str:
     return ", ".join(f"{name} {array.dtype.name} {list(array.shape)}" for name, array in sorted(spec.observation.items()))
 
 
-class TaskGroup:
+class TaskGroup(EnvGroup):
     """Environments of several tasks in one lane: environment i plays task i modulo their number; or all play the same task.
 
     Args:
@@ -60,19 +60,14 @@ class TaskGroup:
     Raises `ConfigError` if the parts' specifications differ.
     """
 
-    lanes = 1
-    advanced: Sequence[int] | None = None
-    ended: Sequence[int] = ()
-
     def __init__(self, tasks: Sequence[str], parts: Sequence[EnvGroup], task: int | None = None) -> None:
         self.spec = joint_spec(tasks, [part.spec for part in parts])
         self.parts = list(parts)
         self.num_envs = self.lane_size = sum(part.num_envs for part in parts)
         self.tasks = np.full(self.num_envs, task) if task is not None else np.arange(self.num_envs) % len(tasks)
         """int [E]: the number of each environment's task."""
-        self.tensors = bool(getattr(parts[0], "tensors", False))
-        """Whether rows are tensors on the environments' device (`headrace.envs.groups.tensor`)."""
-        if any(bool(getattr(part, "tensors", False)) != self.tensors for part in parts):
+        self.tensors = parts[0].tensors
+        if any(part.tensors != self.tensors for part in parts):
             raise ConfigError(f"{self.spec.name}: some of these tasks are environments of tensors and some are not")
         self._numbers: Any = None
         self._waiting: list[EnvGroup] = []
@@ -84,8 +79,7 @@ class TaskGroup:
         return slice(part, None, len(self.parts))
 
     @property
-    def called(self) -> int | None:
-        """See `EnvGroup.called`."""
+    def called(self) -> int | None:  # type: ignore[override]  # read while a part steps
         number = self.parts[self._called].called
         return None if number is None else self._called + number * len(self.parts)
 
@@ -98,7 +92,6 @@ class TaskGroup:
         self._waiting = list(self.parts)
 
     def send(self, rows: Sequence[LaneRow]) -> None:
-        """See `EnvGroup.send`."""
         (row,) = rows
         if row.step.task is not None:
             row.step.task[:] = self._task_numbers(row.step.task)
@@ -117,27 +110,22 @@ class TaskGroup:
         return self._numbers
 
     def recv(self) -> bool:
-        """See `EnvGroup.recv`."""
         self._waiting = [part for part in self._waiting if not part.recv()]
         return not self._waiting
 
     def notify(self, wake: Callable[[], None]) -> None:
-        """See `EnvGroup.notify`."""
         for part in self.parts:
             part.notify(wake)
 
     def remember(self) -> None:
-        """See `EnvGroup.remember`."""
         for part in self.parts:
             part.remember()
 
     def get_state(self) -> dict[str, Any] | None:
-        """See `EnvGroup.get_state`."""
         states = [part.get_state() for part in self.parts]
         return None if any(state is None for state in states) else {"parts": states}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """See `EnvGroup.set_state`."""
         if len(state["parts"]) != len(self.parts):
             raise EnvironmentFault(f"{self.spec.name}: the saved state is of {len(state['parts'])} tasks, not {len(self.parts)}")
         for part, of_part in zip(self.parts, state["parts"], strict=True):

@@ -23,12 +23,11 @@ from torch import Tensor
 
 from headrace.config import EnvConfig
 from headrace.envs.core.actions import tensor_decoder
-from headrace.envs.core.contract import MASK_KEY, Categorical, LaneRow, ObsRow
+from headrace.envs.core.contract import MASK_KEY, Categorical, EnvGroup, LaneRow, ObsRow
 from headrace.envs.core.errors import FAULTS, EnvironmentFault, UnsupportedSpace
 from headrace.envs.core.spaces import Leaf, leaves, spec_of
-from headrace.envs.groups.base import StepsAtOnce
 from headrace.envs.groups.checks import LARGEST, too_large
-from headrace.envs.groups.episode_statistics import TensorStatistics
+from headrace.envs.groups.episode_statistics import EpisodeStatistics
 from headrace.envs.groups.rewards import reward_transform
 
 CHECK_PERIOD = 64
@@ -84,7 +83,7 @@ class TensorEnv(Protocol):
         ...
 
 
-class TensorGroup(StepsAtOnce):
+class TensorGroup(EnvGroup):
     """The `EnvGroup` of a `TensorEnv`.
 
     Args:
@@ -92,8 +91,6 @@ class TensorGroup(StepsAtOnce):
 
     Raises `UnsupportedSpace` for spaces other than those that `TensorEnv` names.
     """
-
-    lanes = 1
 
     def __init__(self, envs: TensorEnv, options: EnvConfig, env_id: str, *, device: str, tensors: bool):
         observed, acted = envs.single_observation_space, envs.single_action_space
@@ -106,8 +103,7 @@ class TensorGroup(StepsAtOnce):
         """Choices of each discrete part of an action, which a mask has one after another."""
         self._decode = tensor_decoder(acted, device, env_id)
         self._to_learn = reward_transform(options, torch)
-        returns, lengths = (torch.zeros(N, dtype=kind, device=device) for kind in (torch.float64, torch.int32))
-        self._statistics = TensorStatistics(returns, lengths)
+        self._statistics = EpisodeStatistics(N, torch, device=device)
         self._seed = self._steps = 0
         self._unusable = torch.zeros((), dtype=torch.bool, device=device)
         """Whether a number since the last check was not finite, or larger than `LARGEST`."""
@@ -160,7 +156,6 @@ class TensorGroup(StepsAtOnce):
         return self._statistics.get_state() | own
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """See `EnvGroup.set_state`."""
         self._seed, self._steps = state["seed"], state["steps"]
         self._statistics.set_state(state)
         cast(Any, self.envs).set_state(state["envs"])

@@ -59,14 +59,15 @@ class VectorGroup(OneAgentGroup):
             self._put(after.obs, observations)
         except FAULTS as error:
             raise self._group_fault("step", error) from error
-        life_lost, ended = infos.get(LIFE_LOST), now.terminated | now.truncated
+        ended = now.terminated | now.truncated
+        over = ended & ~infos[LIFE_LOST] if LIFE_LOST in infos else ended
         after.first[:] = self._ended if next_step else ended
         after.valid[:] = ~ended if next_step else True
         started = self._ended
-        self._finish(now, after, ended, self._in_game, life_lost)
+        self._finish(now, after, self._in_game, ended, over)
         if next_step:
             now.reward[started] = 0  # no chosen action led to it: after a lost life it counts only for the game
-            self._in_game = ~ended if life_lost is None else ~ended | life_lost
+            self._in_game = ~over
 
     def _by_key(self, infos: Any) -> dict[str, Any]:
         """The infos by key. Gymnasium's wrapper DictInfoToList turns them into a list of dictionaries, from which the keys that
@@ -128,7 +129,6 @@ class VectorGroup(OneAgentGroup):
         return None if state is None else self._own_state() | {"in_game": self._in_game.copy(), "envs": state}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """See `EnvGroup.set_state`."""
         super().set_state(state)
         self._in_game[:] = state["in_game"]
         cast(Any, self.envs).set_state(state["envs"])

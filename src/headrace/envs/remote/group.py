@@ -117,7 +117,6 @@ class RemoteGroup:
         self._begin_episode()
 
     def send(self, rows: Sequence[LaneRow]) -> None:
-        """See `EnvGroup.send`."""
         self._take_events()
         self._rows = list(rows)
         self._task = "step"
@@ -137,7 +136,6 @@ class RemoteGroup:
         return not self._task
 
     def notify(self, wake: Callable[[], None]) -> None:
-        """See `EnvGroup.notify`."""
         self._wake = wake
         wake()
 
