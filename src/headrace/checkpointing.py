@@ -114,16 +114,12 @@ class Checkpointing:
             progress = Progress(**state["progress"])
             if not all(type(count) is int and count >= 0 for count in dataclasses.asdict(progress).values()):
                 raise ValueError(f"its counters are {state['progress']}")
-            returns = [float(value) for value in state["returns"]]
             training_state.load_weights(learner.model, found)
             training_state.load_optimizer(learner.optimizer, state["optimizer"])
             learner.generator.set_state(state["generator"])
             learner.algorithm.load_state_dict(learner.model, state["learner"])
             learner.progress = progress
-            self._log.returns.clear()
-            self._log.returns.extend(returns)
-            if self._log.tasks is not None:
-                self._log.tasks.set_state(state["task_returns"])
+            self._log.set_state(state)
 
     def _folder_of(self, policy: int) -> Path:
         return self._config.policy_folder(policy) / "checkpoints"
@@ -215,8 +211,7 @@ class Checkpointing:
                 "progress": dataclasses.asdict(learner.progress),
                 "generator": learner.generator.get_state(),
                 "learner": learner.algorithm.state_dict(learner.model),
-                "returns": list(self._log.returns),
-                "task_returns": None if self._log.tasks is None else self._log.tasks.get_state(),
+                **self._log.get_state(),
                 "sampler": sampler,
                 "random": training_state.random_state() if sampler is not None or together else None,
                 "experience": self._experience.get_state(),

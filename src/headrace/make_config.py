@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
+
+from gymnasium.envs.registration import EnvSpec
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError, policy_configs
 from headrace.config.ranges import check
 from headrace.config.tasks import SEPARATOR
 from headrace.config.validation import validate
-from headrace.envs.core.contract import EnvSpec
-from headrace.envs.core.imports import check_given, import_files, needed_code
-from headrace.envs.core.registry import check_id, observes, with_absolute_path
+from headrace.envs.core import contract
+from headrace.envs.core.imports import GUARD, NotCarried, check_given, import_files, is_importing, needed_code
+from headrace.envs.core.registry import check_id, code_of, observes, with_absolute_path
 from headrace.envs.core.settings import defaults, without
+from headrace.envs.families.python import id_of
 from headrace.learning.algorithm import declaration
 from headrace.population.pbt import check_pbt
 from headrace.runs.changed_settings import compare, structural
@@ -29,18 +33,26 @@ LEARNED_WITH = ("policy.", "sampling.", "learning.", "replay.", "q.")
 """Groups of settings whose defaults an environment server may determine, beside those of the environment itself."""
 
 
-def make_config(env: str | Sequence[str], algorithm: str | None = None, imports: Iterable[str] = (), **settings: Any) -> Config:
-    """The configuration that `headrace train --env ENV` starts from, with dotted `settings` replaced. Several environments are
-    the tasks of one policy.
+def make_config(
+    env: str | Callable[..., Any] | EnvSpec | Sequence[Any],
+    algorithm: str | None = None,
+    imports: Iterable[str] = (),
+    **settings: Any,
+) -> Config:
+    """The configuration that `headrace train --env ENV` starts from, with dotted `settings` replaced.
 
-    `algorithm` None: the environment's own choice. Where there is a run in the folder, `headrace.train` goes on with the settings
-    of that run, and only those that are given here, or changed afterwards, stand above them (`continued`).
+    `env`: an id, a class or function that makes the environment (its arguments are `envs.kwargs`), or a `gymnasium.EnvSpec`; in a
+    list several of these, the tasks of one policy. `algorithm` None: the environment's own choice. `imports`: Python files and
+    modules that all processes import; those that define or register the environment are found without it.
+
+    Where there is a run in the folder, `headrace.train` goes on with the settings of that run, and only those that are given
+    here, or changed afterwards, stand above them (`continued`).
 
     Raises `ConfigError` for unknown environments, algorithms and settings.
 
         make_config("gym/CartPole-v1", **{"learning.total_steps": 100_000})
     """
-    env = env if isinstance(env, str) else SEPARATOR.join(env)
+    env = SEPARATOR.join(map(id_of, env)) if isinstance(env, list | tuple) else id_of(env)
     imports = tuple(str(path) for path in imports)
     if algorithm is not None:
         settings["learning.algorithm"] = algorithm
@@ -155,7 +167,24 @@ def _group(settings: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name.startswith(prefix)}
 
 
-def for_agents(config: Config, spec: EnvSpec) -> Config:
+def to_train(config: Config | Any) -> Config:
+    """The configuration with which `train` begins: see `continued`. The files and modules that register its environments are
+    among its imports, and its folder is absolute, since an environment may change the working directory.
+
+    Raises `ConfigError` while a process of the run imports them: the training is in one of them, without a guard.
+    """
+    if is_importing():
+        raise ConfigError(f"this file trains when it is imported. Put the training behind a guard:\n{GUARD}")
+    config = continued(config if isinstance(config, Config) else make_config(config))
+    code: tuple[str, ...] = ()
+    if not config.envs.remote:
+        with suppress(NotCarried):  # `describe` says so where other processes need it
+            code = code_of(config.env)
+    found = {"imports": tuple(dict.fromkeys((*config.imports, *code)))}
+    return configs.override(config, **found, **{"run.folder": os.path.abspath(config.run_folder)})
+
+
+def for_agents(config: Config, spec: contract.EnvSpec) -> Config:
     """The configuration with as many agents as the environment has: lanes, slots and batches depend on it. Raises `ConfigError`
     where that cannot work."""
     agents = len(spec.agents) or None

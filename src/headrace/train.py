@@ -8,7 +8,6 @@ learn()   the training loop of one policy: batch in, update, weights out, metric
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
@@ -20,7 +19,7 @@ import torch
 from headrace.accelerator.graphs import set_up
 from headrace.accelerator.ranks import RankLost, Ranks
 from headrace.checkpointing import Checkpointing
-from headrace.config import Config, override
+from headrace.config import Config
 from headrace.envs import EnvironmentFault, describe
 from headrace.envs.core.settings import summary
 from headrace.evaluation.background import BackgroundEvaluation
@@ -31,9 +30,10 @@ from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner
 from headrace.learning.stopping import REASONS, reason_to_stop
 from headrace.learning.training_log import TrainingLog
-from headrace.make_config import check_config, continued, for_agents
+from headrace.make_config import check_config, for_agents, to_train
 from headrace.population.members import make_members
 from headrace.population.past_versions import PastVersions
+from headrace.population.pbt import notes
 from headrace.population.pbt_policy import PbtPolicy
 from headrace.population.records import Records
 from headrace.processes.interrupt import interrupts
@@ -49,7 +49,7 @@ from headrace.shm.run_control import POLL_INTERVAL
 
 
 def train(
-    config: Config,
+    config: Config | Any,
     *,
     on_update: Callback | None = None,
     on_episode: Callback | None = None,
@@ -57,19 +57,19 @@ def train(
 ) -> TrainResult:
     """Train until `total_steps`, the goal, the time limit or Ctrl-C, or until one of the callbacks returns True. Goes on with the
     run in the folder, if there is one. For the callbacks see `headrace.runs.callbacks.Callbacks`.
+    `config` may also be what `make_config` takes as an environment, which is then trained with its defaults.
 
     Raises `ConfigError` for impossible settings, `FolderInUse`, `CheckpointError`, `RunFailed` with the error of the part that
     failed.
     """
-    check_config(config := continued(config))
-    config = override(config, **{"run.folder": os.path.abspath(config.run_folder)})  # an environment may change the directory
+    check_config(config := to_train(config))
     with settings_of_rank(config) as own:
-        own = for_agents(own, spec := describe(own.env, own.envs))
+        own = for_agents(own, spec := describe(own.env, own.envs, elsewhere=own.sampling.placement in ("served", "inline")))
         with torch.random.fork_rng(devices=[]):  # the caller's own random numbers stay what they were
             placement = make_placement(own, spec, make_agent, make_members(own, spec))  # what is refused here leaves no folder
             folder, changes = RunFolder.open(own)
             with folder, Reporter(own, spec.frameskip, folder, records := Records(own)) as reporter:
-                for text in (*changes, *summary(own)):
+                for text in (*changes, *summary(own, spec), *notes(own)):
                     reporter.message(text)
                 ends = _run(placement, reporter, Callbacks(on_update, on_episode, on_checkpoint))
                 returns = [ends.get(p, {"mean_return": math.nan})["mean_return"] for p in range(own.population.size)]

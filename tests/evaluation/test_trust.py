@@ -32,11 +32,11 @@ def forget():
     def do():
         import sys
 
+        for name in [name for name, module in sys.modules.items() if getattr(module, "__file__", None) in imports._imported]:
+            del sys.modules[name]
         imports._imported.clear()
         registry._registered.clear()
         registry._registered.update(registered)
-        for name in [name for name in sys.modules if name.startswith("headrace_import_")]:
-            del sys.modules[name]
 
     yield do
     do()

@@ -10,7 +10,6 @@ import itertools
 import shutil
 from collections.abc import Sequence
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 from headrace import config as configs
@@ -19,6 +18,7 @@ from headrace.cli import help
 from headrace.cli.options import parse
 from headrace.config import Config, ConfigError
 from headrace.config.suggestions import suggestions
+from headrace.envs.core.imports import absolute
 from headrace.make_config import continued, make_config
 from headrace.processes.output import show
 
@@ -55,7 +55,7 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
         sources |= dict.fromkeys(given, "given")
         show(help.help_text(plain, help_of, min(130, shutil.get_terminal_size((100, 24)).columns), made, sources))
         raise SystemExit(0)
-    made.imports = tuple(str(Path(path).resolve()) for path in made.imports)
+    made.imports = tuple(map(absolute, made.imports))
     return made
 
 

@@ -28,7 +28,8 @@ class PolicyOptions:
     checkpoint: Literal["newest", "best"] = "newest"
     """Checkpoint that is loaded."""
     deterministic: bool = False
-    """Draw no action at random: take the most probable one, or the one of the highest value."""
+    """Draw no action at random: take the most probable one, or the one of the highest value, as `policy.act` of the Python API
+    does unless it is told otherwise. Without it actions are drawn as in training."""
     seed: Annotated[int, Range(0, 2**53)] = 0
     """Seed of the environments and of action sampling. The same seed gives the same games. Training never plays them."""
     imports: Imports = ()

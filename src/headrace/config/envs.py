@@ -36,7 +36,8 @@ class EnvConfig:
     grayscale: bool | None = None
     """Convert images from RGB to one grey channel. None: the default of the environment's family (Atari yes, others no)."""
     frame_stack: Annotated[int, Range(1, 1024)] | None = None
-    """Number of successive images in one observation. None: the default of the environment's family (Atari 4, others 1)."""
+    """Number of successive images in one observation, or of vectors, joined to one, where there is no image. None: the default of
+    the environment's family (Atari 4, others 1)."""
     max_episode_steps: Annotated[int, Range(1, 2**31 - 1)] | None = None
     """Episodes are truncated after this many steps. In `gym` and `torch` this replaces the environment's own limit; elsewhere a
     lower limit of the environment stays. None: the environment's own limit."""

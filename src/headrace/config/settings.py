@@ -43,7 +43,7 @@ class Config:
     seed: Annotated[int, Range(0, 2**31 - 1)] = 0
     """Seed of the environments, the initial weights, the sampling of actions and the order of minibatches."""
     imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
-    """Python files to import first. They may register environments, networks, algorithms, matchmakers and opponents."""
+    """Python files or modules to import first. They may register environments, networks, algorithms, matchmakers, opponents."""
     envs: EnvConfig = field(default_factory=EnvConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)

@@ -11,20 +11,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from headrace.config import ConfigError, EnvConfig
 from headrace.config.tasks import SEPARATOR, tasks_of
 from headrace.envs.core.contract import EnvGroup, EnvSpec
 from headrace.envs.core.description import describe_in_child
-from headrace.envs.core.errors import EnvironmentFault, UnknownEnvironment
+from headrace.envs.core.errors import EnvironmentFault, UnknownEnvironment, cause
 from headrace.envs.core.family_interface import Env, ParallelEnv
-from headrace.envs.core.imports import import_files, imported
-from headrace.envs.core.registry import check_id, check_one, family_of, is_known, registered_here_only
+from headrace.envs.core.imports import NotCarried, import_files, imported
+from headrace.envs.core.registry import check_id, check_one, code_of, family_of, is_known
 from headrace.envs.core.settings import default_options, one_family, options_of
 from headrace.envs.core.spaces import spec_of
 from headrace.envs.core.wrappers import render_without_screen
@@ -47,7 +46,7 @@ def make_env(env_id: str, options: EnvConfig, *, render_mode: str | None = None)
         return _make_env(env_id, options, None)
     render_without_screen()
     env = _make_env(env_id, options, render_mode)
-    if render_mode not in (modes := env.metadata.get("render_modes", ())):
+    if render_mode not in (modes := (env.metadata or {}).get("render_modes", ())):
         env.close()
         raise ConfigError(f"{env_id} has no render mode {render_mode!r}; it has {', '.join(map(repr, modes)) or 'none'}")
     return env
@@ -70,7 +69,7 @@ def _making(env_id: str) -> Iterator[None]:
     except SystemExit as error:
         raise EnvironmentFault(f"{env_id} cannot be made: it called sys.exit({error.code!r})") from error
     except Exception as error:
-        raise EnvironmentFault(f"{env_id} cannot be made: {type(error).__name__}: {error}") from error
+        raise EnvironmentFault(f"{env_id} cannot be made: {cause(error)}") from error
 
 
 def make_parallel(env_id: str, options: EnvConfig, *, render_mode: str | None = None) -> ParallelEnv | None:
@@ -93,21 +92,28 @@ def make_parallel(env_id: str, options: EnvConfig, *, render_mode: str | None = 
         return parallel(made)
 
 
-def make_vec(env_id: str, num_envs: int, options: EnvConfig | None = None) -> VectorEnv:
+def make_vec(
+    env_id: str, num_envs: int, options: EnvConfig | None = None, *, autoreset_mode: AutoresetMode | str | None = None
+) -> VectorEnv:
     """`num_envs` environments as a `gymnasium.vector.VectorEnv`, for use in another training loop.
 
-    `options` default to those that `headrace train` uses for this environment. Episodes are whole games, rewards are raw; the
-    autoreset mode is in the metadata. Atari games run as the native batch, other environments are stepped one after the other.
-    Raises what `make_env` raises.
+    `options` default to those that `headrace train` uses for this environment. Episodes are whole games, rewards are raw. Atari
+    games run as the native batch, other environments are stepped one after the other. `autoreset_mode`: Gymnasium's; None: that
+    of the native batch, and NEXT_STEP for others. With a mode that the native batch does not have, Atari games too are stepped
+    one after the other. The metadata say which it is. Raises what `make_env` raises.
     """
+    mode = None if autoreset_mode is None else AutoresetMode(autoreset_mode)
     check_one(env_id)
     if options is None:
         options = default_options(env_id)
     with _making(env_id):
         family, name = family_of(env_id)
         if family.make_vector is not None:
-            return family.make_vector(name, options, num_envs)
-        return SyncVectorEnv([partial(make_env, env_id, options)] * num_envs)
+            envs = family.make_vector(name, options, num_envs)
+            if mode in (None, envs.metadata.get("autoreset_mode")):
+                return envs
+            envs.close()
+        return SyncVectorEnv([partial(make_env, env_id, options)] * num_envs, autoreset_mode=mode or AutoresetMode.NEXT_STEP)
 
 
 # -- environments stepped together --------------------------------------------------------------------------------------
@@ -221,28 +227,32 @@ def _remote(module: str) -> ModuleType:
 # -- specifications -----------------------------------------------------------------------------------------------------
 
 
-def describe(env_id: str, options: EnvConfig) -> EnvSpec:
+def describe(env_id: str, options: EnvConfig, *, elsewhere: bool = False) -> EnvSpec:
     """The specification of an environment. Raises what `make_group` raises.
 
     A child process makes one environment and closes it. A constructor that crashes, hangs or calls `sys.exit` ends only the
-    child; this process raises `EnvironmentFault`. Environments that a notebook or a script registered are made in this process,
-    since no other can make them. With `options.remote` an environment server sends its specification.
+    child; this process raises `EnvironmentFault`. With `options.remote` an environment server sends its specification.
+
+    `elsewhere`: other processes will make environments, so `ConfigError` is raised if only this process can, with what to do.
+    Without it, environments that only this process knows are made here.
     """
     if options.remote:
         spec: EnvSpec = _remote("connect").describe(env_id, options)
         return spec
     check_id(env_id)
-    is_child = multiprocessing.current_process().daemon  # daemonic processes may have no children
-    if is_child or registered_here_only(env_id):
+    if multiprocessing.current_process().daemon:  # daemonic processes may have no children
         return describe_here(env_id, options)
     try:
-        return describe_in_child(partial(describe_here, env_id, options, imported()), env_id)
-    except UnknownEnvironment:  # registered with Gymnasium by this process only
+        code = (*imported(), *code_of(env_id))
+        return describe_in_child(partial(describe_here, env_id, options, code), env_id)
+    except (NotCarried, UnknownEnvironment) as error:
+        if elsewhere:
+            raise NotCarried(env_id) from error
         return describe_here(env_id, options)
 
 
-def describe_here(env_id: str, options: EnvConfig, imports: Iterable[str | Path] = ()) -> EnvSpec:
-    """As `describe`, but in this process, after importing these files."""
+def describe_here(env_id: str, options: EnvConfig, imports: Iterable[str] = ()) -> EnvSpec:
+    """As `describe`, but in this process, after importing these files and modules."""
     import_files(imports)
     if SEPARATOR in env_id:
         tasks = tasks_of(env_id)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.config import Config, ConfigError
-from headrace.envs.core.actions import decoder
+from headrace.envs.core.actions import batch_decoder, decoder
 from headrace.envs.core.contract import EnvSpec
 from headrace.envs.core.settings import options_of
 from headrace.envs.core.spaces import leaves
@@ -63,6 +63,9 @@ class TrainedPolicy:
     def act(self, observation: Any, *, deterministic: bool = True) -> Any:
         """The action for one observation of `make_env`'s environment. Call `reset` when an episode begins.
 
+        `deterministic`: draw nothing at random; the most probable action, or the one of the highest value. `headrace eval` and
+        `evaluate` draw actions as in training unless they are told otherwise: `deterministic=False` acts as they do.
+
         Raises `headrace.envs.core.spaces.BadObservation` for observations that are not in the environment's space.
         """
         rows = {leaf.name: np.zeros((1, *leaf.spec.shape), leaf.spec.dtype) for leaf in self._leaves}
@@ -71,6 +74,32 @@ class TrainedPolicy:
         actions, self._core = self.act_rows(rows, self._core, self._first, deterministic=deterministic)
         self._first = np.zeros(1, bool)
         return self._decode(actions)[0]
+
+    def predict(
+        self,
+        observations: Any,
+        state: Tensor | None = None,
+        episode_start: np.ndarray | None = None,
+        *,
+        deterministic: bool = True,
+    ) -> tuple[Any, Tensor]:
+        """The actions for the observations of N environments, as a `gymnasium.vector.VectorEnv` gives them and takes them.
+
+        Args:
+            observations: in the batched form of `make_env`'s observation space.
+            state: the second result of the call before; None: all episodes begin. Needed for policies with a core only.
+            episode_start: bool [N], observations that are the first of an episode. None: those of the first call only.
+
+        Raises `headrace.envs.core.errors.BadObservation` for observations that are not in the environment's space.
+        """
+        n = len(self._leaves[0].find(observations))
+        rows = {leaf.name: np.zeros((n, *leaf.spec.shape), leaf.spec.dtype) for leaf in self._leaves}
+        for leaf in self._leaves:
+            leaf.put_batch(rows[leaf.name], observations)
+        first = np.full(n, state is None) if episode_start is None else np.asarray(episode_start, bool)
+        core = self.initial_core(n) if state is None else state
+        actions, core = self.act_rows(rows, core, first, deterministic=deterministic)
+        return batch_decoder(self._spaces[1])(actions), core
 
     @torch.inference_mode()
     def act_rows(

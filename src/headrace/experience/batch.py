@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +31,8 @@ class Arrivals:
     """int32 [k]: the number of their task, where there are several; else empty."""
     agents: np.ndarray = field(default_factory=_counts)
     """int32 [k]: the number of their agent, in a multi-agent environment; else empty."""
+    versions: np.ndarray = field(default_factory=_counts)
+    """int32 [k]: the version of the weights that chose their last action; empty where that is not known."""
     task_steps: np.ndarray = field(default_factory=partial(np.empty, 0, np.int64))
     """int64 [K or less]: transitions of each task, where there are several; else empty."""
 
@@ -52,6 +54,13 @@ class Arrivals:
             arrivals.task_steps = np.bincount(fields["task"][valid])
         return arrivals
 
+    def since(self, version: int) -> Arrivals:
+        """The same without the episodes whose last action older weights chose."""
+        kept = self.versions >= version
+        if not len(kept) or kept.all():
+            return self
+        return replace(self, **{name: own[kept] for name in EPISODE_FIELDS if len(own := getattr(self, name))})
+
     @classmethod
     def sum(cls, parts: Sequence[Arrivals]) -> Arrivals:
         """All of them together."""
@@ -70,6 +79,7 @@ EPISODE_FIELDS = {
     "objectives": "episode_objective",
     "tasks": "task",
     "agents": "agent",
+    "versions": "version",
 }
 """What `Arrivals` holds of each episode, and the field of a trajectory that it is taken from."""
 

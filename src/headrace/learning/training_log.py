@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ class TrainingLog:
         self.returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
         self.tasks = TaskLog(tasks) if tasks else None
         """Where the policy is trained on several."""
+        self.first_version = 0
+        """Episodes that older weights ended do not count: they were another policy's."""
         self._statistics: list[dict[str, torch.Tensor]] = []
         self._ended: list[tuple[float, int]] = []
         self._agents: dict[str, list[float]] = {agent: [] for agent in agents}
@@ -46,6 +49,7 @@ class TrainingLog:
 
     def add(self, arrivals: Arrivals, update: Update | None = None, step: int | None = None) -> None:
         """Add new experience and the update made with it, if any. `step`: the global step after it, for the learning curve."""
+        arrivals = arrivals.since(self.first_version)
         if update is not None:
             self._statistics.append(update.statistics)
         returns = arrivals.returns.tolist()
@@ -74,6 +78,18 @@ class TrainingLog:
         points, self._curve = self._curve, []
         count = min(len(points), CURVE_POINTS)
         return [points[len(points) * (i + 1) // count - 1] for i in range(count)]
+
+    def get_state(self) -> dict[str, Any]:
+        """The returns of the last episodes, for checkpoints and for policies that become a copy of this one."""
+        return {"returns": list(self.returns), "task_returns": None if self.tasks is None else self.tasks.get_state()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `get_state`."""
+        returns = [float(value) for value in state["returns"]]
+        self.returns.clear()
+        self.returns.extend(returns)
+        if self.tasks is not None:
+            self.tasks.set_state(state["task_returns"])
 
     def metrics(self, learner: Learner) -> dict[str, float]:
         """Everything since the last call, by metric name; starts a new interval."""

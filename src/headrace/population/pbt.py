@@ -148,6 +148,20 @@ def mutables(config: Config, reward_weights: Mapping[str, float]) -> dict[str, M
     return found
 
 
+def notes(config: Config) -> list[str]:
+    """Sentences for the user about hyperparameters that no factor moves."""
+    still: dict[str, list[str]] = {}
+    for p, own in enumerate(policy_configs(config) if config.pbt.on else ()):
+        for name, how in mutables(own, config.envs.reward_weights).items():
+            value = config.envs.reward_weights[name.removeprefix(REWARD)] if name.startswith(REWARD) else get(own, name)
+            if (how.kind, value) in (("scale", 0), ("complement", 1)):
+                still.setdefault(f"{name} is {value}", []).append(str(p))
+    return [
+        f"Population: {what} in policies {', '.join(policies)}: no factor ever changes it. Give it another value to begin with"
+        for what, policies in still.items()
+    ]
+
+
 def _useful(config: Config) -> list[str]:
     """The rule's own choice, without what has no value or no effect in this run."""
     names = [name for name in CHOSEN[config.pbt.rule] if get(config, name) is not None]

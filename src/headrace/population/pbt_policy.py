@@ -93,6 +93,7 @@ class PbtPolicy:
             "values": self._values, "first": self._first, "decisions": self._decisions, "next": self._next,
             "pending": self._pending, "objectives": list(self._objectives), "replaced": self._replaced, "mutated": self._mutated,
             "games": None if self._games is None else self._games.get_state(), "records": list(self._records),
+            "first_version": self._log.first_version,
         }  # fmt: skip
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -105,6 +106,7 @@ class PbtPolicy:
             self._games.set_state(state["games"])
         self._replaced, self._mutated = state["replaced"], state["mutated"]
         self._records.extend(state["records"])
+        self._log.first_version = state.get("first_version", 0)
         self._fresh = False
 
     # -- after every round of the learner ----------------------------------------------------------------------------------
@@ -112,7 +114,8 @@ class PbtPolicy:
     def step(self, arrivals: Arrivals | None) -> Iterator[Message]:
         """Give copies to those who want them, take the one that is waited for, decide if it is time. `arrivals`: what came in."""
         if arrivals is not None:
-            self._objectives.extend(x for x in arrivals.objectives.tolist() if not math.isnan(x))  # a match that was lost: NaN
+            objectives = arrivals.since(self._log.first_version).objectives.tolist()
+            self._objectives.extend(x for x in objectives if not math.isnan(x))  # a match that was lost: NaN
         self._publish_objective()
         self._shared.serve(self._policy)
         if self._pending is not None:
@@ -233,12 +236,15 @@ class PbtPolicy:
                 "optimizer": learner.optimizer.state_dict(),
                 "learner": learner.algorithm.state_dict(learner.model),
                 "values": self._values,
+                "log": self._log.get_state(),
+                "objectives": list(self._objectives),
                 "global_step": learner.progress.global_step,
             }
         )
 
     def _adopt(self, pending: dict[str, Any]) -> Iterator[Message]:
-        """Become a copy of the donor, if the copy is there. Experience of the weights from before is not learned from."""
+        """Become a copy of the donor, with the returns of its games, if the copy is there. Experience of the weights from before
+        is not learned from, and their games do not count."""
         arrived = self._shared.read(pending["donor"], self._copied_after)
         if arrived is None:
             return
@@ -255,6 +261,9 @@ class PbtPolicy:
             self._mutate()
         values = self._apply()
         learner.progress.lost_versions += self._base.learning.max_policy_lag + 1
+        self._log.set_state(copy["log"])
+        self._log.first_version = learner.progress.version
+        self._objectives = deque(copy["objectives"], maxlen=EPISODE_WINDOW)
         self._placement.publish(self._policy, learner.model, learner.progress.version)
         taken = {"values": values, "donor_step": copy["global_step"], "taken_at": learner.progress.global_step}
         yield self._report(pending["record"] | taken)

@@ -71,6 +71,8 @@ class Worker(Child):
         self.job, self.role, self.index = job, job.role, job.index
         self.error = ""
         """The traceback it reported before it ended."""
+        self.refused = False
+        """Whether a process in its place would report this error again."""
         self.done = False
         """Whether it has reported that its work is done, so that its end is no failure."""
         self.ended: float | None = None
@@ -196,8 +198,8 @@ class Supervisor:
             self._notices.append(f"{child.name}: {error}")
             return
         for message in messages:
-            if message.kind == "failed":
-                child.error = message.content
+            if message.kind in ("failed", "refused"):
+                child.error, child.refused = message.content, message.kind == "refused"
             else:
                 child.done |= message.kind == "done"
                 yield message
@@ -229,7 +231,7 @@ class Supervisor:
         self.placement.restarts += 1
         if child.role == "learner" and hardware.rank().size > 1 and not child.error:
             raise LearnerLost(f"{child.name} ended ({child.end_reason()}), and the other ranks cannot go on without it")
-        if child.role == "learner" and child.error:  # an error repeats itself; a kill does not
+        if child.refused or (child.role == "learner" and child.error):  # an error repeats itself; a kill does not
             self._remove(child)
             raise RunFailed(child.failure)
         self._count_failure(f"{child.name} ended ({child.end_reason()})", child.error or child.stack_text)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from headrace.config import Config, hardware, seeds
+from headrace.config import Config, ConfigError, hardware, seeds
 from headrace.config.seeds import Use
 from headrace.envs.core.errors import EnvironmentFault, OutOfBounds
 from headrace.processes.reports import ReportWriter
@@ -51,6 +51,7 @@ def run_worker(report: ReportWriter, main: Callable[[Start], None], *arguments: 
     start = Start(report, *arguments)
     if start.index > 0:  # worker 0 warns for all: they have the same environments
         warnings.simplefilter("ignore", OutOfBounds)
+    kind: Literal["failed", "refused"] = "failed"
     try:
         with warnings_reported(lambda text: start.report.send(Message("message", text))):
             main(start)
@@ -60,7 +61,9 @@ def run_worker(report: ReportWriter, main: Callable[[Start], None], *arguments: 
     except Exception as error:
         explained = explain(error, [start.placement.config.run_folder])
         text = explained[0] if explained else traceback.format_exc()
-    start.report.send(Message("failed", text))
+        if isinstance(error, ConfigError | ImportError | SyntaxError):
+            kind = "refused"
+    start.report.send(Message(kind, text))
     sys.exit(1)
 
 

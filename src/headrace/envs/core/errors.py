@@ -19,6 +19,16 @@ _WRAPPERS = ("/gymnasium/", "/torch/utils/")
 """Frames between the engine and an environment's own code: of this package, and of the libraries that wrap environments."""
 
 
+def cause(error: BaseException) -> str:
+    """The type and the message of an error, of a group of errors those of its members."""
+    if isinstance(error, BaseExceptionGroup):
+        return f"{error.message}: " + "; ".join(map(cause, error.exceptions))
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}, which cannot be shown as text"
+
+
 class EnvironmentFault(UserError, RuntimeError):
     """An environment misbehaved; the message names the environment, its index, seed and step.
 

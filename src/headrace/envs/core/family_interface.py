@@ -23,35 +23,7 @@ Env: TypeAlias = gymnasium.Env[Any, Any]
 Observes: TypeAlias = Literal["images", "vectors"]
 
 
-# -- users' functions that make environments --------------------------------------------------------------------------
-
-
-class EnvFactory(Protocol):
-    """The function that makes a user's environment."""
-
-    def __call__(self, options: EnvConfig, *, render_mode: str | None = None) -> Env:
-        """Make one environment. The settings for frame skip, images, frame stack and step limit are applied to the result."""
-
-
-class VectorFactory(Protocol):
-    """The function that makes a user's vectorised environment."""
-
-    def __call__(self, options: EnvConfig, num_envs: int) -> VectorEnv:
-        """Make `num_envs` environments that are stepped together; ``metadata["autoreset_mode"]`` must be set."""
-
-
-class TensorFactory(Protocol):
-    """The function that makes a user's tensor environments."""
-
-    def __call__(self, options: EnvConfig, num_envs: int, device: str) -> TensorEnv:
-        """Make `num_envs` environments on the device ("cpu", "cuda", "cuda:1"); see `headrace.envs.groups.tensor.TensorEnv`."""
-
-
-class ParallelFactory(Protocol):
-    """The function that makes a user's multi-agent environment."""
-
-    def __call__(self, options: EnvConfig, *, render_mode: str | None = None) -> ParallelEnv:
-        """Make one environment (one match) with PettingZoo's ParallelEnv interface; see `headrace.envs.groups.multi_agent`."""
+# -- what users' functions make -----------------------------------------------------------------------------------------
 
 
 class ParallelEnv(Protocol):
@@ -106,6 +78,9 @@ class Family:
     """Simulator frames per step, unless `EnvConfig.frameskip` is set."""
     observes: Callable[[str], Observes] = lambda name: "images"
     """Whether an environment observes images or vectors; the defaults of algorithms depend on it."""
+    code: Callable[[str], Sequence[str]] = lambda name: ()
+    """The files and modules that another process imports to know this environment, beyond what its id names. Raises `ConfigError`
+    if no import helps."""
 
     make_group: Callable[..., EnvGroup] | None = None
     """``make_group(name, options, num_envs, *, training, threads, device)``: a group that is faster than stepping one

@@ -1,66 +1,191 @@
-"""Imports the user's Python files, which register environments, networks and algorithms, and checks which files may be imported.
+"""The user's code, which registers environments, networks and algorithms: which processes import it, and who may ask for it.
 
-config.json of a run folder lists the Python files that the run imports, and its environment's id may name a package
-(``gym/package:Name-v0``). If this code ran without being asked for, a folder from somebody else could run anything on the user's
-machine. So code that a run folder names runs only if the user names it, too.
+**Every process of a run imports it.** `--import` and `imports=[...]` name Python files and modules. What a script has imported
+itself is found too: `source_here` names the code that registers an environment, and the run adds it to its imports.
+
+**Only what the user names is run.** config.json of a run folder lists the code that the run imports, and its environment's id may
+name a module (``gym/package:Name-v0``). If this code ran without being asked for, a folder from somebody else could run anything
+on the user's machine.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Iterable
+from importlib.machinery import SOURCE_SUFFIXES
 from pathlib import Path
 
 from headrace.config import Config, ConfigError
 from headrace.config.file_reading import shortened
 
-_imported: dict[Path, None] = {}
-"""The files that `import_files` has imported, in order (the keys)."""
-_importing: list[Path] = []
-"""The files that `import_files` is importing now: more than one if a file calls it, too."""
+_imported: dict[str, None] = {}
+"""What `import_files` has imported, in order (the keys): absolute paths, and names of modules."""
+_importing: list[str] = []
+"""What `import_files` is importing now: more than one if a file calls it, too."""
 
 
-def import_files(paths: Iterable[str | Path]) -> None:
-    """Import Python files, each once. Raises `ConfigError` for missing files, and whatever a file raises."""
-    for path in map(Path, paths):
-        if not os.path.isfile(path):
-            raise ConfigError(f"--import {shortened(str(path))}: there is no such file")
-        name = f"headrace_import_{path.resolve().as_posix().replace('/', '_').removesuffix('.py')}"
-        if name in sys.modules:
-            continue
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
-            raise ConfigError(f"--import {path}: not a Python file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        _importing.append(path)
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-        finally:
-            _importing.pop()
-        _imported[path.resolve()] = None
+def import_files(names: Iterable[str | os.PathLike[str]]) -> None:
+    """Import Python files and modules, each once. A file can import its siblings: its folder joins the end of `sys.path`.
+
+    Raises `ConfigError` for what is not there, and whatever the code raises.
+    """
+    for name in map(absolute, names):
+        if not _is_here(name):
+            _importing.append(name)
+            try:
+                _import_file(Path(name)) if os.sep in name else import_module(name)
+            finally:
+                _importing.pop()
+        _imported[name] = None
 
 
-def imported() -> tuple[Path, ...]:
-    """The files that `import_files` has imported in this process, in order."""
+def absolute(name: str | os.PathLike[str]) -> str:
+    """The name of a module as it is; the absolute path of a file."""
+    text = str(name)
+    is_module = all(part.isidentifier() for part in text.split(".")) and not text.endswith(tuple(SOURCE_SUFFIXES))
+    return text if is_module else str(Path(text).resolve())
+
+
+def import_module(name: str) -> None:
+    """Import a module by its name, also from the working directory. Raises `ConfigError` if there is none."""
+    _find_in(os.getcwd())
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there; one that it imports is not
+        raise ConfigError(f"there is no module {name!r}, also not in the working directory {os.getcwd()}") from error
+
+
+def _import_file(path: Path) -> None:
+    if not path.is_file():
+        raise ConfigError(f"--import {shortened(str(path))}: there is no such file")
+    if path.suffix not in SOURCE_SUFFIXES:
+        raise ConfigError(f"--import {path}: not a Python file")
+    _find_in(str(path.parent))
+    spec = None
+    if path.stem.isidentifier() and path.stem not in sys.modules:
+        spec = importlib.util.find_spec(path.stem)
+    if spec is None or spec.origin is None or Path(spec.origin).resolve() != path:  # the name means another module
+        spec = importlib.util.spec_from_file_location(re.sub(r"\W", "_", f"headrace_import_{path}"), path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
+
+
+def _find_in(folder: str) -> None:
+    """Let modules be found in a folder, after all others: its files shadow nothing. Child processes get `sys.path` as it is."""
+    if folder not in sys.path:
+        sys.path.append(folder)
+    importlib.invalidate_caches()  # the files may have been written a moment ago
+
+
+def _is_here(name: str) -> bool:
+    """Whether this process has imported, in whatever way, the module or the file (an absolute path)."""
+    if os.sep not in name:
+        return name in sys.modules
+    files = (getattr(module, "__file__", None) or "" for module in list(sys.modules.values()))
+    return any(os.path.basename(file) == os.path.basename(name) and os.path.realpath(file) == name for file in files)
+
+
+def imported() -> tuple[str, ...]:
+    """What `import_files` has imported in this process, in order."""
     return tuple(_imported)
 
 
 def is_importing() -> bool:
-    """Whether `import_files` is importing a file now; another process that imports the file registers the same."""
+    """Whether `import_files` is importing something now."""
     return bool(_importing)
+
+
+# -- where code is defined ----------------------------------------------------------------------------------------------
+
+
+def source_here() -> str | None:
+    """The file or module whose import leads to this call, as `import_files` takes it. None: no import repeats the call, since
+    it comes from a notebook, interactive Python, a script without a guard, or a function that is called later."""
+    frame = sys._getframe(1)
+    while str(frame.f_globals.get("__name__")).startswith("headrace.envs.") and frame.f_back is not None:
+        frame = frame.f_back
+    caller = frame
+    while frame.f_code.co_name != "<module>" and frame.f_back is not None:
+        frame = frame.f_back
+    name = str(frame.f_globals.get("__name__"))
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    executed = name == "__main__" and frame is not caller  # a function that the script calls, perhaps behind its guard
+    is_of_file = os.path.realpath(frame.f_code.co_filename) == os.path.realpath(file)
+    return source_of(name) if is_of_file and not executed else None
+
+
+def source_of(module: str) -> str | None:
+    """What to import for the definitions of this module, as `import_files` takes it. None: no import gives them."""
+    found = sys.modules.get(module)
+    file, spec = getattr(found, "__file__", None), getattr(found, "__spec__", None)
+    if file is None or (module == "__main__" and not _guarded(file)[0]):
+        return None
+    return spec.name if spec is not None and spec.parent else str(Path(file).resolve())
+
+
+def script_that_registers() -> str | None:
+    """The user's script, if it has a guard and calls a function `register` outside of it; None otherwise."""
+    script = source_of("__main__")
+    return script if script is not None and _guarded(sys.modules["__main__"].__file__)[1] else None
+
+
+def _guarded(file: str | None) -> tuple[bool, bool]:
+    """Whether a script has an ``if __name__ == "__main__"``, so that it can be imported, and whether it calls a function
+    `register` outside of it."""
+    try:
+        body = ast.parse(Path(file or "").read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return False, False
+    guards = [part for part in body if isinstance(part, ast.If) and "__name__" in ast.unparse(part.test)]
+    calls = [node.func for part in body if part not in guards for node in ast.walk(part) if isinstance(node, ast.Call)]
+    return bool(guards), any(ast.unparse(function).rpartition(".")[2] == "register" for function in calls)
+
+
+GUARD = """    if __name__ == "__main__":
+        headrace.train(...)"""
+CELL = """    %%writefile my_env.py    (the first line of the cell that defines it)
+    import my_env            (before the training)"""
+
+
+class NotCarried(ConfigError):
+    """Only this process knows an environment; the message says why, and what to do."""
+
+    def __init__(self, env_id: str) -> None:
+        file = getattr(sys.modules["__main__"], "__file__", None) or ""
+        if not os.path.isfile(file):  # "<stdin>"
+            why = f"a notebook or interactive Python defines it. Write it to a file and import that:\n{CELL}"
+        elif not _guarded(file)[0]:
+            why = f"importing {file} would train again. Put the training behind a guard:\n{GUARD}"
+        else:
+            why = (
+                "no import defines or registers it. Do that at the top level of a module, outside of functions and of\n"
+                '`if __name__ == "__main__":`, and import this module'
+            )
+        super().__init__(
+            f"the other processes of the run cannot make {env_id}: {why}\n"
+            "With sampling.placement serial, which needs no other processes, it trains as it is"
+        )
 
 
 # -- files that a run folder names --------------------------------------------------------------------------------------
 
 
 class ImportsNotGiven(ConfigError):
-    """A run folder names code that the user has not named. `needed`: the files and packages to name."""
+    """A run folder names code that the user has not named. `needed`: the files and modules to name."""
 
     def __init__(self, folder: os.PathLike[str] | str, code: list[str]) -> None:
         listed = "\n".join(f"  {name}" for name in code)
@@ -71,28 +196,32 @@ class ImportsNotGiven(ConfigError):
         self.needed = code
 
 
-def _packages(config: Config) -> list[str]:
-    """Packages in the ids of a run's environments."""
-    named = [task.removeprefix("gym/").partition(":") for task in config.tasks if task.startswith("gym/")]
-    return list(dict.fromkeys(package for package, colon, _ in named if colon))
+def module_in(env_id: str) -> str | None:
+    """The module that an id names: ``gym/module:Name-v0``, ``python/module:Class``."""
+    family, _, name = env_id.partition("/")
+    module, colon, _ = name.partition(":")
+    return module if colon and family in ("gym", "python") else None
 
 
 def needed_code(config: Config) -> tuple[str, ...]:
-    """The files and packages that a run with this configuration imports."""
-    return (*config.imports, *_packages(config))
+    """The files and modules that a run with this configuration imports."""
+    named = [module for task in config.tasks if (module := module_in(task)) is not None]
+    stems = {Path(name).stem for name in config.imports if os.sep in name}  # a file has the name of its module
+    return tuple(dict.fromkeys([*config.imports, *(name for name in named if name not in stems)]))
 
 
 def check_given(config: Config, given: Iterable[os.PathLike[str] | str], folder: os.PathLike[str] | str) -> tuple[str, ...]:
-    """The Python files to import for the configuration of a run folder: those `given`, or else those that it names, if this
-    process has already imported them.
+    """The code to import for the configuration of a run folder: that `given`, or else that which it names, if this process has
+    already imported it.
 
     Raises `ImportsNotGiven` if the configuration needs other code. Any given file replaces all files that the configuration
     names, so that a run whose files have moved can be used.
     """
-    names = [str(path) for path in given]
-    files = tuple(name for name in names if name not in needed_code(config) or name in config.imports)
-    unknown = [path for path in config.imports if not files and Path(path).resolve() not in imported()]
-    unknown += [package for package in _packages(config) if package not in names and package not in sys.modules]
+    names = [absolute(path) for path in given]
+    of_ids = set(needed_code(config)) - set(config.imports)
+    files = tuple(name for name in names if name not in of_ids)
+    unknown = [name for name in config.imports if not files and not _is_here(absolute(name))]
+    unknown += [name for name in of_ids if name not in names and name not in sys.modules]
     if unknown:
         raise ImportsNotGiven(folder, unknown)
-    return tuple(str(Path(path).resolve()) for path in files) or config.imports
+    return files or config.imports

@@ -1,6 +1,7 @@
 """Environment ids: ``family/name`` for the built-in families, any other id for environments that the user registers.
 
     gym/CartPole-v1                    any Gymnasium id
+    python/grid:Grid                   a class or function of a Python module that makes an environment
     atari/pong                         Atari 2600 games
     vizdoom/basic                      scenarios of the vizdoom package; vizdoom/path/to/your.cfg
     dm_control/cartpole-swingup        DeepMind Control Suite
@@ -24,25 +25,18 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.config import ConfigError, EnvConfig
 from headrace.config.tasks import SEPARATOR, tasks_of
+from headrace.envs.core.construct import complete, construct
 from headrace.envs.core.errors import MissingExtra, UnknownEnvironment
-from headrace.envs.core.family_interface import (
-    Env,
-    EnvFactory,
-    Family,
-    Observes,
-    ParallelEnv,
-    ParallelFactory,
-    TensorFactory,
-    VectorFactory,
-)
-from headrace.envs.core.imports import is_importing
+from headrace.envs.core.family_interface import Env, Family, Observes, ParallelEnv
+from headrace.envs.core.imports import NotCarried, source_here
 from headrace.envs.core.wrappers import preprocess
 
 # -- built-in families --------------------------------------------------------------------------------------------------
@@ -66,6 +60,7 @@ FAMILIES: dict[str, _Module] = {
     "torch": _Module("headrace.envs.families.torch_envs"),
     "pettingzoo": _Module("headrace.envs.families.pettingzoo", "pettingzoo"),
     "dmlab": _Module("headrace.envs.families.dmlab", installation=f"build deepmind_lab as {_LAB} says"),
+    "python": _Module("headrace.envs.families.python"),
 }
 
 
@@ -86,95 +81,85 @@ def _family(name: str) -> Family:
 # -- environments that the user registers -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Registered:
-    family: Family
-    by_import: bool
-    """A file of `import_files` registered it, so another process can do so, too."""
-
-
-_registered: dict[str, _Registered] = {}
-_Factory = TypeVar("_Factory")
+_registered: dict[str, Family] = {}
+_Factory = TypeVar("_Factory", bound=Callable[..., Any])
 
 
 def _register(
-    env_id: str, defaults: Mapping[str, Any] | None, family: Callable[[Any, Callable[[str], dict[str, Any]]], Family]
+    env_id: str, defaults: Mapping[str, Any] | None, made_by: Callable[[Any], dict[str, Any]]
 ) -> Callable[[_Factory], _Factory]:
-    """A decorator for a user's function; registers the family that `family` makes from the function and the defaults."""
+    """A decorator that registers a user's function as a family of its own. `made_by`: from the function, how the family makes
+    environments."""
     if (prefix := env_id.partition("/")[0]) in FAMILIES:
         raise ValueError(f"{env_id!r}: {prefix!r} is a built-in family; choose another prefix")
     if SEPARATOR in env_id:
         raise ValueError(f"{env_id!r}: a comma separates tasks; choose an id without one")
 
     def add(factory: _Factory) -> _Factory:
-        _registered[env_id] = _Registered(family(factory, lambda name: dict(defaults or {})), is_importing())
+        source = source_here()
+
+        def code(name: str) -> Sequence[str]:
+            if source is None:
+                raise NotCarried(name)
+            return (source,)
+
+        _registered[env_id] = Family(defaults=lambda name: dict(defaults or {}), code=code, **made_by(factory))
         return factory
 
     return add
 
 
-def _no_single_environment(kind: str) -> Callable[..., Env]:
-    """A `Family.make` that raises `ConfigError`: the user's function makes `kind`, such as "a vector environment"."""
-
-    def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
-        raise ConfigError(f"{name} is registered as {kind}; there is no single environment to make")
-
-    return make
+def _no_single(kind: str, name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
+    """A `Family.make` that raises `ConfigError`. `kind`: what the user's function makes, such as "a vector environment"."""
+    raise ConfigError(f"{name} is registered as {kind}; there is no single environment to make")
 
 
-def register(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[EnvFactory], EnvFactory]:
-    """Decorator: register a function (or class) with `EnvFactory`'s signature as the environment `env_id`.
+def register(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[_Factory], _Factory]:
+    """Decorator: register a function ``(options: EnvConfig, *, render_mode=None)``, or a class, that makes one environment. The
+    settings for frame skip, images, frame stack and step limit are applied to the result. A class, or a function without
+    parameters that have no default, gets `options.kwargs` as its arguments.
 
     `defaults` are dotted configuration overrides, e.g. ``{"learning.learning_rate": 3e-4}``. Registering an id again replaces the
-    environment. Raises `ValueError` for ids of the built-in families.
+    environment. Processes of a run import the module that registers it. Raises `ValueError` for ids of the built-in families.
     """
 
-    def family(factory: EnvFactory, own_defaults: Callable[[str], dict[str, Any]]) -> Family:
-        def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
-            return preprocess(factory(options, render_mode=render_mode), options)
+    def make(factory: Any, name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
+        return preprocess(complete(construct(factory, options, render_mode)), options)
 
-        return Family(make, own_defaults)
-
-    return _register(env_id, defaults, family)
+    return _register(env_id, defaults, lambda factory: {"make": partial(make, factory)})
 
 
-def register_vector(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[VectorFactory], VectorFactory]:
-    """Like `register`, for a function that makes a `gymnasium.vector.VectorEnv` of a given number of environments.
+def register_vector(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[_Factory], _Factory]:
+    """Like `register`, for a function ``(options, num_envs)`` that makes a `gymnasium.vector.VectorEnv` of so many environments,
+    whose ``metadata["autoreset_mode"]`` must be set.
 
     Only the settings for rewards are applied to it. It cannot be watched, since there is no single environment to render.
     """
-    no_env = _no_single_environment("a vector environment")
-    return _register(env_id, defaults, lambda make, own: Family(no_env, own, make_vector=lambda name, *args: make(*args)))
+    no_env = partial(_no_single, "a vector environment")
+    return _register(env_id, defaults, lambda factory: {"make": no_env, "make_vector": lambda name, *args: factory(*args)})
 
 
-def register_tensor(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[TensorFactory], TensorFactory]:
-    """Like `register`, for a function that makes environments which take and give torch tensors (`headrace.envs.groups.tensor`).
+def register_tensor(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[_Factory], _Factory]:
+    """Like `register`, for a function ``(options, num_envs, device)`` that makes environments which take and give torch tensors
+    on the device ("cpu", "cuda", "cuda:1"): a `headrace.envs.groups.tensor.TensorEnv`.
 
     Only the settings for rewards are applied to them. They cannot be watched, since there is no single environment to render.
     """
-    no_env = _no_single_environment("environments of tensors")
-    return _register(env_id, defaults, lambda make, own: Family(no_env, own, make_tensor=lambda name, *args: make(*args)))
+    no_env = partial(_no_single, "environments of tensors")
+    return _register(env_id, defaults, lambda factory: {"make": no_env, "make_tensor": lambda name, *args: factory(*args)})
 
 
-def register_parallel(
-    env_id: str, *, agents: int, defaults: Mapping[str, Any] | None = None
-) -> Callable[[ParallelFactory], ParallelFactory]:
-    """Like `register`, for a function that makes a multi-agent environment with PettingZoo's ParallelEnv interface
-    (`headrace.envs.groups.multi_agent`). `agents`: how many `possible_agents` it has."""
-    no_env = _no_single_environment("a multi-agent environment")
+def register_parallel(env_id: str, *, agents: int, defaults: Mapping[str, Any] | None = None) -> Callable[[_Factory], _Factory]:
+    """Like `register`, for a function ``(options, *, render_mode=None)`` that makes a multi-agent environment (one match) with
+    PettingZoo's ParallelEnv interface (`headrace.envs.groups.multi_agent`). `agents`: how many `possible_agents` it has."""
+    no_env = partial(_no_single, "a multi-agent environment")
 
-    def family(factory: ParallelFactory, own_defaults: Callable[[str], dict[str, Any]]) -> Family:
-        def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> ParallelEnv:
-            return factory(options, render_mode=render_mode)
+    def make(factory: Any, name: str, options: EnvConfig, *, render_mode: str | None = None) -> ParallelEnv:
+        made: ParallelEnv = construct(factory, options, render_mode)
+        return made
 
-        return Family(no_env, own_defaults, make_parallel=make)
-
-    return _register(env_id, {"envs.num_agents": agents, **(defaults or {})}, family)
-
-
-def registered_here_only(env_id: str) -> bool:
-    """Whether only this process can make one of the tasks of `env_id`, since a notebook or a script registered it."""
-    return any(task in _registered and not _registered[task].by_import for task in tasks_of(env_id))
+    own = {"envs.num_agents": agents, **(defaults or {})}
+    return _register(env_id, own, lambda factory: {"make": no_env, "make_parallel": partial(make, factory)})
 
 
 # -- looking ids up -----------------------------------------------------------------------------------------------------
@@ -205,7 +190,7 @@ def check_id(env_id: str) -> None:
 def family_of(env_id: str) -> tuple[Family, str]:
     """The family of an environment, and its name there. Raises what `check_id` raises."""
     if env_id in _registered:
-        return _registered[env_id].family, env_id
+        return _registered[env_id], env_id
     prefix, _, name = env_id.partition("/")
     return _family(prefix), name
 
@@ -215,6 +200,14 @@ def check_one(env_id: str) -> None:
     check_id(env_id)
     if SEPARATOR in env_id:
         raise ConfigError(f"{env_id!r} names several tasks; name one of them")
+
+
+def code_of(env_id: str) -> tuple[str, ...]:
+    """The files and modules that another process imports to know these environments. Raises what `check_id` raises, and
+    `ConfigError` if no import helps, with what to do."""
+    check_id(env_id)
+    own = (family.code(name) for family, name in map(family_of, tasks_of(env_id)))
+    return tuple(dict.fromkeys(source for sources in own for source in sources))
 
 
 def with_absolute_path(env_id: str) -> str:

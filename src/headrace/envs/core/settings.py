@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.config import Config, ConfigError, EnvConfig, override
 from headrace.config.tasks import tasks_of
+from headrace.envs.core.contract import EnvSpec
 from headrace.envs.core.family_interface import Family
 from headrace.envs.core.registry import check_id, family_of
 
@@ -89,16 +90,19 @@ def agreement(tasks: Sequence[str], options: EnvConfig) -> dict[str, Any]:
     return family.agreement([task.partition("/")[2] for task in tasks], options)
 
 
-def summary(config: Config) -> list[str]:
-    """Sentences that tell the user which settings were chosen for several tasks; none for one task."""
+def summary(config: Config, spec: EnvSpec) -> list[str]:
+    """Sentences that tell the user which settings were chosen for several tasks, and what joined vectors are."""
     tasks, options = config.tasks, config.envs
+    lines = []
+    if spec.frame_stack > 1 and not any(array.is_image for array in spec.observation.values()):
+        lines.append(f"envs.frame_stack {spec.frame_stack}: without images, the network sees successive vectors joined to one")
     if len(tasks) == 1:
-        return []
+        return lines
     shares = {
         "compute": f"each has {config.sampling.num_workers // len(tasks)} of {config.sampling.num_workers} rollout workers",
         "samples": f"each has {config.envs_per_group // len(tasks)} of the {config.envs_per_group} environments of every group",
     }
-    lines = [f"{len(tasks)} tasks, {', '.join(tasks)}: {shares[options.task_share]}"]
+    lines += [f"{len(tasks)} tasks, {', '.join(tasks)}: {shares[options.task_share]}"]
     if chosen := {name: value for name, value in agreement(tasks, options).items() if name not in options.kwargs}:
         listed = ", ".join(f"{name} {value}" for name, value in chosen.items())
         lines.append(f"So that the tasks agree, their environments are made with {listed} (envs.kwargs goes before that)")

@@ -6,6 +6,7 @@ Observations become arrays of two kinds: uint8 images [C, H, W], and float32 num
     Box uint8, 3-D                 image; H x W x C or C x H x W: C is the smaller of the first and the last dimension
     Box uint8, 4-D                 stack of images [K, ...]: one image of K * C channels
     Box 0..255 of other types      the same if it has the shape of an image; numbers are rounded
+    Box 0..1 of floats, 3-D, 4-D   the same: spread to 0..255 and rounded
     Box, anything else             float32 of the same shape
     Discrete, MultiDiscrete        one-hot float32
     MultiBinary                    float32 of the same shape
@@ -162,7 +163,9 @@ def _one_hot_spec(width: int) -> ArraySpec:
 def _box(space: spaces.Box) -> tuple[ArraySpec, Callable[[np.ndarray, np.ndarray], None]]:
     shape = space.shape
     low, high = (float(np.min(space.low)), float(np.max(space.high))) if space.is_bounded("both") else (-np.inf, np.inf)
-    if has_image_shape(shape) and (space.dtype == np.uint8 or (low, high) == (0, 255)):
+    pictures = space.dtype == np.uint8 or (low, high) == (0, 255)
+    pictures |= space.dtype.kind == "f" and (low, high) == (0, 1) and len(shape) > 2  # a matrix of shares is no picture
+    if has_image_shape(shape) and pictures:
         channels_last = is_channels_last(shape)
         height, width, channels = shape[-3:] if channels_last else (*shape[-2:], 1 if len(shape) == 2 else shape[-3])
         stack = shape[0] if len(shape) == 4 else 1

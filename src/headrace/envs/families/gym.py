@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import entry_points
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core.family_interface import Env, Family, Observes
+from headrace.envs.core.imports import NotCarried, import_module, script_that_registers, source_of
 from headrace.envs.core.wrappers import preprocess, render_without_screen
 
 _OBSERVE_IMAGES = (":AtariEnv", ":CarRacing")
@@ -47,14 +50,22 @@ def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> En
         _register_atari()
     if _is_mujoco(name):
         render_without_screen()
+    if (module := name.partition(":"))[1]:
+        import_module(module[0])  # also from the working directory
     kwargs: dict[str, Any] = dict(options.kwargs)
+    if render_mode is not None:
+        kwargs["render_mode"] = render_mode  # constructors need not take it
     if options.max_episode_steps is not None:
         kwargs["max_episode_steps"] = -1  # Gymnasium's limit counts frames; ours, outside the frame skip, counts steps
     try:
-        env = gymnasium.make(name, render_mode=render_mode, disable_env_checker=True, **kwargs)
+        env = gymnasium.make(name, disable_env_checker=True, **kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
         advice = 'pip install "headrace[mujoco]"' if _is_mujoco(name) else str(error)
         raise ConfigError(f"gym/{name} needs packages that are not installed: {advice}") from error
+    except TypeError as error:
+        if render_mode is not None and "'render_mode'" in str(error):
+            raise ConfigError(f"gym/{name} has no render mode {render_mode!r}: its constructor takes none") from error
+        raise
     return preprocess(env, options)
 
 
@@ -168,4 +179,29 @@ def _entry_point(name: str) -> str:
     return str(known.entry_point) if known is not None else ""
 
 
-FAMILY = Family(make, defaults, ids, knows, observes=observes)
+def code(name: str) -> tuple[str, ...]:
+    """See `Family.code`: the module that defines an environment of the user's, and the script where that registers it."""
+    spec = gymnasium.registry.get(name)
+    if spec is None or not is_the_users(spec):
+        return ()
+    import_module(module := _module_of(spec))
+    if (source := source_of(module)) is None:
+        raise NotCarried(f"gym/{name}")
+    script = script_that_registers()
+    return (source,) if script is None else (source, script)
+
+
+def is_the_users(spec: EnvSpec) -> bool:
+    """Whether other processes do not know this environment by themselves: neither Gymnasium nor a plug-in of it registers it."""
+    plugins = {plugin.value.partition(":")[0] for plugin in entry_points(group="gymnasium.envs")}
+    known = {"gymnasium", "ale_py", "headrace"} | {plugin.partition(".")[0] for plugin in plugins}
+    return spec.entry_point is not None and _module_of(spec).partition(".")[0] not in known
+
+
+def _module_of(spec: EnvSpec) -> str:
+    """The module of an environment's class."""
+    made_by = spec.entry_point
+    return made_by.partition(":")[0] if isinstance(made_by, str) else str(getattr(made_by, "__module__", ""))
+
+
+FAMILY = Family(make, defaults, ids, knows, observes=observes, code=code)

@@ -1,11 +1,14 @@
 """``pettingzoo/NAME``: the multi-agent environments registered with PettingZoo, such as ``pettingzoo/connect_four_v3``.
 
+The particle environments of the package mpe2, which PettingZoo no longer has, have the same ids: ``pettingzoo/simple_spread_v3``.
+
 Environments with PettingZoo's parallel interface are used as they are. Games that only have the agent-environment cycle are
 converted: by PettingZoo's `aec_to_parallel` if the game's metadata says `is_parallelizable`, else by `TurnBased`.
 """
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from typing import Any
 
@@ -15,6 +18,13 @@ from pettingzoo.utils.conversions import aec_to_parallel
 
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core.family_interface import Family, ParallelEnv
+from headrace.envs.groups.base import close_all
+
+MPE2 = (
+    "simple_adversary_v3", "simple_crypto_v3", "simple_push_v3", "simple_reference_v3", "simple_speaker_listener_v4",
+    "simple_spread_v3", "simple_tag_v3", "simple_v3", "simple_world_comm_v3",
+)  # fmt: skip
+"""Modules of the package mpe2."""
 
 
 def ids() -> list[str]:
@@ -28,8 +38,8 @@ def knows(name: str) -> bool:
 
 
 def _names() -> dict[str, str]:
-    """Name -> id in the registry."""
-    every = [*pettingzoo.aec_registry, *pettingzoo.parallel_registry]
+    """Name -> id in the registry, or of a module of mpe2."""
+    every = [*(f"mpe2/{name}" for name in MPE2), *pettingzoo.aec_registry, *pettingzoo.parallel_registry]
     return {known.rpartition("/")[2].replace("-v", "_v"): known for known in every}
 
 
@@ -48,11 +58,14 @@ def make_parallel(name: str, options: EnvConfig, *, render_mode: str | None = No
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PettingZoo warns of modules that it imports itself
+            if known.startswith("mpe2/"):
+                return importlib.import_module(known.replace("/", ".")).parallel_env(**kwargs)
             if known in pettingzoo.parallel_registry:
                 return pettingzoo.make("parallel", known, **kwargs)
             return pettingzoo.make("aec", known, **kwargs)
     except (ImportError, FailedToImport) as error:
-        raise ConfigError(f"pettingzoo/{name} needs packages that are not installed: {error}") from error
+        advice = "pip install mpe2" if known.startswith("mpe2/") else str(error)
+        raise ConfigError(f"pettingzoo/{name} needs packages that are not installed: {advice}") from error
 
 
 def parallel(game: Any) -> ParallelEnv:
@@ -91,7 +104,7 @@ def _agents(name: str) -> dict[str, int]:
     try:
         return {"envs.num_agents": len(env.possible_agents)}
     finally:
-        env.close()
+        close_all([env])
 
 
 def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Any:
@@ -159,4 +172,4 @@ class TurnBased:
 
     def close(self) -> None:
         """Close the game."""
-        self.game.close()
+        close_all([self.game])

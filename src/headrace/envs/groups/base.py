@@ -31,11 +31,12 @@ class Completion:
 
 
 def close_all(envs: Sequence[Any]) -> None:
-    """Close every environment, even if closing another one fails. Raises all errors as an `ExceptionGroup`."""
+    """Close every environment that has a `close`, even if closing another one fails. Raises all errors as an `ExceptionGroup`."""
     errors = []
     for env in envs:
         try:
-            env.close()
+            if hasattr(env, "close"):
+                env.close()
         except Exception as error:
             errors.append(error)
     if errors:

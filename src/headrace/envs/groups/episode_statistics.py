@@ -71,9 +71,12 @@ class EpisodeStatistics:
 
     def get_state(self) -> dict[str, Any]:
         """The statistics, under the names that they have in checkpoints."""
-        every = {"_returns": self.returns, "_lengths": self.lengths, "_games": self.games}
-        return {name: x.copy() if self._library is np else x.to("cpu", copy=True) for name, x in every.items()}
+        every = {name: getattr(self, name) for name in ("returns", "lengths", "games")}
+        if self._library is np:
+            return {f"_{name}": numbers.copy() for name, numbers in every.items()}
+        return {name: numbers.to("cpu", copy=True) for name, numbers in every.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `get_state`."""
-        self.returns[:], self.lengths[:], self.games[:] = state["_returns"], state["_lengths"], state["_games"]
+        for name in self.get_state().keys() & state.keys():
+            getattr(self, name.removeprefix("_"))[:] = state[name]

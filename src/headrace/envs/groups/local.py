@@ -11,7 +11,7 @@ import numpy as np
 from headrace.envs.core.action_log import ActionLog
 from headrace.envs.core.actions import decoder
 from headrace.envs.core.contract import EnvSpec, ObsRow, StepRow
-from headrace.envs.core.errors import FAULTS, EnvironmentFault
+from headrace.envs.core.errors import FAULTS, EnvironmentFault, cause
 from headrace.envs.core.spaces import leaves
 from headrace.envs.groups.base import OneAgentGroup, close_all
 from headrace.envs.groups.checks import STEP, first_observation, flag, parts_of
@@ -45,7 +45,7 @@ class LocalGroup(OneAgentGroup):
                 for leaf in self._leaves:
                     leaf.put_one(out.obs[leaf.name], i, observation)
             except FAULTS as error:
-                raise self.fault(i, f"reset failed: {type(error).__name__}: {error}") from error
+                raise self.fault(i, f"reset failed: {cause(error)}") from error
         self._copy_obs(out.obs)
 
     def _step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
@@ -80,7 +80,7 @@ class LocalGroup(OneAgentGroup):
                 for put_one, row in puts:
                     put_one(row, i, observation)
         except FAULTS as error:
-            raise self.fault(i, f"{'reset' if starting[i] else 'step'} failed: {type(error).__name__}: {error}") from error
+            raise self.fault(i, f"{'reset' if starting[i] else 'step'} failed: {cause(error)}") from error
         after.first[:] = self._ended
         ended = terminated | truncated
         np.logical_not(ended, out=after.valid)
@@ -93,7 +93,7 @@ class LocalGroup(OneAgentGroup):
             try:
                 env.get_wrapper_attr("set_reward_weights")(dict(weights))
             except Exception as error:
-                raise self.fault(i, f"set_reward_weights({weights}) failed: {type(error).__name__}: {error}") from error
+                raise self.fault(i, f"set_reward_weights({weights}) failed: {cause(error)}") from error
 
     def _copy_obs(self, rows: dict[str, np.ndarray]) -> None:
         if self._logs:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from headrace.envs.core.contract import MASK_KEY, EnvSpec, LaneRow
-from headrace.envs.core.errors import FAULTS, EnvironmentFault
+from headrace.envs.core.errors import FAULTS, EnvironmentFault, cause
 from headrace.envs.core.family_interface import ParallelEnv
 from headrace.envs.core.spaces import leaves
 from headrace.envs.groups.checks import LARGEST, ObservationChecks, too_large
@@ -101,7 +101,7 @@ class Match:
         except EnvironmentFault:
             raise
         except FAULTS as error:
-            raise self.fault(f"reset failed: {type(error).__name__}: {error}") from error
+            raise self.fault(f"reset failed: {cause(error)}") from error
 
     def step(self, actions: dict[Any, Any], rows: Sequence[LaneRow]) -> None:
         """Step the environment with the actions of the acting agents, by their names."""
@@ -134,7 +134,7 @@ class Match:
         except EnvironmentFault:
             raise
         except FAULTS as error:
-            raise self.fault(f"step failed: {type(error).__name__}: {error}") from error
+            raise self.fault(f"step failed: {cause(error)}") from error
 
     def _count(self, a: int, reward: Any, info: Any) -> None:
         """Add an agent's reward, in an episode or not, and keep the outcome in its info."""
@@ -207,7 +207,7 @@ class Match:
         try:
             self.env.set_reward_weights(dict(zip(self.names, self.weights, strict=True)))  # type: ignore[attr-defined]
         except FAULTS as error:
-            raise self.fault(f"set_reward_weights failed: {type(error).__name__}: {error}") from error
+            raise self.fault(f"set_reward_weights failed: {cause(error)}") from error
 
     def get_state(self) -> dict[str, Any]:
         """The seed and the actions so far, or what the environment's own `get_state` returns."""

@@ -24,7 +24,7 @@ from torch import Tensor
 from headrace.config import EnvConfig
 from headrace.envs.core.actions import tensor_decoder
 from headrace.envs.core.contract import MASK_KEY, Categorical, EnvGroup, LaneRow, ObsRow
-from headrace.envs.core.errors import FAULTS, EnvironmentFault, UnsupportedSpace
+from headrace.envs.core.errors import FAULTS, EnvironmentFault, UnsupportedSpace, cause
 from headrace.envs.core.spaces import Leaf, leaves, spec_of
 from headrace.envs.groups.checks import LARGEST, too_large
 from headrace.envs.groups.episode_statistics import EpisodeStatistics
@@ -173,7 +173,7 @@ class TensorGroup(EnvGroup):
         except EnvironmentFault:
             raise
         except FAULTS as error:
-            raise EnvironmentFault(f"{self._where()}: {doing} failed: {type(error).__name__}: {error}") from error
+            raise EnvironmentFault(f"{self._where()}: {doing} failed: {cause(error)}") from error
 
     def _where(self) -> str:
         return f"{self.spec.name}, {self.num_envs} environments (seed {self._seed}), step {self._steps} of each"
@@ -187,7 +187,8 @@ class TensorGroup(EnvGroup):
                 raise ValueError(
                     f"observation {leaf.name!r} has shape {list(value.shape)}; {[self.num_envs, *shape]} is declared"
                 )
-            row.copy_(value.view_as(row))
+            value = value.view_as(row)
+            row.copy_(value if row.dtype.is_floating_point == value.dtype.is_floating_point else _pixels(leaf, value))
 
     def _masks(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
         """For `_look`, by discrete part: infinite [N] where the action mask allows no choice. There all choices are allowed."""
@@ -230,6 +231,12 @@ def _tensor(x: Any) -> Tensor:
     """Converts another library's array to a tensor of the same memory. By the DLPack protocol, PyTorch's current stream waits for
     the work that the other library has queued."""
     return x if isinstance(x, Tensor) or not hasattr(x, "__dlpack__") else torch.from_dlpack(x)
+
+
+def _pixels(leaf: Leaf, value: Tensor) -> Tensor:
+    """Floats of an image, from 0 to the bound of their space, as numbers from 0 to 255."""
+    high = float(cast(spaces.Box, leaf.source).high.max())
+    return (value * (255 / high)).round_()
 
 
 def _only(x: Tensor, where: Tensor) -> Tensor:

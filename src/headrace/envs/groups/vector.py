@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from headrace.config import EnvConfig
 from headrace.envs.core.actions import batch_decoder
 from headrace.envs.core.contract import EnvSpec, ObsRow, StepRow
-from headrace.envs.core.errors import FAULTS, EnvironmentFault
+from headrace.envs.core.errors import FAULTS, EnvironmentFault, cause
 from headrace.envs.core.spaces import PLAIN_KEY, leaves, spec_of
 from headrace.envs.groups.base import OneAgentGroup
 from headrace.envs.groups.checks import STEP, first_observation, parts_of
@@ -120,7 +120,7 @@ class VectorGroup(OneAgentGroup):
         """An error that names the whole group: a vector environment does not say which of its environments failed."""
         return EnvironmentFault(
             f"{self.spec.name}, group of {self.num_envs} environments (seeds {self._seed} to {self._seed + self.num_envs - 1}), "
-            f"steps {(self._statistics.lengths + 1).tolist()}: {doing} failed: {type(error).__name__}: {error}"
+            f"steps {(self._statistics.lengths + 1).tolist()}: {doing} failed: {cause(error)}"
         )
 
     def get_state(self) -> dict[str, Any] | None:

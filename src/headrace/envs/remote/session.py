@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from headrace.envs.core.contract import EnvGroup, EnvSpec
-from headrace.envs.core.errors import EnvironmentFault
+from headrace.envs.core.errors import EnvironmentFault, cause
 from headrace.envs.core.rows import lane_row
 from headrace.envs.groups.base import Completion
 from headrace.envs.remote import protocol
@@ -109,7 +109,7 @@ class Session:
             try:
                 group = self._group = offer.make_group(hello.num_envs, hello.training)
             except BaseException as error:
-                raise Refused(f"the environments cannot be made: {_text(error)}") from error
+                raise Refused(f"the environments cannot be made: {cause(error)}") from error
             lanes, lane_size = group.lanes, group.lane_size
             self._layout = layout = GroupLayout(group.spec, lanes, lane_size)
             schema = layout.schema()
@@ -140,7 +140,7 @@ class Session:
         """An error that a group has not described."""
         assert self._group is not None
         seeds = f"seeds {self._seed} to {self._seed + self._group.num_envs - 1}"
-        fault = EnvironmentFault(f"{self.offer.env}, one of the environments with {seeds}, step {self._step}: {_text(error)}")
+        fault = EnvironmentFault(f"{self.offer.env}, one of the environments with {seeds}, step {self._step}: {cause(error)}")
         fault.__cause__ = error
         return fault
 
@@ -205,10 +205,3 @@ class Session:
             "given up, and new ones can take their place"
         )
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(SystemExit))
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:
-        return f"{type(error).__name__}, which cannot be shown as text"

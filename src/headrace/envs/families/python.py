@@ -1,0 +1,98 @@
+"""``python/module:name``: a class or a function of a Python module that makes one environment.
+
+`headrace.train` and `headrace.make_config` take the class or the function itself, or a `gymnasium.EnvSpec`, and turn it into such
+an id. `EnvConfig.kwargs` are the arguments.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+
+from headrace.config import ConfigError, EnvConfig
+from headrace.envs.core.construct import complete, construct
+from headrace.envs.core.family_interface import Env, Family
+from headrace.envs.core.imports import NotCarried, import_module, source_of
+from headrace.envs.core.wrappers import preprocess
+from headrace.envs.families import gym
+
+_given: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {}
+"""What was given to `id_of` in this process, with its default settings, by name."""
+
+
+def id_of(env: Any) -> str:
+    """The id of an environment: of a class, a function or a `gymnasium.EnvSpec`; an id is its own. Raises `ConfigError` for
+    anything else."""
+    if isinstance(env, str):
+        return env
+    defaults: dict[str, Any] = {}
+    if isinstance(env, EnvSpec):
+        if not gym.is_the_users(env):
+            return f"gym/{env.id}"
+        if env.entry_point is None or env.additional_wrappers:
+            raise ConfigError(f"{env.id}: an EnvSpec needs an entry_point, and may have no additional_wrappers")
+        limit = {} if env.max_episode_steps is None else {"envs.max_episode_steps": env.max_episode_steps}
+        defaults = limit | ({"envs.kwargs": dict(env.kwargs)} if env.kwargs else {})
+        env = load_env_creator(env.entry_point) if isinstance(env.entry_point, str) else env.entry_point
+    if not callable(env) or not hasattr(env, "__qualname__"):
+        raise ConfigError(
+            f"{env!r:.100} is no environment: give an id, or a class, a function or a gymnasium.EnvSpec that makes one"
+        )
+    name = f"{_module_name(env.__module__)}:{env.__qualname__}"
+    _given[name] = env, defaults
+    return f"python/{name}"
+
+
+def _module_name(module: str) -> str:
+    """The name by which other processes import a module."""
+    if module != "__main__":
+        return module
+    main = sys.modules["__main__"]
+    spec, file = main.__spec__, getattr(main, "__file__", None)
+    return spec.name if spec is not None else Path(file).stem if file else module
+
+
+def knows(name: str) -> bool:
+    """Whether it has the form of a name."""
+    return ":" in name
+
+
+def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
+    """One environment with the settings applied. Raises `ConfigError` if there is no such module or name."""
+    return preprocess(complete(construct(_found(name), options, render_mode)), options)
+
+
+def _found(name: str) -> Callable[..., Any]:
+    if name in _given:
+        return _given[name][0]
+    module, _, path = name.partition(":")
+    import_module(module)
+    try:
+        found: Callable[..., Any] = attrgetter(path)(sys.modules[module])
+    except AttributeError as error:
+        raise ConfigError(f"python/{name}: the module {module} has no {path}") from error
+    return found
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """Those of a `gymnasium.EnvSpec`: its arguments and its limit of steps."""
+    return dict(_given[name][1]) if name in _given else {}
+
+
+def code(name: str) -> tuple[str, ...]:
+    """See `Family.code`."""
+    if name not in _given:
+        return ()  # the id names the module
+    made_by = _given[name][0]
+    source = source_of(made_by.__module__) if made_by.__qualname__.isidentifier() else None
+    if source is None:
+        raise NotCarried(f"python/{name}")
+    return (source,)
+
+
+FAMILY = Family(make, defaults, knows=knows, code=code)
