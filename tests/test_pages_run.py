@@ -135,7 +135,8 @@ def test_every_block_of_several_machines_runs(tmp_path: Path, programs: dict[str
     folder = tmp_path / "empty"
     folder.mkdir()
     found = 0
-    for block in re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+    fenced = [(language, block) for language, block, _ in BLOCK.findall(text) if block]
+    for block in (block for language, block in fenced if not language):
         block = re.sub(r"^(simulator|training|both) machines? +", "", block.replace("\\\n", " "), flags=re.MULTILINE)
         block = re.sub(r"\b(simulator|trainer):7777", "127.0.0.1:7777", block).replace("10.0.0.7", "127.0.0.1")
         servers = []
@@ -152,7 +153,7 @@ def test_every_block_of_several_machines_runs(tmp_path: Path, programs: dict[str
                 server.send_signal(signal.SIGINT)
                 assert server.wait(30) == 130
     assert found == 9
-    for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+    for block in (block for language, block in fenced if language == "python"):
         (folder / "page.py").write_text(block)
         run([sys.executable, str(tmp_path / "short.py"), "page.py"], folder, programs, "docs/remote.md")
 
