@@ -114,7 +114,7 @@ SWITCHES = {setting.name for setting in help.settings(Config()) if setting.type 
 GROUPS = {name.partition(".")[0] for name in SETTINGS if "." in name}
 NO_SETTINGS = {"population.rating", "population.opponents", "learning.adam"}
 """What a matchmaker may ask, and how the names of two settings begin."""
-FILES = ("onnx", "json", "jsonl", "lock", "md", "png", "py")
+FILES = ("onnx", "mp4", "json", "jsonl", "lock", "md", "png", "py")
 
 
 def test_every_setting_that_is_named_exists():
