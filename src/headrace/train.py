@@ -20,7 +20,7 @@ from headrace.accelerator.graphs import set_up
 from headrace.accelerator.ranks import RankLost, Ranks
 from headrace.checkpointing import Checkpointing
 from headrace.config import Config
-from headrace.envs import EnvironmentFault, describe
+from headrace.envs import EnvironmentFault, describe_run
 from headrace.envs.core.settings import summary
 from headrace.evaluation.background import BackgroundEvaluation
 from headrace.evaluation.video import draw_curve_and_video
@@ -64,7 +64,7 @@ def train(
     """
     check_config(config := to_train(config))
     with settings_of_rank(config) as own:
-        own = for_agents(own, spec := describe(own.env, own.envs, elsewhere=own.sampling.placement in ("served", "inline")))
+        own = for_agents(own, spec := describe_run(own, elsewhere=own.sampling.placement in ("served", "inline")))
         with torch.random.fork_rng(devices=[]):  # the caller's own random numbers stay what they were
             placement = make_placement(own, spec, make_agent, make_members(own, spec))  # what is refused here leaves no folder
             folder, changes = RunFolder.open(own)

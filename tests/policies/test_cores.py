@@ -3,7 +3,10 @@
 import pytest
 import torch
 
-from headrace.policies.cores import RecurrentCore
+from headrace.config import PolicyConfig
+from headrace.envs.core.contract import ActionSpec, Categorical, Continuous
+from headrace.envs.core.last_step import PREVIOUS_ACTION, PREVIOUS_REWARD
+from headrace.policies.cores import LastStep, RecurrentCore
 
 T, B, F, H = 9, 4, 6, 5
 
@@ -75,3 +78,23 @@ def test_weights_start_orthogonal():
     core = RecurrentCore("gru", 8, 8)
     for gate in core.weight_hh.chunk(3):
         torch.testing.assert_close(gate @ gate.T, torch.eye(8), rtol=1e-4, atol=1e-5)
+
+
+def test_the_last_step_is_one_hot_scaled_and_clipped_and_nothing_where_an_episode_begins():
+    action = ActionSpec((Categorical(3), Continuous((-2.0, 0.0), (2.0, 1.0)), Categorical(2)))
+    last = LastStep(action, PolicyConfig(core="lstm", previous_action=True, previous_reward=True))
+    actions = torch.tensor([[[0.0, 1.0, 0.25, 1.0], [2.0, -2.0, 1.0, 0.0]]])
+    obs = {PREVIOUS_ACTION: actions, PREVIOUS_REWARD: torch.tensor([[-7.0, 0.5]])}
+    features = torch.tensor([[[9.0], [8.0]]])
+    rows = last(features, obs, torch.tensor([[False, False]]))[0]
+    assert rows.tolist() == [[9, 1, 0, 0, 0.5, -0.5, 0, 1, -1], [8, 0, 0, 1, -1, 1, 1, 0, 0.5]]
+    assert last.out_features == 8
+    assert last(features, obs, torch.tensor([[True, False]]))[0].tolist() == [[9, *[0] * 8], rows[1].tolist()]
+    assert LastStep(action, PolicyConfig(core="lstm"))(features, obs, torch.tensor([[False, False]])) is features
+
+
+def test_action_parts_alone_and_reward_alone():
+    action, obs = ActionSpec((Categorical(2),)), {PREVIOUS_ACTION: torch.tensor([[[1]]]), PREVIOUS_REWARD: torch.tensor([[0.1]])}
+    first, features = torch.tensor([[False]]), torch.zeros(1, 1, 0)
+    assert LastStep(action, PolicyConfig(core="gru", previous_action=True))(features, obs, first).tolist() == [[[0, 1]]]
+    assert LastStep(action, PolicyConfig(core="gru", previous_reward=True))(features, obs, first).item() == pytest.approx(0.1)

@@ -196,6 +196,10 @@ def check(batch: dict[str, np.ndarray]) -> None:
     equal(batch["value"], step[now] + 1)
     equal(np.where(batch["first"][0], 0, batch["core"][:, 0]), step[0])
 
+    if "obs/previous_action" in batch:
+        equal(batch["obs/previous_action"][..., 0], np.where(step > 0, action_of(env, episode, step - 1), 0))
+        equal(batch["obs/previous_reward"], np.where(step > 0, reward_of(env, episode, step - 1), 0))
+
     last = real[now] & (step[now] + 1 == length[now])
     equal(batch["terminated"], last & (episode[now] % 2 == 0))
     equal(batch["truncated"], last & (episode[now] % 2 == 1))

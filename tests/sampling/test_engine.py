@@ -32,6 +32,9 @@ def counting_config(folder: Path, **settings: object) -> Config:
         "learning.total_steps": 6000,
         "learning.algorithm": "counting",
         "learning.device": "cpu",
+        "policy.core": "gru",
+        "policy.previous_action": True,
+        "policy.previous_reward": True,
     }
     return configs.override(Config(env="counting", imports=(COUNTING,)), **{**defaults, **settings})
 

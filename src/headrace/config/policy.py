@@ -24,6 +24,11 @@ class PolicyConfig:
     """Recurrent core between the encoder and the heads."""
     core_size: Width = 512
     """Width of the recurrent core."""
+    previous_action: bool = False
+    """The recurrent core also sees the action before, zeros at the first step of an episode. Without a core it has no effect."""
+    previous_reward: bool = False
+    """The recurrent core also sees the reward before, clipped to [-1, 1], 0 at the first step of an episode. Without a core it
+    has no effect."""
     activation: Literal["relu", "elu", "tanh"] = "relu"
     """Activation function of the encoders."""
     normalize_observations: bool = False

@@ -8,7 +8,7 @@ from headrace.envs.core.contract import ActionSpec, ArraySpec, EnvGroup, EnvSpec
 from headrace.envs.core.errors import EnvironmentFault
 from headrace.envs.core.registry import list_ids, register, register_parallel, register_tensor, register_vector
 from headrace.envs.core.settings import defaults
-from headrace.envs.make import describe, make_env, make_group, make_vec
+from headrace.envs.make import describe, describe_run, make_env, make_group, make_vec
 
 __all__ = [
     "ActionSpec",
@@ -18,6 +18,7 @@ __all__ = [
     "EnvironmentFault",
     "defaults",
     "describe",
+    "describe_run",
     "list_ids",
     "make_env",
     "make_group",

@@ -16,13 +16,14 @@ from typing import Any, cast
 
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from headrace.config import ConfigError, EnvConfig
+from headrace.config import Config, ConfigError, EnvConfig
 from headrace.config.tasks import SEPARATOR, tasks_of
 from headrace.envs.core.contract import EnvGroup, EnvSpec
 from headrace.envs.core.description import describe_in_child
 from headrace.envs.core.errors import EnvironmentFault, UnknownEnvironment, cause
 from headrace.envs.core.family_interface import Env, ParallelEnv
 from headrace.envs.core.imports import NotCarried, import_files, imported
+from headrace.envs.core.last_step import last_step_names, with_last_step
 from headrace.envs.core.registry import check_id, check_one, code_of, family_of, is_known
 from headrace.envs.core.settings import default_options, one_family, options_of
 from headrace.envs.core.spaces import spec_of
@@ -249,6 +250,11 @@ def describe(env_id: str, options: EnvConfig, *, elsewhere: bool = False) -> Env
         if elsewhere:
             raise NotCarried(env_id) from error
         return describe_here(env_id, options)
+
+
+def describe_run(config: Config, elsewhere: bool = False) -> EnvSpec:
+    """As `describe`, with what a run's policies observe beside the environment (`headrace.envs.core.last_step`)."""
+    return with_last_step(describe(config.env, config.envs, elsewhere=elsewhere), last_step_names(config))
 
 
 def describe_here(env_id: str, options: EnvConfig, imports: Iterable[str] = ()) -> EnvSpec:

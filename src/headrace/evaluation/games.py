@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from headrace.envs.core.contract import EnvGroup, EnvSpec, LaneRow, ObsRow, Script, StepRow
+from headrace.envs.core.last_step import last_step_names, remember_last_step
 from headrace.envs.groups.base import Completion
 from headrace.evaluation.hang_warnings import LIMIT, EndlessEpisodes, HungEnvironments, environment_of
 from headrace.evaluation.trained_policy import TrainedPolicy
@@ -90,6 +91,8 @@ class Games:
     def __init__(
         self, group: EnvGroup, players: Sequence[Player], player_of: Sequence[int] = (), *, deterministic: bool = False
     ) -> None:
+        inputs = [last_step_names(player.config) for player in players if isinstance(player, TrainedPolicy)]
+        group = remember_last_step(group, sorted({name for names in inputs for name in names}))
         self.group, self.players, self._player_of, self._deterministic = group, players, player_of, deterministic
         self.steps = 0
         """Steps of the group so far, over all calls of `play`."""

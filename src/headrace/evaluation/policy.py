@@ -16,7 +16,7 @@ from headrace.config import ConfigError
 from headrace.config.file_reading import shortened
 from headrace.config.validation import check_device
 from headrace.envs.core.imports import check_given, import_files
-from headrace.envs.make import describe
+from headrace.envs.make import describe_run
 from headrace.evaluation.hub import local_folder
 from headrace.evaluation.onnx_policy import load_onnx
 from headrace.evaluation.trained_policy import TrainedPolicy
@@ -72,7 +72,7 @@ def load_policy(
     config.learning.device = device
     config.imports = check_given(config, imports, run)
     import_files(config.imports)
-    whole = describe(config.env, config.envs)
+    whole = describe_run(config)
     spec = whole.of_policy(policy)
     algorithm = make_algorithm(config)
     model = algorithm.make_model(spec, config)

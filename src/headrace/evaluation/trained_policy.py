@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from headrace.config import Config, ConfigError
 from headrace.envs.core.actions import batch_decoder, decoder
 from headrace.envs.core.contract import EnvSpec
+from headrace.envs.core.last_step import PREVIOUS_ACTION, PREVIOUS_REWARD
 from headrace.envs.core.settings import options_of
 from headrace.envs.core.spaces import leaves
 from headrace.envs.make import make_env
@@ -59,20 +60,27 @@ class TrainedPolicy:
         """The next observation given to `act` is the first of an episode."""
         self._core = torch.zeros(1, self.model.core_width, device=self.device)
         self._first = np.ones(1, bool)
+        self._last_action = np.zeros((1, self.spec.action.width), self.spec.action.dtype)
 
-    def act(self, observation: Any, *, deterministic: bool = True) -> Any:
-        """The action for one observation of `make_env`'s environment. Call `reset` when an episode begins.
+    def act(self, observation: Any, *, reward: float | None = None, deterministic: bool = True) -> Any:
+        """The action for one observation of `make_env`'s environment. Call `reset` when an episode begins. `reward`: what the
+        action before led to, for a policy that has it as an input (`policy.previous_reward`).
 
         `deterministic`: draw nothing at random; the most probable action, or the one of the highest value. `headrace eval` and
         `evaluate` draw actions as in training unless they are told otherwise: `deterministic=False` acts as they do.
 
-        Raises `headrace.envs.core.spaces.BadObservation` for observations that are not in the environment's space.
+        Raises `headrace.envs.core.spaces.BadObservation` for observations that are not in the environment's space, `ValueError`
+        where the reward is needed and not given.
         """
+        if reward is None and PREVIOUS_REWARD in self.spec.observation and not self._first[0]:
+            raise ValueError("this policy observes the last reward: act(observation, reward=reward)")
         rows = {leaf.name: np.zeros((1, *leaf.spec.shape), leaf.spec.dtype) for leaf in self._leaves}
+        last = {PREVIOUS_ACTION: self._last_action, PREVIOUS_REWARD: np.array([reward or 0.0], np.float32)}
+        rows |= {name: array for name, array in last.items() if name in self.spec.observation}
         for leaf in self._leaves:
             leaf.put_one(rows[leaf.name], 0, observation)
         actions, self._core = self.act_rows(rows, self._core, self._first, deterministic=deterministic)
-        self._first = np.zeros(1, bool)
+        self._first, self._last_action = np.zeros(1, bool), actions
         return self._decode(actions)[0]
 
     def predict(
@@ -92,6 +100,8 @@ class TrainedPolicy:
 
         Raises `headrace.envs.core.errors.BadObservation` for observations that are not in the environment's space.
         """
+        if {PREVIOUS_ACTION, PREVIOUS_REWARD} & self.spec.observation.keys():
+            raise ValueError("this policy observes its last action or reward; ask for one action at a time: act(..., reward=...)")
         n = len(self._leaves[0].find(observations))
         rows = {leaf.name: np.zeros((n, *leaf.spec.shape), leaf.spec.dtype) for leaf in self._leaves}
         for leaf in self._leaves:

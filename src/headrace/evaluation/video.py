@@ -17,8 +17,10 @@ from headrace.config import Config, ConfigError, EnvConfig
 from headrace.config.seeds import Use, environment_seed, random_seed
 from headrace.envs.core.errors import EnvironmentFault
 from headrace.envs.core.family_interface import ParallelEnv
+from headrace.envs.core.last_step import last_step_names, without_last_step
 from headrace.envs.groups.local import LocalGroup
 from headrace.envs.groups.multi_agent import multi_agent_group
+from headrace.envs.groups.rewards import reward_transform
 from headrace.envs.make import make_parallel
 from headrace.evaluation.games import Game, Games, team_of
 from headrace.evaluation.policy import TrainedPolicy, Which, load_policy
@@ -74,7 +76,8 @@ def record_games(
         plays = [(episodes, environment_seed(Use.VIDEO, seed))]
     else:
         env = policy.make_env("rgb_array", task)
-        group = LocalGroup([env], replace(spec, name=name), lambda raw: raw)
+        own = without_last_step(spec, names := last_step_names(policy.config))
+        group = LocalGroup([env], replace(own, name=name), reward_transform(options) if names else lambda raw: raw)
         plays = [(1, environment_seed(Use.VIDEO, seed) + episode) for episode in range(episodes)]
     games = Games(group, *team_of(policy, group.spec), deterministic=deterministic)
     found: list[Game] = []

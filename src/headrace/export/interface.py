@@ -11,6 +11,7 @@ from gymnasium import spaces
 from headrace.config import ConfigError
 from headrace.envs.core.actions import action_spec
 from headrace.envs.core.contract import MASK_KEY
+from headrace.envs.core.last_step import last_step_names
 from headrace.envs.core.spaces import Leaf, is_channels_last, leaves, specs_of
 from headrace.evaluation.trained_policy import TrainedPolicy
 from headrace.evaluation.video import make_match
@@ -34,6 +35,8 @@ def interface(policy: TrainedPolicy) -> tuple[list[Leaf], list[ActionLeaf], Any]
     """The arrays of the observations and of the actions of the environment that the policy plays in, and an environment of that
     kind, which the caller closes. Raises `ConfigError` where the engine changes more than the arrays' form."""
     spec = policy.spec
+    if last_step_names(policy.config):
+        raise ConfigError("a policy that observes its last action or reward (policy.previous_action, ...) cannot be exported")
     if spec.agents:
         env: Any = make_match(policy.config.env, policy.config.envs)
         agent = spec.agents[policy.number % len(spec.agents)]

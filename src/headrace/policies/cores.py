@@ -10,6 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from headrace.config import PolicyConfig
+from headrace.envs.core.contract import ActionSpec, Categorical
+from headrace.envs.core.last_step import PREVIOUS_ACTION, PREVIOUS_REWARD
+
 
 class RecurrentCore(nn.Module):
     """A GRU or LSTM unrolled over [T, B, F].
@@ -65,3 +69,38 @@ class RecurrentCore(nn.Module):
         i, f, g, o = (inputs + functional.linear(h, self.weight_hh, self.bias_hh)).chunk(4, -1)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         return torch.sigmoid(o) * torch.tanh(c), c
+
+
+class LastStep(nn.Module):
+    """The action and the reward before as further inputs of a core, as far as `policy.previous_action` and
+    `policy.previous_reward` ask for them: one-hot choices, continuous parts scaled from their bounds to [-1, 1], the reward
+    clipped to [-1, 1] (Espeholt et al. 2018; Kapturowski et al. 2019)."""
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, action: ActionSpec, config: PolicyConfig):
+        super().__init__()
+        self._parts = action.parts if config.previous_action else ()
+        self._reward = config.previous_reward
+        numbers = [part for part in self._parts if not isinstance(part, Categorical)]
+        self.register_buffer("low", torch.tensor([low for part in numbers for low in part.low]), persistent=False)
+        self.register_buffer("high", torch.tensor([high for part in numbers for high in part.high]), persistent=False)
+        self.out_features = sum(p.n if isinstance(p, Categorical) else p.width for p in self._parts) + self._reward
+
+    def forward(self, features: Tensor, obs: dict[str, Tensor], first: Tensor) -> Tensor:
+        """The inputs behind `features` [T, B, F], zeros where an episode begins (`first`, bool [T, B]): [T, B, F + out_features].
+        `obs` has `PREVIOUS_ACTION` [T, B, A] and `PREVIOUS_REWARD` [T, B]."""
+        inputs, column, bound = list[Tensor](), 0, 0
+        for part in self._parts:
+            value = obs[PREVIOUS_ACTION][..., column : column + part.width].float()
+            column += part.width
+            if isinstance(part, Categorical):
+                inputs.append((value == torch.arange(part.n, device=value.device)).to(features.dtype))
+                continue
+            low, high = self.low[bound : bound + part.width], self.high[bound : bound + part.width]
+            bound += part.width
+            inputs.append((2 * (value - low) / (high - low) - 1).to(features.dtype))
+        if self._reward:
+            inputs.append(obs[PREVIOUS_REWARD].unsqueeze(-1).clamp(-1, 1).to(features.dtype))
+        return torch.cat([features, *(x.masked_fill(first.unsqueeze(-1), 0) for x in inputs)], -1) if inputs else features

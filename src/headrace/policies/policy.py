@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from headrace.config import PolicyConfig
 from headrace.envs.core.contract import MASK_KEY, ActionSpec, EnvSpec
-from headrace.policies.cores import RecurrentCore
+from headrace.envs.core.last_step import PREVIOUS_ACTION, PREVIOUS_REWARD
+from headrace.policies.cores import LastStep, RecurrentCore
 from headrace.policies.distributions import ActionDistribution, param_width
 from headrace.policies.encoders import PixelConv2d, make_network, orthogonal_, out_features
 from headrace.policies.normalizer import RunningMeanStd
@@ -43,7 +44,9 @@ class Trunk(nn.Module):
     def __init__(self, spec: EnvSpec, config: PolicyConfig, precision: Precision = "float32"):
         super().__init__()
         self.precision = precision
-        observation = {name: array for name, array in spec.observation.items() if name != MASK_KEY}
+        beside = (MASK_KEY, PREVIOUS_ACTION, PREVIOUS_REWARD)
+        observation = {name: array for name, array in spec.observation.items() if name not in beside}
+        self._observed = tuple(observation)
         vectors = tuple(name for name, array in observation.items() if not array.is_image)
         self.normalized = vectors if config.normalize_observations else ()
         self.normalizers = nn.ModuleList(RunningMeanStd(observation[name].shape) for name in self.normalized)
@@ -51,8 +54,10 @@ class Trunk(nn.Module):
         if config.separate_critic:
             self.network = TwoNetworks(self.network, make_network(observation, config))
         self.out_features = out_features(self.network)
-        self.core = None if config.core == "none" else RecurrentCore(config.core, self.out_features, config.core_size)
-        if self.core is not None:
+        self.core = self.last_step = None
+        if config.core != "none":
+            self.last_step = LastStep(spec.action, config)
+            self.core = RecurrentCore(config.core, self.out_features + self.last_step.out_features, config.core_size)
             self.out_features = config.core_size
 
     @property
@@ -63,13 +68,13 @@ class Trunk(nn.Module):
     def forward(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
         """Features [T, B, F] and the core state, float32 [B, S], after row T-1; arguments as for `OnTrunk.unroll`. Time is folded
         into the batch for the network."""
-        flat = {name: x.flatten(0, 1) for name, x in obs.items() if name != MASK_KEY}
+        flat = {name: obs[name].flatten(0, 1) for name in self._observed}
         for name, normalizer in zip(self.normalized, self.normalizers, strict=True):
             flat[name] = normalizer(flat[name])
         with torch.autocast(first.device.type, torch.bfloat16) if self.precision == "bf16" else contextlib.nullcontext():
             features = self.network(flat).unflatten(0, first.shape)
-            if self.core is not None:
-                features, core = self.core(features, core, first)
+            if self.core is not None and self.last_step is not None:
+                features, core = self.core(self.last_step(features, obs, first), core, first)
         return features.float(), core.float()
 
     def layers_under_autocast(self) -> Iterator[nn.Module]:

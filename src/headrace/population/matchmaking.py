@@ -23,6 +23,7 @@ import numpy as np
 
 from headrace.config import ConfigError, MatchesConfig
 from headrace.envs.core.contract import MASK_KEY, Categorical, EnvSpec, Script
+from headrace.envs.core.last_step import PREVIOUS_ACTION, PREVIOUS_REWARD, without_last_step
 from headrace.shm.population import GAMES, Standings
 
 
@@ -243,7 +244,8 @@ def load_player(name: str, spec: EnvSpec, which: Any = "newest", policy: int = 0
         known = ", ".join(_scripts)
         raise ConfigError(f"{name!r} is neither a run folder nor a scripted opponent; of those there are: {known}")
     player = load_policy(name, which=which, policy=policy, imports=imports)
-    if (player.spec.observation, player.spec.action) != (spec.observation, spec.action):
+    own, here = (without_last_step(each, (PREVIOUS_ACTION, PREVIOUS_REWARD)) for each in (player.spec, spec))
+    if (own.observation, own.action) != (here.observation, here.action):
         raise ConfigError(
             f"the policy of {name} was trained in {player.config.env} and observes or acts otherwise than {spec.name} does; it "
             "can only play where the spaces are the same"

@@ -78,4 +78,8 @@ def _opponent(name: str, config: Config, spec: EnvSpec) -> StaticMember:
     if is_script(name):
         return StaticMember()
     policy = load_player(name, spec, imports=config.imports)
+    if missing := policy.spec.observation.keys() - spec.observation.keys():
+        raise ConfigError(
+            f"matches.opponents: the policy of {name} observes {', '.join(missing)}, which this run's policies do not"
+        )
     return StaticMember(policy.config, {key: tensor.cpu() for key, tensor in policy.model.state_dict().items()})

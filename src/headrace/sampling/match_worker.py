@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from headrace.envs.core.contract import EnvGroup, LaneRow, StepRow
+from headrace.envs.core.last_step import last_step_names, remember_last_step, without_last_step
 from headrace.envs.core.rows import obs_row
 from headrace.envs.make import make_group
 from headrace.sampling.lanes import Group, Lane
@@ -25,10 +26,11 @@ from headrace.sampling.worker_process import matchmaking_seed
 def make_rollout_worker(placement: Placement, index: int, restarts: int = 0, act: InlineAct | None = None) -> RolloutWorker:
     """Make rollout worker `index` of a run. `restarts`: how many processes the run has replaced so far."""
     config, memory, members = placement.config, placement.memory, placement.members
+    own = without_last_step(placement.spec, names := last_step_names(config))
 
     def make(number: int) -> EnvGroup:
-        task = config.task_of_group(number)
-        return make_group(config.env, config.envs, config.envs_per_group, number=number, task=task, spec=placement.spec)
+        how: dict[str, Any] = {"number": number, "task": config.task_of_group(number), "spec": own}
+        return remember_last_step(make_group(config.env, config.envs, config.envs_per_group, **how), names)
 
     if members is None:
         return RolloutWorker(index, memory, make, act)

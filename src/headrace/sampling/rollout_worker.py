@@ -55,7 +55,7 @@ class RolloutWorker:
     def _check_group(self, envs: EnvGroup) -> None:
         """Raise `EnvironmentFault` if population-based training needs what batched environments cannot do."""
         population = self.memory.population
-        if population is None or isinstance(envs, LocalGroup | MultiAgentGroup):
+        if population is None or isinstance(getattr(envs, "inner", envs), LocalGroup | MultiAgentGroup):
             return
         asked = ["envs.reward_weights"] if population.reward_names else []
         if "episode_objective" in self.memory.policies[0].trajectories.arrays:

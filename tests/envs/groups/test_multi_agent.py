@@ -14,6 +14,7 @@ from headrace.envs.core import registry
 from headrace.envs.core.contract import LaneRow, ObsRow, StepRow
 from headrace.envs.core.description import spec_from_json, spec_to_json
 from headrace.envs.core.errors import EnvironmentFault, UnknownEnvironment
+from headrace.envs.core.last_step import PREVIOUS_ACTION, PREVIOUS_REWARD, remember_last_step
 from headrace.envs.core.settings import defaults
 from headrace.envs.groups.multi_agent import MultiAgentGroup, multi_agent_group
 from headrace.envs.make import make_env, make_group
@@ -136,6 +137,23 @@ def test_turns_the_reward_until_the_next_observation_belongs_to_the_last_action(
     assert lanes.episodes(0) == [(13, 2)]
     assert lanes.group.matches[0].outcomes.tolist() == [13, 103]
     assert lanes.group.ended == [0]
+
+
+def test_the_last_step_of_agents_that_take_turns() -> None:
+    """The last action of an agent is its own, and its reward is all it was given since."""
+    env = Scripted([
+        {"agents": BOTH, "obs": {"a": 1}},
+        {"agents": BOTH, "obs": {"b": 2}, "rewards": {"a": 1, "b": 100}},
+        {"agents": BOTH, "obs": {"a": 3}, "rewards": {"a": 10, "b": 5}},
+        {"agents": [], "obs": {"a": 4, "b": 5}, "rewards": {"a": 2, "b": -2}, "terminated": {"a": True, "b": True}},
+    ])  # fmt: skip
+    group: Any = remember_last_step(multi_agent_group(lambda: env, EnvConfig(), 1, "test"), (PREVIOUS_ACTION, PREVIOUS_REWARD))
+    lanes = Lanes(group)
+    for actions in ((3, 0), (3, 4), (2, 4)):
+        lanes.step(*actions)
+    found = [[(int(o.obs[PREVIOUS_ACTION][0, 0]), float(o.obs[PREVIOUS_REWARD][0])) for o in lane] for lane in lanes.obs]
+    assert found[0][:3] == [(0, 0), (3, 11), (2, 2)]
+    assert found[1][:2] == [(0, 0), (4, 3)]
 
 
 def test_an_agent_leaves_and_comes_back_with_a_new_episode() -> None:

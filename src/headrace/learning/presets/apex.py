@@ -67,7 +67,10 @@ R2D2 = APEX_DQN | {
     "q.burn_in": 40, "q.sequence": 80, "q.rescale": True, "q.target_period": 2500,
 }  # fmt: skip
 # 10,000M frames.
-R2D2_PAPER: ByObservations = {"images": {"learning.total_steps": 2_500_000_000, "run.goal": None}, "vectors": {"run.goal": None}}
+_INPUTS = {"policy.previous_action": True, "policy.previous_reward": True}
+R2D2_PAPER: ByObservations = {
+    "images": _INPUTS | {"learning.total_steps": 2_500_000_000, "run.goal": None}, "vectors": _INPUTS | {"run.goal": None},
+}  # fmt: skip
 # Fewer and on vectors shorter sequences, a smaller core.
 R2D2_SMALL: ByObservations = {
     "images": {

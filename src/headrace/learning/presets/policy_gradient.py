@@ -13,6 +13,7 @@ PPO = {"learning.returns": "gae"}
 # Espeholt et al. 2018, Table G.1 (Atari). A batch is 32 trajectories of 20 steps.
 IMPALA = {
     "envs.reward_clip": 1.0,
+    "policy.previous_action": True, "policy.previous_reward": True,
     "sampling.rollout": 20,
     "learning.batch_size": 640, "learning.num_epochs": 1, "learning.num_minibatches": 1, "learning.gamma": 0.99,
     "learning.returns": "vtrace", "learning.gae_lambda": 1.0, "learning.vtrace_rho": 1.0, "learning.vtrace_c": 1.0,
