@@ -101,9 +101,9 @@ def test_every_kind_of_observation_and_action(core, tmp_path):
     assert set(actions) == {"action/turn", "action/push", "action/grip", "action/bits", "action/free"}
     assert actions["action/turn"]["start"] == [-1]
     assert actions["action/push"]["high"] == [2.0, 5.0]
-    assert headrace.evaluate(done.path, 4).returns == pytest.approx(headrace.evaluate(run, 4).returns, abs=1e-3)
+    assert headrace.evaluate(done.path, 4, imports=[WORLDS]).returns == pytest.approx(headrace.evaluate(run, 4).returns, abs=1e-3)
     # the environment's own observations go in, and its own actions come out
-    policy = headrace.load_policy(done.path)
+    policy = headrace.load_policy(done.path, imports=[WORLDS])
     env = policy.make_env()
     observation, _ = env.reset(seed=1)
     feeds = {"core": np.zeros((1, 8), np.float32), "first": np.ones(1, bool)} if core == "gru" else {}
