@@ -176,6 +176,7 @@ def to_train(config: Config | Any) -> Config:
     if is_importing():
         raise ConfigError(f"this file trains when it is imported. Put the training behind a guard:\n{GUARD}")
     config = continued(config if isinstance(config, Config) else make_config(config))
+    import_files(config.imports)  # they may register the environment
     code: tuple[str, ...] = ()
     if not config.envs.remote:
         with suppress(NotCarried):  # `describe` says so where other processes need it
