@@ -90,7 +90,7 @@ def test_every_group_is_closed_also_when_one_fails_to() -> None:
 
     worker = RolloutWorker.__new__(RolloutWorker)
     worker.groups = [Group(g, Stubborn(), [], False) for g in range(2)]  # type: ignore[arg-type]
-    with pytest.raises(ExceptionGroup, match="closing environments failed"):
+    with pytest.warns(UserWarning, match="will not close"):
         worker.close()
     assert len(closed) == 2
 

@@ -14,6 +14,42 @@ SAME_REQUEST = 0.5
 """Seconds within which several signals are one request: a wrapper may pass on what the process got from the terminal too."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """Somebody has asked for the end of the run for the second time."""
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether somebody has interrupted this process, as Ctrl-C does. An environment can raise `KeyboardInterrupt`, too; that is
+    told apart where no signal raises it: in other threads, in child processes and within `interrupts`."""
+    if not isinstance(error, KeyboardInterrupt) or isinstance(error, Interrupted):
+        return isinstance(error, Interrupted)
+    in_main = threading.current_thread() is threading.main_thread()
+    return in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raises `TimeoutError` within the context after so many seconds, in Python code and in system calls. Nothing happens outside
+    Python's main thread, which alone gets signals, and where another alarm comes sooner."""
+    other, began = signal.getitimer(signal.ITIMER_REAL)[0], monotonic()
+    if threading.current_thread() is not threading.main_thread() or 0 < other <= seconds:
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise TimeoutError(f"no end after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if other:
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, other - (monotonic() - began)))
+
+
 @dataclass
 class Interrupt:
     """Whether somebody has asked for the end of the run."""
@@ -30,7 +66,7 @@ class Interrupt:
 @contextmanager
 def interrupts(on_request: Callable[[], None]) -> Iterator[Interrupt]:
     """The first signal only sets `requested` and calls `on_request`, so that the run ends between two updates with a checkpoint.
-    A second one raises `KeyboardInterrupt`, unless it is SIGHUP or comes at once: when a terminal is closed, the kernel and the
+    A second one raises `Interrupted`, unless it is SIGHUP or comes at once: when a terminal is closed, the kernel and the
     shell both send one. Only Python's main thread may ask for signals; in another thread nothing changes."""
     interrupt = Interrupt(on_request)
     first = 0.0
@@ -41,7 +77,7 @@ def interrupts(on_request: Callable[[], None]) -> Iterator[Interrupt]:
             first = monotonic()
             interrupt.request()
         elif number != signal.SIGHUP and monotonic() > first + SAME_REQUEST:
-            raise KeyboardInterrupt
+            raise Interrupted
 
     if threading.current_thread() is not threading.main_thread():
         yield interrupt

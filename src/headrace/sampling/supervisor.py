@@ -35,7 +35,7 @@ STACKS_TIME, STACKS_TIMEOUT = 0.5, 2.0
 ANSWER_TIMEOUT = 5.0
 """Seconds that a policy worker may take for a batch when the slots of a dead rollout worker cannot be freed before it ends."""
 SHUTDOWN_TIMEOUT = 20.0
-"""Seconds after which workers that have not ended are killed, and the user is told that the run waits for the learner."""
+"""Seconds after which workers that have not ended are shown with their stacks and killed; then the run waits for the learner."""
 POLL, SOON = 0.5, 0.01
 """Most seconds between two checks for dead and hung processes; the same while a process is about to end or to start."""
 SWEEP_INTERVAL = 1.0
@@ -348,8 +348,10 @@ class Supervisor:
         while self.children and monotonic() < began + self.config.learning.update_timeout:
             if monotonic() > began + SHUTDOWN_TIMEOUT and not announced:
                 announced = True
-                for child in [c for c in self.children if c.role != "learner" and not c.killed]:
-                    child.kill()
+                for child in self.children:
+                    if child.role != "learner" and not child.killed:  # killed when it has written its stacks
+                        child.reason = f"it had not ended after {SHUTDOWN_TIMEOUT:.0f} s"
+                        child.ask_for_stacks()
                 if any(c.role == "learner" for c in self.children):
                     text = "The learner is waited for: it finishes its update and writes the last checkpoint"
                     yield Message("message", text)
@@ -360,6 +362,8 @@ class Supervisor:
                         failures.append(child.failure)
                     elif child.role == "learner" and not child.done:
                         self._notices.append(f"{child.name} ended ({child.end_reason()}): {NO_LAST_CHECKPOINT}")
+                    elif child.role != "learner" and (details := child.error or child.stack_text):
+                        self._notices += [f"{child.name} ended ({child.end_reason()})", details]
                     self._remove(child)
             yield from self._noticed()
         limit = f"{self.config.learning.update_timeout:.0f} s (learning.update_timeout)"

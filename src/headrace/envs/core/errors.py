@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from itertools import dropwhile
 from pathlib import Path
 
 from headrace.config.errors import ConfigError, UserError
+from headrace.processes.interrupt import is_interrupt
 
-FAULTS = (Exception, SystemExit)
-"""Exceptions from an environment's code that become an `EnvironmentFault`; an unhandled `sys.exit` would silently end the run."""
 _BETWEEN = (
     *(str(Path(__file__).parents[1] / folder) + os.sep for folder in ("core", "groups", "families", "remote")),
     str(Path(__file__).parents[1] / "make.py"),
 )
 _WRAPPERS = ("/gymnasium/", "/torch/utils/")
 """Frames between the engine and an environment's own code: of this package, and of the libraries that wrap environments."""
+
+
+def faults() -> type[BaseException] | tuple[()]:
+    """What the `except` clause around an environment's code catches: every error but an interrupt by the user. An environment may
+    call `sys.exit` or raise `KeyboardInterrupt`, which would end the run without a word."""
+    error = sys.exception()
+    return () if error is None or is_interrupt(error) else BaseException
 
 
 def cause(error: BaseException) -> str:

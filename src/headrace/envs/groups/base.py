@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from threading import Event
 from typing import Any
@@ -9,11 +10,15 @@ from typing import Any
 import numpy as np
 
 from headrace.envs.core.contract import EnvGroup, EnvSpec, LaneRow, ObsRow, StepRow
-from headrace.envs.core.errors import EnvironmentFault
+from headrace.envs.core.errors import EnvironmentFault, cause, faults
 from headrace.envs.core.spaces import Leaf
 from headrace.envs.groups.checks import ObservationChecks, check_rewards
 from headrace.envs.groups.episode_statistics import EpisodeStatistics
 from headrace.envs.groups.rewards import RewardTransform
+from headrace.processes.interrupt import time_limit
+
+CLOSE_TIMEOUT = 5.0
+"""Seconds that closing one environment may take."""
 
 
 class Completion:
@@ -31,16 +36,16 @@ class Completion:
 
 
 def close_all(envs: Sequence[Any]) -> None:
-    """Close every environment that has a `close`, even if closing another one fails. Raises all errors as an `ExceptionGroup`."""
-    errors = []
-    for env in envs:
+    """Close every environment that has a `close`. One that fails to, or takes longer than `CLOSE_TIMEOUT`, is warned of
+    (`UserWarning`): what was done with it is done."""
+    for i, env in enumerate(envs):
         try:
-            if hasattr(env, "close"):
-                env.close()
-        except Exception as error:
-            errors.append(error)
-    if errors:
-        raise ExceptionGroup("closing environments failed", errors)
+            with time_limit(CLOSE_TIMEOUT):
+                getattr(env, "close", lambda: None)()
+        except faults() as error:
+            fault = EnvironmentFault(f"closing environment {i} ({type(env).__name__}) failed: {cause(error)}")
+            fault.__cause__ = error  # `frames` is read from it
+            warnings.warn(f"{fault}\n{fault.frames}".rstrip(), stacklevel=2)
 
 
 class OneAgentGroup(EnvGroup):

@@ -11,7 +11,7 @@ import numpy as np
 from headrace.envs.core.action_log import ActionLog
 from headrace.envs.core.actions import decoder
 from headrace.envs.core.contract import EnvSpec, ObsRow, StepRow
-from headrace.envs.core.errors import FAULTS, EnvironmentFault, cause
+from headrace.envs.core.errors import EnvironmentFault, cause, faults
 from headrace.envs.core.spaces import leaves
 from headrace.envs.groups.base import OneAgentGroup, close_all
 from headrace.envs.groups.checks import STEP, first_observation, flag, parts_of
@@ -44,7 +44,7 @@ class LocalGroup(OneAgentGroup):
                 observation = first_observation(env.reset(seed=seed + i), dict)
                 for leaf in self._leaves:
                     leaf.put_one(out.obs[leaf.name], i, observation)
-            except FAULTS as error:
+            except faults() as error:
                 raise self.fault(i, f"reset failed: {cause(error)}") from error
         self._copy_obs(out.obs)
 
@@ -79,7 +79,7 @@ class LocalGroup(OneAgentGroup):
                         now.episode_objective[i] = objective_of(info)
                 for put_one, row in puts:
                     put_one(row, i, observation)
-        except FAULTS as error:
+        except faults() as error:
             raise self.fault(i, f"{'reset' if starting[i] else 'step'} failed: {cause(error)}") from error
         after.first[:] = self._ended
         ended = terminated | truncated

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from headrace.envs.core.contract import MASK_KEY, EnvSpec, LaneRow
-from headrace.envs.core.errors import FAULTS, EnvironmentFault, cause
+from headrace.envs.core.errors import EnvironmentFault, cause, faults
 from headrace.envs.core.family_interface import ParallelEnv
 from headrace.envs.core.spaces import leaves
 from headrace.envs.groups.checks import LARGEST, ObservationChecks, too_large
@@ -100,7 +100,7 @@ class Match:
             self._begin_episodes(observations, infos, rows)
         except EnvironmentFault:
             raise
-        except FAULTS as error:
+        except faults() as error:
             raise self.fault(f"reset failed: {cause(error)}") from error
 
     def step(self, actions: dict[Any, Any], rows: Sequence[LaneRow]) -> None:
@@ -133,7 +133,7 @@ class Match:
                 self._begin_episodes(observations, infos, rows)
         except EnvironmentFault:
             raise
-        except FAULTS as error:
+        except faults() as error:
             raise self.fault(f"step failed: {cause(error)}") from error
 
     def _count(self, a: int, reward: Any, info: Any) -> None:
@@ -206,7 +206,7 @@ class Match:
         self.weights = [dict(own) for own in weights]
         try:
             self.env.set_reward_weights(dict(zip(self.names, self.weights, strict=True)))  # type: ignore[attr-defined]
-        except FAULTS as error:
+        except faults() as error:
             raise self.fault(f"set_reward_weights failed: {cause(error)}") from error
 
     def get_state(self) -> dict[str, Any]:

@@ -24,8 +24,9 @@ from torch import Tensor
 from headrace.config import EnvConfig
 from headrace.envs.core.actions import tensor_decoder
 from headrace.envs.core.contract import MASK_KEY, Categorical, EnvGroup, LaneRow, ObsRow
-from headrace.envs.core.errors import FAULTS, EnvironmentFault, UnsupportedSpace, cause
+from headrace.envs.core.errors import EnvironmentFault, UnsupportedSpace, cause, faults
 from headrace.envs.core.spaces import Leaf, leaves, spec_of
+from headrace.envs.groups.base import close_all
 from headrace.envs.groups.checks import LARGEST, too_large
 from headrace.envs.groups.episode_statistics import EpisodeStatistics
 from headrace.envs.groups.rewards import reward_transform
@@ -163,7 +164,7 @@ class TensorGroup(EnvGroup):
     def close(self) -> None:
         """Close the environments if they have a `close`."""
         if hasattr(self.envs, "close"):
-            self.envs.close()
+            close_all([self.envs])
 
     # -- inside -----------------------------------------------------------------------------------------------------------
 
@@ -172,7 +173,7 @@ class TensorGroup(EnvGroup):
             function(row)
         except EnvironmentFault:
             raise
-        except FAULTS as error:
+        except faults() as error:
             raise EnvironmentFault(f"{self._where()}: {doing} failed: {cause(error)}") from error
 
     def _where(self) -> str:

@@ -10,9 +10,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from headrace.config import EnvConfig
 from headrace.envs.core.actions import batch_decoder
 from headrace.envs.core.contract import EnvSpec, ObsRow, StepRow
-from headrace.envs.core.errors import FAULTS, EnvironmentFault, cause
+from headrace.envs.core.errors import EnvironmentFault, cause, faults
 from headrace.envs.core.spaces import PLAIN_KEY, leaves, spec_of
-from headrace.envs.groups.base import OneAgentGroup
+from headrace.envs.groups.base import OneAgentGroup, close_all
 from headrace.envs.groups.checks import STEP, first_observation, parts_of
 from headrace.envs.groups.episode_statistics import LIFE_LOST
 from headrace.envs.groups.rewards import RewardTransform, reward_transform
@@ -44,7 +44,7 @@ class VectorGroup(OneAgentGroup):
             begun = self.envs.reset(seed=seed)
             self._put(out.obs, first_observation(begun, dict | list))
             self._statistics.begin(self._by_key(begun[1]))
-        except FAULTS as error:
+        except faults() as error:
             raise self._group_fault("reset", error) from error
 
     def _step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
@@ -57,7 +57,7 @@ class VectorGroup(OneAgentGroup):
             if not next_step:
                 observations = self._write_final(now, observations, infos)
             self._put(after.obs, observations)
-        except FAULTS as error:
+        except faults() as error:
             raise self._group_fault("step", error) from error
         ended = now.terminated | now.truncated
         over = ended & ~infos[LIFE_LOST] if LIFE_LOST in infos else ended
@@ -135,7 +135,7 @@ class VectorGroup(OneAgentGroup):
 
     def close(self) -> None:
         """Close the vector environment."""
-        self.envs.close()
+        close_all([self.envs])
 
 
 def vector_group(

@@ -4,7 +4,6 @@ repeats."""
 from __future__ import annotations
 
 import math
-import warnings
 from collections import deque
 from collections.abc import Callable
 from itertools import chain
@@ -212,7 +211,4 @@ class SerialSampler:
     def close(self) -> None:
         """Close the environments."""
         for worker in self.workers:
-            try:
-                worker.close()
-            except Exception as error:
-                warnings.warn(f"closing environments failed: {error}", stacklevel=2)
+            worker.close()
