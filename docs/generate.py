@@ -121,7 +121,7 @@ def published_table(table: published.Table) -> str:
             value = getattr(value, part)
         shown = f"{value:,}" if type(value) is int else f"{value:g}" if isinstance(value, float) else str(value)
         setting = [shown, f"`{number.setting}`"] if number.setting else ["", ""]
-        unlike = number.setting and number.value is published.DIFFERS and number.note != published.OWN
+        unlike = number.setting and number.value is published.DIFFERS
         differs = "**differs:** " if unlike else ""
         rows.append([number.what, number.published, *other, *setting, differs + number.note])
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |" for cells in rows)

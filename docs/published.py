@@ -10,8 +10,6 @@ from typing import Any
 
 DIFFERS = object()
 """As `Number.value`: ours is another or depends on the environment, see the note."""
-OWN = "the setting's default is the paper's; environments may start with another"
-"""As `Number.note` of a number that the environment it is shown for may have replaced."""
 
 
 @dataclass(frozen=True)
@@ -66,20 +64,73 @@ APPO = Table(
         Number("rho", "1", "learning.vtrace_rho", 1.0),
         Number("c", "1", "learning.vtrace_c", 1.0),
         Number("lambda", "1 (the paper has none)", "learning.gae_lambda", 1.0),
-        Number("discount", "0.99 (0.995 with action repeat 2)", "learning.gamma", note=OWN),
-        Number("rollout", "32", "sampling.rollout", note=OWN),
-        Number("batch", "2048 steps", "learning.batch_size", note=OWN),
-        Number("epochs", "1", "learning.num_epochs", note=OWN),
-        Number("clipping of the ratio", "[1/1.1, 1.1]", "learning.ppo_clip", note=OWN),
+        Number("discount", "0.99 (0.995 with action repeat 2)", "learning.gamma", 0.99),
+        Number("rollout", "32", "sampling.rollout", 32),
+        Number("batch", "2048 steps", "learning.batch_size", 2048),
+        Number("epochs", "1", "learning.num_epochs", 1),
+        Number("clipping of the ratio", "[1/1.1, 1.1]", "learning.ppo_clip", 0.1),
         Number("value loss", "0.5", "learning.value_coef", 0.5),
-        Number("entropy", "0.003", "learning.entropy_coef", note=OWN),
-        Number("optimizer", "Adam, learning rate 1e-4", "learning.learning_rate", note=OWN),
-        Number("Adam's epsilon", "1e-6", "learning.optimizer_eps", note=OWN),
-        Number("gradient norm", "4", "learning.max_grad_norm", note=OWN),
-        Number("core", "GRU 512", "policy.core", note="`--policy.core gru`; some environments start with it"),
+        Number("entropy", "0.003", "learning.entropy_coef", 0.003),
+        Number("optimizer", "Adam", "learning.optimizer", "adam"),
+        Number("learning rate", "1e-4", "learning.learning_rate", 1e-4),
+        Number("Adam's epsilon", "1e-6", "learning.optimizer_eps", 1e-6),
+        Number("gradient norm", "4", "learning.max_grad_norm", 4.0),
+        Number("core", "GRU", "policy.core", "gru"),
+        Number("width of the core", "512", "policy.core_size", 512),
+        Number("network", "of Doom, with measurements", "policy.encoder",
+               note="the environment's; the paper's: `--policy.encoder vizdoom-full`"),
+        Number("total", "500M to 4B frames", "learning.total_steps", note="the environment's"),
     ),
+    ("gym/CartPole-v1", "atari/pong"),
 )  # fmt: skip
-"""What makes the algorithm is fixed; the rest are `headrace.config`'s defaults, unless an environment has its own."""
+
+PPO = Table(
+    "ppo", "Schulman et al. 2017, Table 5 (Atari)", "atari/breakout", "paper",
+    (
+        *_FRAMES,
+        Number("value targets and advantages", "GAE", "learning.returns", "gae"),
+        Number("lambda", "0.95", "learning.gae_lambda", 0.95),
+        Number("discount", "0.99", "learning.gamma", 0.99),
+        Number("horizon", "128", "sampling.rollout", 128),
+        Number("actors", "8", "sampling.envs_per_worker", 8),
+        Number("batch", "8 x 128", "learning.batch_size", 1024),
+        Number("epochs", "3", "learning.num_epochs", 3),
+        Number("minibatch", "32 x 8", "learning.num_minibatches", 4, "in parts of a batch"),
+        Number("clipping of the ratio", "0.1, to 0 at the end", "learning.ppo_clip",
+               note="0.1 throughout, of [1/1.1, 1.1] instead of [0.9, 1.1]"),
+        Number("value loss", "1 x (V - v)^2", "learning.value_coef", 2.0, "a factor of 0.5 (V - v)^2"),
+        Number("entropy", "0.01", "learning.entropy_coef", 0.01),
+        Number("optimizer", "Adam", "learning.optimizer", "adam"),
+        Number("learning rate", "2.5e-4", "learning.learning_rate", 2.5e-4),
+        Number("schedule", "linear to 0", "learning.lr_schedule", "linear"),
+        Number("Adam's epsilon", "1e-5 (not in the table; Baselines)", "learning.optimizer_eps", 1e-5),
+        Number("gradient norm", "0.5 (not in the table; Baselines)", "learning.max_grad_norm", 0.5),
+        Number("total", "40M frames", "learning.total_steps", 10_000_000, "in steps"),
+        Number("network", "Nature's", "policy.encoder", "nature-cnn"),
+    ),
+    ("atari/pong",),
+)  # fmt: skip
+
+A2C = Table(
+    "a2c", "OpenAI Baselines, `a2c.py` and `run_atari`", "atari/breakout", "paper",
+    (
+        Number("returns", "n-step, to the end of the trajectory", "learning.gae_lambda", 1.0, "GAE with lambda 1"),
+        Number("steps", "5", "sampling.rollout", 5),
+        Number("environments", "16", "sampling.envs_per_worker", 16),
+        Number("batch", "80", "learning.batch_size", 80),
+        Number("discount", "0.99", "learning.gamma", 0.99),
+        Number("value loss", "0.5 x (R - V)^2", "learning.value_coef", 1.0, "a factor of 0.5 (R - V)^2"),
+        Number("entropy", "0.01", "learning.entropy_coef", 0.01),
+        Number("optimizer", "RMSProp (TensorFlow's)", "learning.optimizer", "rmsprop-tf"),
+        Number("decay", "0.99", "learning.rmsprop_alpha", 0.99),
+        Number("epsilon", "1e-5", "learning.optimizer_eps", 1e-5, "inside the square root"),
+        Number("learning rate", "7e-4", "learning.learning_rate", 7e-4),
+        Number("schedule", "linear to 0", "learning.lr_schedule", "linear"),
+        Number("gradient norm", "0.5", "learning.max_grad_norm", 0.5),
+        Number("total", "80M steps", "learning.total_steps", 80_000_000),
+    ),
+    ("atari/pong", "gym/CartPole-v1"),
+)  # fmt: skip
 
 IMPALA = Table(
     "impala", "Espeholt et al. 2018, Table G.1 (Atari)", "atari/breakout", "paper",
@@ -105,11 +156,10 @@ IMPALA = Table(
         Number("lambda", "1", "learning.gae_lambda", 1.0, other="1"),
         Number("passes over a batch", "1", "learning.num_epochs", 1, other="1"),
         Number("minibatches", "1", "learning.num_minibatches", 1, other="1"),
-        Number("total", "200M frames = 50M steps", "learning.total_steps",
-               note="the environment's; the learning rate ends at 0 there. The paper's: `--learning.total-steps 50_000_000`",
-               other="100,000 steps"),
-        Number("network", "shallow or deep (residual), without LSTM on Atari", "policy.encoder",
-               note="the environment's; the paper's: `--policy.encoder impala-shallow` or `impala-resnet`",
+        Number("total", "200M frames", "learning.total_steps", 50_000_000, "in steps; the learning rate ends at 0 there",
+               "100,000 steps"),
+        Number("network", "shallow or deep (residual), without LSTM on Atari", "policy.encoder", "impala-shallow",
+               "the deep one: `--policy.encoder impala-resnet`",
                other="MonoBeast Nature's, PolyBeast the deep one; LSTM optional"),
         Number("last action as an input", "with LSTM", "policy.previous_action", True, "of the core, where there is one",
                "MonoBeast yes"),
@@ -122,7 +172,7 @@ IMPALA = Table(
         Number("population based training (multi-task agent)", "24; epsilon, rate, entropy, gradient norm", None,
                note="**differs:** none unless asked for: `--population.size 24 --sampling.num-workers 12 --pbt.rule paper`", other="none"),
     ),
-    ("atari/pong", "gym/CartPole-v1"), "TorchBeast",
+    ("atari/pong",), "TorchBeast",
 )  # fmt: skip
 
 APEX_DQN = Table(
@@ -313,4 +363,4 @@ RAINBOW = Table(
     ("atari/breakout",),
 )  # fmt: skip
 
-TABLES = (APPO, IMPALA, APEX_DQN, APEX_DPG, R2D2, DQN, RAINBOW)
+TABLES = (APPO, PPO, IMPALA, A2C, APEX_DQN, APEX_DPG, R2D2, DQN, RAINBOW)

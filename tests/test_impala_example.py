@@ -15,10 +15,11 @@ from torch import Tensor
 
 from headrace.config import LearningConfig
 from headrace.learning.policy_gradient import PolicyGradient
-from headrace.learning.presets.policy_gradient import IMPALA
+from headrace.learning.presets.policy_gradient import IMPALA, PAPER
 
 pytestmark = pytest.mark.process
 
+NUMBERS = PAPER["impala"]["images"] | IMPALA
 FILE = Path(__file__).parents[1] / "examples" / "impala.py"
 
 
@@ -76,7 +77,7 @@ def test_it_and_the_engine_agree_on_loss_and_update(impala: ModuleType) -> None:
     net, twin = impala.Net((10, 10, 4), 3), impala.Net((10, 10, 4), 3)
     twin.load_state_dict(net.state_dict())
     batch = rollout(T, B)
-    table = {name.partition(".")[2]: value for name, value in IMPALA.items() if name.startswith("learning.")}
+    table = {name.partition(".")[2]: value for name, value in NUMBERS.items() if name.startswith("learning.")}
     config = LearningConfig(**table)
     engines = {
         "obs/obs": batch["obs"], "first": torch.zeros(T + 1, B, dtype=torch.bool), "core": torch.zeros(B, 0),
@@ -97,8 +98,8 @@ def test_it_and_the_engine_agree_on_loss_and_update(impala: ModuleType) -> None:
 
 
 def test_the_numbers_are_the_engines(impala: ModuleType) -> None:
-    """Its Settings and `--learning.algorithm impala` name the same numbers; sizes are its own."""
-    s, t = impala.Settings(), IMPALA
+    """Its Settings and `--learning.algorithm impala --learning.preset paper` name the same numbers; sizes are its own."""
+    s, t = impala.Settings(), NUMBERS
     names = {
         "gamma": "learning.gamma", "value_coef": "learning.value_coef", "entropy_coef": "learning.entropy_coef",
         "learning_rate": "learning.learning_rate", "rmsprop_alpha": "learning.rmsprop_alpha", "reward_clip": "envs.reward_clip",

@@ -2,10 +2,15 @@
 
     python benchmarks/learning/run.py cartpole --seeds 3
     python benchmarks/learning/run.py --list
+    python benchmarks/learning/run.py --defaults --seeds 3
 
 Every task is what `headrace train --env ...` does with the environment's own defaults; what is set beyond them is in `TASKS`.
 The goal is compared twice: with the mean of the last 100 training episodes, which ends the run, and with an evaluation of whole
 games afterwards.
+
+`--defaults` trains every built-in algorithm with its defaults on the tasks of `LEARNS` (or on those named), and adds to
+results/defaults.json what is not there yet, so that it can be stopped and started again. A run ends at the task's goal or
+at its number of steps. `table.py` shows the file.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +31,7 @@ import numpy as np
 import torch
 
 import headrace
+from headrace.learning.algorithm import algorithm_names, declaration
 from headrace.runs.metrics import read_jsonl
 from headrace.runs.plots import learning_curve
 
@@ -127,6 +134,50 @@ TASKS = {
     ),
 }
 
+LEARNS = {
+    "cartpole": Task("gym/CartPole-v1", 475, 20, {"learning.total_steps": 500_000}),
+    "pendulum": Task("gym/Pendulum-v1", -200, 20, {"learning.total_steps": 1_000_000}),
+    "lunar-lander": Task("gym/LunarLander-v3", 200, 20, {"learning.total_steps": 1_000_000}),
+    "minatar-breakout": Task("minatar/breakout", 10, 20, {"learning.total_steps": 2_000_000}, WORLDS),
+    "grid": Task("plain/grid", 0.8, 10, {"learning.total_steps": 150_000}, WORLDS),
+    "levers": Task("plain/levers", 0.9, 10, {"learning.total_steps": 150_000}, WORLDS),
+    "pong": Task("atari/pong", 18, 60),
+}
+"""What every algorithm should learn with its defaults, in so many steps."""
+
+
+def learn_with_defaults(task: Task, algorithm: str, seed: int, folder: Path, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Train one algorithm with its defaults; `extra` settings may say where and how fast, but not how it learns."""
+    quiet = {"run.video": False, "run.dashboard": False, "run.log_interval": 2.0, "run.max_minutes": task.minutes}
+    settings = {"seed": seed, "run.folder": str(folder), "run.goal": task.goal, **quiet, **task.settings, **extra}
+    started = time.perf_counter()
+    try:
+        result = headrace.train(headrace.make_config(task.env, algorithm, task.imports, **settings))
+    except headrace.ConfigError as error:
+        return {"seed": seed, "refused": str(error)}
+    minutes = (time.perf_counter() - started) / 60
+    reached = result.global_step if result.reason == "goal" else None
+    return {"seed": seed, "score": round(float(result.mean_return), 3), "steps": result.global_step, "steps_to_goal": reached,
+            "minutes": round(minutes, 1), "ended": result.reason, "date": time.strftime("%Y-%m-%d")}  # fmt: skip
+
+
+def defaults_table(
+    names: Sequence[str], algorithms: Sequence[str], seeds: int, runs: Path, out: Path, extra: dict[str, Any]
+) -> None:
+    """Fill the cells that are empty, and write the file after each."""
+    path = out / "defaults.json"
+    cells: dict[str, Any] = json.loads(path.read_text())["cells"] if path.exists() else {}
+    for seed in range(seeds):
+        for name in names:
+            for algorithm in algorithms:
+                cell = cells.setdefault(name, {}).setdefault(algorithm, [])
+                if any(known["seed"] == seed or "refused" in known for known in cell):
+                    continue
+                cell.append(learn_with_defaults(LEARNS[name], algorithm, seed, runs / f"{name}-{algorithm}-{seed}", extra))
+                goals = {key: {"env": task.env, "goal": task.goal, **task.settings} for key, task in LEARNS.items()}
+                summary.write(path, {"tasks": goals, "settings": extra, "cells": cells, "machine": summary.machine()})
+                print(f"{name} {algorithm} {cell[-1]}", flush=True)
+
 
 def train_once(task: Task, seed: int, folder: Path, go_on: bool = False) -> dict[str, Any]:
     """Train one seed, from scratch or (`go_on`) from where the run in the folder stopped, and evaluate it."""
@@ -180,7 +231,14 @@ def main() -> None:
     parser.add_argument("--go-on", type=Path, help="go on with the run in this folder (one task, one seed)")
     parser.add_argument("--set", nargs="*", default=[], metavar="SETTING=JSON", help="settings beyond the task's")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--defaults", action="store_true", help="every algorithm with its defaults; tasks: " + ", ".join(LEARNS))
+    parser.add_argument("--algorithms", nargs="*", help="with --defaults: only these")
     arguments = parser.parse_args()
+    extra = {key: json.loads(value) for key, value in (item.split("=", 1) for item in arguments.set)}
+    if arguments.defaults:
+        algorithms = arguments.algorithms or [name for name in algorithm_names() if declaration(name).built_in]
+        defaults_table(arguments.tasks or list(LEARNS), algorithms, arguments.seeds, arguments.runs, arguments.out, extra)
+        return
     if arguments.list:
         for name, task in TASKS.items():
             print(f"{name:26} {task.env:28} goal {task.goal:g}  {task.note}")
@@ -188,7 +246,6 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name in arguments.tasks:
         task = TASKS[name]
-        extra = {key: json.loads(value) for key, value in (item.split("=", 1) for item in arguments.set)}
         task = dataclasses.replace(task, settings={**task.settings, **extra})
         stamp = time.strftime("%Y%m%d-%H%M%S")
         folders = [arguments.runs / f"{name}-{seed}-{stamp}" for seed in range(arguments.seeds)]

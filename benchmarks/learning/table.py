@@ -1,6 +1,7 @@
 """What README.md and docs/results.md show of the result files: `python benchmarks/learning/table.py`.
 
-The learning table is made of the files of run.py and time_to_pong.py, the table of speeds of those in benchmarks/results.
+The learning table is made of the files of run.py and time_to_pong.py, the table of defaults of run.py's defaults.json, the
+table of speeds of those in benchmarks/results.
 `--write` puts the tables between their marks in the pages; a test compares them. `--pictures` draws docs/pictures/learning.png.
 """
 
@@ -110,6 +111,36 @@ def table() -> str:
     return "\n".join([head, "| --- | --- | --- | --- | --- | --- |", pong(), *rows])
 
 
+LEARNED = {
+    "cartpole": "CartPole", "pendulum": "Pendulum", "lunar-lander": "LunarLander", "minatar-breakout": "MinAtar Breakout",
+    "grid": "a grid", "levers": "Dict and MultiDiscrete", "pong": "Pong",
+}  # fmt: skip
+"""Columns of the table of defaults: tasks of `run.LEARNS`, and what they are."""
+
+
+def defaults() -> str:
+    """Markdown: every algorithm with its defaults on every task; tasks and algorithms that were not run are left out."""
+    found = json.loads((HERE / "results" / "defaults.json").read_text())
+    cells, tasks = found["cells"], {name: label for name, label in LEARNED.items() if name in found["cells"]}
+    algorithms = list(dict.fromkeys(algorithm for name in tasks for algorithm in cells[name]))
+    goals = [f"{label}: {found['tasks'][name]['goal']:g}" for name, label in tasks.items()]
+    rows = [[f"`{a}`", *(learned(cells[name].get(a, [])) for name in tasks)] for a in algorithms]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [["", *goals], ["---"] * (len(goals) + 1), *rows])
+
+
+def learned(seeds: list[dict[str, Any]]) -> str:
+    """One cell: steps and minutes to the goal, and how far the seeds came that did not reach it."""
+    if any("refused" in seed for seed in seeds):
+        return "not its kind of action"
+    there = [seed for seed in seeds if seed["steps_to_goal"] is not None]
+    parts = []
+    if there:
+        minutes = spread([seed["minutes"] for seed in there], "{:.1f}".format)
+        parts.append(f"{spread([seed['steps_to_goal'] for seed in there], steps)}, {minutes} min ({len(there)} of {len(seeds)})")
+    parts += [f"**{number(seed['score'])}** after {steps(seed['steps'])}" for seed in seeds if seed not in there]
+    return "; ".join(parts)
+
+
 def speeds() -> str:
     """Markdown: steps per second that training consumes, beside what they are compared with. Medians of rounds."""
     sample_factory, mujoco = speed_file("vs_sample_factory"), speed_file("vs_stable_baselines3_mujoco")
@@ -189,7 +220,7 @@ def pictures() -> None:
     figure.savefig(PICTURE, dpi=100)
 
 
-BLOCKS = ((PAGE, "learning", table), (README, "speeds", speeds), (PAGE, "speeds", speeds))
+BLOCKS = ((PAGE, "learning", table), (PAGE, "defaults", defaults), (README, "speeds", speeds), (PAGE, "speeds", speeds))
 """Which page has which table, between marks of that name."""
 
 
@@ -223,7 +254,7 @@ def main() -> None:
         for page, name, make in BLOCKS:
             write(page, name, make())
     if not (arguments.pictures or arguments.write):
-        print(table(), speeds(), sep="\n\n")
+        print(table(), defaults(), speeds(), sep="\n\n")
 
 
 if __name__ == "__main__":

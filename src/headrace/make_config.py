@@ -20,10 +20,13 @@ from headrace.config.ranges import check
 from headrace.config.tasks import SEPARATOR
 from headrace.config.validation import validate
 from headrace.envs.core import contract
+from headrace.envs.core.errors import EnvironmentFault
+from headrace.envs.core.family_interface import Observes, kind_of
 from headrace.envs.core.imports import GUARD, NotCarried, check_given, import_files, is_importing, needed_code
 from headrace.envs.core.registry import check_id, code_of, observes, with_absolute_path
 from headrace.envs.core.settings import defaults, without
 from headrace.envs.families.python import id_of
+from headrace.envs.make import describe
 from headrace.learning.algorithm import declaration
 from headrace.population.pbt import check_pbt
 from headrace.runs.changed_settings import compare, structural
@@ -64,7 +67,8 @@ def make_config(
     else:
         check_id(env)
         base.env = env = with_absolute_path(env)
-        of_env, observed = dict(defaults(env)), observes(env)
+        of_env = dict(defaults(env))
+        observed = observes(env) or _seen(configs.override(base, **_group({**of_env, **settings}, "envs.")))
     algorithm = settings.get("learning.algorithm") or of_env.get("learning.algorithm") or base.learning.algorithm
     declared = declaration(algorithm)
     of_algorithm = declared.defaults_for(observed, of_env, settings.get("learning.preset", base.learning.preset))
@@ -102,6 +106,15 @@ def continued(config: Config) -> Config:
     made = configs.override(before, **given)
     compare(before, made, folder, begun)
     return made
+
+
+def _seen(config: Config) -> Observes:
+    """What an environment observes whose registration does not say it. One that cannot be made counts as one of vectors; the run
+    will say why it cannot."""
+    try:
+        return kind_of(describe(config.env, config.envs))
+    except (ConfigError, EnvironmentFault):
+        return "vectors"
 
 
 def _can_be_in_process(config: Config) -> bool:

@@ -215,7 +215,10 @@ def test_settings_come_from_defaults_then_environment_then_flags():
     assert config.learning.learning_rate == 1e-3
     config = parse_config(["--env=gym/CartPole-v1", "--learning.learning_rate", "0.5", "--policy.mlp", "8", "9"])
     assert (config.learning.learning_rate, config.policy.mlp) == (0.5, (8, 9))
-    assert parse_config(["--env", "gym/CartPole-v1", "--algorithm", "impala"]).learning.optimizer == "rmsprop-tf"
+    impala = ["--env", "gym/CartPole-v1", "--learning.algorithm", "impala"]
+    small, paper = parse_config(impala).learning, parse_config([*impala, "--learning.preset", "paper"]).learning
+    assert (small.batch_size, small.reduction, small.optimizer, small.learning_rate) == (160, "mean", "adam", 3e-3)
+    assert (paper.batch_size, paper.reduction, paper.optimizer, paper.learning_rate) == (640, "sum", "rmsprop-tf", 6e-4)
 
 
 def test_dashes_underscores_and_short_names():

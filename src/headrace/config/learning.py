@@ -20,8 +20,8 @@ class LearningConfig:
     of sequences. `dqn`: Q-learning with a replay, whose parts are settings; `rainbow`: with all of them. Other names are
     algorithms that an imported file registers."""
     preset: Literal["small", "paper"] = "small"
-    """Source of the defaults of algorithms with a replay. `small`: sizes for a few cores and about an hour. `paper`: the sizes of
-    the papers, for hundreds of actors and days."""
+    """Source of an algorithm's defaults. `small`: numbers that learn on a few cores, in about an hour with a replay. `paper`: the
+    published numbers, which may be meant for hundreds of actors and days."""
     experience: Literal["trajectories", "replay"] = "trajectories"
     """What the learner learns from, which the algorithm declares. `trajectories`: every trajectory once, in order. `replay`:
     transitions sampled from a replay buffer. A value that differs from the algorithm's is refused."""

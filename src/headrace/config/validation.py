@@ -58,9 +58,11 @@ def _faults(config: Config) -> Iterator[str]:
             f"Nearest: {f'{low} or {high}' if low else high}"
         )
     trajectories = r.batch_size // s.rollout
-    if trajectories % r.num_minibatches and not config.uses_replay:
+    rows_alone = r.returns == "gae" and config.policy.core == "none"  # see `learning.minibatches`
+    if (r.batch_size if rows_alone else trajectories) % r.num_minibatches and not config.uses_replay:
+        parts = f"{r.batch_size} steps" if rows_alone else f"{trajectories} trajectories"
         yield (
-            f"learning.num_minibatches ({r.num_minibatches}) must divide the {trajectories} trajectories of a batch "
+            f"learning.num_minibatches ({r.num_minibatches}) must divide the {parts} of a batch "
             f"(batch_size {r.batch_size} / rollout {s.rollout})"
         )
     if s.max_request_groups is not None and config.min_request_groups > s.max_request_groups:

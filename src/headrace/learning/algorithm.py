@@ -105,6 +105,10 @@ class Algorithm(ABC):
 
 # -- what an algorithm declares ----------------------------------------------------------------------------------------
 
+Settings = dict[str, Any]
+"""Dotted settings."""
+ByObservations = Mapping[str, Settings]
+"""Settings for environments that observe "images", and for those that observe "vectors"."""
 Defaults = Mapping[str, Any] | Callable[[str, Mapping[str, Any], str], Mapping[str, Any]]
 """Dotted settings; or a function that makes them of what the environment observes ("images" or "vectors"), the environment's own
 defaults (dotted settings) and `learning.preset`."""

@@ -28,6 +28,7 @@ def test_only_cartpole_has_the_settings_of_cartpole(env_id: str) -> None:
         return
     assert config.learning.gamma == 0.99
     assert config.learning.gae_lambda == 0.95
+    assert config.learning.num_epochs > 1
     assert config.learning.algorithm == "ppo"
     spec = gymnasium.spec(env_id.removeprefix("gym/"))
     assert config.learning.total_steps == (1_000_000 if "gymnasium.envs.mujoco" in str(spec.entry_point) else 10_000_000)
@@ -67,9 +68,10 @@ def test_mujoco_has_settings_of_its_own_and_algorithms_keep_theirs() -> None:
 
 def test_other_environments_observe_vectors() -> None:
     assert registry.observes("gym/Acrobot-v1") == "vectors"
-    assert registry.observes("gym/some_package:Thing-v0") == "vectors"
-    assert defaults("gym/some_package:Thing-v0")["learning.learning_rate"] == 3e-4
-    assert make_config("gym/some_package:Thing-v0").policy.encoder == "auto"  # which takes a convolutional network for images
+    assert registry.observes("gym/some_package:Thing-v0") is None, "one must be made to see"
+    config = make_config("gym/some_package:Thing-v0")  # which cannot be made
+    assert config.learning.learning_rate == 5e-4
+    assert config.policy.encoder == "auto"  # which takes a convolutional network for images
 
 
 def test_rewards_of_a_users_own_scenario_are_not_scaled(tmp_path: Path) -> None:

@@ -14,13 +14,18 @@ import gymnasium
 from gymnasium.vector import VectorEnv
 
 from headrace.config import EnvConfig
-from headrace.envs.core.contract import EnvGroup
+from headrace.envs.core.contract import EnvGroup, EnvSpec
 
 if TYPE_CHECKING:  # imports torch
     from headrace.envs.groups.tensor import TensorEnv
 
 Env: TypeAlias = gymnasium.Env[Any, Any]
 Observes: TypeAlias = Literal["images", "vectors"]
+
+
+def kind_of(spec: EnvSpec) -> Observes:
+    """What environments of this specification observe: "images" if one of their arrays is an image."""
+    return "images" if any(array.is_image for array in spec.observation.values()) else "vectors"
 
 
 # -- what users' functions make -----------------------------------------------------------------------------------------
@@ -76,8 +81,8 @@ class Family:
     """Whether `make` accepts a name; also true for names that `ids` does not list, such as paths and other packages' ids."""
     frameskip: int = 1
     """Simulator frames per step, unless `EnvConfig.frameskip` is set."""
-    observes: Callable[[str], Observes] = lambda name: "images"
-    """Whether an environment observes images or vectors; the defaults of algorithms depend on it."""
+    observes: Callable[[str], Observes | None] = lambda name: "images"
+    """Whether an environment observes images or vectors; the defaults of algorithms depend on it. None: its spaces tell."""
     code: Callable[[str], Sequence[str]] = lambda name: ()
     """The files and modules that another process imports to know this environment, beyond what its id names. Raises `ConfigError`
     if no import helps."""

@@ -86,7 +86,10 @@ _Factory = TypeVar("_Factory", bound=Callable[..., Any])
 
 
 def _register(
-    env_id: str, defaults: Mapping[str, Any] | None, made_by: Callable[[Any], dict[str, Any]]
+    env_id: str,
+    defaults: Mapping[str, Any] | None,
+    made_by: Callable[[Any], dict[str, Any]],
+    kind: Observes | None = None,
 ) -> Callable[[_Factory], _Factory]:
     """A decorator that registers a user's function as a family of its own. `made_by`: from the function, how the family makes
     environments."""
@@ -103,7 +106,9 @@ def _register(
                 raise NotCarried(name)
             return (source,)
 
-        _registered[env_id] = Family(defaults=lambda name: dict(defaults or {}), code=code, **made_by(factory))
+        _registered[env_id] = Family(
+            defaults=lambda name: dict(defaults or {}), observes=lambda name: kind, code=code, **made_by(factory)
+        )
         return factory
 
     return add
@@ -114,19 +119,22 @@ def _no_single(kind: str, name: str, options: EnvConfig, *, render_mode: str | N
     raise ConfigError(f"{name} is registered as {kind}; there is no single environment to make")
 
 
-def register(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[_Factory], _Factory]:
+def register(
+    env_id: str, *, defaults: Mapping[str, Any] | None = None, observes: Observes | None = None
+) -> Callable[[_Factory], _Factory]:
     """Decorator: register a function ``(options: EnvConfig, *, render_mode=None)``, or a class, that makes one environment. The
     settings for frame skip, images, frame stack and step limit are applied to the result. A class, or a function without
     parameters that have no default, gets `options.kwargs` as its arguments.
 
-    `defaults` are dotted configuration overrides, e.g. ``{"learning.learning_rate": 3e-4}``. Registering an id again replaces the
+    `defaults` are dotted configuration overrides, e.g. ``{"learning.learning_rate": 3e-4}``. `observes`, "images" or "vectors",
+    decides which defaults of algorithms suit it; None: one environment is made to see. Registering an id again replaces the
     environment. Processes of a run import the module that registers it. Raises `ValueError` for ids of the built-in families.
     """
 
     def make(factory: Any, name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
         return preprocess(complete(construct(factory, options, render_mode)), options)
 
-    return _register(env_id, defaults, lambda factory: {"make": partial(make, factory)})
+    return _register(env_id, defaults, lambda factory: {"make": partial(make, factory)}, observes)
 
 
 def register_vector(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[_Factory], _Factory]:
@@ -252,9 +260,9 @@ def is_known(env_id: str) -> bool:
     return True
 
 
-def observes(env_id: str) -> Observes:
-    """Whether an environment, or the first of several tasks, observes images or vectors; "images" for users' environments. Raises
-    what `check_id` raises."""
+def observes(env_id: str) -> Observes | None:
+    """Whether an environment, or the first of several tasks, observes images or vectors. None: one must be made to know it.
+    Raises what `check_id` raises."""
     check_id(env_id)
     family, name = family_of(tasks_of(env_id)[0])
     return family.observes(name)

@@ -98,22 +98,11 @@ _CARTPOLE: dict[str, Any] = {
     "learning.num_threads": 1,
 }
 """Short horizons and many epochs over small batches: solves CartPole in some 130,000 steps."""
-_VECTORS: dict[str, Any] = {
+_MUJOCO: dict[str, Any] = {
     "policy.mlp": [64, 64],
     "policy.activation": "tanh",
     "policy.normalize_observations": True,
     "policy.normalize_returns": True,
-    "learning.learning_rate": 3e-4,
-    "learning.ppo_clip": 0.2,
-    "learning.entropy_coef": 0.0,
-    "learning.num_epochs": 4,
-    "learning.num_minibatches": 4,
-    "learning.max_grad_norm": 1.0,
-    "learning.algorithm": "ppo",
-    "sampling.rollout": 64,
-}
-"""Observations and rewards of unknown scale. Network, learning rate and clip are those of Schulman et al. 2017 (PPO), Table 3."""
-_MUJOCO: dict[str, Any] = {
     "policy.separate_critic": True,
     "sampling.placement": "inline",
     "sampling.num_workers": 2,
@@ -126,35 +115,33 @@ _MUJOCO: dict[str, Any] = {
     "learning.num_minibatches": 8,
     "learning.learning_rate": 6e-4,
     "learning.lr_schedule": "linear",
+    "learning.algorithm": "ppo",
+    "learning.ppo_clip": 0.2,
+    "learning.entropy_coef": 0.0,
     "learning.max_grad_norm": 0.5,
 }
-"""In addition to `_VECTORS`. Batch and epochs are those of Schulman et al. 2017 (PPO), Table 3. Minibatches are four times as
-large and the learning rate is doubled: learning costs about as much as simulating (benchmarks/learning/run.py halfcheetah)."""
+"""Network, clip, batch and epochs are those of Schulman et al. 2017 (PPO), Table 3. Minibatches are four times as large and the
+learning rate is doubled: learning costs about as much as simulating (benchmarks/learning/run.py halfcheetah)."""
 _IMAGES: dict[str, Any] = {
     "envs.resize": (84, 84),
     "envs.grayscale": True,
     "envs.frame_stack": 4,
     "policy.encoder": "nature-cnn",
-    "policy.normalize_returns": True,
-    "learning.learning_rate": 2.5e-4,
-    "learning.ppo_clip": 0.1,
-    "learning.entropy_coef": 0.01,
-    "learning.num_epochs": 3,
-    "learning.num_minibatches": 4,
-    "learning.max_grad_norm": 0.5,
-    "learning.precision": "auto",
     "learning.algorithm": "ppo",
 }
-"""Learning rate, clip, entropy and epochs are those of Schulman et al. 2017 (PPO), Table 5; images are made as for Atari."""
+"""Images are made as for Atari."""
 
 
-def observes(name: str) -> Observes:
-    """Whether the environment observes images, judged by its registration with Gymnasium; making it would take seconds."""
-    return "images" if _entry_point(name).endswith(_OBSERVE_IMAGES) else "vectors"
+def observes(name: str) -> Observes | None:
+    """Whether an environment of Gymnasium, or a game of ale-py, observes images; None for those of other packages."""
+    entry_point = _entry_point(name)
+    if entry_point.endswith(_OBSERVE_IMAGES):
+        return "images"
+    return "vectors" if entry_point.startswith("gymnasium.envs.") else None
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """Settings that suit many environments; CartPole has its own.
+    """Settings of CartPole and MuJoCo; with other environments algorithms start with settings of their own.
 
     One learner thread for environments whose networks are known to be small, since more threads cost more than they gain.
     """
@@ -163,7 +150,7 @@ def defaults(name: str) -> dict[str, Any]:
     if observes(name) == "images":
         atari = _entry_point(name).endswith(":AtariEnv")
         return _IMAGES | ({"envs.reward_clip": 1.0, "policy.normalize_returns": False} if atari else {})
-    own = _VECTORS | (_MUJOCO if _is_mujoco(name) else {})
+    own: dict[str, Any] = dict(_MUJOCO) if _is_mujoco(name) else {"learning.algorithm": "ppo"}
     if _entry_point(name).startswith("gymnasium.envs."):
         own["learning.num_threads"] = 1
     if _entry_point(name).startswith("gymnasium.envs.toy_text"):

@@ -12,6 +12,7 @@ import gymnasium
 
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core import registry
+from headrace.envs.core.family_interface import kind_of
 from headrace.envs.core.settings import default_options, defaults
 from headrace.envs.make import describe_here, make_group
 from headrace.envs.remote import protocol
@@ -35,14 +36,15 @@ def make_offer(env: str, num_envs: int, options: EnvConfig | None = None) -> Off
     registry.check_one(env)
     # rewards are sent raw; the trainer scales and clips them
     options = replace(options or default_options(env), reward_scale=1.0, reward_clip=None, reward_soft_clip=None)
+    spec = describe_here(env, options)
     return Offer(
         env=env,
         options=protocol.shared_options(options),
-        spec=describe_here(env, options),
+        spec=spec,
         make_group=lambda count, training: make_group(env, options, count, training=training),
         num_envs=num_envs,
         defaults=dict(defaults(env)),
-        observes=registry.observes(env),
+        observes=registry.observes(env) or kind_of(spec),
     )
 
 

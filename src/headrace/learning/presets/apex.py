@@ -6,15 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.config import Config, ConfigError
-from headrace.learning.algorithm import Algorithm, Declaration
-from headrace.learning.presets.q_learning import (
-    ON_A_REPLAY,
-    SMALL_NETWORK,
-    ByObservations,
-    Settings,
-    by_preset,
-    check_no_value_head,
-)
+from headrace.learning.algorithm import Algorithm, ByObservations, Declaration, Settings
+from headrace.learning.presets.q_learning import ON_A_REPLAY, SMALL_NETWORK, by_preset, check_no_value_head
 
 # Horgan et al. 2018, appendix C. Actors look for new weights every 400 frames = 100 steps.
 APEX_DQN = ON_A_REPLAY | {

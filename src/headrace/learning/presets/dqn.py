@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from headrace.config import Config, ConfigError
-from headrace.learning.algorithm import Algorithm, Declaration
+from headrace.learning.algorithm import Algorithm, ByObservations, Declaration, Settings
 from headrace.learning.presets import apex
-from headrace.learning.presets.q_learning import ON_A_REPLAY, SMALL_NETWORK, ByObservations, Settings, by_preset
+from headrace.learning.presets.q_learning import ON_A_REPLAY, SMALL_NETWORK, by_preset
 
 # Mnih et al. 2015, extended data table 1, and Hessel et al. 2018, table 1 and section 4. One update of 32 transitions follows 4
 # steps, whatever the number of environments: 8 samples per transition.

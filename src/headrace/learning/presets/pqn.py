@@ -2,42 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from headrace.config import Config, ConfigError
-from headrace.learning.algorithm import Algorithm, Declaration
-from headrace.learning.presets.q_learning import SMALL_NETWORK, ByObservations, Settings, check_no_value_head, own_network
+from headrace.learning.algorithm import Algorithm, ByObservations, Declaration, Settings
+from headrace.learning.presets.q_learning import SMALL_NETWORK, by_preset, check_no_value_head
 
-# Gallici et al. 2024 (Atari; small tasks), except for the optimizer, which is RAdam there, and the number of environments.
 PQN: Settings = {
     "policy.normalize_returns": False, "policy.separate_critic": False,
-    "q.dueling": False, "q.noisy": False, "q.atoms": 1,
+    "q.dueling": False, "q.noisy": False, "q.atoms": 1, "q.epsilon_first": 1.0,
     "learning.returns": "gae",  # targets are computed once, and rows are then independent samples
     "learning.reduction": "mean",
     "learning.optimizer": "adam", "learning.optimizer_eps": 1e-5, "learning.max_grad_norm": 10.0,
 }  # fmt: skip
-BY_OBSERVATIONS: ByObservations = {
+# Gallici et al. 2024 and their code (Atari; CartPole), except for the optimizer, which is RAdam there.
+PAPER: ByObservations = {
+    "images": {
+        "envs.reward_clip": 1.0,
+        "policy.encoder": "nature-conv", "policy.hidden": 512,
+        "sampling.num_workers": 1, "sampling.num_groups": 1, "sampling.envs_per_worker": 128, "sampling.rollout": 32,
+        "learning.total_steps": 50_000_000,
+        "learning.batch_size": 4096, "learning.num_epochs": 2, "learning.num_minibatches": 32, "learning.gamma": 0.99,
+        "learning.learning_rate": 2.5e-4, "learning.lr_schedule": "constant", "learning.gae_lambda": 0.65,
+        "q.epsilon_last": 0.001, "q.epsilon_decay": 0.1,
+        "run.goal": None,
+    },
+    "vectors": {
+        "envs.reward_scale": 0.1,
+        "policy.mlp": [256], "policy.hidden": 256, "policy.activation": "relu", "policy.normalize_observations": False,
+        "sampling.num_workers": 1, "sampling.num_groups": 1, "sampling.envs_per_worker": 32, "sampling.rollout": 64,
+        "learning.total_steps": 500_000,
+        "learning.batch_size": 2048, "learning.num_epochs": 4, "learning.num_minibatches": 16, "learning.gamma": 0.99,
+        "learning.learning_rate": 1e-4, "learning.lr_schedule": "linear", "learning.gae_lambda": 0.95,
+        "q.epsilon_last": 0.2, "q.epsilon_decay": 0.2,
+        "run.goal": None,
+    },
+}  # fmt: skip
+# Fewer environments, and a learning rate that falls to 0: without it CartPole is learned and lost again.
+SMALL: ByObservations = {
     "images": {
         "policy.hidden": 512,
-        "learning.num_epochs": 2, "learning.num_minibatches": 8,
-        "learning.learning_rate": 2.5e-4,
+        "sampling.rollout": 32,
+        "learning.batch_size": 1024, "learning.num_epochs": 2, "learning.num_minibatches": 8,
+        "learning.learning_rate": 2.5e-4, "learning.lr_schedule": "linear",
         "learning.gae_lambda": 0.65,
         "q.epsilon_last": 0.001, "q.epsilon_decay": 0.1,
     },
     "vectors": SMALL_NETWORK
     | {
-        "learning.num_epochs": 4, "learning.num_minibatches": 4,
-        "learning.learning_rate": 1e-3,
+        "sampling.rollout": 32,
+        "learning.batch_size": 512, "learning.num_epochs": 4, "learning.num_minibatches": 4,
+        "learning.learning_rate": 1e-3, "learning.lr_schedule": "linear",
         "learning.gae_lambda": 0.95,
         "q.epsilon_last": 0.01, "q.epsilon_decay": 0.2,
     },
 }  # fmt: skip
-
-
-def defaults(observations: str, env_defaults: Mapping[str, Any], preset: str) -> Settings:
-    """In both presets the environment's own convolutions; the linear layer behind them is the head's."""
-    return PQN | own_network(env_defaults) | BY_OBSERVATIONS[observations]
 
 
 def make(config: Config) -> Algorithm:
@@ -57,4 +74,5 @@ def check(config: Config) -> None:
         raise ConfigError("learning.algorithm pqn computes its targets once per batch: learning.returns must be gae")
 
 
-DECLARATIONS = (Declaration("pqn", make, "trajectories", defaults, check),)
+# The linear layer behind the environment's own convolutions is the head's.
+DECLARATIONS = (Declaration("pqn", make, "trajectories", by_preset(PQN, SMALL, PAPER), check),)

@@ -6,12 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.config import Config, ConfigError, PolicyConfig
-from headrace.learning.algorithm import Defaults
-
-Settings = dict[str, Any]
-"""Dotted settings."""
-ByObservations = Mapping[str, Settings]
-"""Settings for environments that observe "images", and for those that observe "vectors"."""
+from headrace.learning.algorithm import ByObservations, Defaults, Settings
 
 # Of all algorithms on a replay, whatever the environment's own algorithm has.
 ON_A_REPLAY: Settings = {

@@ -1,0 +1,115 @@
+"""Algorithms learn with their defaults, and what these depend on: what an environment observes, and whether it was tuned."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from headrace.envs.core import registry
+from headrace.make_config import check_config, make_config
+from headrace.train import train
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+LEARNS = importlib.import_module("learning.run").LEARNS
+
+
+# -- do they learn? ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("task", "algorithm"),
+    [
+        ("cartpole", "impala"), ("cartpole", "a2c"), ("cartpole", "pqn"), ("cartpole", "ppo"),
+        ("grid", "impala"), ("grid", "appo"), ("grid", "pqn"), ("levers", "ppo"),
+        pytest.param("pendulum", "impala", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+        pytest.param("pendulum", "ppo", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+        pytest.param("lunar-lander", "ppo", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+    ],
+)  # fmt: skip
+def test_an_algorithm_learns_a_task_with_its_defaults(tmp_path: Path, task: str, algorithm: str) -> None:
+    """To the goal and within the steps of docs/results.md, in one process."""
+    learns = LEARNS[task]
+    if task == "lunar-lander":
+        pytest.importorskip("Box2D")
+    quiet = {"run.folder": str(tmp_path), "run.video": False, "run.dashboard": False, "run.goal": learns.goal}
+    here = {"sampling.placement": "serial", "learning.device": "cpu", "learning.num_threads": 1}
+    result = train(make_config(learns.env, algorithm, learns.imports, **quiet, **here, **learns.settings))
+    assert result.reason == "goal", f"{result.mean_return:.2f} after {result.global_step:,} steps"
+
+
+# -- what defaults depend on ---------------------------------------------------------------------------------------------
+
+
+class Seen(gymnasium.Env[np.ndarray, int]):
+    """An environment that observes what it is told to."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, images: bool = False):
+        shape, dtype, high = ((84, 84, 3), np.uint8, 255) if images else ((5,), np.float32, 1)
+        self.observation_space = gymnasium.spaces.Box(0, high, shape, dtype)
+
+
+@pytest.fixture
+def seen() -> Iterator[None]:
+    registry.register("test/seen")(lambda options, render_mode=None: Seen(**options.kwargs))
+    yield
+    registry._registered.pop("test/seen", None)
+
+
+@pytest.mark.usefixtures("seen")
+def test_what_somebodys_environment_observes_is_looked_up() -> None:
+    for algorithm, setting, of_images in (("dqn", "replay.capacity", 200_000), ("impala", "learning.learning_rate", 1e-3)):
+        group, name = setting.split(".")
+
+        def value(algorithm: str = algorithm, group: str = group, name: str = name, **settings: Any) -> Any:
+            return getattr(getattr(make_config("test/seen", algorithm, **settings), group), name)
+
+        assert value(**{"envs.kwargs": {"images": True}}) == of_images
+        assert value() != of_images
+        assert value(**{"envs.kwargs": {"no such": 1}}) == value(), "one that cannot be made counts as one of vectors"
+
+
+@pytest.mark.usefixtures("seen")
+def test_a_declared_kind_needs_no_environment() -> None:
+    def fails(options: Any, render_mode: Any = None) -> Any:
+        raise AssertionError("made")
+
+    registry.register("test/seen", observes="images")(fails)
+    assert make_config("test/seen", "dqn").replay.capacity == 200_000
+
+
+@pytest.mark.usefixtures("seen")
+@pytest.mark.parametrize("algorithm", ["appo", "ppo"])
+def test_an_environment_without_numbers_of_its_own_gets_several_passes(algorithm: str) -> None:
+    """One that declares a learning rate was tuned, and keeps what it declares and the settings' own defaults."""
+
+    def config(**own: Any) -> Any:
+        registry.register("test/seen", defaults=own, observes="vectors")(lambda options, render_mode=None: Seen())
+        made = make_config("test/seen", algorithm)
+        check_config(made)
+        return made
+
+    plain = config(**{"sampling.num_workers": 1})
+    assert plain.learning.num_epochs > 1
+    assert plain.learning.num_minibatches > 1
+    assert plain.learning.learning_rate >= 3e-4
+    assert plain.policy.normalize_observations
+    assert plain.sampling.num_workers == 1
+    assert config(**{"learning.ppo_clip": 0.3}).learning.ppo_clip == 0.3
+    tuned = config(**{"learning.learning_rate": 0.01})
+    assert (tuned.learning.learning_rate, tuned.learning.num_epochs) == (0.01, 1)
+
+
+def test_a_network_that_an_environment_declares_stays() -> None:
+    config = make_config("gym/FrozenLake-v1", "impala")
+    assert not config.policy.normalize_observations, "its observations are one-hot"
+    assert make_config("gym/Pendulum-v1", "impala").policy.normalize_observations
