@@ -112,8 +112,8 @@ def texts():
 SETTINGS = {setting.name for setting in help.settings(Config())}
 SWITCHES = {setting.name for setting in help.settings(Config()) if setting.type == "bool"}
 GROUPS = {name.partition(".")[0] for name in SETTINGS if "." in name}
-NO_SETTINGS = {"population.rating", "population.opponents", "learning.adam"}
-"""What a matchmaker may ask, and how the names of two settings begin."""
+NO_SETTINGS = {"population.rating", "population.opponents", "learning.adam", "policy.act"}
+"""What a matchmaker may ask, how the names of two settings begin, a method of a trained policy."""
 FILES = ("onnx", "mp4", "json", "jsonl", "lock", "md", "png", "py")
 
 

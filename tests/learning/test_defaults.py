@@ -29,7 +29,6 @@ LEARNS = importlib.import_module("learning.run").LEARNS
     [
         ("cartpole", "impala"), ("cartpole", "a2c"), ("cartpole", "pqn"), ("cartpole", "ppo"),
         ("grid", "impala"), ("grid", "appo"), ("grid", "pqn"), ("levers", "ppo"),
-        pytest.param("pendulum", "impala", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
         pytest.param("pendulum", "ppo", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
         pytest.param("lunar-lander", "ppo", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],

@@ -89,7 +89,8 @@ def test_the_first_policy_is_close_to_uniform():
     policy = Policy(SPEC, PolicyConfig(**SMALL))
     obs, first = batch()
     out = policy.unroll({**obs, MASK_KEY: torch.ones_like(obs[MASK_KEY])}, torch.zeros(B, policy.core_width), first)
-    assert out.distribution.symmetric_kl_to_uniform().max() < 1e-3
+    # The part with two bounded numbers is no more uniform than that: their squashed Gaussian begins with a width of 1.
+    assert out.distribution.symmetric_kl_to_uniform().max() < 0.03
 
 
 def test_values_stay_when_the_statistics_of_returns_change():
