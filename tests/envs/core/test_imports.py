@@ -224,7 +224,7 @@ def test_it_trains_in_every_placement(placement: str, tmp_path: Path) -> None:
     script = TRAIN.format(folder="run", placement=placement) + (
         "import grid\n"
         'result = headrace.train(headrace.make_config("my/grid", **tiny))\n'
-        "print(headrace.evaluate(result.folder, episodes=2).episodes)\n"
+        "print(headrace.evaluate(result.folder, episodes=2))\n"
         "headrace.load_policy(result.folder)\n"
     )
     done = ran(tmp_path, script)
