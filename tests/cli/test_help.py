@@ -94,7 +94,7 @@ def test_help_shows_what_people_change_and_fits_on_a_screen(capsys, monkeypatch)
         "--learning.batch-size 512 Steps per batch.", "--policy.core none", "One of none, gru, lstm.", "--import ",
         "--run.folder None Run folder; training resumes the run that is found there. None: runs/<env>__<name>__<seed>.",
         "train --help-all",
-        "Python files to import first. They may register environments, networks, algorithms, matchmakers", "None: no limit.",
+        "Python files or modules to import first.", "None: no limit.",
         "or a name that an imported file registers. auto: nature-cnn for images, mlp for vectors.",
         "such as cuda:1. auto: cuda if there is one, else cpu.",
     ):  # fmt: skip

@@ -184,7 +184,7 @@ def test_a_recording_names_it(run: str, heard: list[str], tmp_path: Path, method
 
 
 def test_the_command_says_it_as_a_line(run: str, heard: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    Hang.plan("step", number=1, seconds=1.0)  # number 0 is made to know its spaces
+    Hang.plan("step", number=0, seconds=1.0)
     assert cli.main(["eval", run, "--episodes", "2"]) == 0
     shown = capsys.readouterr().err
     assert "warning: no answer for 0 s from environment 0 of test/hanging; the call is at " in shown
