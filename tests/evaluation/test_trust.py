@@ -21,7 +21,10 @@ FILE = """
     def pole(options, *, render_mode=None):
         return gymnasium.make("CartPole-v1", render_mode=render_mode)
 """
-TINY = ["--placement", "serial", "--batch-size", "512", "--num-minibatches", "1", "--no-video", "--num-threads", "1", "--no-dashboard"]
+TINY = [
+    "--placement", "serial", "--batch-size", "512", "--num-minibatches", "1",
+    "--no-video", "--num-threads", "1", "--no-dashboard",
+]  # fmt: skip
 
 
 @pytest.fixture
