@@ -5,6 +5,7 @@ import torch
 
 from headrace.config import Config, ConfigError, override
 from headrace.config.validation import check_device, validate
+from headrace.envs.core import registry
 from headrace.make_config import make_config
 
 
@@ -62,3 +63,20 @@ def test_a_batch_of_matches_is_made_of_single_agents_slots():
     of_one = {"sampling.num_workers": 1, "sampling.num_groups": 1, "sampling.envs_per_worker": 8}
     with pytest.raises(ConfigError, match=r"environments per group \(16 x 8 = 128\): .*Nearest: 896 or 1024$"):
         validate(make_config("gym/CartPole-v1", "ppo", **{**sizes, **of_one, "envs.num_agents": None}))
+
+
+@pytest.mark.parametrize(
+    ("given", "minibatches"),
+    [
+        ({}, 16),
+        ({"learning.batch_size": 512}, 16),  # 512 steps; nothing ties the rows of a trajectory together
+        ({"learning.batch_size": 512, "policy.core": "gru"}, 8),  # 8 trajectories of 64 steps
+        ({"learning.batch_size": 64 * 16 * 3, "policy.core": "gru"}, 16),
+        ({"learning.batch_size": 64 * 16 * 3, "policy.core": "gru", "learning.num_minibatches": 3}, 3),
+    ],
+)
+def test_a_default_number_of_minibatches_divides_the_batch(given, minibatches):
+    registry.register("test/vectors", observes="vectors")(lambda options, *, render_mode=None: None)
+    config = make_config("test/vectors", "ppo", **given)
+    assert config.learning.num_minibatches == minibatches
+    validate(config)

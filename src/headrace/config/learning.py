@@ -32,7 +32,8 @@ class LearningConfig:
     environment, of `sampling.rollout`; in `device` placement it must be `sampling.rollout` times all environments, or an equal
     part of that. With replay: transitions per update."""
     num_minibatches: Length = 1
-    """Number of minibatches that a batch is divided into, in whole trajectories."""
+    """Number of minibatches that a batch is divided into: by steps with GAE and without a recurrent core, else by whole
+    trajectories. A default becomes smaller where it does not divide the batch."""
     num_epochs: Annotated[int, Range(1, 1000)] = 1
     """Number of passes over each batch."""
     gamma: Fraction = 0.99

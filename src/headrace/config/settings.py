@@ -132,6 +132,13 @@ class Config:
         return self.learning.batch_size // (self.sampling.rollout * self.lane_size)
 
     @property
+    def minibatch_units(self) -> int:
+        """The parts of a batch that minibatches share out (`headrace.learning.minibatches`): its steps where the loss needs no
+        neighbouring rows, which is with GAE and without a recurrent core; else its trajectories."""
+        rows_alone = self.learning.returns == "gae" and self.policy.core == "none"
+        return self.learning.batch_size // (1 if rows_alone else self.sampling.rollout)
+
+    @property
     def num_slots(self) -> int:
         """Trajectory slots of a policy that acts for `most_lanes`."""
         return self.slots_for(self.most_lanes)

@@ -57,10 +57,8 @@ def _faults(config: Config) -> Iterator[str]:
             f"learning.batch_size ({r.batch_size}) must be a multiple of {of}: batches are made of whole slots. "
             f"Nearest: {f'{low} or {high}' if low else high}"
         )
-    trajectories = r.batch_size // s.rollout
-    rows_alone = r.returns == "gae" and config.policy.core == "none"  # see `learning.minibatches`
-    if (r.batch_size if rows_alone else trajectories) % r.num_minibatches and not config.uses_replay:
-        parts = f"{r.batch_size} steps" if rows_alone else f"{trajectories} trajectories"
+    if (units := config.minibatch_units) % r.num_minibatches and not config.uses_replay:
+        parts = f"{units} steps" if units == r.batch_size else f"{units} trajectories"
         yield (
             f"learning.num_minibatches ({r.num_minibatches}) must divide the {parts} of a batch "
             f"(batch_size {r.batch_size} / rollout {s.rollout})"
