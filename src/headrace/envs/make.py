@@ -32,7 +32,7 @@ from headrace.envs.groups.local import LocalGroup
 from headrace.envs.groups.multi_agent import multi_agent_group
 from headrace.envs.groups.rewards import reward_transform
 from headrace.envs.groups.tasks import TaskGroup, joint_spec
-from headrace.envs.groups.vector import vector_group
+from headrace.envs.groups.vector import VectorGroup
 
 # -- one environment ----------------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ def make_group(
         if family.make_group is not None:
             return family.make_group(name, options, num_envs, **how)
         if family.make_vector is not None:
-            return vector_group(family.make_vector(name, options, num_envs), options, env_id)
+            return VectorGroup(family.make_vector(name, options, num_envs), options, env_id)
     return _local_group(env_id, options, num_envs, family.frameskip)
 
 

@@ -52,6 +52,12 @@ from headrace.arrays import ArraySpec
 Array: TypeAlias = Any
 """np.ndarray or torch.Tensor."""
 
+
+def on_host(array: Array) -> Array:
+    """A copy in host memory, for a saved state."""
+    return array.copy() if isinstance(array, np.ndarray) else array.to("cpu", copy=True)
+
+
 MASK_KEY = "action_mask"
 """Key of a Dict observation that holds the action mask: uint8, one entry for each choice of each discrete part in order."""
 
