@@ -56,11 +56,6 @@ def ids() -> list[str]:
     return sorted(set(roms.get_all_rom_ids()) - TWO_PLAYERS_ONLY)
 
 
-def knows(name: str) -> bool:
-    """Whether there is such a game."""
-    return name in ids()
-
-
 def vector_options(options: EnvConfig) -> dict[str, Any]:
     """The settings as keyword arguments of `AtariVector`, and except for `noop_min` of `ale_py.vector_env.AtariVectorEnv`.
     Rewards stay raw and a lost life does not end episodes: `VectorGroup` clips rewards, `TrainingEpisodes` ends episodes."""
@@ -247,8 +242,7 @@ FAMILY = Family(
     make,
     defaults,
     ids,
-    knows,
-    FRAMESKIP,
+    frameskip=FRAMESKIP,
     make_group=make_group,
     make_mixed_group=make_mixed_group,
     make_vector=make_vector,

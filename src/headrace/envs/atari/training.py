@@ -56,11 +56,9 @@ class TrainingStarts:
         return self._states[int(self._generator.integers(len(self._states)))]
 
     def get_state(self) -> dict[str, Any]:
-        """The state of the random generator."""
         return dict(self._generator.bit_generator.state)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from `get_state`."""
         self._generator.bit_generator.state = state
 
 

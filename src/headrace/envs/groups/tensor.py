@@ -162,7 +162,6 @@ class TensorGroup(EnvGroup):
         cast(Any, self.envs).set_state(state["envs"])
 
     def close(self) -> None:
-        """Close the environments if they have a `close`."""
         if hasattr(self.envs, "close"):
             close_all([self.envs])
 
