@@ -69,10 +69,8 @@ class RecentGames:
         self._seen = self._all()
 
     def get_state(self) -> dict[str, Any]:
-        """For the policy's checkpoints."""
         return {"games": [list(some) for some in self._games], "unseen": (self._all() - self._seen).tolist()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from `get_state`."""
         self._games = deque((score, n) for score, n in state["games"])
         self._seen = self._all() - state["unseen"]

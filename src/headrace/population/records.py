@@ -84,7 +84,6 @@ class Records:
             self._newest[line["policy"]].append(line)
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
