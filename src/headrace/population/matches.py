@@ -19,7 +19,7 @@ from headrace.population.matchmaking import Matchmaker, NextMatch, Population
 from headrace.shm.population import Standings
 
 TRIES = 100
-"""A member that was chosen may have been closed meanwhile; then the matchmaker is asked again, at most so many times."""
+"""Most times that the matchmaker is asked for one match: a member that it chooses may just have been closed."""
 
 
 class WorkerMatches:

@@ -152,7 +152,7 @@ class PbtPolicy:
         return float(np.mean(self._objectives)) if self._objectives else math.nan
 
     def _generator(self, mutation: bool) -> np.random.Generator:
-        """Of each decision its own, so that nothing has to be remembered of it."""
+        """A generator for the next decision, seeded by the decision's number, so that checkpoints need not hold its state."""
         return np.random.default_rng([self._placement.config.seed, self._policy, self._decisions, int(mutation)])
 
     def _decide(self) -> Iterator[Message]:

@@ -15,7 +15,7 @@ K = 2.0
 MOST_GAMES = 200
 """Games of one pair that move a rating at once; more say nothing new, since a rating has settled by then."""
 WINDOW = 100
-"""Games that a win rate is of, at least: as many as the episodes that a mean return is of."""
+"""Least number of games in a win rate: as many as there are episodes in a mean return."""
 
 
 def expected_score(rating: float, other: float) -> float:
@@ -64,7 +64,7 @@ class RecentGames:
         return float(score / n) if n else math.nan
 
     def clear(self) -> None:
-        """The policy is another one from now on."""
+        """Forget all games: the policy has become a copy of another one."""
         self._games.clear()
         self._seen = self._all()
 

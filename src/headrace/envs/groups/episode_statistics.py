@@ -1,4 +1,5 @@
-"""Returns and lengths of episodes, for groups of all kinds.
+"""Returns and lengths of the episodes of single-agent environments, in groups of all kinds. (`groups.match` counts those of the
+agents of a match.)
 
 The learner sees an *episode* end where `terminated` or `truncated` is true. Statistics report whole *games*. A game ends with the
 same step, unless the step's info says ``"life_lost": True``: then the environment's next reset continues the game, and its return
