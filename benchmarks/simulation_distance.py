@@ -33,8 +33,7 @@ import psutil
 import summary
 
 from headrace.config import Config
-from headrace.envs.core.contract import ArraySpec, Categorical, EnvSpec
-from headrace.envs.core.rows import lane_row
+from headrace.envs.core.contract import ArraySpec, Categorical, EnvSpec, LaneRow
 from headrace.envs.make import describe, make_group
 from headrace.make_config import make_config
 from headrace.processes.child import Child
@@ -122,7 +121,7 @@ def bare(start: Start) -> None:
     pin(config, start.index)
     groups = [make_group(config.env, config.envs, E) for _ in range(num_groups)]
     slots = [start.index * num_groups + g for g in range(num_groups)]
-    rows = [lane_row(store.arrays, (s, 0), (s, 1)) for s in slots]
+    rows = [LaneRow.view(store.arrays, (s, 0), (s, 1)) for s in slots]
     choices = [part.n for part in start.placement.spec.action.parts if isinstance(part, Categorical)]
     rng = np.random.default_rng(start.index)
     for g, group in enumerate(groups):

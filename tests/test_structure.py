@@ -103,7 +103,7 @@ def test_the_mathematics_imports_nothing_else_of_ours(name: str) -> None:
 
 def test_consoles_do_not_know_the_engine() -> None:
     """All of envs/atari but the part that joins the consoles to the engine."""
-    joint = {"family", "tensor_group", "training"}
+    joint = {"family", "training"}
     consoles = [path for path in (PACKAGE / "envs" / "atari").glob("*.py") if path.stem not in joint]
     assert len(consoles) > 5
     for path in consoles:

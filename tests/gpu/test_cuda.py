@@ -17,7 +17,7 @@ from headrace.accelerator.device_observations import DeviceObservations
 from headrace.accelerator.graphs import WARM_UPS, set_up
 from headrace.accelerator.weights import FlatWeights, Publisher
 from headrace.config import Config
-from headrace.envs.atari.tensor_group import AtariTensorGroup
+from headrace.envs.groups.vector import VectorGroup
 from headrace.envs.make import describe
 from headrace.experience.on_policy import OnPolicyExperience
 from headrace.experience.replay.buffer import ReplayField
@@ -192,20 +192,20 @@ def test_the_device_placement_has_its_consoles_on_the_gpu(
 ) -> None:
     pytest.importorskip("cuda.core")
     groups = list[Any]()
-    made = AtariTensorGroup.__init__
+    made = VectorGroup.__init__
 
     def remembered(self: Any, *args: Any, **kwargs: Any) -> None:
         groups.append(self)
         made(self, *args, **kwargs)
 
-    monkeypatch.setattr(AtariTensorGroup, "__init__", remembered)
+    monkeypatch.setattr(VectorGroup, "__init__", remembered)
     config = make_config("atari/breakout", algorithm, **{
         "sampling.placement": "device", "learning.device": "cuda", "sampling.num_workers": 1, "sampling.num_groups": 1,
         "sampling.envs_per_worker": 16, "learning.num_epochs": 1, "learning.num_minibatches": 1, "learning.total_steps": 6_000,
         "run.folder": str(tmp_path), "run.video": False, "run.dashboard": False, **settings,
     })  # fmt: skip
     assert train(config).global_step >= 6_000
-    assert [group.envs.tensor_device.type for group in groups] == ["cuda"]
+    assert [group.envs.env.tensor_device.type for group in groups if group.tensors] == ["cuda"]
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert all(np.isfinite(row["losses/loss"]) for row in rows if "losses/loss" in row)
 

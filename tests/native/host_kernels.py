@@ -9,10 +9,11 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from headrace.envs.atari.kernels import SOURCES, Launchable, assemble, cache_folder
+from headrace.envs.atari.kernels import SOURCES, assemble, cache_folder
 
 
 class HostKernels:
@@ -27,7 +28,7 @@ class HostKernels:
         self.backwards = backwards
         self.counts = [0, 0, 0, 0]
 
-    def load(self, program: str | None) -> Launchable:
+    def load(self, program: str | None) -> Any:
         return _HostModule(self, None if program is None else host_library(program))
 
     def together(self, launches: Sequence[Callable[[], None]]) -> None:

@@ -64,7 +64,7 @@ def test_new_run_then_resume(tmp_path):
     assert changes == []
     folder.log("one\ntwo")
     folder.close()
-    assert [line.split("  ")[1] for line in folder.log_path.read_text().splitlines()] == ["one", "two"]
+    assert [line.split("  ")[1] for line in (folder.path / "log.txt").read_text().splitlines()] == ["one", "two"]
 
     folder, changes = RunFolder.open(settings(tmp_path, **{"learning.total_steps": 5_000_000}))
     folder.close()

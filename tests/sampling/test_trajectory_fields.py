@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, EnvSpec, LaneRow, ObsRow, StepRow
-from headrace.envs.core.rows import Place, lane_row, obs_row
+from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, EnvSpec, LaneRow, ObsRow, Place, StepRow
 from headrace.sampling.trajectory_fields import trajectory_fields
 
 OBSERVED = {"x": ArraySpec((3,), np.dtype(np.float32))}
@@ -16,7 +15,7 @@ SPEC = EnvSpec(OBSERVED, ActionSpec((Categorical(2),)), autoreset="same-step", t
 @pytest.mark.parametrize(("shape", "at", "after"), [((6, 2), 3, 4), ((4, 6, 2), (1, 3), (1, 4))])
 def test_rows_are_views_of_the_arrays_of_their_fields(shape: tuple[int, ...], at: Place, after: Place) -> None:
     arrays = {name: np.zeros((*shape, *f.shape), f.dtype) for name, f in trajectory_fields(SPEC, 0, objective=True).items()}
-    row = lane_row(arrays, at, after)
+    row = LaneRow.view(arrays, at, after)
     for number, array in enumerate((row.actions, *vars(row.step).values()), start=1):
         (array["x"] if isinstance(array, dict) else array)[:] = number
     row.after.obs["x"][:], row.after.first[:], row.after.valid[:] = 10, True, True
@@ -29,7 +28,7 @@ def test_rows_are_views_of_the_arrays_of_their_fields(shape: tuple[int, ...], at
         expected = np.zeros_like(arrays[name])
         expected[after] = value
         assert np.array_equal(arrays[name], expected), name
-    assert np.shares_memory(obs_row(arrays, after).obs["x"], row.after.obs["x"])
+    assert np.shares_memory(ObsRow.view(arrays, after).obs["x"], row.after.obs["x"])
 
 
 def test_a_row_of_views_has_the_fields_of_the_row() -> None:

@@ -75,7 +75,6 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, function: Function, inputs: Tensors) -> Tensors:
-        """See `Recorder`."""
         here = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):

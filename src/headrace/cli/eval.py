@@ -27,7 +27,6 @@ class Eval(PolicyOptions):
 
 
 def run(arguments: list[str]) -> int:
-    """`headrace eval`."""
     asked: Eval = parse(Eval, "eval", arguments)
     start_fork_server()
     from headrace.evaluation.evaluate import evaluate  # imports torch

@@ -41,7 +41,6 @@ class Play(PolicyOptions):
 
 
 def run(arguments: list[str]) -> int:
-    """`headrace play`."""
     asked: Play = parse(Play, "play", arguments)
     start_fork_server()
     from headrace.evaluation.hang_warnings import with_limit  # these import torch

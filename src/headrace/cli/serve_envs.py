@@ -46,7 +46,6 @@ class ServeEnvs:
 
 
 def run(arguments: list[str]) -> int:
-    """`headrace serve-envs`."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--env", default="")
     first.add_argument("--import", dest="imports", nargs="*", default=[])

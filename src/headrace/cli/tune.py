@@ -34,7 +34,6 @@ class Tune:
 
 
 def run(arguments: list[str]) -> int:
-    """`headrace tune`."""
     asked, rest = parse(Tune, "tune", arguments, return_unknown_args=True)
     config = parse_config(["--env", asked.env, "--run.folder", os.devnull, *rest], tuned=False)
     if asked.forget:

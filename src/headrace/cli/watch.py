@@ -26,7 +26,6 @@ class Watch(PolicyOptions):
 
 
 def run(arguments: list[str]) -> int:
-    """`headrace watch`."""
     asked: Watch = parse(Watch, "watch", arguments)
     start_fork_server()
     from headrace.evaluation.policy import load_policy  # these import torch

@@ -31,8 +31,8 @@ from headrace.envs.core.wrappers import render_without_screen
 from headrace.envs.groups.local import LocalGroup
 from headrace.envs.groups.multi_agent import multi_agent_group
 from headrace.envs.groups.rewards import reward_transform
-from headrace.envs.groups.tasks import TaskGroup, joint_spec
-from headrace.envs.groups.vector import vector_group
+from headrace.envs.groups.tasks import TaskGroup, spec_of_tasks
+from headrace.envs.groups.vector import VectorGroup
 
 # -- one environment ----------------------------------------------------------------------------------------------------
 
@@ -55,8 +55,12 @@ def make_env(env_id: str, options: EnvConfig, *, render_mode: str | None = None)
 
 def _make_env(env_id: str, options: EnvConfig, render_mode: str | None) -> Env:
     check_one(env_id)
+    family, name = family_of(env_id)
+    if family.make is None:
+        ways = {"multi-agent": family.make_parallel, "a tensor": family.make_tensor}
+        kind = next((kind for kind, way in ways.items() if way is not None), "a vector")
+        raise ConfigError(f"{env_id} is {kind} environment; there is no single environment to make")
     with _making(env_id):
-        family, name = family_of(env_id)
         return family.make(name, options, render_mode=render_mode)
 
 
@@ -165,7 +169,7 @@ def make_group(
         if family.make_group is not None:
             return family.make_group(name, options, num_envs, **how)
         if family.make_vector is not None:
-            return vector_group(family.make_vector(name, options, num_envs), options, env_id)
+            return VectorGroup(family.make_vector(name, options, num_envs), options, env_id)
     return _local_group(env_id, options, num_envs, family.frameskip)
 
 
@@ -262,7 +266,7 @@ def describe_here(env_id: str, options: EnvConfig, imports: Iterable[str] = ()) 
     import_files(imports)
     if SEPARATOR in env_id:
         tasks = tasks_of(env_id)
-        return joint_spec(tasks, [describe_here(task, options_of(task, tasks, options)) for task in tasks])
+        return spec_of_tasks(tasks, [describe_here(task, options_of(task, tasks, options)) for task in tasks])
     group = make_group(env_id, options, 1)
     try:
         return group.spec

@@ -96,7 +96,6 @@ class ConvEncoder(nn.Module):
         self.out_features = hidden or width
 
     def forward(self, image: Tensor) -> Tensor:
-        """See the class."""
         flat = self.convolutions(image).flatten(1)
         return flat if self.linear is None else self.activation(self.linear(flat))
 
@@ -209,14 +208,6 @@ def _convolutional(layers: Layers, linear: bool = True) -> Callable[[Shape, Poli
     )
 
 
-def _residual(shape: Shape, c: PolicyConfig) -> nn.Module:
-    return ConvEncoder(shape, residual_stages(shape[0], c.activation), c.activation, c.hidden)
-
-
-def _flattened(shape: Shape, c: PolicyConfig) -> nn.Module:
-    return VectorEncoder(shape, c.mlp, c.activation, scale=1 / 255)
-
-
 NETWORKS |= {
     "auto": _network(_convolutional(NATURE_LAYERS)),
     "nature-cnn": _network(_convolutional(NATURE_LAYERS)),
@@ -226,8 +217,10 @@ NETWORKS |= {
     "shallow-conv": _network(_convolutional(SHALLOW_LAYERS, linear=False)),
     "vizdoom-simple": _network(_convolutional(VIZDOOM_LAYERS)),
     "vizdoom-full": _network(_convolutional(VIZDOOM_LAYERS), MEASUREMENT_LAYERS),
-    "impala-resnet": _network(_residual),
-    "mlp": _network(_flattened),
+    "impala-resnet": _network(
+        lambda shape, c: ConvEncoder(shape, residual_stages(shape[0], c.activation), c.activation, c.hidden)
+    ),
+    "mlp": _network(lambda shape, c: VectorEncoder(shape, c.mlp, c.activation, scale=1 / 255)),
 }
 
 

@@ -137,7 +137,6 @@ class ActionHead(nn.Module):
         self.log_std = nn.Parameter(torch.full((means,), math.log(initial_std))) if means else None
 
     def forward(self, features: Tensor) -> Tensor:
-        """See the class."""
         params = self.linear(features).float()
         if self.log_std is None:
             return params
@@ -152,7 +151,6 @@ class ValueHead(nn.Module):
         self.linear = orthogonal_(nn.Linear(in_features, 1), gain=1.0)
 
     def forward(self, features: Tensor) -> Tensor:
-        """See the class."""
         return self.linear(features).float().squeeze(-1)
 
 
@@ -165,7 +163,6 @@ class TwoNetworks(nn.Module):
         self.out_features = out_features(actor) + out_features(critic)
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        """See the class."""
         return torch.cat((self.actor(obs), self.critic(obs)), -1)
 
 

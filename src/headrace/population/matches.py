@@ -19,7 +19,7 @@ from headrace.population.matchmaking import Matchmaker, NextMatch, Population
 from headrace.shm.population import Standings
 
 TRIES = 100
-"""A member that was chosen may have been closed meanwhile; then the matchmaker is asked again, at most so many times."""
+"""Most times that the matchmaker is asked for one match: a member that it chooses may just have been closed."""
 
 
 class WorkerMatches:
@@ -87,18 +87,15 @@ class WorkerMatches:
                 self._standings.add_result(self._worker, members[i], members[j], 0.5 + 0.5 * float(np.sign(difference)))
 
     def act(self, member: int, observation: dict[str, np.ndarray], action: np.ndarray) -> None:
-        """See `Matches.act`."""
         action[0] = self._scripts[member]({name: array[0] for name, array in observation.items()}, self._generator)
 
     def get_state(self) -> dict[str, Any]:
-        """See `Matches.get_state`."""
         matches = [[m.number, m.played, list(m.agents), m.memory, self._playing[m.number]] for m in self._matches.values()]
         generator = dict(self._generator.bit_generator.state)
         generator["state"] = {name: str(number) for name, number in generator["state"].items()}  # too large for a checkpoint
         return {"generator": generator, "matches": matches}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """See `Matches.set_state`."""
         generator = state["generator"]
         self._generator.bit_generator.state = generator | {"state": {k: int(v) for k, v in generator["state"].items()}}
         for number, played, agents, memory, members in state["matches"]:

@@ -26,7 +26,6 @@ class Members:
     num_past: int
 
     def matches(self, worker: int, standings: Standings, seed: int) -> WorkerMatches:
-        """The matches of a rollout worker."""
         settings = self.config.matches
         names = dict(enumerate(settings.opponents, standings.opponents.start))
         scripts = {member: make_script(name, self.spec) for member, name in names.items() if is_script(name)}

@@ -20,8 +20,8 @@ from headrace.shm.primitives import Closed
 LEFT_OUT_AFTER = 300.0
 """Seconds after which a policy for which no agent acts learns no more, once all others have learned enough."""
 STEPPED_SHARE = 0.1
-"""Only where workers, all together, have stepped environments for this share of these seconds: while environment servers are
-away, or an environment hangs, nobody acts either."""
+"""Least share of these seconds that all workers together must have spent stepping environments: nobody acts while environment
+servers are away or an environment hangs, either."""
 
 
 class PastVersions:

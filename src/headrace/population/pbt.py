@@ -54,7 +54,7 @@ def decide(pbt: PbtConfig, policy: int, objectives: Sequence[float], rng: np.ran
         return None
     order = sorted(range(N), key=lambda q: (-objectives[q], q))
     rank = order.index(policy)
-    replaced = _ceil(pbt.replace_fraction * N)
+    replaced = math.ceil(pbt.replace_fraction * N - 1e-9)  # 0.3 x 10 is a little more than 3
     best = order[:replaced]
     donor = None
     if pbt.below_best is not None:
@@ -70,10 +70,6 @@ def decide(pbt: PbtConfig, policy: int, objectives: Sequence[float], rng: np.ran
         kept = max(kept, N - math.floor(fraction * N + 1e-9))
     first = policy == 0 and pbt.number("keep_first")
     return Decision(rank, donor, rank >= kept and not first)
-
-
-def _ceil(number: float) -> int:
-    return math.ceil(number - 1e-9)  # 0.3 x 10 is a little more than 3
 
 
 def mutate(

@@ -88,7 +88,6 @@ class PbtPolicy:
             yield self._report(record)
 
     def get_state(self) -> dict[str, Any]:
-        """For the policy's checkpoints."""
         return {
             "values": self._values, "first": self._first, "decisions": self._decisions, "next": self._next,
             "pending": self._pending, "objectives": list(self._objectives), "replaced": self._replaced, "mutated": self._mutated,
@@ -131,7 +130,6 @@ class PbtPolicy:
         self._shared.serve(self._policy, last=True)
 
     def metrics(self) -> dict[str, float]:
-        """By metric name."""
         values = {f"population/{name}": float(value) for name, value in self._values.items()}
         counts = {"population/replacements": float(self._replaced), "population/mutations": float(self._mutated)}
         return {"population/objective": float(self._shared.objectives[self._policy]), **counts, **values}
@@ -154,7 +152,7 @@ class PbtPolicy:
         return float(np.mean(self._objectives)) if self._objectives else math.nan
 
     def _generator(self, mutation: bool) -> np.random.Generator:
-        """Of each decision its own, so that nothing has to be remembered of it."""
+        """A generator for the next decision, seeded by the decision's number, so that checkpoints need not hold its state."""
         return np.random.default_rng([self._placement.config.seed, self._policy, self._decisions, int(mutation)])
 
     def _decide(self) -> Iterator[Message]:

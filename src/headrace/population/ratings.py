@@ -15,7 +15,7 @@ K = 2.0
 MOST_GAMES = 200
 """Games of one pair that move a rating at once; more say nothing new, since a rating has settled by then."""
 WINDOW = 100
-"""Games that a win rate is of, at least: as many as the episodes that a mean return is of."""
+"""Least number of games in a win rate: as many as there are episodes in a mean return."""
 
 
 def expected_score(rating: float, other: float) -> float:
@@ -64,15 +64,13 @@ class RecentGames:
         return float(score / n) if n else math.nan
 
     def clear(self) -> None:
-        """The policy is another one from now on."""
+        """Forget all games: the policy has become a copy of another one."""
         self._games.clear()
         self._seen = self._all()
 
     def get_state(self) -> dict[str, Any]:
-        """For the policy's checkpoints."""
         return {"games": [list(some) for some in self._games], "unseen": (self._all() - self._seen).tolist()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from `get_state`."""
         self._games = deque((score, n) for score, n in state["games"])
         self._seen = self._all() - state["unseen"]

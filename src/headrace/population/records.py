@@ -26,10 +26,10 @@ from headrace.runs.plots import curve, new_figure
 
 DECISIONS, STANDINGS = "population.jsonl", "standings.json"
 NEWEST = 16
-"""Decisions about a policy that its checkpoints have with them: the process that writes the file may be killed before it has read
-what a learner reported."""
+"""Number of a policy's newest decisions that its checkpoints hold as well: the process that writes the file may be killed before
+it has read a learner's report."""
 MOST_NUMBERS = 16
-"""Members up to which every field of the matrix has its number written into it."""
+"""Most members for which the picture of the pay-off matrix shows numbers."""
 
 
 class Records:
@@ -84,7 +84,6 @@ class Records:
             self._newest[line["policy"]].append(line)
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -47,8 +47,8 @@ _FACTS = {
 
 
 @dataclass(frozen=True)
-class _Room:
-    """What a screen shows."""
+class _Layout:
+    """Which parts a screen has."""
 
     blank_lines: bool = True
     least_share: float = 0.005
@@ -58,16 +58,16 @@ class _Room:
     facts: bool = True
 
 
-_ROOMS = (
-    _Room(),
-    _Room(blank_lines=False),
-    _Room(blank_lines=False, least_share=0.05),
-    _Room(blank_lines=False, least_share=0.05, advice=False),
-    _Room(blank_lines=False, times=False),
-    _Room(blank_lines=False, times=False, advice=False),
-    _Room(blank_lines=False, times=False, advice=False, facts=False),
+_LAYOUTS = (
+    _Layout(),
+    _Layout(blank_lines=False),
+    _Layout(blank_lines=False, least_share=0.05),
+    _Layout(blank_lines=False, least_share=0.05, advice=False),
+    _Layout(blank_lines=False, times=False),
+    _Layout(blank_lines=False, times=False, advice=False),
+    _Layout(blank_lines=False, times=False, advice=False, facts=False),
 )
-"""The last ones are for low terminals."""
+"""From the fullest to the one for the lowest terminals."""
 
 
 class _Screen(Console):
@@ -158,13 +158,13 @@ class Dashboard:
     def _screen(self) -> RenderableType:
         """The fullest screen that the terminal has room for: rich would cut off the end of a higher one."""
         options = self.console.options
-        for room in _ROOMS:
-            screen = self._panel(room)
+        for layout in _LAYOUTS:
+            screen = self._panel(layout)
             if len(self.console.render_lines(screen, options)) <= options.size.height:
                 break
         return screen
 
-    def _panel(self, room: _Room) -> RenderableType:
+    def _panel(self, layout: _Layout) -> RenderableType:
         total = self.config.learning.total_steps
         head = Table.grid(padding=(0, 2), expand=True)
         head.add_column(ratio=1)
@@ -174,7 +174,7 @@ class Dashboard:
             f"{self._step / total:.1%}  {self._step:,} of {total:,} steps  left {duration(self._seconds_left)}",
         )
         parts: list[RenderableType] = [head]
-        if room.facts:
+        if layout.facts:
             columns = Table.grid(padding=(0, 4))
             columns.add_row(*map(self._facts, _FACTS))
             parts += [columns]
@@ -182,12 +182,12 @@ class Dashboard:
         if tasks := self._tasks():
             values = [Text.assemble((f"{name} ", "dim"), f"{value}  ") for name, value in tasks]
             parts += [Text.assemble(("tasks   ", "dim"), *values)]
-        if room.times:
-            parts += [self._times(room.least_share)]
+        if layout.times:
+            parts += [self._times(layout.least_share)]
         found = bottleneck.find(self.metrics, self.config)
-        colour, advice = "yellow" if found.advice else "white", found.advice if room.advice else ""
+        colour, advice = "yellow" if found.advice else "white", found.advice if layout.advice else ""
         parts += [Text.assemble((found.finding, f"bold {colour}"), " " if advice else "", (advice, "dim"))]
-        if room.blank_lines:
+        if layout.blank_lines:
             parts = [line for part in parts for line in (part, Text())][:-1]
         c = self.config
         env = c.env if len(c.tasks) == 1 else f"{len(c.tasks)} tasks"

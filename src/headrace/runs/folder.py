@@ -61,7 +61,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(self.path / "run.lock")
             try:
-                self._log = AppendFile(self.log_path)
+                self._log = AppendFile(self.path / "log.txt")
             except OSError:
                 os.close(self._lock)
                 raise
@@ -106,11 +106,6 @@ class RunFolder:
     def config_path(self) -> Path:
         """The run's settings as JSON."""
         return self.path / "config.json"
-
-    @property
-    def log_path(self) -> Path:
-        """Messages of the run."""
-        return self.path / "log.txt"
 
     @property
     def has_run(self) -> bool:

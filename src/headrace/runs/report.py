@@ -63,7 +63,6 @@ class Reporter:
         return any(self._steps.get(policy, 0) > step for policy, step in self._began.items())
 
     def check_folder(self) -> None:
-        """See `RunFolder.check`."""
         self._folder.check()
 
     def message(self, text: str) -> None:

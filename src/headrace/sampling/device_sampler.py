@@ -23,9 +23,8 @@ from torch import nn
 
 from headrace.accelerator.graphs import CudaRecorder, Recorded, Tensors
 from headrace.config import Config
-from headrace.envs.core.contract import EnvGroup, EnvSpec
+from headrace.envs.core.contract import EnvGroup, EnvSpec, LaneRow, ObsRow
 from headrace.envs.core.errors import EnvironmentFault
-from headrace.envs.core.rows import lane_row, obs_row
 from headrace.envs.groups.base import Completion
 from headrace.policies.policy import convert_weights
 from headrace.sampling.trajectory_fields import trajectory_fields
@@ -87,8 +86,8 @@ class DeviceSampler:
         }
         self._rows_of = {name: field.rows for name, field in fields.items()}
         arrays: dict[str, Any] = self._memory if in_place else {name: x.numpy() for name, x in self._memory.items()}
-        self._views = [lane_row(arrays, t, t + 1) for t in range(rows - 1)]
-        self._first_row = obs_row(arrays, 0)
+        self._views = [LaneRow.view(arrays, t, t + 1) for t in range(rows - 1)]
+        self._first_row = ObsRow.view(arrays, 0)
         self._core = torch.zeros(self.B, self._core_width, device=self.device)
         self._t = self._steps = 0
         self.started = False
@@ -200,5 +199,4 @@ class DeviceSampler:
         return None
 
     def close(self) -> None:
-        """Close the environments."""
         self._group.close()

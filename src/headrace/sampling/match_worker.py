@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from headrace.envs.core.contract import EnvGroup, LaneRow, StepRow
+from headrace.envs.core.contract import EnvGroup, LaneRow, ObsRow, StepRow
 from headrace.envs.core.last_step import last_step_names, remember_last_step, without_last_step
-from headrace.envs.core.rows import obs_row
 from headrace.envs.make import make_group
 from headrace.sampling.lanes import Group, Lane
 from headrace.sampling.match_protocols import Matches
@@ -138,7 +137,7 @@ class MatchWorker(RolloutWorker):
                 others.append(lane)
                 continue
             arrays, at = self._store(lane).arrays, (lane.slot, lane.t)
-            self._matches.act(lane.policy, obs_row(arrays, at).obs, arrays["action"][at])
+            self._matches.act(lane.policy, ObsRow.view(arrays, at).obs, arrays["action"][at])
             self.requests.answered(lane.number)
         super()._ask(others)
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from headrace.envs.core.contract import EnvGroup, LaneRow, ObsRow
 from headrace.envs.core.errors import EnvironmentFault
-from headrace.envs.core.rows import lane_row, obs_row
 from headrace.envs.groups.base import close_all
 from headrace.envs.groups.local import LocalGroup
 from headrace.envs.groups.multi_agent import MultiAgentGroup
@@ -171,10 +170,8 @@ class RolloutWorker:
             return
         for lane in group.acting:
             if lane.last is not None:  # the last observation of the previous slot is the first of this one
-                row, last, lane.last = self._slot_views(lane.policy, lane.slot)[0], lane.last, None
-                for name, array in row.obs.items():
-                    array[:] = last.obs[name]
-                row.first[:], row.valid[:] = last.first, last.valid
+                self._slot_views(lane.policy, lane.slot)[0].copy_from(lane.last)
+                lane.last = None
         self.clock.spent("other", perf_counter())
         self._request(group)
 
@@ -280,10 +277,9 @@ class RolloutWorker:
         views = self._views.get((policy, slot))
         if views is None:
             arrays = self.memory.policies[policy].trajectories.arrays
-            rows = [lane_row(arrays, (slot, t), (slot, t + 1)) for t in range(self.memory.T)]
-            views = self._views[policy, slot] = obs_row(arrays, (slot, 0)), rows
+            rows = [LaneRow.view(arrays, (slot, t), (slot, t + 1)) for t in range(self.memory.T)]
+            views = self._views[policy, slot] = ObsRow.view(arrays, (slot, 0)), rows
         return views
 
     def close(self) -> None:
-        """Close every group's environments, even if closing one of them fails."""
         close_all([group.envs for group in self.groups])

@@ -1,4 +1,4 @@
-"""The fields of a trajectory. `headrace.envs.core.rows` makes views of their rows for environments."""
+"""The fields of a trajectory. `headrace.envs.core.contract` makes views of their rows for environments."""
 
 from __future__ import annotations
 

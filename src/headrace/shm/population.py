@@ -150,12 +150,13 @@ class Standings(_Tables):
         return sorted((m for m in self.past(p) if self.open[m]), key=lambda m: int(self.step[m]))
 
     def rated_or_old(self, p: int) -> np.ndarray:
-        """float64 [N, 2]: what of the counts of policy p has moved its rating, or is of versions whose place is another's now."""
+        """float64 [N, 2]: the score and the games of policy p that must not move its rating any more: those that have moved it,
+        and those against earlier past versions in the same place."""
         rated, old = self.rated[p], self.baseline[p]
         return np.where(old[:, GAMES:] > rated[:, GAMES:], old, rated)
 
     def take_unrated(self, p: int) -> np.ndarray:
-        """float64 [N, 2]: score and games of policy p against each, of which each is given once."""
+        """float64 [N, 2]: score and games of policy p against each member since the last call."""
         counts = self.counts[:, p].sum(0)
         new = counts - self.rated_or_old(p)
         played = new[:, GAMES] >= 1
@@ -163,15 +164,15 @@ class Standings(_Tables):
         return np.where(played[:, None], new, 0)
 
     def remember(self, p: int, new: np.ndarray) -> None:
-        """Let games that ended, float64 [N, 2] from `take_unrated`, be the newest of the recent ones. Those of one pair count as
-        one after the other with the same score."""
+        """Add games, float64 [N, 2] from `take_unrated`, to the recent ones. Games of one pair count as played one after the
+        other, each with their mean score."""
         played = new[:, GAMES] >= 1
         n = new[played, GAMES:]
         kept = DECAY**n
         self.recent[p, played] = self.recent[p, played] * kept + new[played] / n * (1 - kept) / (1 - DECAY)
 
     def take_over(self, p: int, donor: int) -> None:
-        """Policy p has become a copy of another one: the donor's rating and recent games are now its own, too."""
+        """Policy p has become a copy of the donor: it gets the donor's rating and recent games."""
         self.rating[p], self.recent[p] = self.rating[donor], self.recent[donor]
         self.recent[p, p] = 0
 
@@ -210,10 +211,10 @@ class PopulationMemory(_Tables):
     _finished: np.ndarray
     """int64 [P]: whether the policy's newest copy is its last."""
     _wanted: np.ndarray
-    """int64 [P, P]: how often the second policy has asked for a copy of the first. A number that several added to could lose a
-    question."""
+    """int64 [P, P]: how often the second policy has asked for a copy of the first. Each number has one writer, because additions
+    of several processes to one number could be lost."""
     _served: np.ndarray
-    """int64 [P, P]: up to which of these questions there is a copy."""
+    """int64 [P, P]: the numbers of `_wanted` that the newest copy of each policy answers."""
 
     def __init__(self, sizes: Sequence[int], reward_weights: Mapping[str, float] | None = None) -> None:
         self.reward_names = list(reward_weights or ())
@@ -249,7 +250,7 @@ class PopulationMemory(_Tables):
         self._here[policy] = make
 
     def want(self, policy: int, asker: int) -> int:
-        """Ask for a copy of a policy; returns the number that `read` wants. `asker`: the policy whose learner asks."""
+        """Ask for a copy of a policy; returns the argument `seen` of `read`. `asker`: the policy whose learner asks."""
         if policy in self._here:
             return 0
         seen = int(self.copies[policy].updates)  # before asking: whoever asks at the same moment gets the same copy

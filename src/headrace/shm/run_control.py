@@ -123,7 +123,7 @@ class PhaseClock:
     """Adds up where one worker's time goes; every call is a heartbeat. Costs two clock reads and one store a phase."""
 
     def __init__(self, role: str, row: np.ndarray | None = None):
-        """`row`: float64 [phases + 2] of `RunControl.clocks`; None: nobody looks."""
+        """`row`: float64 [phases + 2] of `RunControl.clocks`; None: the times stay in this object."""
         phases = PHASES[role]
         # A memoryview reads and writes single numbers several times faster than an array, and this happens at every step.
         array: Any = np.zeros(len(phases) + 2) if row is None else row

@@ -39,7 +39,7 @@ from headrace.envs.groups.base import Completion
 from headrace.envs.groups.checks import BOUNDS_PERIOD, flag
 from headrace.envs.groups.episode_statistics import LIFE_LOST
 from headrace.envs.groups.rewards import reward_transform
-from headrace.envs.groups.vector import vector_group
+from headrace.envs.groups.vector import VectorGroup
 from headrace.processes.interrupt import interrupts
 from headrace.sampling.worker_process import warnings_reported
 
@@ -47,7 +47,7 @@ SEED, E, STEPS = 20, 5, 60
 
 
 def counting_vector(mode: AutoresetMode, kind: Callable[..., VectorEnv] = SyncVectorEnv) -> EnvGroup:
-    return vector_group(kind([CountingEnv] * E, autoreset_mode=mode), EnvConfig(), "counting")
+    return VectorGroup(kind([CountingEnv] * E, autoreset_mode=mode), EnvConfig(), "counting")
 
 
 def listed(*args: Any, **kwargs: Any) -> VectorEnv:
@@ -186,7 +186,7 @@ def test_same_step_with_processes_and_dictionaries() -> None:
 
     for kind in (SyncVectorEnv, AsyncVectorEnv):
         envs = kind([lambda: InDict(CountingEnv())] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
-        group = vector_group(envs, EnvConfig(), "counting")
+        group = VectorGroup(envs, EnvConfig(), "counting")
         now, after = rows_for(group.spec, 3)
         reset_group(group, SEED, after)
         ends = 0
@@ -203,7 +203,7 @@ def test_same_step_with_processes_and_dictionaries() -> None:
 
 
 def test_infos_in_a_list_where_all_episodes_end_at_once() -> None:
-    group = vector_group(listed([CountingEnv], autoreset_mode=AutoresetMode.SAME_STEP), EnvConfig(), "counting")
+    group = VectorGroup(listed([CountingEnv], autoreset_mode=AutoresetMode.SAME_STEP), EnvConfig(), "counting")
     now, after = rows_for(group.spec, 1)
     reset_group(group, 4, after)  # an episode of 6 steps
     for _ in range(6):
@@ -215,7 +215,7 @@ def test_autoreset_mode_must_be_said() -> None:
     envs = SyncVectorEnv([CountingEnv])
     envs.metadata = {}
     with pytest.raises(ValueError, match="autoreset_mode"):
-        vector_group(envs, EnvConfig(), "counting")
+        VectorGroup(envs, EnvConfig(), "counting")
 
 
 def test_rewards_are_scaled_then_clipped_and_returns_are_raw() -> None:
@@ -317,7 +317,7 @@ def test_faults_of_reset_and_of_vector_environments() -> None:
     with pytest.raises(EnvironmentFault, match=r"environment 1 \(seed 8\).*reset failed: OSError: no screen"):
         reset_group(group, 7, rows_for(group.spec, 2)[1])
 
-    vector = vector_group(SyncVectorEnv([CountingEnv, lambda: BadEnv("raises")]), EnvConfig(), "my/vector")
+    vector = VectorGroup(SyncVectorEnv([CountingEnv, lambda: BadEnv("raises")]), EnvConfig(), "my/vector")
     now, after = rows_for(vector.spec, 2)
     reset_group(vector, 7, after)
     actions = np.zeros((2, 1), np.int32)
@@ -344,7 +344,7 @@ def test_results_of_other_interfaces_are_refused() -> None:
             return (*self.env.step(actions)[:4], None)
 
     envs = NoInfos(SyncVectorEnv([CountingEnv] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
-    vector = vector_group(envs, EnvConfig(), "my/vector")
+    vector = VectorGroup(envs, EnvConfig(), "my/vector")
     now, after = rows_for(vector.spec, 2)
     reset_group(vector, 7, after)
     with pytest.raises(EnvironmentFault, match=r"my/vector.*the infos are a NoneType, but must be a dictionary"):
@@ -393,7 +393,7 @@ def test_same_step_environments_must_give_their_last_observations() -> None:
             return (*self.env.step(actions)[:4], {})
 
     envs = NoFinal(SyncVectorEnv([CountingEnv] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
-    group = vector_group(envs, EnvConfig(), "my/vector")
+    group = VectorGroup(envs, EnvConfig(), "my/vector")
     now, after = rows_for(group.spec, 2)
     reset_group(group, 7, after)
 

@@ -21,7 +21,7 @@ from headrace.envs.core.last_step import (
     with_last_step,
     without_last_step,
 )
-from headrace.envs.groups.vector import vector_group
+from headrace.envs.groups.vector import VectorGroup
 from headrace.envs.make import make_group
 
 NAMES = (PREVIOUS_ACTION, PREVIOUS_REWARD)
@@ -42,7 +42,7 @@ def check_row(row: LaneRow) -> int:
 
 def same_step() -> EnvGroup:
     envs = SyncVectorEnv([CountingEnv] * N, autoreset_mode=AutoresetMode.SAME_STEP)
-    return vector_group(envs, EnvConfig(), "test/counting")
+    return VectorGroup(envs, EnvConfig(), "test/counting")
 
 
 def check_steps(group: EnvGroup) -> None:

@@ -27,7 +27,7 @@ from worlds import BadEnv, CountingEnv, local_group
 from headrace.config import EnvConfig
 from headrace.envs.core.contract import EnvGroup, LaneRow
 from headrace.envs.core.errors import EnvironmentFault
-from headrace.envs.groups.vector import vector_group
+from headrace.envs.groups.vector import VectorGroup
 from headrace.envs.remote import protocol, session
 from headrace.envs.remote.group import RemoteGroup
 from headrace.envs.remote.server import EnvServer
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 def same_step(num_envs: int, training: bool = True) -> EnvGroup:
-    return vector_group(
+    return VectorGroup(
         SyncVectorEnv([CountingEnv] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP), EnvConfig(), "test/counting"
     )
 
@@ -148,7 +148,7 @@ def test_a_lost_server_ends_the_episode_as_truncated(make, when: str) -> None:  
         if make is counting:
             return local_group([Gated() for _ in range(num_envs)], name="test/counting")
         envs = SyncVectorEnv([Gated] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-        return vector_group(envs, EnvConfig(), "test/counting")
+        return VectorGroup(envs, EnvConfig(), "test/counting")
 
     port = free_port()
     with serving(offer(gated), port=port) as address:

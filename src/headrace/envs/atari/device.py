@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import headrace._native.atari as native
-from headrace.envs.atari.kernels import WARP, KernelOptions, Kernels, Launchable
+from headrace.envs.atari.kernels import WARP, CudaKernels, CudaModule, KernelOptions
 
 STEP, RESET, RESTART = range(3)
 """Values of `Task` in native/atari/cuda/batch.hpp."""
@@ -27,7 +27,7 @@ class DeviceVector:
     """The methods of the native vector that `AtariVector` calls, with tensors in place of arrays."""
 
     def __init__(
-        self, games: Sequence[native.Game], options: native.StepOptions, kernels: Kernels, spread: KernelOptions
+        self, games: Sequence[native.Game], options: native.StepOptions, kernels: CudaKernels, spread: KernelOptions
     ) -> None:
         self.kernels, self._spread, self._options = kernels, spread, options
         self._tables_of = native.DeviceBatch(list(games), options)
@@ -46,7 +46,7 @@ class DeviceVector:
     def _zeros(self, size: int) -> torch.Tensor:
         return torch.zeros(max(size, 64), dtype=torch.uint8, device=self.device)
 
-    def _load(self, games: Sequence[native.Game]) -> list[tuple[Launchable, torch.Tensor]]:
+    def _load(self, games: Sequence[native.Game]) -> list[tuple[CudaModule, torch.Tensor]]:
         """For each kernel: the kernel, and the indices of its consoles in the order of the lanes."""
 
         def slots(game: int) -> torch.Tensor:
@@ -163,10 +163,10 @@ class DeviceVector:
     def _emulate(self, task: int, words: list[int]) -> None:
         per_warp, threads = self._per_warp, self._spread.threads
 
-        def launch(launchable: Launchable, slots: torch.Tensor) -> None:
+        def launch(module: CudaModule, slots: torch.Tensor) -> None:
             warps = -(-len(slots) // per_warp)
             head = [self._tables.data_ptr(), task, len(slots), per_warp, slots.data_ptr()]
-            launchable.launch("step", -(-warps * WARP // threads), threads, [*head, *words])
+            module.launch("step", -(-warps * WARP // threads), threads, [*head, *words])
 
         self.kernels.together([partial(launch, *part) for part in self._parts])
 

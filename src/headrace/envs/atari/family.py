@@ -42,7 +42,7 @@ from headrace.envs.atari.training import TrainingEpisodes, TrainingStarts
 from headrace.envs.atari.vector import AtariVector
 from headrace.envs.core.contract import EnvGroup
 from headrace.envs.core.family_interface import Env, Family
-from headrace.envs.groups.vector import vector_group
+from headrace.envs.groups.vector import VectorGroup
 
 FRAMESKIP = 4
 MAX_FRAMES = 108_000
@@ -54,11 +54,6 @@ TWO_PLAYERS_ONLY = frozenset({"combat", "joust", "maze_craze", "warlords"})
 def ids() -> list[str]:
     """The games, in ale-py's spelling."""
     return sorted(set(roms.get_all_rom_ids()) - TWO_PLAYERS_ONLY)
-
-
-def knows(name: str) -> bool:
-    """Whether there is such a game."""
-    return name in ids()
 
 
 def vector_options(options: EnvConfig) -> dict[str, Any]:
@@ -124,17 +119,15 @@ def make_group(
     starts = TrainingStarts(options) if training and (options.random_start or options.start_states is not None) else None
     if starts is not None and options.atari_backend != "native":
         raise ConfigError("envs.random_start and envs.start_states need native consoles (envs.atari_backend native)")
-    stack = vector_options(options)["stack_num"]
-    if device is not None and device != "cpu" and _on_a_gpu(options):
-        from headrace.envs.atari.tensor_group import AtariTensorGroup  # imports torch
-
-        consoles = AtariVector(name, num_envs, **vector_options(options), device=device)
-        frames = {"frameskip": options.frameskip or FRAMESKIP, "frame_stack": stack}
-        return AtariTensorGroup(consoles, options, env_id, life_loss=life_loss, starts=starts, **frames)
-    vector = TrainingEpisodes(make_vector(name, options, num_envs, threads), life_loss, starts)
+    gpu = None
+    if device not in (None, "cpu") and _on_a_gpu(options):
+        consoles: Any = AtariVector(name, num_envs, **vector_options(options), device=device)
+        gpu = str(consoles.tensor_device)
+    else:
+        consoles = make_vector(name, options, num_envs, threads)
     # colours are the last dimension of the emulators' images but the first of the engine's, so colour images must be copied
-    in_place = options.atari_backend == "native" and options.grayscale is not False
-    return vector_group(vector, options, env_id, FRAMESKIP, in_place, stack)
+    in_place, stack = options.atari_backend == "native" and options.grayscale is not False, vector_options(options)["stack_num"]
+    return VectorGroup(TrainingEpisodes(consoles, life_loss, starts), options, env_id, FRAMESKIP, in_place, stack, gpu)
 
 
 def agreement(names: Sequence[str], options: EnvConfig) -> dict[str, Any]:
@@ -249,8 +242,7 @@ FAMILY = Family(
     make,
     defaults,
     ids,
-    knows,
-    FRAMESKIP,
+    frameskip=FRAMESKIP,
     make_group=make_group,
     make_mixed_group=make_mixed_group,
     make_vector=make_vector,

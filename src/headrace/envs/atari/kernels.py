@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
@@ -67,26 +67,6 @@ class KernelOptions:
         """Consoles per warp in a batch of `consoles`. An H100 runs 528 warps at a time, one on each of its schedulers. So up to
         1023 consoles get a warp each; more share warps. Not tuned on a GPU yet."""
         return self.consoles_per_warp or max(1, min(WARP, consoles // 512))
-
-
-class Launchable(Protocol):
-    """One compiled source: its kernels `step` and `observe`. `words`: see native/atari/cuda/kernels.hpp."""
-
-    def launch(self, kernel: str, grid: int, block: int, words: Sequence[int]) -> None: ...
-
-
-class Kernels(Protocol):
-    """A device that runs kernels."""
-
-    device: torch.device
-
-    def load(self, program: str | None) -> Launchable:
-        """The kernels with the compiled blocks of one game, or with the interpreter for all games."""
-        ...
-
-    def together(self, launches: Sequence[Callable[[], None]]) -> None:
-        """Launch independent kernels, after all earlier launches and before all later ones."""
-        ...
 
 
 def assemble(program: str | None = None, sources: Path = SOURCES) -> str:
@@ -210,6 +190,7 @@ class CudaKernels:
         self._streams = [torch.cuda.Stream(self.device) for _ in range(16)]
 
     def together(self, launches: Sequence[Callable[[], None]]) -> None:
+        """Launch independent kernels, after all earlier launches and before all later ones."""
         if len(launches) == 1:
             return launches[0]()
         current = torch.cuda.current_stream(self.device)
@@ -221,17 +202,21 @@ class CudaKernels:
         for stream in self._streams[: len(launches)]:
             current.wait_stream(stream)
 
-    def load(self, program: str | None) -> Launchable:
+    def load(self, program: str | None) -> CudaModule:
+        """The kernels with the compiled blocks of one game, or with the interpreter for all games."""
         code = nvrtc_compile(assemble(program), self.arch)
-        return _CudaModule(self._core, self._core.ObjectCode.from_cubin(code), self.device)
+        return CudaModule(self._core, self._core.ObjectCode.from_cubin(code), self.device)
 
 
-class _CudaModule:
+class CudaModule:
+    """One compiled source: its kernels `step` and `observe`."""
+
     def __init__(self, core: Any, code: Any, device: torch.device) -> None:
         self._core, self._device = core, device
         self._kernels = {name: code.get_kernel(name) for name in ("step", "observe")}
 
     def launch(self, kernel: str, grid: int, block: int, words: Sequence[int]) -> None:
+        """Launch `kernel` on PyTorch's current stream. `words`: see native/atari/cuda/kernels.hpp."""
         handle = torch.cuda.current_stream(self._device).cuda_stream
         stream = self._core.Stream.from_handle(handle) if handle else self._core.LEGACY_DEFAULT_STREAM
         config = self._core.LaunchConfig(grid=grid, block=block)

@@ -11,6 +11,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.atari.starts import read_states
 from headrace.envs.atari.vector import AtariVector
+from headrace.envs.core.contract import Array, on_host
 from headrace.envs.groups.episode_statistics import LIFE_LOST
 
 
@@ -55,27 +56,19 @@ class TrainingStarts:
         return self._states[int(self._generator.integers(len(self._states)))]
 
     def get_state(self) -> dict[str, Any]:
-        """The state of the random generator."""
         return dict(self._generator.bit_generator.state)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from `get_state`."""
         self._generator.bit_generator.state = state
-
-
-def lost_lives(lives: Any, before: Any, over: Any, lost: Any) -> Any:
-    """Where a step ends a training episode because it cost a life, but not the last one. Arrays or tensors `[E]`.
-
-    `lives` after and `before` the step; `over`: the game has ended; `lost`: this function's result for the previous step. Where
-    it is true, the step was only the NOOP between two episodes, and a life lost in it ends no episode.
-    """
-    return (lives < before) & (lives > 0) & ~over & ~lost
 
 
 class TrainingEpisodes(VectorWrapper):
     """With `life_loss`, a lost life ends the episode (`terminated`, info "life_lost") if others are left.
 
     The game goes on: the next step stands for the reset of NEXT_STEP autoreset. It ignores its action and plays NOOP.
+
+    Arrays are those of the consoles: NumPy arrays, or tensors on a GPU, for which the host never waits. Only with saved states
+    it checks in every step which episodes have ended. `out`: see `AtariVector.step`; native consoles only.
     """
 
     def __init__(self, env: VectorEnv, life_loss: bool, starts: TrainingStarts | None = None) -> None:
@@ -83,57 +76,52 @@ class TrainingEpisodes(VectorWrapper):
         super().__init__(env)
         self._consoles: Any = env
         self._life_loss, self._starts = life_loss, starts
-        self._over = np.zeros(env.num_envs, bool)
-        self._lives = np.zeros(env.num_envs, np.int32)
-        self._lost = np.zeros(env.num_envs, bool)
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None, **out: Any) -> tuple[Any, dict[str, Any]]:
         if self._starts is not None:
             options = self._starts.reset_options(seed, self.num_envs)
-        observations, infos = self.env.reset(seed=seed, options=options)
-        self._lives, self._lost, self._over = infos["lives"].copy(), *np.zeros((2, self.num_envs), bool)
+        observations, infos = self._consoles.reset(seed=seed, options=options, **out)
+        self._begin(infos["lives"])
         return observations, infos
 
-    def step(self, actions: np.ndarray, out: np.ndarray | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Like `VectorEnv.step`. `out`: see `AtariVector.step`; native consoles only."""
-        if self._lost.any():
-            actions = np.where(self._lost, 0, actions)  # NOOP is the first action of every game
-        if self._starts is not None and self._starts.in_states and self._over.any():
-            self._starts.begin(self._consoles, np.flatnonzero(self._over))
-            actions = np.where(self._over, 0, actions)
-        stepped = self._consoles.step(actions) if out is None else self._consoles.step(actions, out)
+    def _begin(self, lives: Array) -> None:
+        self._lives: Array = lives + 0
+        self._over, self._lost = lives < 0, lives < 0
+        """Bool [E], False at first: the last step ended the game; it cost a life and so ended the episode."""
+
+    def step(self, actions: Array, **out: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Like `VectorEnv.step`."""
+        if self._life_loss:
+            actions = actions * ~self._lost  # NOOP is the first action of every game
+        if self._starts is not None and self._starts.in_states:
+            self._starts.begin(self._consoles, [i for i, over in enumerate(self._over.tolist()) if over])
+            actions = actions * ~self._over
+        stepped = self._consoles.step(actions, **out)
         observations, rewards, terminated, truncated, infos = stepped
         self._over = terminated | truncated
         if not self._life_loss:
             return cast(Any, stepped)
         lives = infos["lives"]
-        self._lost = lost_lives(lives, self._lives, self._over, self._lost)
-        self._lives = lives.copy()
+        # a life that is lost in the NOOP between two episodes ends no episode
+        self._lost = (lives < self._lives) & (lives > 0) & ~self._over & ~self._lost
+        self._lives[:] = lives
         return observations, rewards, terminated | self._lost, truncated, infos | {LIFE_LOST: self._lost}
 
     def get_state(self) -> dict[str, Any] | None:
         """Lives, and every console as bytes; None for ale-py's vector environment, which cannot be saved."""
         if not isinstance(self.env, AtariVector):
             return None
-        state = {"lives": self._lives.copy(), "lost": self._lost.copy(), "consoles": saved_consoles(self.env)}
-        return state if self._starts is None else state | {"over": self._over.copy(), "starts": self._starts.get_state()}
+        consoles = [np.frombuffer(self.env.save_state(i), np.uint8) for i in range(self.num_envs)]
+        state = {"lives": on_host(self._lives), "lost": on_host(self._lost), "consoles": consoles}
+        return state if self._starts is None else state | {"over": on_host(self._over), "starts": self._starts.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore what `get_state` returned. Raises `ValueError` for states of another game or other options."""
-        load_consoles(self._consoles, state["consoles"])
-        self._lives, self._lost = state["lives"].copy(), state["lost"].copy()
+        _, infos = self._consoles.reset()  # a vector environment is stepped only after a reset
+        self._begin(infos["lives"])
+        for i, console in enumerate(state["consoles"]):
+            self._consoles.load_state(i, console.tobytes())
+        self._lives[:], self._lost[:] = state["lives"], state["lost"]
         if self._starts is not None:
-            self._over = state["over"].copy()
+            self._over[:] = state["over"]
             self._starts.set_state(state["starts"])
-
-
-def saved_consoles(envs: AtariVector) -> list[np.ndarray]:
-    """The state of every console, uint8."""
-    return [np.frombuffer(envs.save_state(i), np.uint8) for i in range(envs.num_envs)]
-
-
-def load_consoles(envs: AtariVector, states: Iterable[np.ndarray]) -> None:
-    """Restore what `saved_consoles` returned. Raises `ValueError` for states of another game or other options."""
-    envs.reset()  # a vector environment is stepped only after a reset
-    for i, console in enumerate(states):
-        envs.load_state(i, console.tobytes())

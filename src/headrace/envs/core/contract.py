@@ -41,8 +41,8 @@ only be closed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
 import numpy as np
@@ -51,6 +51,12 @@ from headrace.arrays import ArraySpec
 
 Array: TypeAlias = Any
 """np.ndarray or torch.Tensor."""
+
+
+def on_host(array: Array) -> Array:
+    """A copy in host memory, for a saved state."""
+    return array.copy() if isinstance(array, np.ndarray) else array.to("cpu", copy=True)
+
 
 MASK_KEY = "action_mask"
 """Key of a Dict observation that holds the action mask: uint8, one entry for each choice of each discrete part in order."""
@@ -64,11 +70,8 @@ class Categorical:
     """One discrete choice out of n: one column of the action array, holding 0..n-1."""
 
     n: int
-
-    @property
-    def width(self) -> int:
-        """Columns in the action array."""
-        return 1
+    width = 1
+    """Columns in the action array."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,9 @@ class EnvSpec:
 
 # -- rows: where a step reads and writes ------------------------------------------------------------------------------
 
+Place: TypeAlias = int | tuple[int, int]
+"""Index of a row in arrays: t, or (slot, t) in a trajectory store."""
+
 
 class Row:
     """Base class of rows. Their fields are arrays, dictionaries of arrays, other rows, or None."""
@@ -151,6 +157,11 @@ class Row:
         """A row with `function` applied to each array."""
         return type(self)(**{name: _mapped(value, function) for name, value in vars(self).items()})
 
+    def copy_from(self, other: Self) -> None:
+        """Copy the other row's arrays into those of this row. What one of them lacks stays as it is."""
+        for name, value in vars(self).items():
+            _copy(value, getattr(other, name))
+
 
 def _mapped(value: Any, function: Callable[[Array], Array]) -> Any:
     if isinstance(value, Row):
@@ -158,6 +169,21 @@ def _mapped(value: Any, function: Callable[[Array], Array]) -> Any:
     if isinstance(value, dict):
         return {name: function(array) for name, array in value.items()}
     return None if value is None else function(value)
+
+
+def _copy(to: Any, source: Any) -> None:
+    if isinstance(to, Row):
+        to.copy_from(source)
+    elif isinstance(to, dict):
+        for name in to.keys() & source.keys():
+            to[name][:] = source[name]
+    elif to is not None and source is not None:
+        to[:] = source
+
+
+def _views(arrays: Mapping[str, Array], prefix: str, at: Place) -> dict[str, Array]:
+    """Views at `at` of the arrays whose names begin with `prefix`, which is removed from the names."""
+    return {name.removeprefix(prefix): array[at] for name, array in arrays.items() if name.startswith(prefix)}
 
 
 @dataclass
@@ -186,6 +212,12 @@ class StepRow(Row):
         """NumPy arrays for C agents."""
         return cls(np.zeros(C, np.float32), np.zeros(C, bool), np.zeros(C, bool), np.zeros(C, np.float32), np.zeros(C, np.int32))
 
+    @classmethod
+    def view(cls, arrays: Mapping[str, Array], at: Place) -> Self:
+        """Views of a row of named arrays, such as those of a trajectory."""
+        there = {field.name: arrays[field.name][at] for field in fields(cls) if field.name in arrays}
+        return cls(**there, final_obs=_views(arrays, "final_obs/", at))
+
     def write_nothing(self) -> None:
         """Write a step without reward and without an end of an episode."""
         self.reward[:] = 0
@@ -212,6 +244,11 @@ class ObsRow(Row):
         obs = {name: np.zeros((C, *array.shape), array.dtype) for name, array in spec.observation.items()}
         return cls(obs, np.zeros(C, bool), np.zeros(C, bool))
 
+    @classmethod
+    def view(cls, arrays: Mapping[str, Array], at: Place) -> Self:
+        """Views of a row of named arrays, such as those of a trajectory."""
+        return cls(_views(arrays, "obs/", at), arrays["first"][at], arrays["valid"][at])
+
 
 @dataclass
 class LaneRow(Row):
@@ -223,6 +260,11 @@ class LaneRow(Row):
     """Row t: written."""
     after: ObsRow
     """Row t+1: written."""
+
+    @classmethod
+    def view(cls, arrays: Mapping[str, Array], at: Place, after: Place) -> Self:
+        """Views of the actions and the results at `at`, and of the observation at `after`."""
+        return cls(arrays["action"][at], StepRow.view(arrays, at), ObsRow.view(arrays, after))
 
 
 # -- the group --------------------------------------------------------------------------------------------------------

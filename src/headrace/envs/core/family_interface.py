@@ -1,4 +1,4 @@
-"""How to add a family of environments: what a family's module declares, and what users' own functions return.
+"""How to add a family of environments: what a family's module declares.
 
 A family is a module with a `FAMILY = Family(...)`. One line of `headrace.envs.core.registry.FAMILIES` gives its name, its module
 and how to install what it needs. `headrace.envs.families.dm_control` is a short example.
@@ -6,9 +6,9 @@ and how to install what it needs. `headrace.envs.families.dm_control` is a short
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import gymnasium
 from gymnasium.vector import VectorEnv
@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # imports torch
     from headrace.envs.groups.tensor import TensorEnv
 
 Env: TypeAlias = gymnasium.Env[Any, Any]
+ParallelEnv: TypeAlias = Any
+"""A multi-agent environment with PettingZoo's interface of this name; `headrace.envs.groups.multi_agent` lists what is used."""
 Observes: TypeAlias = Literal["images", "vectors"]
 
 
@@ -28,57 +30,23 @@ def kind_of(spec: EnvSpec) -> Observes:
     return "images" if any(array.is_image for array in spec.observation.values()) else "vectors"
 
 
-# -- what users' functions make -----------------------------------------------------------------------------------------
-
-
-class ParallelEnv(Protocol):
-    """The part of PettingZoo's interface that is used."""
-
-    possible_agents: list[Any]
-    agents: list[Any]
-
-    def observation_space(self, agent: Any) -> gymnasium.Space[Any]:
-        """The agent's observation space; it must not change."""
-        ...
-
-    def action_space(self, agent: Any) -> gymnasium.Space[Any]:
-        """The agent's action space; it must not change."""
-        ...
-
-    def reset(
-        self, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Mapping[Any, Any], Mapping[Any, Any]]:
-        """Begin a match: observations, infos."""
-        ...
-
-    def step(
-        self, actions: dict[Any, Any]
-    ) -> tuple[Mapping[Any, Any], Mapping[Any, Any], Mapping[Any, Any], Mapping[Any, Any], Mapping[Any, Any]]:
-        """Take the actions of the agents that act: observations, rewards, terminations, truncations, infos."""
-        ...
-
-    def close(self) -> None:
-        """Release what the environment holds."""
-        ...
-
-
 # -- a family -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Family:
-    """What a family of environments offers: at least `make` and `defaults`. A registered environment is a family of its own, in
-    which its name is its id."""
+    """What a family of environments offers. A registered environment is a family of its own, in which its name is its id."""
 
-    make: Callable[..., Env]
-    """``make(name, options, *, render_mode=None)``: one environment, with all settings except those of rewards applied."""
+    make: Callable[..., Env] | None
+    """``make(name, options, *, render_mode=None)``: one environment, with all settings except those of rewards applied. None:
+    the family has no single environments."""
     defaults: Callable[[str], dict[str, Any]]
     """Default settings for training an environment, as dotted configuration overrides. Those of a multi-agent environment include
     `envs.num_agents`."""
     ids: Callable[[], list[str]] = list
     """Names within the family."""
-    knows: Callable[[str], bool] = lambda name: True
-    """Whether `make` accepts a name; also true for names that `ids` does not list, such as paths and other packages' ids."""
+    knows: Callable[[str], bool] | None = None
+    """Whether there is an environment of this name, where `ids` does not list all: paths, say, and other packages' ids."""
     frameskip: int = 1
     """Simulator frames per step, unless `EnvConfig.frameskip` is set."""
     observes: Callable[[str], Observes | None] = lambda name: "images"

@@ -68,18 +68,15 @@ class LastStepGroup:
         return getattr(self.inner, name)
 
     def reset(self, seed: int, out: Sequence[ObsRow]) -> None:
-        """See `EnvGroup.reset`."""
         self._begun = out
         self.inner.reset(seed, [self._own(row) for row in out])
 
     def send(self, rows: Sequence[LaneRow]) -> None:
-        """See `EnvGroup.send`."""
         self._stepped = rows
         steps = [replace(row.step, final_obs=self._without(row.step.final_obs)) for row in rows]
         self.inner.send([LaneRow(row.actions, step, self._own(row.after)) for row, step in zip(rows, steps, strict=True)])
 
     def recv(self) -> bool:
-        """See `EnvGroup.recv`."""
         if not self.inner.recv():
             return False
         for obs in self._begun:

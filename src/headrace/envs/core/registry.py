@@ -114,11 +114,6 @@ def _register(
     return add
 
 
-def _no_single(kind: str, name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
-    """A `Family.make` that raises `ConfigError`. `kind`: what the user's function makes, such as "a vector environment"."""
-    raise ConfigError(f"{name} is registered as {kind}; there is no single environment to make")
-
-
 def register(
     env_id: str, *, defaults: Mapping[str, Any] | None = None, observes: Observes | None = None
 ) -> Callable[[_Factory], _Factory]:
@@ -143,8 +138,7 @@ def register_vector(env_id: str, *, defaults: Mapping[str, Any] | None = None) -
 
     Only the settings for rewards are applied to it. It cannot be watched, since there is no single environment to render.
     """
-    no_env = partial(_no_single, "a vector environment")
-    return _register(env_id, defaults, lambda factory: {"make": no_env, "make_vector": lambda name, *args: factory(*args)})
+    return _register(env_id, defaults, lambda factory: {"make": None, "make_vector": lambda name, *args: factory(*args)})
 
 
 def register_tensor(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[_Factory], _Factory]:
@@ -153,21 +147,18 @@ def register_tensor(env_id: str, *, defaults: Mapping[str, Any] | None = None) -
 
     Only the settings for rewards are applied to them. They cannot be watched, since there is no single environment to render.
     """
-    no_env = partial(_no_single, "environments of tensors")
-    return _register(env_id, defaults, lambda factory: {"make": no_env, "make_tensor": lambda name, *args: factory(*args)})
+    return _register(env_id, defaults, lambda factory: {"make": None, "make_tensor": lambda name, *args: factory(*args)})
 
 
 def register_parallel(env_id: str, *, agents: int, defaults: Mapping[str, Any] | None = None) -> Callable[[_Factory], _Factory]:
     """Like `register`, for a function ``(options, *, render_mode=None)`` that makes a multi-agent environment (one match) with
     PettingZoo's ParallelEnv interface (`headrace.envs.groups.multi_agent`). `agents`: how many `possible_agents` it has."""
-    no_env = partial(_no_single, "a multi-agent environment")
 
     def make(factory: Any, name: str, options: EnvConfig, *, render_mode: str | None = None) -> ParallelEnv:
-        made: ParallelEnv = construct(factory, options, render_mode)
-        return made
+        return construct(factory, options, render_mode)
 
     own = {"envs.num_agents": agents, **(defaults or {})}
-    return _register(env_id, own, lambda factory: {"make": no_env, "make_parallel": partial(make, factory)})
+    return _register(env_id, own, lambda factory: {"make": None, "make_parallel": partial(make, factory)})
 
 
 # -- looking ids up -----------------------------------------------------------------------------------------------------
@@ -191,8 +182,12 @@ def check_id(env_id: str) -> None:
     of several tasks."""
     for task in tasks_of(env_id):
         prefix, _, name = task.partition("/")
-        if task not in _registered and not (prefix in FAMILIES and _family(prefix).knows(name)):
+        if task not in _registered and not (prefix in FAMILIES and _knows(_family(prefix), name)):
             raise UnknownEnvironment(f"there is no environment {task!r}; {_nearest(task)}")
+
+
+def _knows(family: Family, name: str) -> bool:
+    return name in family.ids() if family.knows is None else family.knows(name)
 
 
 def family_of(env_id: str) -> tuple[Family, str]:

@@ -26,11 +26,6 @@ def ids() -> list[str]:
     return sorted(f"{domain}-{task}" for domain, task in suite.ALL_TASKS)
 
 
-def knows(name: str) -> bool:
-    """Whether the suite has this task."""
-    return name in ids()
-
-
 class SuiteEnv(gymnasium.Env):
     """A task of the suite. Observation float32 [N], or a Dict of float32 vectors; action float32 [A] within the task's bounds."""
 
@@ -42,7 +37,8 @@ class SuiteEnv(gymnasium.Env):
         self.suite_env = suite.load(domain, task, task_kwargs=task_kwargs | {"random": 0})
         self.metadata = self.metadata | {"render_fps": round(1 / self.suite_env.control_timestep())}
         self._flatten = flatten
-        sizes = self._sizes()
+        observed: dict[str, specs.Array] = self.suite_env.observation_spec()
+        sizes = {key: int(np.prod(spec.shape)) for key, spec in observed.items()}
         self.observation_space = (
             _numbers(sum(sizes.values()))
             if flatten
@@ -51,10 +47,6 @@ class SuiteEnv(gymnasium.Env):
         bounds = self.suite_env.action_spec()
         low, high = (np.broadcast_to(bound, bounds.shape).astype(np.float32) for bound in (bounds.minimum, bounds.maximum))
         self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
-
-    def _sizes(self) -> dict[str, int]:
-        observation: dict[str, specs.Array] = self.suite_env.observation_spec()
-        return {key: int(np.prod(spec.shape)) for key, spec in observation.items()}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -112,4 +104,4 @@ def defaults(name: str) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(make, defaults, ids, knows, observes=lambda name: "vectors")
+FAMILY = Family(make, defaults, ids, observes=lambda name: "vectors")

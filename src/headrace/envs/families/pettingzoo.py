@@ -107,12 +107,7 @@ def _agents(name: str) -> dict[str, int]:
         close_all([env])
 
 
-def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Any:
-    """Raises `ConfigError`: there is no single-agent environment."""
-    raise ConfigError(f"pettingzoo/{name} is a multi-agent environment; there is no single agent's environment to make")
-
-
-FAMILY = Family(make, defaults, ids, knows, observes=lambda name: "vectors", make_parallel=make_parallel)
+FAMILY = Family(None, defaults, ids, knows, observes=lambda name: "vectors", make_parallel=make_parallel)
 
 
 class TurnBased:
@@ -131,11 +126,9 @@ class TurnBased:
         self.render_mode = getattr(game, "render_mode", None)
 
     def observation_space(self, agent: Any) -> Any:
-        """The game's."""
         return self.game.observation_space(agent)
 
     def action_space(self, agent: Any) -> Any:
-        """The game's."""
         return self.game.action_space(agent)
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
@@ -167,9 +160,7 @@ class TurnBased:
         return {self._selected: self.game.observe(self._selected)}
 
     def render(self) -> Any:
-        """The game's picture."""
         return self.game.render()
 
     def close(self) -> None:
-        """Close the game."""
         close_all([self.game])

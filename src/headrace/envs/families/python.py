@@ -85,7 +85,6 @@ def defaults(name: str) -> dict[str, Any]:
 
 
 def code(name: str) -> tuple[str, ...]:
-    """See `Family.code`."""
     if name not in _given:
         return ()  # the id names the module
     made_by = _given[name][0]

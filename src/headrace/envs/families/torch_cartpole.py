@@ -43,14 +43,12 @@ class CartPole:
         return uniform * 0.1 - 0.05
 
     def reset(self, seed: int) -> Tensor:
-        """See `TensorEnv.reset`."""
         self.generator.manual_seed(seed)
         self.state = self._starts()
         self.steps.zero_()
         return self.state.T.float()
 
     def step(self, actions: Tensor) -> TensorStep:
-        """See `TensorEnv.step`."""
         _, x_dot, theta, theta_dot = self.state
         force = actions * (2 * FORCE) - FORCE
         cos, sin = theta.cos(), theta.sin()
@@ -69,11 +67,9 @@ class CartPole:
         return TensorStep(self.state.T.float(), reward, terminated, truncated, state.T.float())
 
     def get_state(self) -> dict[str, Any]:
-        """For an exact resume."""
         state, steps = self.state.cpu().clone(), self.steps.cpu().clone()
         return {"state": state, "steps": steps, "generator": self.generator.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from `get_state`."""
         self.state, self.steps = state["state"].to(self.device), state["steps"].to(self.device)
         self.generator.set_state(state["generator"])

@@ -36,4 +36,4 @@ def defaults(name: str) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(make, defaults, lambda: [CARTPOLE], CARTPOLE.__eq__, observes=lambda name: "vectors", make_tensor=make_tensor)
+FAMILY = Family(make, defaults, lambda: [CARTPOLE], observes=lambda name: "vectors", make_tensor=make_tensor)

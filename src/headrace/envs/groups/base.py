@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Sequence
 from threading import Event
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.envs.core.contract import EnvGroup, EnvSpec, LaneRow, ObsRow, StepRow
+from headrace.envs.core.contract import Array, EnvGroup, EnvSpec, LaneRow, ObsRow, StepRow, on_host
 from headrace.envs.core.errors import EnvironmentFault, cause, faults
 from headrace.envs.core.spaces import Leaf
 from headrace.envs.groups.checks import ObservationChecks, check_rewards
@@ -49,21 +50,30 @@ def close_all(envs: Sequence[Any]) -> None:
 
 
 class OneAgentGroup(EnvGroup):
-    """Base class of `LocalGroup` and `VectorGroup`: one lane of single-agent environments, NumPy arrays, errors that name the
-    environment. E: `num_envs`."""
+    """Base class of `LocalGroup` and `VectorGroup`: one lane of single-agent environments, errors that name the environment.
+    E: `num_envs`. `device`: rows are tensors there, whose numbers are not checked; None: rows are NumPy arrays."""
 
-    def __init__(self, spec: EnvSpec, num_envs: int, observation_leaves: Sequence[Leaf], to_learn: RewardTransform) -> None:
-        self.spec = spec
+    def __init__(
+        self,
+        spec: EnvSpec,
+        num_envs: int,
+        observation_leaves: Sequence[Leaf],
+        to_learn: RewardTransform,
+        device: str | None = None,
+    ) -> None:
+        library: Any = np if device is None else importlib.import_module("torch")
+        where = {} if device is None else {"device": device}
+        self.spec, self.tensors = spec, device is not None
         self.num_envs = self.lane_size = num_envs
         self._leaves = list(observation_leaves)
         self._checks = ObservationChecks(spec, self.fault)
         self._to_learn = to_learn
         self._seed = 0
-        self._ended = np.zeros(num_envs, bool)
+        self._ended: Array = library.zeros(num_envs, dtype=library.bool, **where)
         """Bool [E]: the last step ended an episode, and the next one resets."""
-        self._raw = np.zeros(num_envs, np.float64)
+        self._raw: Array = library.zeros(num_envs, dtype=library.float64, **where)
         """[E]: the raw rewards of the last step."""
-        self._statistics = EpisodeStatistics(num_envs)
+        self._statistics = EpisodeStatistics(num_envs, library, **where)
 
     def reset(self, seed: int, out: Sequence[ObsRow]) -> None:
         (row,) = out
@@ -73,8 +83,9 @@ class OneAgentGroup(EnvGroup):
         row.first[:] = True
         row.valid[:] = True
         self._reset(seed, row)
-        self._checks.check(row.obs, row.valid)
-        self._checks.check_bounds(row.obs)
+        if not self.tensors:
+            self._checks.check(row.obs, row.valid)
+            self._checks.check_bounds(row.obs)
 
     def send(self, rows: Sequence[LaneRow]) -> None:
         """See `EnvGroup.send`; the step is finished on return."""
@@ -85,23 +96,24 @@ class OneAgentGroup(EnvGroup):
         """Write the first observations."""
         raise NotImplementedError
 
-    def _step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
+    def _step(self, actions: Array, now: StepRow, after: ObsRow) -> None:
         """Take `actions` [E, A]; write their consequences and the next observations."""
         raise NotImplementedError
 
-    def _finish(self, now: StepRow, after: ObsRow, counted: np.ndarray, ended: np.ndarray, over: np.ndarray) -> None:
+    def _finish(self, now: StepRow, after: ObsRow, counted: Array, ended: Array, over: Array) -> None:
         """Check observations and rewards and write the rest of `now`. `ended`: an episode ended; for the others
         see `EpisodeStatistics.step`."""
-        check_rewards(self._raw, self.fault)
-        self._checks.check(after.obs, after.valid)
-        self._checks.check_bounds(after.obs, after_step=True)
+        if not self.tensors:
+            check_rewards(self._raw, self.fault)
+            self._checks.check(after.obs, after.valid)
+            self._checks.check_bounds(after.obs, after_step=True)
         now.reward[:] = self._to_learn(self._raw)
         self._statistics.step(now, self._raw, counted, over)
         self._ended = ended
 
     def _own_state(self) -> dict[str, Any]:
         """The group's own state, under the names that it has in checkpoints."""
-        return {"seed": self._seed, "_ended": self._ended.copy()} | self._statistics.get_state()
+        return {"seed": self._seed, "_ended": on_host(self._ended)} | self._statistics.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._seed = state["seed"]

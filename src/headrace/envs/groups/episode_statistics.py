@@ -1,4 +1,5 @@
-"""Returns and lengths of episodes, for groups of all kinds.
+"""Returns and lengths of the episodes of single-agent environments, in groups of all kinds. (`groups.match` counts those of the
+agents of a match.)
 
 The learner sees an *episode* end where `terminated` or `truncated` is true. Statistics report whole *games*. A game ends with the
 same step, unless the step's info says ``"life_lost": True``: then the environment's next reset continues the game, and its return
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.envs.core.contract import Array, StepRow
+from headrace.envs.core.contract import Array, StepRow, on_host
 
 LIFE_LOST = "life_lost"
 """Info key: this step ended a training episode but not the game."""
@@ -71,12 +72,9 @@ class EpisodeStatistics:
 
     def get_state(self) -> dict[str, Any]:
         """The statistics, under the names that they have in checkpoints."""
-        every = {name: getattr(self, name) for name in ("returns", "lengths", "games")}
-        if self._library is np:
-            return {f"_{name}": numbers.copy() for name, numbers in every.items()}
-        return {name: numbers.to("cpu", copy=True) for name, numbers in every.items()}
+        return {"_returns": on_host(self.returns), "_lengths": on_host(self.lengths), "_games": on_host(self.games)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `get_state`."""
-        for name in self.get_state().keys() & state.keys():
-            getattr(self, name.removeprefix("_"))[:] = state[name]
+        """Go on from `get_state`. Older states of tensors have names without the underscore."""
+        for name in ("returns", "lengths", "games"):
+            getattr(self, name)[:] = state[f"_{name}"] if f"_{name}" in state else state[name]

@@ -124,5 +124,4 @@ class LocalGroup(OneAgentGroup):
                 )
 
     def close(self) -> None:
-        """Close every environment, even if closing another one fails."""
         close_all(self.envs)

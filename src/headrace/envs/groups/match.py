@@ -200,12 +200,11 @@ class Match:
         return EnvironmentFault(f"{self._rules.spec.name}, {where}: {what}")
 
     def set_reward_weights(self, weights: Sequence[dict[str, float]]) -> None:
-        """See `MultiAgentGroup.set_reward_weights`."""
         if weights == self.weights:
             return
         self.weights = [dict(own) for own in weights]
         try:
-            self.env.set_reward_weights(dict(zip(self.names, self.weights, strict=True)))  # type: ignore[attr-defined]
+            self.env.set_reward_weights(dict(zip(self.names, self.weights, strict=True)))
         except faults() as error:
             raise self.fault(f"set_reward_weights failed: {cause(error)}") from error
 
@@ -226,7 +225,7 @@ class Match:
         if state["weights"]:
             self.set_reward_weights(state["weights"])
         if state["env"] is not None:
-            self.env.set_state(state["env"])  # type: ignore[attr-defined]
+            self.env.set_state(state["env"])
         else:
             self.env.reset(seed=self.reset_seed)
             for acting, actions in state["actions"]:

@@ -58,7 +58,6 @@ class MultiAgentGroup(EnvGroup):
         self._remembers = False
 
     def reset(self, seed: int, out: Sequence[ObsRow]) -> None:
-        """See `EnvGroup.reset`; finished on return."""
         rows = [LaneRow(None, StepRow.zeros(1), row) for row in out]  # the step before is not read
         for m, match in enumerate(self.matches):
             match.seed, match.number, match.over = seed + m, -1, True
@@ -105,7 +104,6 @@ class MultiAgentGroup(EnvGroup):
     # -- exact resume -----------------------------------------------------------------------------------------------------
 
     def remember(self) -> None:
-        """See `EnvGroup.remember`: records the actions of every match, to replay it."""
         self._remembers = True
 
     def get_state(self) -> dict[str, Any] | None:
@@ -118,7 +116,6 @@ class MultiAgentGroup(EnvGroup):
             match.set_state(saved, self._decoded)
 
     def close(self) -> None:
-        """Close every environment, even if closing another one fails."""
         close_all([match.env for match in self.matches])
 
 

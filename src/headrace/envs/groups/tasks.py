@@ -24,7 +24,7 @@ ADVICE = (
 )
 
 
-def joint_spec(tasks: Sequence[str], specs: Sequence[EnvSpec]) -> EnvSpec:
+def spec_of_tasks(tasks: Sequence[str], specs: Sequence[EnvSpec]) -> EnvSpec:
     """The specification of several tasks together. Raises `ConfigError` that names the first task that differs, and how."""
     first = specs[0]
     for spec in specs[1:]:
@@ -61,7 +61,7 @@ class TaskGroup(EnvGroup):
     """
 
     def __init__(self, tasks: Sequence[str], parts: Sequence[EnvGroup], task: int | None = None) -> None:
-        self.spec = joint_spec(tasks, [part.spec for part in parts])
+        self.spec = spec_of_tasks(tasks, [part.spec for part in parts])
         self.parts = list(parts)
         self.num_envs = self.lane_size = sum(part.num_envs for part in parts)
         self.tasks = np.full(self.num_envs, task) if task is not None else np.arange(self.num_envs) % len(tasks)
@@ -132,5 +132,4 @@ class TaskGroup(EnvGroup):
             part.set_state(of_part)
 
     def close(self) -> None:
-        """Close all parts, even if closing another one fails."""
         close_all(self.parts)

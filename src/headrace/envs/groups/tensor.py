@@ -103,7 +103,7 @@ class TensorGroup(EnvGroup):
         self._choices = [part.n for part in self.spec.action.parts if isinstance(part, Categorical)]
         """Choices of each discrete part of an action, which a mask has one after another."""
         self._decode = tensor_decoder(acted, device, env_id)
-        self._to_learn = reward_transform(options, torch)
+        self._to_learn = reward_transform(options)
         self._statistics = EpisodeStatistics(N, torch, device=device)
         self._seed = self._steps = 0
         self._unusable = torch.zeros((), dtype=torch.bool, device=device)
@@ -162,7 +162,6 @@ class TensorGroup(EnvGroup):
         cast(Any, self.envs).set_state(state["envs"])
 
     def close(self) -> None:
-        """Close the environments if they have a `close`."""
         if hasattr(self.envs, "close"):
             close_all([self.envs])
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from headrace.config import EnvConfig
-from headrace.envs.core.actions import batch_decoder
-from headrace.envs.core.contract import EnvSpec, ObsRow, StepRow
+from headrace.envs.core.actions import batch_decoder, tensor_decoder
+from headrace.envs.core.contract import Array, ObsRow, StepRow, on_host
 from headrace.envs.core.errors import EnvironmentFault, cause, faults
 from headrace.envs.core.spaces import PLAIN_KEY, leaves, spec_of
 from headrace.envs.groups.base import OneAgentGroup, close_all
 from headrace.envs.groups.checks import STEP, first_observation, parts_of
 from headrace.envs.groups.episode_statistics import LIFE_LOST
-from headrace.envs.groups.rewards import RewardTransform, reward_transform
+from headrace.envs.groups.rewards import reward_transform
 
 
 class VectorGroup(OneAgentGroup):
@@ -28,29 +28,42 @@ class VectorGroup(OneAgentGroup):
     whether their step is finished. More rollout workers also step environments in parallel.
     """
 
-    def __init__(self, envs: VectorEnv[Any, Any, Any], spec: EnvSpec, to_learn: RewardTransform, in_place: bool = False) -> None:
-        """`in_place`: the environment's `step` takes ``out`` and writes its observations, which are one array, to it."""
-        super().__init__(spec, envs.num_envs, leaves(envs.single_observation_space), to_learn)
-        self.envs = envs
+    def __init__(
+        self, envs: VectorEnv[Any, Any, Any], options: EnvConfig, env_id: str, frameskip: int = 1, in_place: bool = False,
+        frame_stack: int | None = None, device: str | None = None,
+    ) -> None:  # fmt: skip
+        """Raises `UnsupportedSpace`, and `ValueError` if the metadata do not say how the environment resets.
+
+        Args:
+            frameskip, frame_stack: see `spec_of`.
+            in_place: the environment's `reset` and `step` take ``out`` and write their observations, which are one array, to it.
+            device: where the environment takes and gives tensors; it is `in_place` then, with NEXT_STEP autoreset.
+        """
+        observed, acted = envs.single_observation_space, envs.single_action_space
         self.mode = autoreset_mode(envs)
-        self._in_place = in_place
-        self._decode = batch_decoder(envs.single_action_space)
-        self._in_game = np.ones(self.num_envs, bool)
+        autoreset: Literal["next-step", "same-step"] = "next-step" if self.mode is AutoresetMode.NEXT_STEP else "same-step"
+        spec = spec_of(observed, acted, env_id, options, frameskip=frameskip, frame_stack=frame_stack, autoreset=autoreset)
+        super().__init__(spec, envs.num_envs, leaves(observed), reward_transform(options), device)
+        self.envs, self._in_place = envs, in_place
+        self._decode = batch_decoder(acted) if device is None else tensor_decoder(acted, device, env_id)
+        self._in_game: Array = ~self._ended
         """Bool [E]: False where the next step only resets."""
 
     def _reset(self, seed: int, out: ObsRow) -> None:
         self._in_game[:] = True
         try:
-            begun = self.envs.reset(seed=seed)
+            begun = self.envs.reset(seed=seed, **self._out(out))
             self._put(out.obs, first_observation(begun, dict | list))
             self._statistics.begin(self._by_key(begun[1]))
         except faults() as error:
             raise self._group_fault("reset", error) from error
 
-    def _step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
+    def _out(self, rows: ObsRow) -> dict[str, Any]:
+        return {"out": rows.obs[PLAIN_KEY]} if self._in_place else {}
+
+    def _step(self, actions: Array, now: StepRow, after: ObsRow) -> None:
         try:
-            out = {"out": after.obs[PLAIN_KEY]} if self._in_place else {}
-            stepped = self.envs.step(self._decode(actions), **out)
+            stepped = self.envs.step(self._decode(actions), **self._out(after))
             observations, self._raw[:], now.terminated[:], now.truncated[:], infos = parts_of(stepped, STEP)
             infos = self._by_key(infos)
             next_step = self.mode is AutoresetMode.NEXT_STEP
@@ -126,35 +139,18 @@ class VectorGroup(OneAgentGroup):
     def get_state(self) -> dict[str, Any] | None:
         """Includes the vector environment's own `get_state()`; None if there is no such method or it returns None."""
         state = self.envs.get_state() if hasattr(self.envs, "get_state") else None
-        return None if state is None else self._own_state() | {"in_game": self._in_game.copy(), "envs": state}
+        return None if state is None else self._own_state() | {"in_game": on_host(self._in_game), "envs": state}
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self._in_game[:] = state["in_game"]
-        cast(Any, self.envs).set_state(state["envs"])
+        try:
+            cast(Any, self.envs).set_state(state["envs"])
+        except ValueError as error:
+            raise EnvironmentFault(f"{self.spec.name}: {error}") from error
 
     def close(self) -> None:
-        """Close the vector environment."""
         close_all([self.envs])
-
-
-def vector_group(
-    envs: VectorEnv[Any, Any, Any], options: EnvConfig, env_id: str, frameskip: int = 1, in_place: bool = False,
-    frame_stack: int | None = None,
-) -> VectorGroup:  # fmt: skip
-    """The group of a vector environment, whose spaces and metadata give the specification. `frame_stack`: frames in an
-    observation; None: taken from the settings. Raises `UnsupportedSpace`."""
-    next_step = autoreset_mode(envs) is AutoresetMode.NEXT_STEP
-    spec = spec_of(
-        envs.single_observation_space,
-        envs.single_action_space,
-        env_id,
-        options,
-        frameskip=frameskip,
-        frame_stack=frame_stack,
-        autoreset="next-step" if next_step else "same-step",
-    )
-    return VectorGroup(envs, spec, reward_transform(options), in_place)
 
 
 def autoreset_mode(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:

@@ -25,7 +25,7 @@ import numpy as np
 
 from headrace.config import EnvConfig
 from headrace.config.seeds import next_seed
-from headrace.envs.core.contract import EnvSpec, LaneRow, ObsRow
+from headrace.envs.core.contract import EnvGroup, EnvSpec, LaneRow, ObsRow, StepRow
 from headrace.envs.core.errors import EnvironmentFault
 from headrace.envs.groups.rewards import reward_transform
 from headrace.envs.remote import protocol
@@ -41,7 +41,7 @@ _states: dict[str, str] = {}
 _states_lock = threading.Lock()
 
 
-class RemoteGroup:
+class RemoteGroup(EnvGroup):
     """`num_envs` environments at the server `address`. See `EnvGroup`, and the module for a lost server.
 
     Args:
@@ -49,10 +49,6 @@ class RemoteGroup:
         options: settings of the environment, which must be the server's, too, and of the connection.
         spec: the run's specification, which the server's must equal. None: that of the first server, which must not change.
     """
-
-    advanced: Sequence[int] | None = None
-    ended: Sequence[int] = ()
-    called: int | None = None
 
     def __init__(
         self, address: str, env: str, options: EnvConfig, num_envs: int, *, training: bool = True, spec: EnvSpec | None = None
@@ -88,18 +84,18 @@ class RemoteGroup:
         self._connection.start()
 
     @property
-    def spec(self) -> EnvSpec:
+    def spec(self) -> EnvSpec:  # type: ignore[override]  # an environment server sends it
         """The server's specification; waits for the server."""
         self._welcomed.wait()
         return self._spec
 
     @property
-    def lanes(self) -> int:
+    def lanes(self) -> int:  # type: ignore[override]
         """L; waits for the server."""
         return self.num_envs * len(self.spec.agents) or 1
 
     @property
-    def lane_size(self) -> int:
+    def lane_size(self) -> int:  # type: ignore[override]
         """C; waits for the server."""
         return 1 if self.spec.agents else self.num_envs
 
@@ -188,17 +184,16 @@ class RemoteGroup:
         if kind == protocol.OBSERVED:
             self._first_observed()
         else:
-            lanes = self._advanced()
-            protocol.copy_rows(arrays, lanes, self._rows)
-            for lane in lanes:
-                step = self._rows[lane].step
-                step.reward[:] = self._to_learn(step.reward)
+            for lane in self._advanced():
+                row = self._rows[lane]
+                row.step.copy_from(StepRow.view(arrays, lane))
+                row.after.copy_from(ObsRow.view(arrays, lane))
+                row.step.reward[:] = self._to_learn(row.step.reward)
         self._task = ""
 
     def _first_observed(self) -> None:
-        lanes = self._advanced()
-        protocol.copy_obs_rows(self._last, lanes, self._out)
-        for lane in lanes:
+        for lane in self._advanced():
+            self._out[lane].copy_from(ObsRow.view(self._last, lane))
             self._out[lane].first[:] = True
             self._out[lane].valid[:] = True
             if self._task == "step":  # the step was only a reset
@@ -216,13 +211,13 @@ class RemoteGroup:
             self.advanced = [lane for lane in range(layout.lanes) if valid[lane][0]]
             self.ended = range(self.num_envs)
             self._outcomes = np.full((self.num_envs, len(layout.spec.agents)), np.nan)
-        lanes = self._advanced()
         same_step = layout.spec.autoreset == "same-step"
-        for lane in lanes:
+        for lane in self._advanced():
             step, after = self._rows[lane].step, self._rows[lane].after
             step.write_nothing()
             step.truncated[:] = valid[lane]
-            protocol.copy_observations(last, lane, step.final_obs if same_step else after.obs)
+            for name, array in (step.final_obs if same_step else after.obs).items():
+                array[:] = last[f"obs/{name}"][lane]
             if not same_step:
                 after.first[:], after.valid[:] = False, False
         if same_step:
@@ -280,13 +275,6 @@ class RemoteGroup:
         return layout
 
     # -- state ----------------------------------------------------------------------------------------------------------
-
-    def remember(self) -> None:
-        """See `EnvGroup.remember`; does nothing."""
-
-    def get_state(self) -> dict[str, Any] | None:
-        """None: a server's environments cannot be saved."""
-        return None
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Raises `EnvironmentFault`."""

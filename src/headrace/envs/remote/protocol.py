@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ import numpy as np
 from headrace.arrays import ArraySpec
 from headrace.config import EnvConfig
 from headrace.config.io import to_dict
-from headrace.envs.core.contract import EnvSpec, LaneRow, ObsRow
+from headrace.envs.core.contract import EnvSpec, LaneRow
 from headrace.envs.core.description import spec_from_json, spec_to_json
 from headrace.transport.failures import TlsFlags
 from headrace.transport.messages import HEADER, LARGEST_MESSAGE, MessageLayout, ProtocolError, Refused, header, read_json
@@ -66,7 +66,6 @@ class Hello:
     protocol: int = PROTOCOL
 
     def to_bytes(self) -> bytes:
-        """The message."""
         return json.dumps({"hello": dataclasses.asdict(self)}).encode()
 
     @staticmethod
@@ -100,7 +99,6 @@ class Welcome:
     """"images" or "vectors"."""
 
     def to_bytes(self) -> bytes:
-        """The message."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return json.dumps({"welcome": fields | {"spec": spec_to_json(self.spec), "protocol": PROTOCOL}}).encode()
 
@@ -225,7 +223,6 @@ class GroupLayout:
     # -- the trainer's side -------------------------------------------------------------------------------------------
 
     def reset_request(self, sequence: int, seed: int) -> bytes:
-        """A RESET."""
         return self.requests[RESET].write(RESET, sequence, {"seed": seed})
 
     def step_request(self, sequence: int, rows: Sequence[LaneRow]) -> bytes:
@@ -243,31 +240,6 @@ class GroupLayout:
         if kind not in self.replies or number != sequence:
             raise ProtocolError(f"reply {number} of kind {kind}, where reply {sequence} was expected")
         return kind, self.replies[kind].read(reply)
-
-
-def copy_observations(arrays: dict[str, np.ndarray], lane: int, obs: dict[str, np.ndarray]) -> None:
-    """Copy a lane's observations from a reply, by name."""
-    for name, array in obs.items():
-        array[...] = arrays[f"obs/{name}"][lane]
-
-
-def copy_obs_rows(arrays: dict[str, np.ndarray], lanes: Iterable[int], rows: Sequence[ObsRow]) -> None:
-    """Copy the observations of these lanes and their flags from a reply to the rows."""
-    for lane in lanes:
-        rows[lane].first[:], rows[lane].valid[:] = arrays["first"][lane], arrays["valid"][lane]
-        copy_observations(arrays, lane, rows[lane].obs)
-
-
-def copy_rows(arrays: dict[str, np.ndarray], lanes: Iterable[int], rows: Sequence[LaneRow]) -> None:
-    """Copy all arrays of these lanes from the reply to a STEP to the rows."""
-    copy_obs_rows(arrays, lanes, [row.after for row in rows])
-    for lane in lanes:
-        step = rows[lane].step
-        for name in STEP_ARRAYS:
-            getattr(step, name)[:] = arrays[name][lane]
-        for name, array in step.final_obs.items():
-            if f"final_obs/{name}" in arrays:
-                array[...] = arrays[f"final_obs/{name}"][lane]
 
 
 def fault_reply(sequence: int, message: str, frames: str) -> bytes:

@@ -135,24 +135,23 @@ def serve_offer(
     dial: str | None = None,
     own: Credentials,
     compression: bool = False,
-    report: Callable[[str], None] = _print,
 ) -> None:
     """Serve until the process ends, or until Ctrl-C."""
     try:
         if dial is not None:
-            report(f"{offer.num_envs} x {offer.env} for the trainer at {dial}")
-            return Dialler(offer, dial, own, report, compression).run()
+            _print(f"{offer.num_envs} x {offer.env} for the trainer at {dial}")
+            return Dialler(offer, dial, own, _print, compression).run()
         assert listen is not None
-        server = EnvServer(offer, listen, own, compression, report)
+        server = EnvServer(offer, listen, own, compression)
         address = listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{server.port}"
-        report(f"{offer.num_envs} x {offer.env} at {address}")
+        _print(f"{offer.num_envs} x {offer.env} at {address}")
         try:
             server.wait()
         finally:
             server.stop()
     except KeyboardInterrupt:
         hung = f"; {hanging} of its environments gave no answer any more" if (hanging := offer.used) and dial is None else ""
-        report(f"The environment server has stopped{hung}")
+        _print(f"The environment server has stopped{hung}")
         raise
 
 

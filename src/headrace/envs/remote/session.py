@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace.envs.core.contract import EnvGroup, EnvSpec
+from headrace.envs.core.contract import EnvGroup, EnvSpec, LaneRow
 from headrace.envs.core.errors import EnvironmentFault, cause
-from headrace.envs.core.rows import lane_row
 from headrace.envs.groups.base import Completion
 from headrace.envs.remote import protocol
 from headrace.envs.remote.protocol import GroupLayout, Hello, Welcome
@@ -117,7 +116,7 @@ class Session:
             self._arrays = layout.largest.views(self._buffer)
             self._actions = np.zeros(layout.requests[protocol.STEP].arrays["action"].shape, group.spec.action.dtype)
             arrays = self._arrays | {"action": self._actions}
-            self._rows = [lane_row(arrays, lane, lane) for lane in range(lanes)]
+            self._rows = [LaneRow.view(arrays, lane, lane) for lane in range(lanes)]
             self._completion = Completion(group)
         return Welcome(offer.env, offer.options, offer.spec, lanes, lane_size, schema, offer.defaults, offer.observes)
 

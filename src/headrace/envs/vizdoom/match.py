@@ -52,7 +52,6 @@ class Seat:
         self._work.put((work, done))
 
     def start(self) -> None:
-        """Start the engine."""
         assert self.engine is not None
         self.engine.start()
 
@@ -213,7 +212,6 @@ class Match:
         return np.concatenate([player.render() for player in self.players], axis=1)
 
     def close(self) -> None:
-        """End the engines."""
         self.agents = []
         self._close(kill=False)
 

@@ -195,7 +195,6 @@ class Player:
                 self.game.send_game_command("addbot")
 
     def begin(self) -> None:
-        """Begin an episode."""
         self._deaths, self._scenario_return = self.value("DEATHCOUNT"), 0.0
         if self.shaping is not None:
             self.shaping.begin(self.value)

@@ -209,6 +209,5 @@ class SerialSampler:
         return None
 
     def close(self) -> None:
-        """Close the environments."""
         for worker in self.workers:
             worker.close()
