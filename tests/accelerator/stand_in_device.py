@@ -10,6 +10,9 @@ of streams, memory, speed. `FakeTensorMode` has no values, and refuses to draw r
 for.
 
 As on a GPU, host numbers (tensors of no dimensions) may be mixed in, indices may be on the CPU, and `copy_` and `to` go anywhere.
+
+What would make the host wait for a GPU is noted: numbers that are read, copies that are not asynchronous (CUDA Runtime API, "API
+synchronization behavior": to or from memory that is not page-locked, or without `non_blocking`), events that are waited for.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -42,6 +45,58 @@ torch.utils.backend_registration._setup_privateuseone_for_python_backend(NAME, _
 aten = torch.ops.aten
 GOES_ANYWHERE = {aten.copy_, aten._to_copy}
 INDICES_ON_THE_HOST = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
+
+
+READS_NUMBERS = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.is_nonzero, aten.repeat_interleave}
+
+
+class Call(NamedTuple):
+    """Something that concerns the host, the device and time."""
+
+    thread: str
+    stream: Any
+    """The thread's current one; None: the default."""
+    what: str
+    """"event": waited for one. "copy": an asynchronous copy. Anything else makes the host wait for all work of the stream."""
+
+
+calls: list[Call] = []
+_current = threading.local()
+_page_locked: dict[int, torch.UntypedStorage] = {}
+"""By address."""
+
+
+def note(what: str) -> None:
+    """Append to `calls`."""
+    calls.append(Call(threading.current_thread().name, getattr(_current, "stream", None), what))
+
+
+def _note(name: Any, args: Any, kwargs: Any, result: Any) -> None:
+    """Note an operation that makes the host wait, or a copy that does not."""
+    if name in READS_NUMBERS:
+        note(str(name))
+    elif name in INDICES_ON_THE_HOST and any(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in args[1]):
+        note(f"{name} of a mask")
+    elif name in GOES_ANYWHERE:
+        source, target = (args[1], args[0]) if name is aten.copy_ else (args[0], result)
+        if isinstance(source, OnDevice) == isinstance(target, OnDevice):
+            return
+        on_host = target if isinstance(source, OnDevice) else source
+        asynchronous = kwargs.get("non_blocking") or (name is aten.copy_ and len(args) > 2 and args[2])
+        note("copy" if asynchronous and is_page_locked(on_host) else f"{name} of {list(source.shape)}")
+
+
+def is_page_locked(x: torch.Tensor) -> bool:
+    """Whether memory of the host is."""
+    return x.untyped_storage().data_ptr() in _page_locked
+
+
+def page_locked(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    """A copy in page-locked memory, or `x` where it is there."""
+    if not is_page_locked(x):
+        x = x.clone()
+        _page_locked[x.untyped_storage().data_ptr()] = x.untyped_storage()
+    return x
 
 
 class OnDevice(torch.Tensor):
@@ -113,23 +168,31 @@ def compute(function: Any, args: Any, kwargs: Any) -> Any:
         if generator is not None and on_device != (generator._cdata in _generators):
             raise RuntimeError(f"{name}: the generator is of another device")
         if name is aten.is_pinned:
-            return False
+            return is_page_locked(args[0])
     elsewhere = torch.device(NAME) if here else torch.device("cpu")
     target = torch.device(wanted) if wanted is not None else elsewhere
     if name is aten.copy_:
         target = torch.device(NAME) if isinstance(args[0], OnDevice) else torch.device("cpu")
     if wanted is not None and target.type == NAME:
         kwargs = kwargs | {"device": torch.device("cpu")}
+    pinned = kwargs.get("pin_memory")
     kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
+    given = args, kwargs
     wrapped = {id(x.content): x for x in tensors if isinstance(x, OnDevice)}
     args, kwargs = tree_map(lambda x: x.content if isinstance(x, OnDevice) else x, (args, kwargs))
     result = function(*args, **kwargs)
     if name is aten._to_copy and target.type == NAME and any(result is x for x in tree_flatten(args)[0]):
         result = result.clone()
-    if target.type != NAME:
-        return result
-    # An operation in place gives the very tensor that it was given.
-    return tree_map(lambda x: wrapped[id(x)] if id(x) in wrapped else OnDevice(x) if isinstance(x, torch.Tensor) else x, result)
+    if pinned:
+        _page_locked[result.untyped_storage().data_ptr()] = result.untyped_storage()
+    if target.type == NAME:
+        # An operation in place gives the very tensor that it was given.
+        result = tree_map(
+            lambda x: wrapped[id(x)] if id(x) in wrapped else OnDevice(x) if isinstance(x, torch.Tensor) else x, result
+        )
+    if here or target.type == NAME:
+        _note(name, *given, result)
+    return result
 
 
 def _made_on_the_host(maker: Any, data: Any, *, device: Any = None, **kwargs: Any) -> torch.Tensor:
@@ -153,9 +216,22 @@ class _Nothing:
         pass
 
 
+class _Event(_Nothing):
+    def synchronize(self) -> None:
+        note("event")
+
+
+@contextmanager
+def _on_stream(stream: Any) -> Iterator[None]:
+    before, _current.stream = getattr(_current, "stream", None), stream
+    yield
+    _current.stream = before
+
+
 @contextmanager
 def stand_in_device() -> Iterator[None]:
-    """The device can be named in the block, in every thread that starts in it."""
+    """The device can be named in the block, in every thread that starts in it. `calls` is empty at its beginning."""
+    calls.clear()
     run = threading.Thread.run
 
     def run_with_device(thread: threading.Thread) -> None:
@@ -165,8 +241,9 @@ def stand_in_device() -> Iterator[None]:
     answers: dict[str, Any] = {
         "_lazy_init": lambda: None, "is_available": lambda: True, "device_count": lambda: 1, "set_device": lambda device: None,
         "current_device": lambda: 0, "is_bf16_supported": lambda **_: True, "get_device_name": lambda *_: "stand-in",
-        "get_rng_state_all": list, "synchronize": lambda *_: None, "Stream": _Nothing, "Event": _Nothing,
-        "current_stream": _Nothing, "stream": _Nothing, "get_device_capability": lambda *_: (9, 0),
+        "get_rng_state_all": list, "synchronize": lambda *_: note("synchronize"),
+        "Stream": _Nothing, "Event": _Event, "current_stream": _Nothing, "stream": _on_stream,
+        "get_device_capability": lambda *_: (9, 0),
     }  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         for name, answer in answers.items():
@@ -178,8 +255,10 @@ def stand_in_device() -> Iterator[None]:
         # These make their result without asking the mode.
         for maker in (torch.tensor, torch.as_tensor):
             patch.setattr(torch, maker.__name__, partial(_made_on_the_host, maker))
-        patch.setattr(torch.Tensor, "pin_memory", lambda x, *_: x)
+        patch.setattr(torch.Tensor, "pin_memory", page_locked)
+        patch.setattr(torch.Tensor, "record_stream", lambda x, stream: None)
         patch.setattr(threading.Thread, "run", run_with_device)
         with Device():
             yield
     _generators.clear()
+    _page_locked.clear()

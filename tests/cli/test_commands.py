@@ -217,7 +217,7 @@ def test_settings_come_from_defaults_then_environment_then_flags():
     assert (config.learning.learning_rate, config.policy.mlp) == (0.5, (8, 9))
     impala = ["--env", "gym/CartPole-v1", "--learning.algorithm", "impala"]
     small, paper = parse_config(impala).learning, parse_config([*impala, "--learning.preset", "paper"]).learning
-    assert (small.batch_size, small.reduction, small.optimizer, small.learning_rate) == (160, "mean", "adam", 3e-3)
+    assert (small.batch_size, small.reduction, small.optimizer, small.learning_rate) == (160, "mean", "adam", 2e-3)
     assert (paper.batch_size, paper.reduction, paper.optimizer, paper.learning_rate) == (640, "sum", "rmsprop-tf", 6e-4)
 
 

@@ -28,6 +28,12 @@ def construct(env: gymnasium.Env, way: str, file: str | None) -> None:
             os.abort()
         case "kill":
             os.kill(os.getpid(), 9)
+        case "killed once" | "fork server killed once":
+            assert file
+            if not Path(file).exists():
+                Path(file).touch()
+                os.kill(os.getpid() if way == "killed once" else os.getppid(), 9)
+                time.sleep(1000)
         case "exit at once":
             os._exit(3)
         case "sys.exit":

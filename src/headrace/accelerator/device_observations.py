@@ -97,9 +97,9 @@ class DeviceObservations(Mapped):
             return 0
         import torch
 
-        index = torch.from_numpy(slots.astype(np.int64) * self._T + rows)
-        if self._shared is None:
-            index = index.to(self.device, non_blocking=True)
+        from headrace.accelerator.staging import to_device
+
+        index = to_device(torch.from_numpy(slots.astype(np.int64) * self._T + rows), self.device)
         for name, tensor in obs.items():
             self._rows[name].index_copy_(0, index, tensor)
         return self._generation

@@ -1,4 +1,5 @@
-"""An actor's buffers between shared memory and the device: one copy in per observation, one copy out for all results."""
+"""Between host memory and the device: an actor's buffers, with one copy in per observation and one copy out for all results, and
+copies of single tensors that the host need not wait for."""
 
 from __future__ import annotations
 
@@ -58,6 +59,23 @@ class Staging:
         self._done.set()
         self._done.wait()
         return unpacked(host[:n].numpy(), self._layout)
+
+
+def to_device(x: Tensor, device: str) -> Tensor:
+    """`x` on the device, or `x` where it is there. The host does not wait: a tensor of the host goes through page-locked memory,
+    since a copy from other memory begins when all work given to the stream before is done."""
+    if device == "cpu" or x.device.type != "cpu":
+        return x.to(device)
+    dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
+    return (x if dense else x.contiguous()).pin_memory().to(device, non_blocking=True)
+
+
+def to_host(x: Tensor) -> Tensor:
+    """`x` in host memory, or `x` where it is there. From a device it has arrived when a `Marker` that was set behind it is
+    passed."""
+    if x.device.type == "cpu":
+        return x
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
 
 
 def layout_of(fields: dict[str, Tensor]) -> np.dtype:

@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from headrace.accelerator.graphs import Marker
+from headrace.accelerator.staging import to_device, to_host
 from headrace.config import Config
 from headrace.config.file_reading import read_json
 from headrace.config.seeds import Use, random_seed
@@ -35,9 +37,12 @@ indices of the B environments."""
 
 
 def counted(fields: dict[str, Tensor], envs: range, reported: range) -> tuple[dict[str, Tensor], Arrivals]:
-    """The fields `COUNTED` of what `Collect` gave in host memory, and what arrived with them. `reported`: the environments whose
-    episodes are reported."""
-    host = {name: fields[name].cpu() for name in COUNTED if name in fields}
+    """The fields `COUNTED` of what `Collect` gave in host memory, and what arrived with them; waits for the device once.
+    `reported`: the environments whose episodes are reported."""
+    host = {name: to_host(fields[name]) for name in COUNTED if name in fields}
+    arrived = Marker(str(fields["valid"].device))
+    arrived.set()
+    arrived.wait()
     index = np.arange(envs.start, envs.stop)
     of_reported = (index >= reported.start) & (index < reported.stop)
     return host, Arrivals.of({name: x.numpy() for name, x in host.items()}, of_reported)
@@ -53,7 +58,7 @@ class DeviceExperience(Experience):
         """The next batch; takes as long as that takes. The next call overwrites it."""
         fields, envs = self._collect()
         host, arrivals = counted(fields, envs, self._reported)
-        data = {name: x.to(self._device, non_blocking=True) for name, x in fields.items()}
+        data = {name: to_device(x, self._device) for name, x in fields.items()}
         return Batch(data, host["version"].clone(), host["valid"], None, arrivals)
 
 

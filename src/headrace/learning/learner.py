@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from headrace.accelerator.graphs import CudaRecorder, Function, Marker, Recorded, Recorder, Tensors
 from headrace.accelerator.ranks import Ranks
+from headrace.accelerator.staging import to_device
 from headrace.config import Config
 from headrace.config.errors import UserError
 from headrace.config.seeds import Use, random_seed
@@ -176,7 +177,7 @@ class Learner:
         else:
             real = batch.valid[: len(data["reward"])]
             fresh = real & (lag <= self.config.learning.max_policy_lag)
-            data["mask"] = fresh.to(self.device, non_blocking=True)
+            data["mask"] = to_device(fresh, self.device)
             # Without a valid row there is no gradient, but momentum would move the weights. Other learners' gradients count.
             learnable = bool(fresh.any()) or self._reduce_gradients is not None
         for group in self.optimizer.param_groups:

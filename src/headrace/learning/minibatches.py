@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace.accelerator.graphs import Tensors
+from headrace.accelerator.staging import to_device
 from headrace.config import LearningConfig
 
 SMALL = 1 << 20
@@ -25,7 +26,7 @@ def minibatches(data: Tensors, c: LearningConfig, whole: bool, device: str, gene
     if separable and device == "cpu":
         samples = {name: _channels_last(t) for name, t in samples.items()}
     for _ in range(c.num_epochs):
-        order = torch.randperm(samples["reward"].shape[1], generator=generator).to(device, non_blocking=True)
+        order = to_device(torch.randperm(samples["reward"].shape[1], generator=generator), device)
         parts = [order[i :: c.num_minibatches] for i in range(c.num_minibatches)]
         if separable:
             yield from _divided(samples, parts)

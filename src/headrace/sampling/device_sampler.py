@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from headrace.accelerator.graphs import CudaRecorder, Recorded, Tensors
+from headrace.accelerator.graphs import CudaRecorder, Marker, Recorded, Tensors
+from headrace.accelerator.staging import to_device
 from headrace.config import Config
 from headrace.envs.core.contract import EnvGroup, EnvSpec, LaneRow, ObsRow
 from headrace.envs.core.errors import EnvironmentFault
@@ -73,6 +74,8 @@ class DeviceSampler:
 
         # Environments on the device write its tensors in place; others write page-locked memory, from which the device copies.
         in_place = bool(getattr(group, "tensors", False))
+        self._acted = Marker("cpu" if in_place else self.device)
+        """Behind it a step's actions are in host memory."""
         rows = KEPT * self.T + 1
         fields = trajectory_fields(spec, self._core_width, algorithm.extra_fields(spec))
         self._memory: Tensors = {
@@ -129,15 +132,16 @@ class DeviceSampler:
 
     def _act(self, t: int) -> None:
         self.act_clock.spent("wait", perf_counter())  # while environments or learner had their turn
-        batch = {name: x[t] for name, x in self._memory.items() if name.startswith("obs/") or name == "first"}
-        if self.device != "cpu":
-            batch = {name: x.to(self.device, non_blocking=True) for name, x in batch.items()}
-        self._memory["core"][t].copy_(self._core)
+        seen = [name for name in self._memory if name.startswith("obs/") or name == "first"]
+        batch = {name: to_device(self._memory[name][t], self.device) for name in seen}
+        self._memory["core"][t].copy_(self._core, non_blocking=True)
         out = self._forward({**batch, "core": self._core})
         self._core = out.pop("core").clone() if self._core_width else self._core
         for name, value in out.items():
-            self._memory[name][t].copy_(value)
+            self._memory[name][t].copy_(value, non_blocking=True)
         self._memory["version"][t].fill_(self.version)
+        self._acted.set()
+        self._acted.wait()
         self.act_clock.count(self.B)
         self.act_clock.spent("forward", perf_counter())
 

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from itertools import chain, repeat
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,26 @@ def test_whatever_a_constructor_does(way: str, message: str | None, tmp_path: Pa
     if way == "leave a process":
         pid = int((tmp_path / "pid").read_text())
         until(lambda: ended(pid))
+
+
+@pytest.mark.parametrize("way", ["killed once", "fork server killed once"])
+def test_a_child_that_was_killed_from_outside_is_started_again(way: str, tmp_path: Path) -> None:
+    assert odd(way, file=str(tmp_path / "killed")).observation["obs"].shape == (4,)
+    assert (tmp_path / "killed").exists()
+
+
+def test_a_fork_server_that_is_killed_while_it_starts_the_child_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    kills = chain([True], repeat(False))
+
+    def start(*arguments: Any, **more: Any) -> Any:
+        if next(kills):
+            os.kill(forkserver._forkserver._forkserver_pid, 9)  # type: ignore[attr-defined]
+            raise EOFError("unexpected EOF")  # what multiprocessing says
+        return start_child(*arguments, **more)
+
+    assert odd("fine").observation
+    monkeypatch.setattr("headrace.processes.child.start_child", start)
+    assert odd("fine").observation["obs"].shape == (4,)
 
 
 def test_crashes_and_errors_show_where() -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -20,9 +23,13 @@ import numpy as np
 from headrace.config import ConfigError
 from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
 from headrace.envs.core.errors import EnvironmentFault
-from headrace.processes.child import Child
+from headrace.processes.child import LOST_EXIT_CODE, Child
 from headrace.processes.reports import ReportWriter
 
+ATTEMPTS = 3
+"""Children that may be killed, one after the other."""
+PAUSE = 0.1
+"""Seconds between them, in which a fork server that was killed has ended."""
 DEADLINE = 300.0
 """Seconds that constructing one environment may take."""
 END_TIMEOUT = 5.0
@@ -69,9 +76,26 @@ def _from_data(data: dict[str, Any]) -> EnvSpec:
 def describe_in_child(describe: Callable[[], EnvSpec], env_id: str, deadline: float = DEADLINE) -> EnvSpec:
     """Call `describe`, which must be picklable, in a child process, which has ended when this returns.
 
+    A child that was killed, or whose fork server was, is started again, `ATTEMPTS` times in all.
+
     Raises the `ConfigError` or `EnvironmentFault` that `describe` raises, and `EnvironmentFault` for any other error, for a child
     that ended without a report, and after `deadline` seconds. Warnings are shown in this process.
     """
+    for _ in range(ATTEMPTS - 1):
+        with suppress(_Killed, OSError, EOFError):
+            return _described(describe, env_id, deadline)
+        time.sleep(PAUSE)
+    try:
+        return _described(describe, env_id, deadline)
+    except (OSError, EOFError) as error:
+        raise EnvironmentFault(f"{env_id} cannot be made: no process could be started for it ({error})") from None
+
+
+class _Killed(EnvironmentFault):
+    """By a signal that no fault of an environment sends."""
+
+
+def _described(describe: Callable[[], EnvSpec], env_id: str, deadline: float) -> EnvSpec:
     # not a daemon: daemons may have no child processes, and some environments start processes
     child = Child(_report, (describe,), "describe", daemon=False)
     try:
@@ -83,7 +107,8 @@ def describe_in_child(describe: Callable[[], EnvSpec], env_id: str, deadline: fl
         if not answers:
             how = f"the process that made one ended ({child.end_reason()})"
             problem = how if ended else "making one closed the pipe to this process"
-            raise EnvironmentFault(f"{env_id} cannot be made: {problem}", child.stack_text)
+            killed = child.process.exitcode in (-signal.SIGKILL, LOST_EXIT_CODE)
+            raise (_Killed if killed else EnvironmentFault)(f"{env_id} cannot be made: {problem}", child.stack_text)
         return _result(answers[0], env_id)
     finally:
         child.end()

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.accelerator.graphs import Marker
+from headrace.accelerator.staging import to_device, to_host
 from headrace.config import Config
 from headrace.experience.batch import Arrivals, Batch, Experience, Filling
 from headrace.experience.replay import state as replay_state
@@ -46,8 +48,8 @@ class ReplayExperience(Experience):
     """Writes finished trajectories to the replay and samples batches from it. See `Experience`.
 
     With `collect` None two threads work ahead from the first `next` on: one writes finished slots, one samples up to
-    `replay.prefetch` batches. Both release the interpreter lock while they copy and decode. Slots are free again as soon as they
-    are written, so rollout workers do not wait for the learner.
+    `replay.prefetch` batches and copies them to the device, on a stream of its own. Both release the interpreter lock while they
+    copy and decode. Slots are free again as soon as they are written, so rollout workers do not wait for the learner.
 
     With `collect` nothing is done before it is asked for: `collect(n)` steps the environments until n slots are finished.
 
@@ -76,6 +78,10 @@ class ReplayExperience(Experience):
         self._updates = 0
         self._largest = 1.0
         """The largest priority so far: that of new transitions whose error acting did not compute."""
+        self._arriving: tuple[np.ndarray, Tensor] | None = None
+        """Keys, and priorities that are on their way from the device until `_priorities_arrived` is passed."""
+        self._stream = None if self._device == "cpu" else torch.cuda.Stream(self._device)
+        self._copied, self._priorities_arrived = Marker(self._device), Marker(self._device)
         self._said_room = False
         self._before = (perf_counter(), replay.stats())
         self._failure: BaseException | None = None
@@ -100,19 +106,30 @@ class ReplayExperience(Experience):
         arrivals = Arrivals.sum(arrived)
         if self._current is None:
             return Filling(arrivals)
-        fields = self._current.fields
-        version = fields["version"]
-        if self._device != "cpu":
-            fields = {name: x.to(self._device, non_blocking=True) for name, x in fields.items()}
-        return Batch(fields, version, None, self._current.keys, arrivals)
+        if self._stream is not None:
+            for x in self._current.fields.values():  # their memory must not be used again before this stream is done with it
+                x.record_stream(torch.cuda.current_stream(self._device))
+        return Batch(self._current.fields, self._current.version, None, self._current.keys, arrivals)
 
     def update_priorities(self, keys: np.ndarray, priorities: Tensor) -> None:
         """New priorities, float [B], of what the batch with these keys (uint64 [B]) held. Every `replay.evict_period`
-        calls the transitions above the capacity are evicted.
+        calls the transitions above the capacity are evicted. From a GPU priorities are on their way until the next call, which
+        enters them, so that nobody waits.
 
         Raises `ValueError` for a priority that is negative or not finite.
         """
-        new = priorities.float().cpu().numpy()
+        self._enter_priorities()
+        self._arriving = keys, to_host(priorities.float())
+        self._priorities_arrived.set()
+        if self._device == "cpu":
+            self._enter_priorities()
+
+    def _enter_priorities(self) -> None:
+        if self._arriving is None:
+            return
+        (keys, priorities), self._arriving = self._arriving, None
+        self._priorities_arrived.wait()
+        new = priorities.numpy()
         self._replay.update(keys, new)
         self._largest = max(self._largest, float(new.max()))
         self._updates += 1
@@ -139,12 +156,14 @@ class ReplayExperience(Experience):
 
     def save(self, folder: Path) -> None:
         """Write the replay's counters and, if asked for, its contents into `folder`."""
+        self._enter_priorities()
         replay_state.save(self._replay, folder / REPLAY_FOLDER, self._settings.checkpoint_contents)
 
     def get_state(self) -> dict[str, Any] | None:
         """What goes with the replay's contents, where everything stands still (serial). None: the contents are all there is."""
         if self._collect is None or not self._settings.checkpoint_contents:
             return None
+        self._enter_priorities()
         return {"updates": self._updates, "largest": self._largest, "writer": self._writer.get_state()}
 
     def restore(self, folder: Path, state: dict[str, Any] | None) -> list[str]:
@@ -201,12 +220,16 @@ class ReplayExperience(Experience):
             self._said_room = True
             self._say_room()
         if self._sequences is not None:
-            return _sample_sequences(self._replay, self._sequences, self._size, self._settings.threads)
-        b = self._replay.sample(self._size, memory, threads=self._settings.threads)
-        if b is None:
-            return None
-        fields = {"next/" + n.removeprefix(OBSERVATION): x for n, x in b.next.items()} | b.first
-        return _Sampled(b.keys, fields | {"reward": b.reward, "discount": b.discount, "weights": b.weights}, b)
+            sampled = _sample_sequences(self._replay, self._sequences, self._size, self._settings.threads)
+        else:
+            b = self._replay.sample(self._size, memory, threads=self._settings.threads)
+            sampled = None if b is None else _of_transitions(b)
+        if sampled is not None and self._stream is not None:
+            with torch.cuda.stream(self._stream):
+                sampled.fields = {name: to_device(x, self._device) for name, x in sampled.fields.items()}
+                self._copied.set()
+            self._copied.wait()
+        return sampled
 
     def _say_room(self) -> None:
         """Warn where images pack so badly that the replay will hold less than its capacity."""
@@ -281,8 +304,16 @@ class _Sampled:
 
     keys: np.ndarray
     fields: dict[str, Tensor]
+    """On the device."""
+    version: Tensor
+    """One of the fields, on the host."""
     memory: ReplayBatch | None
     """To be filled again when the learner has finished."""
+
+
+def _of_transitions(b: ReplayBatch) -> _Sampled:
+    fields = {"next/" + n.removeprefix(OBSERVATION): x for n, x in b.next.items()} | b.first
+    return _Sampled(b.keys, fields | {"reward": b.reward, "discount": b.discount, "weights": b.weights}, fields["version"], b)
 
 
 def _sample_sequences(replay: Replay, s: Sequences, size: int, threads: int) -> _Sampled | None:
@@ -295,4 +326,4 @@ def _sample_sequences(replay: Replay, s: Sequences, size: int, threads: int) -> 
     fields = {name: torch.from_numpy(np.moveaxis(x, 0, 1)) for name, x in arrays.items()}
     fields["core"] = torch.from_numpy(w.fields["core"][:, : s.period].reshape(size, -1))
     fields["weights"] = torch.from_numpy(w.weights)
-    return _Sampled(w.keys, fields, None)
+    return _Sampled(w.keys, fields, fields["version"], None)

@@ -141,8 +141,12 @@ _ONE_PASS: Settings = {
 }  # fmt: skip
 ONE_PASS: ByObservations = {
     "images": _ONE_PASS | {"learning.learning_rate": 1e-3},
+    # With ReLU the entropy of continuous actions falls below that of a uniform one at once, and comes back late or never.
     "vectors": _ONE_PASS
-    | {"policy.normalize_observations": True, "policy.normalize_returns": True, "learning.learning_rate": 3e-3},
+    | {
+        "policy.activation": "tanh", "policy.normalize_observations": True, "policy.normalize_returns": True,
+        "learning.learning_rate": 2e-3,
+    },
 }  # fmt: skip
 LENGTH = {"impala": 20, "a2c": 16}
 """Steps of a trajectory. A batch has 8 trajectories, or those of one group where its environments are more."""
