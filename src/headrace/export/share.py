@@ -14,11 +14,11 @@ import safetensors.torch
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError
+from headrace.config.envs import OF_ONE_MACHINE
 from headrace.config.run import RunConfig
 from headrace.evaluation.hub import hub
 from headrace.evaluation.policy import Which, load_policy
 from headrace.evaluation.video import record
-from headrace.export.contract import REMOTE
 from headrace.export.onnx_file import Exported, export_policy
 from headrace.runs.files import write_whole
 from headrace.runs.plots import learning_curve
@@ -76,7 +76,7 @@ def share(
 
 def _public(config: Config) -> Config:
     """The settings without what is of one machine: folders, addresses, files."""
-    none = {f"envs.{name}": None for name in REMOTE}
+    none = {f"envs.{name}": None for name in OF_ONE_MACHINE}
     own = configs.override(config, **none, **{"population.size": 1, "population.overrides": {}, "learning.device": "auto"})
     own.run = RunConfig()
     own.imports = tuple(Path(path).name for path in config.imports)
