@@ -30,19 +30,27 @@ class ExportedPolicy:
         """The next observation is the first of an episode."""
         core = self.contract["core"]
         self.core = {"core": np.zeros((1, core["width"]), np.float32), "first": np.ones(1, bool)} if core else {}
+        self.last = np.zeros(sum(output["width"] for output in self.actions))
 
-    def act(self, observation, sample=False):
-        """The action for one observation: the best one, or drawn as the policy was trained to draw it."""
+    def act(self, observation, sample=False, reward=0.0):
+        """The action for one observation: the best one, or drawn as the policy was trained to draw it. `reward`: the one that
+        came with the observation, scaled as the contract says, for a policy that observes it."""
         feeds = dict(self.core)
         for entry in self.contract["inputs"]:
             if entry["role"] == "observation":
                 feeds[entry["name"]] = np.asarray(part(observation, entry["path"]), entry["dtype"])[None]
+            elif entry["role"] == "previous_action":
+                feeds[entry["name"]] = self.last.astype(entry["dtype"])[None]
+            elif entry["role"] == "previous_reward":
+                feeds[entry["name"]] = np.full(1, reward, np.float32)
         names = [output["name"] for output in self.contract["outputs"]]
         outputs = dict(zip(names, self.session.run(names, feeds), strict=True))
         if self.core:
             self.core = {"core": outputs["next_core"], "first": np.zeros(1, bool)}
         if sample:
             self.draw(outputs)
+        taken = [outputs[output["name"]].reshape(-1) - np.ravel(output.get("start", 0)) for output in self.actions]
+        self.last = np.concatenate(taken)
         action = {}
         for output in self.actions:
             put(action, output["path"], outputs[output["name"]][0])
@@ -93,9 +101,10 @@ def play(policy, env, seed, sample):
     """The return of one episode."""
     observation, _ = env.reset(seed=seed)
     policy.reset()
-    total, ended = 0.0, False
+    total, reward, ended = 0.0, 0.0, False
+    scale = policy.contract["environment"]["settings"]["reward_scale"]
     while not ended:
-        observation, reward, terminated, truncated, _ = env.step(policy.act(observation, sample))
+        observation, reward, terminated, truncated, _ = env.step(policy.act(observation, sample, reward * scale))
         total, ended = total + float(reward), terminated or truncated
     return total
 

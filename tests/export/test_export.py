@@ -15,8 +15,7 @@ import headrace
 from headrace import cli
 from headrace.config import ConfigError
 from headrace.envs.core.imports import ImportsNotGiven
-from headrace.evaluation.onnx_policy import CONTRACT_KEY, session
-from headrace.export.contract import SCHEMA
+from headrace.evaluation.onnx_policy import CONTRACT_KEY, SCHEMA, session
 from headrace.export.graph import ExportError
 from headrace.runs import files
 
@@ -140,6 +139,20 @@ def test_other_algorithms_and_worlds(env, settings, kind, tmp_path):
     assert headrace.evaluate(done.path, 2).returns
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("algorithm", ["impala", "r2d2"])
+def test_the_last_action_and_the_last_reward_are_inputs(algorithm, tmp_path):
+    inputs = {"policy.core": "lstm", "policy.previous_action": True, "policy.previous_reward": True, "envs.reward_scale": 0.5}
+    run = trained("gym/CartPole-v1", tmp_path / "run", **{"learning.algorithm": algorithm, **inputs, **REPLAY})
+    done = export(run)
+    VALIDATOR.validate(json.loads(json.dumps(done.contract)))
+    roles = {item["role"]: item for item in done.contract["inputs"]}
+    assert roles["previous_action"]["shape"] == ["batch", 1]
+    assert "times 0.5" in roles["previous_reward"]["meaning"]
+    ours, its = (headrace.evaluate(policy, 4, deterministic=True, seed=1) for policy in (run, done.path))
+    assert ours.returns == its.returns
+
+
 def test_preprocessing_of_the_environment_is_in_the_contract(tmp_path):
     pytest.importorskip("ale_py")
     done = export(trained("atari/pong", tmp_path / "run"))
@@ -212,6 +225,62 @@ def test_another_environment_must_observe_and_act_alike(cartpole, tmp_path):
         headrace.load_policy(path, env="gym/Acrobot-v1")
 
 
+def test_damaged_contracts_are_named(cartpole, tmp_path):
+    """Whatever a contract holds, what is wrong is said; the file's own inputs and outputs are the measure."""
+    onnx = pytest.importorskip("onnx")
+    path = export(cartpole, to=tmp_path / "policy.onnx").path
+    model = onnx.load(path)
+    contract = json.loads(model.metadata_props[0].value)
+
+    def refused(said, match):
+        onnx.helper.set_model_props(model, {CONTRACT_KEY: said if isinstance(said, str) else json.dumps(said)})
+        other = tmp_path / "other.onnx"
+        onnx.save(model, other)
+        with pytest.raises(ConfigError, match=match):
+            headrace.load_policy(other)
+
+    refused("{no JSON", "damaged")
+    refused([1, 2], "contract version None")
+    refused(contract | {"contract": 2}, "contract version 2; this version reads 1")
+    refused({key: contract[key] for key in contract if key != "environment"}, "'environment' is a required property")
+    refused(contract | {"inputs": "obs"}, r"\$.inputs: 'obs' is not of type 'array'")
+    refused(contract | {"inputs": contract["inputs"][:1], "core": None}, "has other inputs than the file")
+    renamed = [contract["inputs"][0] | {"name": "picture"}, *contract["inputs"][1:]]
+    refused(contract | {"inputs": renamed}, "has other inputs than the file")
+    refused(contract | {"outputs": contract["outputs"][:1]}, "has other outputs than the file")
+
+
+def test_a_damaged_file_is_noticed_by_its_digest(cartpole, tmp_path):
+    path = export(cartpole, to=tmp_path / "policy.onnx").path
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1  # of a weight: onnxruntime sees nothing
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match="SHA-256"):
+        headrace.load_policy(path)
+
+
+def test_addresses_in_a_file_are_not_dialled(cartpole, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    path = export(cartpole, to=tmp_path / "policy.onnx").path
+    model = onnx.load(path)
+    contract = json.loads(model.metadata_props[0].value)
+    contract["environment"]["settings"] |= {"remote": "stranger.example:1", "remote_token_file": "/etc/hostname"}
+    onnx.helper.set_model_props(model, {CONTRACT_KEY: json.dumps(contract)})
+    onnx.save(model, tmp_path / "other.onnx")
+    envs = headrace.load_policy(tmp_path / "other.onnx").config.envs
+    assert (envs.remote, envs.remote_token_file) == (None, None)
+
+
+def test_other_files_are_not_overwritten(cartpole, tmp_path):
+    before = (Path(cartpole) / "config.json").read_bytes()
+    with pytest.raises(ConfigError, match=r"config\.json, where the contract would be written, is another file"):
+        export(cartpole, to=Path(cartpole) / "config.onnx")
+    assert (Path(cartpole) / "config.json").read_bytes() == before
+    (tmp_path / "folder.onnx").mkdir()
+    with pytest.raises(ConfigError, match=r"folder\.onnx cannot be written: it is no regular file"):
+        export(cartpole, to=tmp_path / "folder.onnx")
+
+
 def test_a_population_needs_a_number(tmp_path):
     run = trained("gym/CartPole-v1", tmp_path / "run", **{"population.size": 2, "sampling.placement": "served"})
     with pytest.raises(ConfigError, match="2 policies: choose one with --policy"):
@@ -237,16 +306,24 @@ def test_a_full_disk_leaves_no_half_file(cartpole, tmp_path, monkeypatch):
             raise OSError(28, "No space left on device", str(path))
         return real(path, data)
 
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_synced", full)
+        with pytest.raises(OSError, match=r"No space left.*policy\.json"):
+            export(cartpole, to=tmp_path / "policy.onnx")
+    assert not list(tmp_path.iterdir())
+    # what was exported before stays, both files of it
+    path = export(cartpole, to=tmp_path / "policy.onnx").path
     monkeypatch.setattr(files, "write_synced", full)
     with pytest.raises(OSError, match="No space left"):
-        export(cartpole, to=tmp_path / "policy.onnx")
-    assert not list(tmp_path.iterdir())
+        export(cartpole, to=path, licence="mit")
+    assert headrace.load_policy(path).contract["licence"] is None
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_actions_are_compared_not_only_what_they_come_from(cartpole, tmp_path, monkeypatch):
-    from headrace.export.graph import Graph
+    from headrace.evaluation.module import PolicyModule
 
-    own = Graph._action
-    monkeypatch.setattr(Graph, "_action", lambda self, *how: torch.ones_like(own(self, *how)))
+    own = PolicyModule._action
+    monkeypatch.setattr(PolicyModule, "_action", lambda self, *how: torch.ones_like(own(self, *how)))
     with pytest.raises(ExportError, match="output action"):
         export(cartpole, to=tmp_path / "policy.onnx")

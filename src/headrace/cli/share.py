@@ -40,6 +40,11 @@ class Share:
     """Upload the folder, with the token that huggingface_hub knows (hf auth login)."""
     private: bool = False
     """Create the repository as a private one."""
+    demo: bool = False
+    """Add demo.html, in which the policy plays in the visitor's browser by onnxruntime-web. For classic-control environments.
+    npm fetches that package once."""
+    onnxruntime_web: Path | None = None
+    """Folder of the npm package onnxruntime-web for the demo, such as node_modules/onnxruntime-web. None: npm fetches it."""
     imports: Imports = ()
     """Python files to import first: those that the run was trained with. The run folder names them, but no file runs unasked."""
 

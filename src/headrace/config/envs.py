@@ -10,6 +10,10 @@ from headrace.config.ranges import JsonObject, Positive, Range, Timeout
 Pixels = Annotated[int, Range(1, 4096)]
 
 
+OF_ONE_MACHINE = ("remote", "remote_token_file", "remote_ca", "remote_tls_cert", "remote_tls_key", "start_states")
+"""Settings that name files and addresses of a machine. They are not shared, and a stranger's are not followed."""
+
+
 @dataclass
 class EnvConfig:
     """The environment: which variant of it, and what is done to observations and rewards."""

@@ -29,6 +29,9 @@ def local_folder(run: os.PathLike[str] | str) -> Path:
     name, _, revision = rest.strip("/").partition("@")
     library = hub()
     try:
-        return Path(library.snapshot_download(name, revision=revision or None, allow_patterns=list(FILES)))
+        folder = Path(library.snapshot_download(name, revision=revision or None, allow_patterns=list(FILES)))
     except (library.errors.HfHubHTTPError, library.errors.HFValidationError, OSError) as error:
         raise ConfigError(f"hf://{name} cannot be fetched: {type(error).__name__}: {error!s:.300}") from error
+    if missing := [file for file in FILES if not (folder / file).is_file()]:
+        raise ConfigError(f"hf://{name} was not written by headrace share: it has no {' and no '.join(missing)}")
+    return folder

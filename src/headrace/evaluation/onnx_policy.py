@@ -18,16 +18,23 @@ from torch import Tensor, nn
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError
+from headrace.config.envs import OF_ONE_MACHINE
 from headrace.envs.core.contract import MASK_KEY, EnvSpec
 from headrace.envs.core.imports import check_given, import_files
-from headrace.envs.make import describe
+from headrace.envs.make import describe_run
+from headrace.evaluation.module import PolicyModule
 from headrace.evaluation.trained_policy import TrainedPolicy
 from headrace.learning import q_learning
 from headrace.policies.distributions import ActionDistribution
+from headrace.runs.files import sha256
 
 CONTRACT_KEY = "headrace.contract"
 """Of the ONNX metadata: the contract as JSON."""
 CONTRACT_VERSION = 1
+SCHEMA = Path(__file__).with_name("contract.schema.json")
+
+OBSERVES = ("core", "previous_action", "previous_reward")
+"""Settings of the network that decide what is observed beside the environment."""
 
 
 def package(name: str, extra: str = "export") -> Any:
@@ -63,8 +70,12 @@ class OnnxPolicy(TrainedPolicy):
         state.core_width = contract["core"]["width"] if contract["core"] else 0  # type: ignore[assignment]
         none: Any = None  # the algorithm is in the file
         super().__init__(config, spec, none, state, contract["training"]["step"], seed)
-        self._observations = [item for item in contract["inputs"] if item["role"] == "observation"]
+        self._observations = [item for item in contract["inputs"] if "encoding" in item]
         self._outputs = [item["name"] for item in contract["outputs"]]
+
+    def module(self) -> PolicyModule:
+        """Raises `ConfigError`: the network is not one of torch."""
+        raise ConfigError("an ONNX file is no torch.nn.Module; load_policy gives one from the run folder or the shared one")
 
     def run(self, obs: dict[str, np.ndarray], core: Tensor, first: np.ndarray) -> dict[str, np.ndarray]:
         """All outputs by name, [N, ...], for observations in the engine's form; arguments as for `act_rows`."""
@@ -122,10 +133,37 @@ def read_contract(run: Any, name: str) -> dict[str, Any]:
     text = run.get_modelmeta().custom_metadata_map.get(CONTRACT_KEY)
     if text is None:
         raise ConfigError(f"{name} was not written by headrace export: its metadata have no {CONTRACT_KEY}")
-    contract: dict[str, Any] = json.loads(text)
-    if contract.get("contract") != CONTRACT_VERSION:
-        raise ConfigError(f"{name} has contract version {contract.get('contract')!r}; this version reads {CONTRACT_VERSION}")
+    try:
+        contract = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"the contract in {name} is damaged: {error}") from error
+    version = contract.get("contract") if isinstance(contract, dict) else None
+    if version != CONTRACT_VERSION:
+        raise ConfigError(f"{name} has contract version {version!r:.40}; this version reads {CONTRACT_VERSION}")
+    check_contract(contract, name)
+    for ours, its in (("inputs", run.get_inputs()), ("outputs", run.get_outputs())):
+        said, there = ({(x["name"], len(x["shape"])) for x in contract[ours]}, {(x.name, len(x.shape)) for x in its})
+        if said != there:
+            raise ConfigError(f"the contract in {name} has other {ours} than the file: {sorted(said)}, not {sorted(there)}")
     return contract
+
+
+def check_contract(contract: dict[str, Any], name: str) -> None:
+    """Raise `ConfigError` where a contract is not as the schema says."""
+    error = next(package("jsonschema").Draft202012Validator(json.loads(SCHEMA.read_text())).iter_errors(contract), None)
+    if error is not None:
+        raise ConfigError(f"the contract in {name} is damaged: {error.json_path}: {error.message:.200}")
+
+
+def check_digest(path: Path) -> None:
+    """Raise `ConfigError` where the contract beside a file is that of another file."""
+    beside = path.with_suffix(".json")
+    try:
+        said = json.loads(beside.read_text())["file"]["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):  # none, or no contract
+        return
+    if said != sha256(path.read_bytes()):
+        raise ConfigError(f"{path} is damaged, or {beside} is of another export: the SHA-256 there is not that of the file")
 
 
 def load_onnx(
@@ -142,14 +180,19 @@ def load_onnx(
     """
     if not Path(path).is_file():
         raise ConfigError(f"there is no file {path}")
+    check_digest(Path(path))
     run = session(path)
     contract = read_contract(run, os.fspath(path))
     where = contract["environment"]
-    config = configs.from_dict({"env": env or where["id"], "envs": where["settings"], "imports": where["imports"]})
+    network = {name: value for name, value in contract["training"]["network"].items() if name in OBSERVES}
+    settings = where["settings"] | dict.fromkeys(OF_ONE_MACHINE)
+    config = configs.from_dict(
+        {"env": env or where["id"], "envs": settings, "policy": network, "imports": where["imports"]}
+    )
     config.learning.device = "cpu"
     config.imports = check_given(config, imports, path)
     import_files(config.imports)
-    whole = describe(config.env, config.envs)
+    whole = describe_run(config)
     if whole.of_agents:
         raise ConfigError(f"{path}: the agents of {config.env} have different spaces, and the file has the policy of one of them")
     spec = whole.of_policy(where["policy"])
@@ -161,7 +204,7 @@ def load_onnx(
 
 def check_spec(contract: dict[str, Any], spec: EnvSpec, path: os.PathLike[str] | str) -> None:
     """Raise `ConfigError` where an environment observes or acts in another form than the contract's."""
-    observations = {item["name"]: item["encoding"] for item in contract["inputs"] if item["role"] == "observation"}
+    observations = {item["name"]: item["encoding"] for item in contract["inputs"] if "encoding" in item}
     ours = {name: (encoding["rows"], encoding["dtype"]) for name, encoding in observations.items()}
     theirs = {name: (list(array.shape), array.dtype.name) for name, array in spec.observation.items()}
     widths = sum(item["width"] for item in contract["outputs"] if item["role"] == "action"), spec.action.width

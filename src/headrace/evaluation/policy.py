@@ -13,6 +13,7 @@ import torch
 
 from headrace import config as configs
 from headrace.config import ConfigError
+from headrace.config.envs import OF_ONE_MACHINE
 from headrace.config.file_reading import shortened
 from headrace.config.validation import check_device
 from headrace.envs.core.imports import check_given, import_files
@@ -63,6 +64,8 @@ def load_policy(
     if not os.path.lexists(path):
         raise ConfigError(f"{shortened(str(run))} is no run folder: there is no config.json in it")
     config = configs.load(path)
+    if (path.with_name(SHARED)).is_file():
+        config = configs.override(config, **{f"envs.{name}": None for name in OF_ONE_MACHINE})
     if env is not None:
         config = configs.override(config, env=env)
     check_device(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -19,6 +20,8 @@ from headrace.envs.core.last_step import PREVIOUS_ACTION, PREVIOUS_REWARD
 from headrace.envs.core.settings import options_of
 from headrace.envs.core.spaces import leaves
 from headrace.envs.make import make_env
+from headrace.evaluation.interface import interface
+from headrace.evaluation.module import PolicyModule
 from headrace.learning.algorithm import Algorithm, Mode
 
 
@@ -149,6 +152,21 @@ class TrainedPolicy:
             raise ConfigError(f"the policy was not trained on {task!r}; its tasks are {', '.join(tasks)}")
         env, options = task or tasks[0], self.config.envs
         return make_env(env, options if len(tasks) == 1 else options_of(env, tasks, options), render_mode=render_mode)
+
+    def module(self) -> PolicyModule:
+        """A copy of the policy as a plain `torch.nn.Module` on the CPU, in float32: a dictionary of what the environment gives
+        to a dictionary of actions and what they are sampled from, with gradients. To play with what became of it:
+        `policy.model.load_state_dict(module.model.state_dict())`.
+
+        Raises `ConfigError` where the environment cannot be made here.
+        """
+        observations, actions, env = interface(self.config, self.spec, self.number)
+        env.close()
+        model = copy.deepcopy(self.model).cpu()
+        for part in model.modules():
+            if hasattr(part, "precision"):
+                part.precision = "float32"
+        return PolicyModule(self.algorithm, model, self.spec, observations, actions)
 
     @cached_property
     def _spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:

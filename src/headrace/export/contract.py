@@ -1,6 +1,6 @@
 """The contract of an exported policy: all that somebody without Headrace needs to act with it, as JSON.
 
-`contract.schema.json` beside this file describes it; `CONTRACT_VERSION` goes up when a field changes its meaning.
+`headrace/evaluation/contract.schema.json` describes it; `CONTRACT_VERSION` goes up when a field changes its meaning.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ import numpy as np
 from gymnasium import spaces
 
 from headrace.config import Config
+from headrace.config.envs import OF_ONE_MACHINE
 from headrace.config.io import to_dict
 from headrace.envs.core.contract import MASK_KEY, Categorical, Continuous, EnvSpec
 from headrace.envs.core.imports import needed_code
+from headrace.envs.core.last_step import PREVIOUS_ACTION, PREVIOUS_REWARD
 from headrace.envs.core.spaces import Leaf
 from headrace.evaluation.evaluate import EvalResult
+from headrace.evaluation.interface import ActionLeaf, encoding_of, raw_dtype
 from headrace.evaluation.onnx_policy import CONTRACT_VERSION
 from headrace.evaluation.trained_policy import TrainedPolicy
-from headrace.export.interface import ActionLeaf, encoding_of, raw_dtype
 from headrace.learning.exploration import EVALUATION_EPSILON
 from headrace.policies.distributions import LOG_STD_RANGE, MASKED_LOGIT
 
-SCHEMA = Path(__file__).with_name("contract.schema.json")
-REMOTE = ("remote", "remote_token_file", "remote_ca", "remote_tls_cert", "remote_tls_key")
-"""Settings of a machine, not of the environment; they name its files and addresses."""
 PACKAGES = ("headrace", "torch", "onnx", "onnxscript", "onnxruntime", "numpy", "gymnasium")
 ATARI_ACTIONS = (
     "NOOP", "FIRE", "UP", "RIGHT", "LEFT", "DOWN", "UPRIGHT", "UPLEFT", "DOWNRIGHT", "DOWNLEFT", "UPFIRE", "RIGHTFIRE",
@@ -56,14 +55,14 @@ def contract(
     width = int(policy.model.core_width)
     return {
         "contract": CONTRACT_VERSION,
-        "inputs": [_input(leaf) for leaf in observations] + _core_inputs(width),
+        "inputs": [_input(leaf, config) for leaf in observations] + _core_inputs(width),
         "outputs": [*(_action(leaf, _meanings(config, leaf, env)) for leaf in actions), *_parameters(spec, names, width)],
         "core": {"width": width, "start": 0.0} if width else None,
         "sampling": _sampling(spec, names),
         "observation_pipeline": _pipeline(config, spec),
         "environment": {
             "id": config.env,
-            "settings": to_dict(config)["envs"] | dict.fromkeys(REMOTE),
+            "settings": to_dict(config)["envs"] | dict.fromkeys(OF_ONE_MACHINE),
             "imports": [Path(path).name if path.endswith(".py") else path for path in needed_code(config)],
             "policy": policy.number,
             "agents": list(spec.agents),
@@ -102,7 +101,12 @@ def to_json(contract: dict[str, Any]) -> str:
 # -- inputs -----------------------------------------------------------------------------------------------------------------
 
 
-def _input(leaf: Leaf) -> dict[str, Any]:
+def _input(leaf: Leaf, config: Config) -> dict[str, Any]:
+    if leaf.name in (PREVIOUS_ACTION, PREVIOUS_REWARD):
+        return {
+            "name": leaf.name, "role": leaf.name, "shape": ["batch", *leaf.spec.shape], "dtype": leaf.spec.dtype.name,
+            "encoding": encoding_of(leaf), "meaning": _last_step(leaf.name, config),
+        }  # fmt: skip
     space = leaf.source
     low = getattr(space, "low", np.zeros(1)) if isinstance(space, spaces.Box) else np.zeros(1)
     high = space.high if isinstance(space, spaces.Box) else np.ones(1)
@@ -125,6 +129,15 @@ def _input(leaf: Leaf) -> dict[str, Any]:
         else "the environment's",
         "encoding": encoding_of(leaf),
     }
+
+
+def _last_step(name: str, config: Config) -> str:
+    if name == PREVIOUS_ACTION:
+        return "the action taken before this observation, its numbers in the order of the outputs, choices counted from 0; at first 0"
+    c = config.envs
+    squashed = f", then squashed to {c.reward_soft_clip:g}" if c.reward_soft_clip else ""
+    clipped = f", then clipped to -{c.reward_clip:g} to {c.reward_clip:g}" if c.reward_clip else ""
+    return f"the reward that came with this observation, times {c.reward_scale:g}{squashed}{clipped}; at first 0"
 
 
 def _bound(values: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import logging
 import re
@@ -10,19 +9,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
 from headrace.config.errors import UserError
-from headrace.envs.core.actions import tensor_decoder
-from headrace.envs.core.spaces import Leaf
-from headrace.evaluation.trained_policy import TrainedPolicy
-from headrace.export.interface import ActionLeaf, encoding_of, raw_dtype
+from headrace.evaluation.interface import raw_dtype
+from headrace.evaluation.module import PolicyModule, torch_dtype
 from headrace.policies.activations import ELU
-from headrace.policies.policy import OnTrunk, PolicyOutput
-from headrace.policies.q_network import QOutput
 
 OPSET = 18
 
@@ -31,104 +24,37 @@ class ExportError(UserError):
     """A policy could not be exported, or the file did not give what the policy gives."""
 
 
-def act(
-    policy: TrainedPolicy, model: nn.Module, obs: dict[str, Tensor], core: Tensor, first: Tensor
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """The deterministic action rows [N, A] of N observations in the engine's form, the core state after them [N, S], and by name
-    what actions are sampled from: `logits` [N, M], `mean` and `std` [N, C], or `q` [N, M]."""
-    seen: list[Any] = []
-    if isinstance(model, OnTrunk):
-        own = model.act
-
-        def watched(*args: Any) -> Any:
-            seen.append(own(*args))
-            return seen[-1]
-
-        model.act = watched  # type: ignore[assignment]
-    try:
-        none: Any = None  # nothing is drawn at random
-        envs = torch.arange(first.shape[0])
-        fields, after = policy.algorithm.act(model, obs, core, first, envs, none, "deterministic")
-    finally:
-        if isinstance(model, OnTrunk):
-            del model.act
-    return fields["action"], after, _sampled_from(seen[-1] if seen else None)
-
-
-def _sampled_from(output: Any) -> dict[str, Tensor]:
-    if isinstance(output, QOutput):
-        return {"q": output.q}
-    if not isinstance(output, PolicyOutput):
-        return {}
-    found = {"logits": output.distribution.logits, "mean": output.distribution.mean, "std": output.distribution.std}
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
-
-
 class Graph(nn.Module):
-    """Raw observations, then core state and reset flag where there is a core, to actions, what they are sampled from, and the
-    next core state. Inputs and outputs are tensors in the order of `input_names` and `output_names`."""
+    """A `PolicyModule` whose inputs and outputs are tensors in the order of `input_names` and `output_names`."""
 
-    def __init__(self, policy: TrainedPolicy, observations: list[Leaf], actions: list[ActionLeaf]):
+    def __init__(self, module: PolicyModule):
         super().__init__()
-        self.policy, self.leaves, self.actions = policy, observations, actions
-        self.model = _portable(policy.model)
-        self.width = int(policy.model.core_width)
-        self._decode = [tensor_decoder(leaf.space, "cpu", policy.spec.name) for leaf in actions]
-        obs = {leaf.name: torch.zeros(1, *leaf.spec.shape, dtype=_torch(leaf.spec.dtype)) for leaf in observations}
-        self.sampled_from = list(act(policy, self.model, obs, torch.zeros(1, self.width), torch.ones(1, dtype=torch.bool))[2])
-        self.input_names = [leaf.name for leaf in observations] + (["core", "first"] if self.width else [])
-        self.output_names = [leaf.name for leaf in actions] + self.sampled_from + (["next_core"] if self.width else [])
+        self.module = _portable(module)
+        width = self.width = module.core_width
+        self.input_names = [leaf.name for leaf in module.leaves] + (["core", "first"] if width else [])
+        outputs = self.module(dict(zip(self.input_names, self.example(1), strict=False)))
+        self.output_names = [name for name in outputs if name != "value"]
+        self.sampled_from = [name for name in self.output_names if not name.startswith("action") and name != "next_core"]
 
     def example(self, n: int) -> tuple[Tensor, ...]:
         """Inputs for n observations."""
-        raw = [torch.zeros(n, *(leaf.source.shape or ()), dtype=_torch(raw_dtype(leaf))) for leaf in self.leaves]
+        raw = [torch.zeros(n, *(leaf.source.shape or ()), dtype=torch_dtype(raw_dtype(leaf))) for leaf in self.module.leaves]
         return (*raw, *([torch.zeros(n, self.width), torch.zeros(n, dtype=torch.bool)] if self.width else []))
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """See the class."""
-        obs = {leaf.name: _encoded(leaf, x) for leaf, x in zip(self.leaves, inputs, strict=False)}
-        n = inputs[0].shape[0]
-        core, first = inputs[-2:] if self.width else (torch.zeros(n, 0), torch.zeros(n, dtype=torch.bool))
-        rows, after, sampled_from = act(self.policy, self.model, obs, core, first)
-        actions = [self._action(leaf, decode, rows) for leaf, decode in zip(self.actions, self._decode, strict=True)]
-        return (*actions, *sampled_from.values(), *([after] if self.width else []))
-
-    def _action(self, leaf: ActionLeaf, decode: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-        values, dtype = decode(rows[:, leaf.columns]), np.dtype(leaf.space.dtype)
-        if isinstance(leaf.space, spaces.Box) and np.issubdtype(dtype, np.integer):
-            values = values.round()
-        return values.to(_torch(dtype))
+        given = dict(zip(self.input_names, inputs, strict=True))
+        outputs = self.module(given, given.get("core"), given.get("first"))
+        return tuple(outputs[name] for name in self.output_names)
 
 
-def _torch(dtype: np.dtype) -> torch.dtype:
-    return torch.from_numpy(np.zeros(1, dtype)).dtype
-
-
-def _encoded(leaf: Leaf, x: Tensor) -> Tensor:
-    """What `leaf.write` does, in torch: [N, *source shape] -> [N, *spec shape]."""
-    encoding = encoding_of(leaf)
-    if encoding["kind"] == "one-hot":
-        x = x.reshape(-1, len(encoding["n"]))
-        choices = [torch.arange(n) + start for n, start in zip(encoding["n"], encoding["start"], strict=True)]
-        return torch.cat([(x[:, i : i + 1] == values).float() for i, values in enumerate(choices)], -1)
-    if encoding["kind"] == "image":
-        if x.dtype != torch.uint8 or encoding["high"] != 255:
-            x = (x.double() * (255 / encoding["high"])).round().clamp(0, 255).to(torch.uint8)
-        d = x.dim()  # counted from the front: the older exporter writes negative dimensions as they are
-        x = x.permute(*range(d - 3), d - 1, d - 3, d - 2) if encoding["channels_last"] else x
-    shape = leaf.spec.shape
-    x = x if tuple(x.shape[1:]) == shape else x.reshape(-1, *shape)
-    return x.to(_torch(leaf.spec.dtype))
-
-
-def _portable(model: nn.Module) -> nn.Module:
-    """A copy of the model in operators that every exporter knows."""
-    model = copy.deepcopy(model)
-    for module in model.modules():
-        for name, child in module.named_children():
+def _portable(module: PolicyModule) -> PolicyModule:
+    """The module, in operators that every exporter knows."""
+    for part in module.modules():
+        for name, child in part.named_children():
             if isinstance(child, ELU):
-                setattr(module, name, nn.ELU())
-    return model
+                setattr(part, name, nn.ELU())
+    return module
 
 
 # -- exporters ------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,13 +12,13 @@ from typing import Any, Literal
 
 from headrace.config import ConfigError
 from headrace.evaluation.evaluate import evaluate
-from headrace.evaluation.onnx_policy import CONTRACT_KEY, OnnxPolicy, package, session
+from headrace.evaluation.interface import interface
+from headrace.evaluation.onnx_policy import CONTRACT_KEY, CONTRACT_VERSION, OnnxPolicy, check_contract, package, session
 from headrace.evaluation.policy import TrainedPolicy, Which, load_policy
 from headrace.export import contract as contracts
 from headrace.export.graph import EXPORTERS, OPSET, ExportError, Graph, exported
-from headrace.export.interface import interface
 from headrace.export.verification import verify
-from headrace.runs.files import sha256, write_whole
+from headrace.runs.files import replaceable, sha256, write_together
 
 Exporter = Literal["auto", "dynamo", "torchscript"]
 
@@ -73,17 +74,14 @@ def export_policy(
     Raises `ExportError` for a network that has no form in ONNX (which operator) and for outputs that differ (which),
     `ConfigError` for a population without `policy` and for missing packages, and what `load_policy` raises.
     """
-    for name in ("onnx", "onnxscript", "onnxruntime"):
+    for name in ("onnx", "onnxscript", "onnxruntime", "jsonschema"):
         package(name)
     loaded = load_policy(run, which=which, device="cpu", policy=0 if policy is None else policy, imports=imports)
     if policy is None and loaded.config.population.size > 1:
         raise ConfigError(f"{run} has {loaded.config.population.size} policies: choose one with --policy, counted from 0")
     name = "policy.onnx" if policy is None or loaded.config.population.size == 1 else f"policy-{policy}.onnx"
     path = Path(to or Path(run) / name)
-    if path.suffix != ".onnx":
-        raise ConfigError(f"{path} must end in .onnx; the contract is written beside it as .json")
-    if not path.parent.is_dir():
-        raise ConfigError(f"there is no folder {path.parent}")
+    _check_place(path)
     data, contract, player = verified(loaded, run, exporter)
     contract["licence"] = licence
     if episodes:
@@ -91,23 +89,36 @@ def export_policy(
         contract["evaluation"] = contracts.evaluation(result, seed)
     data = _with_contract(data, contract)
     contract["file"] |= {"bytes": len(data), "sha256": sha256(data)}
-    write_whole(path, data)
-    try:
-        write_whole(path.with_suffix(".json"), contracts.to_json(contract))
-    except BaseException:
-        path.unlink()
-        raise
+    check_contract(contract, str(path))
+    write_together({path: data, path.with_suffix(".json"): contracts.to_json(contract)})
     return Exported(path, contract)
+
+
+def _check_place(path: Path) -> None:
+    """Raise `ConfigError` where a file and its contract cannot be, or something else would be lost."""
+    if path.suffix != ".onnx":
+        raise ConfigError(f"{path} must end in .onnx; the contract is written beside it as .json")
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no folder {path.parent}")
+    beside = path.with_suffix(".json")
+    try:
+        replaceable(path), replaceable(beside)
+        known = not beside.exists() or json.loads(beside.read_text())["contract"] >= CONTRACT_VERSION
+    except OSError as error:
+        raise ConfigError(f"{error.filename or path} cannot be written: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError):
+        known = False
+    if not known:
+        raise ConfigError(f"{beside}, where the contract would be written, is another file: choose another name with --to")
 
 
 def verified(policy: TrainedPolicy, run: os.PathLike[str] | str, exporter: Exporter) -> tuple[bytes, dict[str, Any], OnnxPolicy]:
     """The file's bytes, the contract and the policy that plays from them, of the first exporter that passes the comparison."""
-    for module in policy.model.modules():
-        if hasattr(module, "precision"):
-            module.precision = "float32"
-    observations, actions, env = interface(policy)
+    module = policy.module()
+    policy.model = module.model  # compared in float32, too
+    observations, actions, env = interface(policy.config, policy.spec, policy.number)
     try:
-        graph = Graph(policy, observations, actions)
+        graph = Graph(policy.module())
         contract = contracts.contract(policy, observations, actions, graph.sampled_from, env)
     finally:
         env.close()

@@ -14,11 +14,12 @@ import safetensors.torch
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError
+from headrace.config.envs import OF_ONE_MACHINE
 from headrace.config.run import RunConfig
 from headrace.evaluation.hub import hub
 from headrace.evaluation.policy import Which, load_policy
 from headrace.evaluation.video import record
-from headrace.export.contract import REMOTE
+from headrace.export.browser_page import check_world, page, runtime
 from headrace.export.onnx_file import Exported, export_policy
 from headrace.runs.files import write_whole
 from headrace.runs.plots import learning_curve
@@ -37,6 +38,8 @@ def share(
     video: bool = True,
     push: bool = False,
     private: bool = False,
+    demo: bool = False,
+    onnxruntime_web: os.PathLike[str] | str | None = None,
     imports: Iterable[os.PathLike[str] | str] = (),
 ) -> Path:
     """Write a run's policy as a model repository: weights, settings, ONNX file and contract, card, learning curve, video.
@@ -47,6 +50,8 @@ def share(
         push: upload it, by huggingface_hub and the token that it knows.
         private: create the repository as a private one.
         video: record one game, if the environment has pictures.
+        demo: add demo.html, in which the policy plays in a browser (`headrace.export.browser_page`).
+        onnxruntime_web: the folder of that npm package for it; None: npm fetches it once.
         others: see `export_policy`.
 
     Returns the folder. Raises what `export_policy` raises, `ConfigError` where a policy needs others of its run, and for what the
@@ -54,6 +59,10 @@ def share(
     """
     library = hub()
     folder = Path(to or Path(run) / "share")
+    files = None
+    if demo:  # what is missing is said before the work
+        check_world(load_policy(run, which=which, device="cpu", policy=policy or 0, imports=imports).config)
+        files = runtime(None if onnxruntime_web is None else Path(onnxruntime_web))
     folder.mkdir(parents=True, exist_ok=True)
     found: Any = {"which": which, "policy": policy, "episodes": episodes, "seed": seed, "licence": licence, "imports": imports}
     done = export_policy(run, folder / "policy.onnx", **found)
@@ -68,6 +77,9 @@ def share(
     if video:
         with suppress(ConfigError):  # without the extra, or without pictures
             record(loaded, folder / "replay.mp4", deterministic=True, seed=seed)
+    if files is not None:
+        title = repo.rpartition("/")[2]
+        write_whole(folder / "demo.html", page(title, done.path.read_bytes(), done.contract, files))
     write_whole(folder / "README.md", _card(library, run, repo, done, folder))
     if push:
         _push(library, folder, repo, private)
@@ -76,7 +88,7 @@ def share(
 
 def _public(config: Config) -> Config:
     """The settings without what is of one machine: folders, addresses, files."""
-    none = {f"envs.{name}": None for name in REMOTE}
+    none = {f"envs.{name}": None for name in OF_ONE_MACHINE}
     own = configs.override(config, **none, **{"population.size": 1, "population.overrides": {}, "learning.device": "auto"})
     own.run = RunConfig()
     own.imports = tuple(Path(path).name for path in config.imports)
@@ -118,7 +130,7 @@ def _card(library: Any, run: os.PathLike[str] | str, repo: str, done: Exported, 
             else f"Return {score}.",
             "",
         ]
-    shown = {"replay.mp4": "[A game](replay.mp4)", "curve.png": "![Training returns](curve.png)"}
+    shown = {"demo.html": "[Plays in a browser](demo.html): download the page and open it", "replay.mp4": "[A game](replay.mp4)", "curve.png": "![Training returns](curve.png)"}
     lines += [f"{text}\n" for file, text in shown.items() if (folder / file).exists()]
     lines += ["## Use", "", "```", f"headrace eval hf://{repo} --deterministic", "```", ""]
     lines += ["Without PyTorch: `policy.onnx` on onnxruntime, as its contract `policy.json` says.", ""]

@@ -13,9 +13,10 @@ from headrace.config.seeds import Use, environment_seed
 from headrace.envs.core.contract import Categorical
 from headrace.envs.make import make_group
 from headrace.evaluation.games import Games, team_of
+from headrace.evaluation.module import act
 from headrace.evaluation.onnx_policy import OnnxPolicy
 from headrace.evaluation.trained_policy import TrainedPolicy
-from headrace.export.graph import ExportError, act
+from headrace.export.graph import ExportError
 
 STEPS = 64
 """Of each batch size."""
@@ -103,12 +104,13 @@ class _Both(TrainedPolicy):
             first = np.ones_like(first)
         self._calls += 1
         tensors = {name: torch.from_numpy(array) for name, array in obs.items()}
-        rows, after, parameters = act(self._policy, self._policy.model, tensors, core[:, :width], torch.from_numpy(first))
+        state, begins = core[:, :width], torch.from_numpy(first)
+        rows, after, parameters = act(self._policy.algorithm, self._policy.model, tensors, state, begins)
         try:
             outputs = self._exported.run(obs, core[:, width:].contiguous(), first)
         except Exception as error:  # the library's own exceptions have no common class
             raise ExportError(f"onnxruntime fails with a batch of {len(first)}: {error!s:.300}") from error
-        ours = {name: tensor.numpy() for name, tensor in parameters.items()}
+        ours = {name: tensor.numpy() for name, tensor in parameters.items() if name in outputs}
         if width:
             ours["next_core"] = after.numpy()
             after = torch.cat((after, torch.from_numpy(outputs["next_core"])), -1)

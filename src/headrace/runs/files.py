@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -62,14 +62,28 @@ def replaceable(path: Path) -> Path:
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Replace a file. After a crash there is either the old or the new one. Raises `OSError`, also as `replaceable`."""
-    path = replaceable(path)
-    aside = path.with_name(f".tmp-{path.name}")
-    aside.unlink(missing_ok=True)
+    write_together({path: content})
+
+
+def write_together(contents: Mapping[Path, str | bytes]) -> None:
+    """As `write_whole`, for files of which none is replaced before all are on the disk."""
+    places: dict[Path, Path] = {}
     try:
-        write_synced(aside, content.encode() if isinstance(content, str) else content)
-        os.replace(aside, path)
+        for path, content in contents.items():
+            real = replaceable(path)
+            aside = real.with_name(f".tmp-{real.name}")
+            aside.unlink(missing_ok=True)
+            places[aside] = real
+            try:
+                write_synced(aside, content.encode() if isinstance(content, str) else content)
+            except OSError as error:
+                error.filename = error.filename or str(path)  # a full disk is noticed without a name
+                raise
+        for aside, real in places.items():
+            os.replace(aside, real)
     except BaseException:
-        aside.unlink(missing_ok=True)
+        for aside in places:
+            aside.unlink(missing_ok=True)
         raise
 
 

@@ -54,7 +54,7 @@ class Leaf:
     def __post_init__(self) -> None:
         self._shape = self.source.shape or ()
         self._dtype = np.dtype(self.source.dtype)
-        self._unchanged = self.write is _write_reshaped and self._shape == self.spec.shape
+        self._unchanged = self.write is write_reshaped and self._shape == self.spec.shape
 
     def find(self, observation: Any) -> Any:
         """This leaf's part of an observation. Raises `BadObservation` if it is missing."""
@@ -138,7 +138,7 @@ def _leaf(space: spaces.Space[Any], name: str, path: tuple[str | int, ...]) -> L
     if name == MASK_KEY:
         width = int(np.prod(space.shape or (1,)))
         spec = ArraySpec((width,), np.dtype(np.uint8), 0, 1)
-        return Leaf(name, path, space, spec, _write_reshaped)
+        return Leaf(name, path, space, spec, write_reshaped)
     if isinstance(space, spaces.Box):
         return Leaf(name, path, space, *_box(space))
     if isinstance(space, spaces.Discrete):
@@ -149,7 +149,7 @@ def _leaf(space: spaces.Space[Any], name: str, path: tuple[str | int, ...]) -> L
         nvec, start = space.nvec.ravel().astype(np.int64), space.start.ravel().astype(np.int64)
         return Leaf(name, path, space, _one_hot_spec(int(nvec.sum())), _one_hot(nvec, start))
     if isinstance(space, spaces.MultiBinary):
-        return Leaf(name, path, space, ArraySpec(space.shape, np.dtype(np.float32), 0, 1), _write_reshaped)
+        return Leaf(name, path, space, ArraySpec(space.shape, np.dtype(np.float32), 0, 1), write_reshaped)
     raise UnsupportedSpace(
         f"observation {name!r} is a {type(space).__name__} space; Box, Discrete, MultiDiscrete, MultiBinary and Dict or Tuple "
         "of these have an array form. Wrap the environment in a gymnasium.ObservationWrapper that turns it into one of them"
@@ -169,11 +169,11 @@ def _box(space: spaces.Box) -> tuple[ArraySpec, Callable[[np.ndarray, np.ndarray
         channels_last = is_channels_last(shape)
         height, width, channels = shape[-3:] if channels_last else (*shape[-2:], 1 if len(shape) == 2 else shape[-3])
         stack = shape[0] if len(shape) == 4 else 1
-        write = _write_channels_last(len(shape)) if channels_last else _write_reshaped
+        write = _write_channels_last(len(shape)) if channels_last else write_reshaped
         if space.dtype != np.uint8 or 0 < high < 255:
             write = _write_as_pixels(write, high)
         return ArraySpec((stack * channels, height, width), np.dtype(np.uint8), 0, 255), write
-    return ArraySpec(shape or (1,), np.dtype(np.float32), low, high), _write_reshaped
+    return ArraySpec(shape or (1,), np.dtype(np.float32), low, high), write_reshaped
 
 
 def has_image_shape(shape: tuple[int, ...]) -> bool:
@@ -201,7 +201,8 @@ def _write_as_pixels(write: Callable[[np.ndarray, np.ndarray], None], high: floa
     return convert_and_write
 
 
-def _write_reshaped(destination: np.ndarray, value: np.ndarray) -> None:
+def write_reshaped(destination: np.ndarray, value: np.ndarray) -> None:
+    """Write a value as it is, in the destination's shape."""
     destination[...] = value if value.shape == destination.shape else value.reshape(destination.shape)
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from headrace.config import ConfigError
+from headrace.arrays import ArraySpec
+from headrace.config import Config, ConfigError
 from headrace.envs.core.actions import action_spec
-from headrace.envs.core.contract import MASK_KEY
-from headrace.envs.core.last_step import last_step_names
-from headrace.envs.core.spaces import Leaf, is_channels_last, leaves, specs_of
-from headrace.evaluation.trained_policy import TrainedPolicy
-from headrace.evaluation.video import make_match
+from headrace.envs.core.contract import MASK_KEY, EnvSpec
+from headrace.envs.core.last_step import last_step_names, without_last_step
+from headrace.envs.core.settings import options_of
+from headrace.envs.core.spaces import Leaf, is_channels_last, leaves, specs_of, write_reshaped
+from headrace.envs.make import make_env, make_parallel
 
 
 @dataclass(frozen=True)
@@ -31,23 +32,28 @@ class ActionLeaf:
         return "/".join(("action", *map(str, self.path)))
 
 
-def interface(policy: TrainedPolicy) -> tuple[list[Leaf], list[ActionLeaf], Any]:
-    """The arrays of the observations and of the actions of the environment that the policy plays in, and an environment of that
-    kind, which the caller closes. Raises `ConfigError` where the engine changes more than the arrays' form."""
-    spec = policy.spec
-    if last_step_names(policy.config):
-        raise ConfigError("a policy that observes its last action or reward (policy.previous_action, ...) cannot be exported")
+def interface(config: Config, spec: EnvSpec, number: int = 0) -> tuple[list[Leaf], list[ActionLeaf], Any]:
+    """The arrays of what policy `number` observes and of its actions, and an environment of its kind, which the caller closes.
+    Raises `ConfigError` where the engine changes more than the arrays' form."""
+    own = without_last_step(spec, names := last_step_names(config))
+    env: Any
     if spec.agents:
-        env: Any = make_match(policy.config.env, policy.config.envs)
-        agent = spec.agents[policy.number % len(spec.agents)]
+        env = make_parallel(config.env, config.envs)
+        agent = spec.agents[number % len(spec.agents)]
         observation, action = env.observation_space(agent), env.action_space(agent)
     else:
-        env = policy.make_env()
+        task, tasks, options = config.tasks[0], config.tasks, config.envs
+        env = make_env(task, options if len(tasks) == 1 else options_of(task, tasks, options))
         observation, action = env.observation_space, env.action_space
-    if specs_of(observation, action, spec.name) != (spec.observation, spec.action):
+    if specs_of(observation, action, spec.name) != (own.observation, own.action):
         env.close()
         raise ConfigError(f"{spec.name}: one environment has other spaces than the policy was trained with")
-    return leaves(observation), _action_leaves(action), env
+    return leaves(observation) + [_last_step(name, spec.observation[name]) for name in names], _action_leaves(action), env
+
+
+def _last_step(name: str, array: ArraySpec) -> Leaf:
+    """The last action, in the engine's form, or the last reward."""
+    return Leaf(name, (), spaces.Box(-np.inf, np.inf, array.shape, array.dtype.type), array, write_reshaped)
 
 
 def _action_leaves(space: spaces.Space[Any]) -> list[ActionLeaf]:
