@@ -25,8 +25,9 @@ def whole(config: Config) -> Config:
     if config.learning.num_threads is None:  # no rollout worker is on this machine
         settings["learning.num_threads"] = hardware.cores()
     all_nodes = override(config, **settings)
+    # As on one machine without the slots that lanes fill, which are the nodes'; those that nodes have credits for are among them.
     lanes, batch = all_nodes.most_lanes, all_nodes.slots_per_batch
-    slots = s.num_slots or N * config.cluster.window + max(batch, min(lanes, 2 * batch))
+    slots = s.num_slots or batch + max(N * config.cluster.window, min(lanes - batch, batch))
     return override(all_nodes, **{"sampling.num_slots": slots})
 
 

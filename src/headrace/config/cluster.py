@@ -32,9 +32,9 @@ class ClusterConfig:
     wait: Timeout = 300.0
     """Longest time (seconds) that the run waits for `cluster.min_nodes` nodes at its start, and that a node waits for the
     learner."""
-    window: Annotated[int, Range(1, 1024)] = 4
-    """Number of trajectories that may be under way from each node to the learner, or wait there for its next batch. More hides a
-    slow network; fewer keep policy lag small."""
+    window: Annotated[int, Range(1, 1024)] = 1
+    """Number of trajectories that may be under way from each node to the learner. More make up for a network with a long delay,
+    and add to the policy lag."""
     compression: Literal["none", "lz4"] = "none"
     """Compression of trajectories between nodes and learner. `lz4` needs the package lz4; it saves bytes of images and costs
     processor time."""
