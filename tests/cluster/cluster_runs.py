@@ -11,7 +11,7 @@ import psutil
 
 # Behind the folders of other tests, which have modules of the same names.
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
-from harness import COUNTING, Run  # noqa: E402
+from harness import COUNTING, Run
 
 LIMITED = {"cluster.engine": "static", "sampling.num_workers": 1, "sampling.placement": "inline"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,6 +19,10 @@ from headrace.transport.listeners import Listener
 from headrace.transport.messages import ProtocolError, Refused
 from headrace.transport.streams import Endpoint, Stream
 
+SILENCE = 20.0
+"""Seconds without a report after which a node counts as lost; it reports every second."""
+START_TIMEOUT = 120.0
+"""Seconds that a node may take for its first report: it imports PyTorch and starts its workers before."""
 SPARE_STREAMS = 64
 """Streams beside those of the nodes, for others that wait or are refused."""
 
@@ -122,12 +127,16 @@ class Membership:
             self._shared.generation.add(node.number, 1)  # its receiver takes no more from it
         if not self._ending:
             self.restarts += 1
-            self.notices.append(f"Node {node.number} ({node.host}) is gone ({why}): {len(self.nodes)} of {self._places} are there")
+            there = f"{len(self.nodes)} of {self._places} are there"
+            self.notices.append(f"Node {node.number} ({node.host}) is gone ({why}): {there}")
         node.stream.close()
 
     def _receive(self, node: Node, messages: Iterator[bytes]) -> None:
+        late = f"no report for {SILENCE:.0f} s"
         try:
+            node.stream.expect(START_TIMEOUT, late)
             for message in messages:
+                node.stream.expect(SILENCE, late)
                 kind, content = protocol.from_bytes(message)
                 if kind == "status":
                     self._note(node, content)
@@ -156,22 +165,22 @@ class Membership:
     # -- the main thread --------------------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
-        """Of every node that is there, since the last call: steps and bytes per second, policy lag, share of a core that its
-        receiver uses, faults; and the number of nodes."""
+        """The number of nodes; of every one that is there `headrace.runs.metrics.OF_NODE`, since the last call."""
         (since, before), now, counts = self._before, monotonic(), self._shared.counts.copy()
         self._before = (now, counts)
         seconds, change = max(1e-9, now - since), counts - before
         found = {"cluster/nodes": float(len(self.nodes))}
         for k, node in sorted(self.nodes.copy().items()):
             of = dict(zip(COUNTS, change[k], strict=True))
-            found |= {
-                f"cluster/node-{k}/SPS": of["steps"] / seconds,
-                f"cluster/node-{k}/MB_per_second": of["bytes"] / seconds / 1e6,
-                f"cluster/node-{k}/receiver_cores": of["seconds"] / seconds,
-                f"cluster/node-{k}/faults": float(node.restarts),
+            values = {
+                "SPS": of["steps"] / seconds,
+                "MB_per_second": of["bytes"] / seconds / 1e6,
+                "bytes_per_step": of["bytes"] / of["steps"] if of["steps"] else math.nan,
+                "receiver_cores": of["seconds"] / seconds,
+                "lag": of["lag"] / of["trajectories"] if of["trajectories"] else math.nan,
+                "faults": float(node.restarts),
             }
-            if of["trajectories"]:
-                found[f"cluster/node-{k}/lag"] = of["lag"] / of["trajectories"]
+            found |= {f"cluster/node-{k}/{name}": value for name, value in values.items()}
         return found
 
     def end(self) -> None:

@@ -1,7 +1,7 @@
 """A sampling node: it joins the learner's machine, is told what to sample, and samples until the run ends.
 
-`python -m headrace.cluster.node` is started by an engine. With engine `static`, `headrace train` is a node itself on every machine
-but the first.
+`python -m headrace.cluster.node` is started by an engine. With engine `static`, `headrace train` is a node itself on every
+machine but the first.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any
 
 from headrace.cluster import check_transport
 from headrace.config import ConfigError, from_dict
-from headrace.config.errors import UserError
+from headrace.config.errors import RANK_LOST, UserError
 
 check_transport()
 
 from headrace.cluster import protocol  # noqa: E402
 from headrace.cluster.protocol import Link  # noqa: E402
 from headrace.cluster.shapes import of_node, workers_of  # noqa: E402
-from headrace.cluster.uplink import Uplink  # noqa: E402
+from headrace.cluster.uplink import Uplink, uplink_main  # noqa: E402
 from headrace.envs.core.description import spec_from_json  # noqa: E402
 from headrace.envs.core.imports import import_files  # noqa: E402
 from headrace.processes.interrupt import interrupts  # noqa: E402
@@ -34,6 +34,7 @@ from headrace.processes.output import show  # noqa: E402
 from headrace.processes.start import start_fork_server  # noqa: E402
 from headrace.runs.error_texts import explain  # noqa: E402
 from headrace.sampling.placements.base import Placement, RunFailed  # noqa: E402
+from headrace.sampling.placements.processes import ProcessPlacement  # noqa: E402
 from headrace.transport.credentials import Credentials  # noqa: E402
 from headrace.transport.messages import ProtocolError, Refused  # noqa: E402
 from headrace.transport.streams import Backoff, Caller, Stream  # noqa: E402
@@ -44,6 +45,12 @@ STATUS_INTERVAL = 1.0
 """Seconds between two reports of what the workers do."""
 END_TIMEOUT = 10.0
 """Seconds in which a node that is to end should have closed its stream."""
+
+
+class Lost(UserError):
+    """The learner cannot be reached. The node may be started again."""
+
+    exit_code = RANK_LOST
 
 
 def run_node(link: Link, imports: tuple[str, ...] | None = None, say: Callable[[str], None] = show) -> int:
@@ -73,7 +80,7 @@ def run_node(link: Link, imports: tuple[str, ...] | None = None, say: Callable[[
 class _Member:
     """The node's place in the run, and the stream that it lasts as long as."""
 
-    def __init__(self, stream: Stream, messages: Iterator[bytes], place: dict[str, Any]) -> None:
+    def __init__(self, stream: Stream, messages: Iterator[bytes], place: Any) -> None:
         self.stream, self.place = stream, place
         self.received: queue.SimpleQueue[str] = queue.SimpleQueue()
         """"end": the run has ended; "lost": the stream has."""
@@ -98,8 +105,10 @@ class _Member:
 
 
 def _join(link: Link, wait: float, stopped: threading.Event, say: Callable[[str], None]) -> _Member | None:
-    """A place in the run, asked for again and again for `wait` seconds; None if `stopped`. Raises `ConfigError`."""
-    caller, backoff, deadline, said = Caller(link.endpoint(protocol.MEMBERSHIP), protocol.FLAGS), Backoff(), monotonic() + wait, ""
+    """A place in the run, asked for again and again for `wait` seconds; None if `stopped`. Raises `Lost`, and
+    `ConfigError` if this node is refused."""
+    caller, backoff = Caller(link.endpoint(protocol.MEMBERSHIP), protocol.FLAGS), Backoff()
+    deadline, said = monotonic() + wait, ""
     while not stopped.is_set():
         stream = caller.open()
         stream.timeout = protocol.HELLO_TIMEOUT
@@ -115,7 +124,7 @@ def _join(link: Link, wait: float, stopped: threading.Event, say: Callable[[str]
             return _Member(stream, messages, content)
         stream.close()
         if stream.hopeless or (monotonic() > deadline and kind != "busy"):
-            raise ConfigError(f"the learner's machine {link.address} cannot be reached: {content}")
+            raise Lost(f"the learner's machine {link.address} cannot be reached: {content}")
         if content != said:
             say(f"Waiting for the learner's machine {link.address}: {content}")
             said = content
@@ -124,12 +133,12 @@ def _join(link: Link, wait: float, stopped: threading.Event, say: Callable[[str]
 
 
 def _take_part(member: _Member, link: Link, imports: tuple[str, ...] | None, stopped: threading.Event) -> bool:
-    """Sample until the end of the run (True), or until the stream is lost or this node is `stopped` (False). Raises `UserError` if
-    sampling fails, which the learner is told first."""
-    placement: Placement | None = None
+    """Sample until the end of the run (True), or until the stream is lost or this node is `stopped` (False). Raises `UserError`
+    if sampling fails, which the learner is told first."""
+    placement: ProcessPlacement | None = None
     try:
         placement = _sampler(member.place, imports)
-        placement.start(Uplink(link, member.place["port"], member.place["generation"]))
+        placement.start(Uplink(link, member.place["port"], member.place["generation"]), uplink_main)
         ended = _sample(placement, member, stopped)
         for _ in placement.stop():
             pass
@@ -147,7 +156,7 @@ def _take_part(member: _Member, link: Link, imports: tuple[str, ...] | None, sto
         member.stream.close()
 
 
-def _sampler(place: dict[str, Any], imports: tuple[str, ...] | None) -> Placement:
+def _sampler(place: dict[str, Any], imports: tuple[str, ...] | None) -> ProcessPlacement:
     """The placement of this node."""
     from headrace.learning.algorithm import make_agent
     from headrace.sampling.placements import make_placement
@@ -157,6 +166,7 @@ def _sampler(place: dict[str, Any], imports: tuple[str, ...] | None) -> Placemen
         config = replace(config, imports=imports)
     import_files(config.imports)
     placement = make_placement(own := of_node(config), spec_from_json(place["spec"]), make_agent)
+    assert isinstance(placement, ProcessPlacement)  # the learner's side refuses others
     placement.rollout_workers = workers_of(place["node"], own)
     return placement
 

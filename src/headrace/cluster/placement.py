@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -39,9 +40,10 @@ class Cluster(ProcessPlacement):
 
     def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent, members: Members | None = None):
         self.nodes = config.cluster.nodes or 1
-        self.shared = Shared(self.nodes)
         self._given = config
         self._engine: Engine | None = make_engine(config)
+        self._listen, self._own = self._engine.listen, self._engine.own
+        self._shared = Shared(self.nodes, self._listen, self._own)
         self._membership: Membership | None = None
         super().__init__(whole(config), spec, make_agent, members)
         self.rollout_workers = range(self.nodes)
@@ -50,27 +52,20 @@ class Cluster(ProcessPlacement):
                 f"a trajectory of {size / 2**20:,.0f} MiB is too large to be sent ({LARGEST_MESSAGE / 2**20:,.0f} MiB): use a "
                 "shorter sampling.rollout, or fewer environments in a group (sampling.envs_per_worker / sampling.num_groups)"
             )
-        self._listen, self._own = self._engine.listen, self._engine.own
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_engine": None, "_membership": None}
+        return super().__getstate__() | {"_engine": None, "_membership": None, "_shared": None}
 
     def workers(self) -> dict[Role, tuple[range, Main]]:
-        return {"rollout": (self.rollout_workers, receiver_main)}
+        return {"rollout": (self.rollout_workers, partial(receiver_main, self._shared))}
 
-    def endpoint_of(self, node: int, port: int) -> Endpoint:
-        """Where the receiver of a node listens. `port`: where one did that it replaces; 0: there was none."""
-        host, _, first = self._listen.rpartition(":")
-        port = port or (int(first) + 1 + node if int(first) else 0)
-        return Endpoint(protocol.TRAJECTORIES, f"{host}:{port}", self._own, LARGEST_MESSAGE)
-
-    def start(self, learn: Learn) -> None:
+    def start(self, learn: Learn, main: Main | None = None) -> None:
         assert self._engine is not None
         self._began, self._waiting = monotonic(), monotonic()
-        super().start(learn)
+        super().start(learn, main)
         endpoint = Endpoint(protocol.MEMBERSHIP, self._listen, self._own, 1 << 24)
         welcome = {"config": to_dict(self._given), "spec": spec_to_json(self.spec)}
-        self._membership = Membership(endpoint, self.shared, self.memory.control, self._rows, welcome, self.nodes)
+        self._membership = Membership(endpoint, self._shared, self.memory.control, self._rows, welcome, self.nodes)
         address = f"{self._listen.rpartition(':')[0]}:{self._membership.port}"
         self._engine.start(Link(address, self._own, self._given.cluster.wait))
 
@@ -82,7 +77,8 @@ class Cluster(ProcessPlacement):
         return slice(node * each, (node + 1) * each)
 
     def messages(self, timeout: float) -> Iterator[Message]:
-        assert self._membership is not None and self._engine is not None
+        assert self._membership is not None
+        assert self._engine is not None
         for message in super().messages(timeout):
             if message.kind == "metrics":
                 message = message._replace(content={**message.content, **self._membership.metrics()})
@@ -103,7 +99,8 @@ class Cluster(ProcessPlacement):
     def _check_waiting(self) -> None:
         """Once a while say that too few nodes are there. Raises `RunFailed` if that is so for too long at the start."""
         cluster, membership = self._given.cluster, self._membership
-        assert membership is not None and self._engine is not None
+        assert membership is not None
+        assert self._engine is not None
         here, least, now = len(membership.nodes), cluster.min_nodes or self.nodes, monotonic()
         if here >= least:
             self._began = -1.0

@@ -72,7 +72,7 @@ def to_bytes(kind: str, content: Any) -> bytes:
 
 
 def from_bytes(message: bytes) -> tuple[str, Any]:
-    """Kind and content of a JSON message. Raises `ProtocolError` for anything else, and `Refused` with the other side's reason."""
+    """Kind and content of a JSON message. Raises `ProtocolError` for anything else, `Refused` with the other side's reason."""
     found = read_json(message)
     if len(found) != 1:
         raise ProtocolError("a message that is no entry of this protocol")

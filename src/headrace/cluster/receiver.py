@@ -12,22 +12,20 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from headrace.cluster import protocol
 from headrace.cluster.protocol import CREDIT, TRAJECTORY, WANT, WEIGHTS
-from headrace.cluster.shared import COUNTS
+from headrace.cluster.shared import COUNTS, Shared
+from headrace.sampling.placements.base import Placement
+from headrace.sampling.worker_process import Start
 from headrace.shm.primitives import Closed
 from headrace.shm.run_control import POLL_INTERVAL
 from headrace.transport.listeners import Listener
 from headrace.transport.messages import HEADER, ProtocolError, Refused, header
 from headrace.transport.streams import Stream
-
-if TYPE_CHECKING:
-    from headrace.cluster.placement import Cluster
-    from headrace.sampling.worker_process import Start
 
 STREAMS = 4
 """Streams at a time: the node's, and others that are about to be refused."""
@@ -47,9 +45,9 @@ class _Session:
     """`WeightStore.updates` of the weights sent last."""
 
 
-def receiver_main(start: Start) -> None:
+def receiver_main(shared: Shared, start: Start) -> None:
     """The main function of a receiver's process; `start.index` is the node."""
-    receiver = Receiver(start.placement, start.index)  # type: ignore[arg-type]
+    receiver = Receiver(start.placement, shared, start.index)
     try:
         receiver.run()
     finally:
@@ -59,8 +57,8 @@ def receiver_main(start: Start) -> None:
 class Receiver:
     """Receives the trajectories of `node`."""
 
-    def __init__(self, placement: Cluster, node: int) -> None:
-        self.node, self._control, self._shared = node, placement.memory.control, placement.shared
+    def __init__(self, placement: Placement, shared: Shared, node: int) -> None:
+        self.node, self._control, self._shared = node, placement.memory.control, shared
         self._store, self._weights = placement.memory.policies[0].trajectories, placement.memory.policies[0].weights
         self._layout = protocol.trajectory_layout(self._store)
         self._window = placement.config.cluster.window
@@ -74,9 +72,7 @@ class Receiver:
         """There may be a credit to give."""
         self._counts = self._shared.counts[node]
         self._clock = self._control.clock("rollout", node)
-        # A receiver that replaces another listens where that one did.
-        port = self._shared.port.load(node)
-        self._listener = Listener(placement.endpoint_of(node, port), self._answer, streams=STREAMS, share_port=True)
+        self._listener = Listener(shared.endpoint(node), self._answer, streams=STREAMS, share_port=True)
         self._shared.port.store(node, self._listener.port)
 
     # -- the main thread: credits, and the threads that it starts ---------------------------------------------------------

@@ -1,7 +1,7 @@
 """The uplink of a sampling node: it takes the learner's place there.
 
-Finished trajectories of the node's own store go to the learner's machine, newer weights come from there into the node's own weight
-store. Everything else on the node is a sampler that knows of no other machine.
+Finished trajectories of the node's own store go to the learner's machine, newer weights come from there into the node's own
+weight store. Everything else on the node is a sampler that knows of no other machine.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from headrace.cluster import protocol
 from headrace.cluster.protocol import CREDIT, TRAJECTORY, WANT, WEIGHTS, Link
 from headrace.runs.messages import Message
 from headrace.sampling.placements.base import Placement
+from headrace.sampling.worker_process import Start
 from headrace.shm.primitives import Closed
 from headrace.shm.run_control import POLL_INTERVAL
 from headrace.transport.connection import Connection, Event
@@ -54,6 +55,13 @@ class Uplink:
         finally:
             traffic.close()
         yield Message("done", None, p)
+
+
+def uplink_main(start: Start) -> None:
+    """The main function of the uplink's process, which does not import torch."""
+    for message in start.argument(start.placement, start.index):
+        if message is not None:
+            start.report.send(message)
 
 
 class _Traffic:

@@ -49,8 +49,8 @@ class NodeActor:
 
 
 def _set_token() -> bool:
-    """Have Ray use token authentication; to be called before Ray is imported, which reads its settings once. False if the user has
-    given it no token: a cluster without authentication does not mind one of ours."""
+    """Have Ray use token authentication; to be called before Ray is imported, which reads its settings once. False if the user
+    has given it no token: a cluster without authentication does not mind one of ours."""
     found = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
     found = found or Path("~/.ray/auth_token").expanduser().exists()
     os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -69,7 +69,8 @@ class RayEngine(Engine):
             import ray
         except ImportError as error:
             raise MissingExtra(
-                'cluster.engine ray needs a package that is not installed: pip install "headrace[ray]"; or use cluster.engine static'
+                'cluster.engine ray needs a package that is not installed: pip install "headrace[ray]"; or use cluster.engine '
+                "static"
             ) from error
         self._ray: Any = ray
         cluster = config.cluster
@@ -104,8 +105,8 @@ class RayEngine(Engine):
                 raise ConfigError(f"the Ray cluster at {address} (RAY_ADDRESS) cannot be joined: {why}") from error
             if self._nodes > 1:
                 raise ConfigError(
-                    f"{self._nodes} sampling nodes need a Ray cluster of {self._nodes} machines, and this machine belongs to none: "
-                    "start one (ray start) or name one (RAY_ADDRESS); cluster.engine static has several nodes on one machine"
+                    f"{self._nodes} sampling nodes need a Ray cluster of {self._nodes} machines, and this machine belongs to "
+                    "none: start one (ray start) or name one (RAY_ADDRESS). Several nodes on one machine: cluster.engine static"
                 ) from error
             self._folder = leftovers.make_folder("ray")
             cpus = max(os.cpu_count() or 1, self._cores)
@@ -175,8 +176,8 @@ class RayEngine(Engine):
         alive = self._alive()
         cores = ", ".join(f"{node['Resources'].get('CPU', 0):.0f}" for node in alive)
         return (
-            f"{self._nodes} nodes need {self._nodes} machines with {self._cores} CPUs each (sampling.num_workers); this Ray cluster "
-            f"has {len(alive)} machine{'' if len(alive) == 1 else 's'}, with {cores} CPUs"
+            f"{self._nodes} nodes need {self._nodes} machines with {self._cores} CPUs each (sampling.num_workers); this Ray "
+            f"cluster has {len(alive)} machine{'' if len(alive) == 1 else 's'}, with {cores} CPUs"
         )
 
     def stop(self, timeout: float) -> None:
@@ -184,7 +185,8 @@ class RayEngine(Engine):
         if not ray.is_initialized():
             return
         with suppress(ray.exceptions.RayError):
-            ray.wait([actor.end.remote(timeout) for actor in self._actors.values()], num_returns=len(self._actors), timeout=timeout)
+            ends = [actor.end.remote(timeout) for actor in self._actors.values()]
+            ray.wait(ends, num_returns=len(ends), timeout=timeout)
         self.kill()
 
     def kill(self) -> None:

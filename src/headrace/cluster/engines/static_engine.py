@@ -11,14 +11,15 @@ from headrace.cluster.engines import Engine
 from headrace.cluster.engines.node_process import NodeProcess
 from headrace.cluster.protocol import Link
 from headrace.config import Config, ConfigError
+from headrace.config.errors import RANK_LOST
 from headrace.processes.failures import Failures
 from headrace.sampling.placements.base import RunFailed
 from headrace.transport.credentials import TOKEN_VARIABLE, credentials
 
 
 class StaticEngine(Engine):
-    """Starts the nodes that no other machine provides. Raises `ConfigError` for too many machines, and if several machines have no
-    token in common."""
+    """Starts the nodes that no other machine provides. Raises `ConfigError` for too many machines, and if several machines have
+    no token in common."""
 
     def __init__(self, config: Config) -> None:
         cluster, self._machines = config.cluster, roles.machine()
@@ -33,8 +34,8 @@ class StaticEngine(Engine):
         if not self.own.token:
             if not alone:
                 raise ConfigError(
-                    "several machines need a token that all of them have: a file (cluster.token_file), or the environment variable "
-                    f"{TOKEN_VARIABLE}"
+                    "several machines need a token that all of them have: a file (cluster.token_file), or the environment "
+                    f"variable {TOKEN_VARIABLE}"
                 )
             self.own = replace(self.own, token=secrets.token_urlsafe(32))
         self.listen = cluster.listen or ("127.0.0.1:0" if alone else f"0.0.0.0:{roles.PORT}")
@@ -55,7 +56,7 @@ class StaticEngine(Engine):
             if node.exit_code is None:
                 continue
             what = f"A sampling node of this machine has ended ({node.end_reason()})"
-            if node.exit_code > 0:  # it has said why
+            if node.exit_code > 0 and node.exit_code != RANK_LOST:  # it has said why
                 raise RunFailed(what)
             if too_many := self._failures.add(monotonic()):
                 raise RunFailed(f"{what}, {too_many}")

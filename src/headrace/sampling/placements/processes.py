@@ -33,9 +33,10 @@ class ProcessPlacement(Placement):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_supervisor": None}
 
-    def start(self, learn: Learn) -> None:
-        """Start every process; the learners first, since the others wait for their first weights."""
-        self._supervisor.start("learner", range(self.memory.learners), learner_main, learn)
+    def start(self, learn: Learn, main: Main | None = None) -> None:
+        """Start every process; the learners first, since the others wait for their first weights. `main`: the main function of
+        what takes the learners' place; None: learners."""
+        self._supervisor.start("learner", range(self.memory.learners), main or learner_main, learn)
         for role, (indices, main) in self.workers().items():
             self._supervisor.start(role, indices, main)
 
