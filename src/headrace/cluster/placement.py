@@ -14,7 +14,8 @@ from headrace.cluster.protocol import Link
 from headrace.cluster.receiver import receiver_main
 from headrace.cluster.shapes import whole, workers_of
 from headrace.cluster.shared import Shared
-from headrace.config import Config, ConfigError, to_dict
+from headrace.cluster.trajectory_codec import TrajectoryCodec
+from headrace.config import Config, to_dict
 from headrace.envs.core.contract import EnvSpec
 from headrace.envs.core.description import spec_to_json
 from headrace.runs.messages import Message
@@ -23,7 +24,6 @@ from headrace.sampling.placements.base import Learn, RunFailed
 from headrace.sampling.placements.processes import Main, ProcessPlacement
 from headrace.sampling.run_memory import MakeAgent
 from headrace.sampling.worker_process import Role
-from headrace.transport.messages import LARGEST_MESSAGE
 from headrace.transport.streams import Endpoint
 
 END_TIMEOUT = 15.0
@@ -47,11 +47,7 @@ class Cluster(ProcessPlacement):
         self._membership: Membership | None = None
         super().__init__(whole(config), spec, make_agent, members)
         self.rollout_workers = range(self.nodes)
-        if (size := protocol.trajectory_layout(self.memory.policies[0].trajectories).nbytes) > LARGEST_MESSAGE:
-            raise ConfigError(
-                f"a trajectory of {size / 2**20:,.0f} MiB is too large to be sent ({LARGEST_MESSAGE / 2**20:,.0f} MiB): use a "
-                "shorter sampling.rollout, or fewer environments in a group (sampling.envs_per_worker / sampling.num_groups)"
-            )
+        TrajectoryCodec(self.memory.policies[0].trajectories, spec.frame_stack, config.cluster.compression)  # refuses what is too large
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_engine": None, "_membership": None, "_shared": None}

@@ -14,7 +14,7 @@ The trajectory stream, between the node's uplink and the learner's receiver of t
     hello: generation, arrays ->
                               <-      welcome, or refused
                               <-      CREDIT: a slot is free for one trajectory
-    TRAJECTORY                ->
+    TRAJECTORY                ->      as `headrace.cluster.trajectory_codec` writes it
     WANT                      ->      the weights got last are in use
                               <-      WEIGHTS: the newest, with their version
 
@@ -30,11 +30,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from headrace.arrays import ArraySpec
-from headrace.shm.trajectory_store import TrajectoryStore
 from headrace.transport.credentials import Credentials
 from headrace.transport.failures import TlsFlags
-from headrace.transport.messages import LARGEST_MESSAGE, MessageLayout, ProtocolError, Refused, read_json
+from headrace.transport.messages import LARGEST_MESSAGE, ProtocolError, Refused, read_json
 from headrace.transport.streams import Endpoint, Service
 
 PROTOCOL = 1
@@ -94,7 +92,3 @@ def check_versions(theirs: Any, host: str) -> None:
         unlike = [f"{name} {named.get(name)!s:.40} there, {own[name]} here" for name in own if named.get(name) != own[name]]
         raise Refused(f"{host} has other versions than the learner's machine: {', '.join(unlike)}")
 
-
-def trajectory_layout(store: TrajectoryStore) -> MessageLayout:
-    """One slot of the store as a message; the header's sequence number is the trajectory's number among those of its lane."""
-    return MessageLayout({name: ArraySpec(array.shape[1:], array.dtype) for name, array in store.arrays.items()})

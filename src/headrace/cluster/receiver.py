@@ -19,6 +19,7 @@ import numpy as np
 from headrace.cluster import protocol
 from headrace.cluster.protocol import CREDIT, TRAJECTORY, WANT, WEIGHTS
 from headrace.cluster.shared import COUNTS, Shared
+from headrace.cluster.trajectory_codec import TrajectoryCodec
 from headrace.sampling.placements.base import Placement
 from headrace.sampling.worker_process import Start
 from headrace.shm.primitives import Closed
@@ -60,8 +61,9 @@ class Receiver:
     def __init__(self, placement: Placement, shared: Shared, node: int) -> None:
         self.node, self._control, self._shared = node, placement.memory.control, shared
         self._store, self._weights = placement.memory.policies[0].trajectories, placement.memory.policies[0].weights
-        self._layout = protocol.trajectory_layout(self._store)
-        self._window = placement.config.cluster.window
+        settings = placement.config.cluster
+        self._codec = TrajectoryCodec(self._store, placement.spec.frame_stack, settings.compression)
+        self._window = settings.window
         self._session: _Session | None = None
         self._spare: list[int] = []
         """Slots of this receiver for which nobody has a credit."""
@@ -149,7 +151,7 @@ class Receiver:
         generation = self._shared.generation.load(self.node)
         if hello.get("generation") != generation:
             raise Refused("another node has this place")
-        if hello.get("arrays") != self._layout.schema() or hello.get("weights") != self._weights.nbytes:
+        if hello.get("arrays") != self._codec.schema() or hello.get("weights") != self._weights.nbytes:
             raise Refused("the node's trajectories or weights have other arrays than the learner's")
         return generation
 
@@ -170,26 +172,25 @@ class Receiver:
 
     def _write(self, session: _Session, message: bytes, order: int) -> bool:
         """Write a trajectory into a slot. False if this session may not any more."""
-        arrays = self._layout.read(message)
         with self._lock:
             if session is not self._session or session.generation != self._shared.generation.load(self.node):
                 return False
             if not session.slots:
                 raise ProtocolError("a trajectory without a credit")
-            slot = session.slots.pop()
-            for name, array in arrays.items():
-                self._store.arrays[name][slot] = array
+            slot = session.slots[-1]
+            self._codec.decode(message, slot)
+            self._count(slot, len(message))
+            session.slots.pop()
             self._store.finish(slot, order)
-        self._count(arrays, len(message))
         # The next credit goes out at once where a slot is free; else the main thread waits for one.
         if not self._give_credit(session, 0):
             self._changed.set()
         return True
 
-    def _count(self, arrays: dict[str, np.ndarray], nbytes: int) -> None:
-        T = self._store.T
-        lag = max(0, self._weights.version - int(arrays["version"][-1].max()))
-        brought = {"steps": arrays["valid"][:T].sum(), "trajectories": 1, "bytes": nbytes, "lag": lag}
+    def _count(self, slot: int, nbytes: int) -> None:
+        T, arrays = self._store.T, self._store.arrays
+        lag = max(0, self._weights.version - int(arrays["version"][slot, -1].max()))
+        brought = {"steps": arrays["valid"][slot, :T].sum(), "trajectories": 1, "bytes": nbytes, "lag": lag}
         for name, count in brought.items():
             self._counts[COUNTS.index(name)] += count
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from headrace.cluster import protocol
-from headrace.cluster.protocol import CREDIT, TRAJECTORY, WANT, WEIGHTS, Link
+from headrace.cluster.protocol import CREDIT, WANT, WEIGHTS, Link
+from headrace.cluster.trajectory_codec import TrajectoryCodec
 from headrace.runs.messages import Message
 from headrace.sampling.placements.base import Placement
 from headrace.sampling.worker_process import Start
@@ -37,15 +38,15 @@ class Uplink:
     def __call__(self, placement: Placement, p: int) -> Iterator[Message | None]:
         """Send and receive until the end of the node's sampling; see `headrace.sampling.placements.base.Learn`."""
         control, store = placement.memory.control, placement.memory.policies[p].trajectories
-        layout, clock = protocol.trajectory_layout(store), control.clock("learner", p)
-        traffic = _Traffic(self, placement, p)
+        codec = TrajectoryCodec(store, placement.spec.frame_stack, placement.config.cluster.compression)
+        clock = control.clock("learner", p)
+        traffic = _Traffic(self, placement, p, codec.schema())
         try:
             while not control.stopped:
                 clock.spent("wait", perf_counter())
                 stream = traffic.credit(POLL_INTERVAL)
                 if stream is not None and (slot := store.take(timeout=POLL_INTERVAL)) is not None:
-                    arrays = {name: array[slot] for name, array in store.arrays.items()}
-                    message = layout.write(TRAJECTORY, int(store.order[slot]), arrays)
+                    message = codec.encode(slot)
                     store.release(slot)
                     traffic.send(stream, message)
                     clock.spent("train", perf_counter())
@@ -67,10 +68,9 @@ def uplink_main(start: Start) -> None:
 class _Traffic:
     """The stream to the receiver, which is opened again whenever it ends; a thread receives."""
 
-    def __init__(self, uplink: Uplink, placement: Placement, p: int) -> None:
+    def __init__(self, uplink: Uplink, placement: Placement, p: int, arrays: list[Any]) -> None:
         memory = placement.memory.policies[p]
         self._weights, self._control, self._policy = memory.weights, placement.memory.control, p
-        arrays = protocol.trajectory_layout(memory.trajectories).schema()
         self._hello = {"generation": uplink.generation, "arrays": arrays, "weights": memory.weights.nbytes}
         self._stream: Stream | None = None
         self._credits = 0
