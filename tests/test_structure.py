@@ -14,7 +14,7 @@ LEVELS = (
     {"tune", "export"},
     {"train"},
     {"make_config", "checkpointing"},
-    {"population"},
+    {"population", "cluster"},
     {"evaluation", "learning", "sampling", "experience"},
     {"policies", "envs"},
     {"processes", "accelerator", "shm", "runs", "transport"},

@@ -123,7 +123,8 @@ def _can_be_in_process(config: Config) -> bool:
     """Whether these settings work in the device placement, when the environment and not the user chose it."""
     r = config.replay
     newest = config.policy.core == "none" and r.evict_alpha is None and r.copies == 1 and config.sampling.weights_period == 1
-    return (newest or not config.uses_replay) and not config.envs.remote and config.population.size == 1
+    elsewhere = config.envs.remote or config.cluster.nodes is not None
+    return (newest or not config.uses_replay) and not elsewhere and config.population.size == 1
 
 
 def _for_tasks(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import torch
 from headrace.accelerator.graphs import set_up
 from headrace.accelerator.ranks import RankLost, Ranks
 from headrace.checkpointing import Checkpointing
+from headrace.cluster import make_placement
 from headrace.config import Config
 from headrace.envs import EnvironmentFault, describe_run
 from headrace.envs.core.settings import summary
@@ -43,7 +44,6 @@ from headrace.runs.folder import FolderUnusable, RunFolder
 from headrace.runs.messages import Message
 from headrace.runs.report import Reporter
 from headrace.runs.result import TrainResult
-from headrace.sampling.placements import make_placement
 from headrace.sampling.placements.base import Placement, RunFailed
 from headrace.shm.run_control import POLL_INTERVAL
 

@@ -89,5 +89,5 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
 def test_every_setting_is_in_the_file():
     data = to_dict(Config())
     assert from_dict(data) == Config()
-    groups = {"envs", "policy", "sampling", "learning", "replay", "q", "population", "pbt", "matches", "run"}
+    groups = {"envs", "policy", "sampling", "learning", "replay", "q", "population", "pbt", "matches", "cluster", "run"}
     assert set(data) == groups | {"env", "seed", "imports"}

@@ -43,7 +43,7 @@ class Run:
 
     def __enter__(self) -> Run:
         for role, count in self._counts.items():
-            self.supervisor.start(role, count, supervised.behave, self._behaviours)  # type: ignore[arg-type]
+            self.supervisor.start(role, range(count), supervised.behave, self._behaviours)  # type: ignore[arg-type]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

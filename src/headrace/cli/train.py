@@ -6,7 +6,7 @@ import math
 import shlex
 from typing import TYPE_CHECKING
 
-from headrace import tune
+from headrace import cluster, tune
 from headrace.cli.flags import parse_config
 from headrace.config import Config, hardware
 from headrace.envs.core.imports import needed_code
@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # torch takes seconds
 def run(arguments: list[str]) -> int:
     """`headrace train`. Exit code 0 if the run ended by itself, 130 if it was interrupted."""
     config = parse_config(arguments)
+    if config.cluster.nodes is not None and (code := _as_node(config)) is not None:
+        return code
     check_config(config)
     if ranks.needs_launch(config):
         return ranks.launch(arguments, config)
@@ -41,6 +43,18 @@ def run(arguments: list[str]) -> int:
             returns = "no episode has ended"
         show("\n".join([f"{result.reason} at step {result.global_step:,}; {returns}", *_next_commands(result, config)]))
     return 130 if result.reason == "interrupted" else 0
+
+
+def _as_node(config: Config) -> int | None:
+    """The exit code of a sampling node, which this command is on every machine but the first; None on the first."""
+    cluster.check_transport()
+    from headrace.cluster.roles import link_of_node  # imports gRPC
+
+    if (link := link_of_node(config)) is None:
+        return None
+    from headrace.cluster.node import run_node
+
+    return run_node(link, config.imports)
 
 
 def _next_commands(result: TrainResult, config: Config) -> list[str]:

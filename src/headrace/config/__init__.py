@@ -1,6 +1,7 @@
 """Settings: the tree (`settings`) and its groups, one file each (`q` and `replay` are in `learning`, `pbt` and `matches` in
 `population`); types and ranges (`ranges`); impossible combinations (`validation`); JSON (`io`)."""
 
+from headrace.config.cluster import ClusterConfig
 from headrace.config.envs import EnvConfig
 from headrace.config.errors import ConfigError
 from headrace.config.io import NAMES, flattened, from_dict, given, load, override, to_dict, to_json
@@ -14,6 +15,7 @@ from headrace.config.settings import Config
 
 __all__ = [
     "NAMES",
+    "ClusterConfig",
     "Config",
     "ConfigError",
     "EnvConfig",

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, cast
 import tyro
 
 from headrace.config import hardware
+from headrace.config.cluster import ClusterConfig
 from headrace.config.envs import EnvConfig
 from headrace.config.learning import LearningConfig, QConfig, ReplaySettings
 from headrace.config.policy import PolicyConfig
@@ -53,6 +54,7 @@ class Config:
     population: PopulationConfig = field(default_factory=PopulationConfig)
     pbt: PbtConfig = field(default_factory=PbtConfig)
     matches: MatchesConfig = field(default_factory=MatchesConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     run: RunConfig = field(default_factory=RunConfig)
     defaults = cast("Mapping[str, Any] | None", None)  # no annotation: it is no setting
     """Of a configuration that `headrace.make_config` made: the settings that nobody gave, by dotted names, with their values. A

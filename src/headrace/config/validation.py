@@ -76,6 +76,8 @@ def _faults(config: Config) -> Iterator[str]:
     if P > 1 and (ranks := max(r.num_devices, hardware.rank().size)) > 1:
         yield f"several devices learn one policy together; population.size is {P} and there are {ranks} ranks"
     yield from _slot_faults(config)
+    if config.cluster.nodes is not None:
+        yield from _cluster_faults(config)
 
 
 def _slot_faults(config: Config) -> Iterator[str]:
@@ -93,6 +95,22 @@ def _slot_faults(config: Config) -> Iterator[str]:
             f"sampling.num_workers ({s.num_workers}) or sampling.num_groups ({s.num_groups}), or a smaller learning.batch_size "
             f"({config.learning.batch_size})"
         )
+
+
+def _cluster_faults(config: Config) -> Iterator[str]:
+    c, ranks = config.cluster, max(config.learning.num_devices, hardware.rank().size)
+    if (placement := config.sampling.placement) not in ("served", "inline"):
+        yield f"sampling.placement {placement} is one process, which cannot be on several machines: use served or inline"
+    if c.min_nodes is not None and c.nodes is not None and c.min_nodes > c.nodes:
+        yield f"cluster.min_nodes ({c.min_nodes}) is above cluster.nodes ({c.nodes})"
+    if config.population.size > 1:
+        yield f"a cluster trains one policy; population.size is {config.population.size}"
+    if config.envs.num_agents:
+        yield f"a cluster samples environments of one agent; {config.env} has {config.envs.num_agents} agents"
+    if ranks > 1:
+        yield f"a cluster has one learner; there are {ranks} ranks (learning.num_devices)"
+    if (c.tls_cert is None) != (c.ca is None):
+        yield "cluster.tls_cert and cluster.ca belong together: the learner's certificate, and the one that signed it, for nodes"
 
 
 def _multi_agent_faults(config: Config) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import sys
 import time
 from collections import deque
@@ -21,8 +22,11 @@ from rich.text import Text
 from headrace.config import Config
 from headrace.processes.output import BackgroundOutput, discard, never_waiting, tolerantly
 from headrace.runs import bottleneck
+from headrace.runs.metrics import OF_NODE
 from headrace.shm.phases import PARTS, PHASES
 
+MOST_NODES = 8
+"""Sampling nodes that have a line."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE = 60
 _COLOURS = ("green", "cyan", "magenta", "blue", "yellow")
@@ -150,6 +154,7 @@ class Dashboard:
             "tasks " + ", ".join(f"{name} {value}" for name, value in tasks) if (tasks := self._tasks()) else "",
             f"lag {number(self._value('lag/mean'))}",
             f"Elo {number(self.metrics['matches/elo'])}" if "matches/elo" in self.metrics else "",
+            f"nodes {number(self.metrics['cluster/nodes'])}" if "cluster/nodes" in self.metrics else "",
             f"faults {number(faults)}" if (faults := self.metrics["sampling/faults"]) else "",
             bottleneck.find(self.metrics, self.config).finding,
         ]
@@ -182,6 +187,8 @@ class Dashboard:
         if tasks := self._tasks():
             values = [Text.assemble((f"{name} ", "dim"), f"{value}  ") for name, value in tasks]
             parts += [Text.assemble(("tasks   ", "dim"), *values)]
+        if nodes := self._nodes():
+            parts += [Group(*nodes)]
         if layout.times:
             parts += [self._times(layout.least_share)]
         found = bottleneck.find(self.metrics, self.config)
@@ -210,6 +217,17 @@ class Dashboard:
         keys = [(task.rpartition("/")[2], f"tasks/{task}/episodic_return") for task in self.config.tasks]
         keys += [("capped mean score", "tasks/capped_mean_score")]
         return [(name, number(self.metrics[key])) for name, key in keys if key in self.metrics]
+
+    def _nodes(self) -> list[Text]:
+        """Of a cluster, a line for each sampling node; of many, the slowest."""
+        numbers = [re.fullmatch(r"cluster/node-(\d+)/SPS", key) for key in self.metrics]
+        found = [int(number[1]) for number in numbers if number]
+        lines = []
+        for k in sorted(sorted(found, key=lambda k: self.metrics[f"cluster/node-{k}/SPS"])[:MOST_NODES]):
+            of = {name: number(self.metrics.get(f"cluster/node-{k}/{name}", math.nan)) for name in OF_NODE}
+            text = f"{of['SPS']} steps/s  {of['MB_per_second']} MB/s  lag {of['lag']}  faults {of['faults']}"
+            lines.append(Text.assemble((f"node {k}".ljust(8), "dim"), text))
+        return lines
 
     def _times(self, least_share: float) -> Table:
         """One bar per part: its phases as coloured pieces, with a legend beside the bar of those that take `least_share`."""

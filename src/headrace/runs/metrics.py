@@ -24,6 +24,16 @@ from headrace.runs.files import AppendFile, read_json_lines
 from headrace.runs.tensorboard_events import EventFile
 from headrace.shm.phases import PARTS, PHASES
 
+OF_NODE = {
+    "SPS": "steps per second that arrived from it",
+    "MB_per_second": "megabytes of trajectories per second that arrived from it",
+    "bytes_per_step": "bytes of trajectories that crossed the network for each step",
+    "receiver_cores": "processor time of the learner's process that receives from it, as a share of a core",
+    "lag": "mean policy lag of its trajectories when they arrived (updates)",
+    "faults": "processes that it has replaced since it joined",
+}
+"""Metrics of a sampling node, `cluster/node-K/<name>`."""
+
 KEYS: dict[str, str] = {
     "global_step": "Steps of experience that were learned from, over all environments and over all resumes of the run.",
     "charts/episodic_return": "Mean return of the episodes that ended in this interval: raw rewards of whole games. Ape-X DQN "
@@ -86,6 +96,8 @@ KEYS: dict[str, str] = {
     "matches/win_rate": "Multi-agent environments: share of these games that it won; a draw is half a win.",
     "matches/win_rate/NAME": "Multi-agent environments: the same against one member, `policy-1` or one of `matches.opponents`.",
     "matches/past_versions": "Multi-agent environments: past versions of the policy that may be matched.",
+    "cluster/nodes": "Cluster: sampling nodes that are there.",
+    **{f"cluster/node-K/{name}": f"Cluster, sampling node K in this interval: {text}." for name, text in OF_NODE.items()},
     "system/cpu": "Fraction of the time of all cores that is in use, by any program.",
     "eval/episodic_return": "Mean return of one evaluation (`run.eval_episodes` whole games).",
     "eval/episodic_length": "Mean length of the episodes of one evaluation (steps).",

@@ -118,12 +118,12 @@ class Supervisor:
 
     # -- starting ---------------------------------------------------------------------------------------------------------
 
-    def start(self, role: Role, count: int, main: Callable[[Start], None], argument: Any = None) -> None:
-        """Start `count` processes of this role that run `main`. Raises `RunFailed` if that is not possible."""
+    def start(self, role: Role, indices: range, main: Callable[[Start], None], argument: Any = None) -> None:
+        """Start processes of this role with these indices that run `main`. Raises `RunFailed` if that is not possible."""
         if self._watchdog is None:
             self._watchdog = Watchdog(self.memory.control, _end_stuck_fork_server)
             self._watchdog.start()
-        for index in range(count):
+        for index in indices:
             if problem := self._start(Job(role, index, main, argument)):
                 raise RunFailed(problem)
 

@@ -137,6 +137,10 @@ class PhaseClock:
         row[self._index[phase]] += now - self._last
         row[_HEARTBEAT] = self._last = now
 
+    def alive(self, now: float) -> None:
+        """A heartbeat without a phase: somebody else writes this worker's times."""
+        self._row[_HEARTBEAT] = now
+
     def count(self, steps: int) -> None:
         """Add to the steps done."""
         self._row[_STEPS] += steps

@@ -52,6 +52,8 @@ class Placement(ABC):
     def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent, members: Members | None = None):
         self.config, self.spec, self.make_agent, self.members = config, spec, make_agent, members
         self._static = [] if members is None else members.static
+        self.rollout_workers = range(config.sampling.num_workers)
+        """The rollout workers that this placement starts, by their numbers among all of the run's."""
         self.reports_episodes = False
         """Whether learners report every episode."""
         self.savers: dict[int, Any] = {}

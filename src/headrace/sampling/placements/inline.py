@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Inline(ProcessPlacement):
     """Rollout workers that compute their own actions."""
 
-    def workers(self) -> dict[Role, tuple[int, Main]]:
-        return {"rollout": (self.config.sampling.num_workers, inline_main)}
+    def workers(self) -> dict[Role, tuple[range, Main]]:
+        return {"rollout": (self.rollout_workers, inline_main)}
 
 
 def inline_main(start: Start) -> None:

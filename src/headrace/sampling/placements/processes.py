@@ -27,17 +27,18 @@ class ProcessPlacement(Placement):
         self._supervisor = Supervisor(self)
 
     @abstractmethod
-    def workers(self) -> dict[Role, tuple[int, Main]]:
-        """The number of rollout and policy workers, and their main functions, by role."""
+    def workers(self) -> dict[Role, tuple[range, Main]]:
+        """The numbers of rollout and policy workers, and their main functions, by role."""
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_supervisor": None}
 
-    def start(self, learn: Learn) -> None:
-        """Start every process; the learners first, since the others wait for their first weights."""
-        self._supervisor.start("learner", self.memory.learners, learner_main, learn)
-        for role, (count, main) in self.workers().items():
-            self._supervisor.start(role, count, main)
+    def start(self, learn: Learn, main: Main | None = None) -> None:
+        """Start every process; the learners first, since the others wait for their first weights. `main`: the main function of
+        what takes the learners' place; None: learners."""
+        self._supervisor.start("learner", range(self.memory.learners), main or learner_main, learn)
+        for role, (indices, main) in self.workers().items():
+            self._supervisor.start(role, indices, main)
 
     def messages(self, timeout: float) -> Iterator[Message]:
         return self._supervisor.messages(timeout)
@@ -72,7 +73,7 @@ def rollout_main(start: Start, act: InlineAct | None = None, seeded: Callable[[]
     """The main function of a rollout worker. `act`: its own policy (inline); `seeded` is called when the learners are ready."""
     config, memory = start.placement.config, start.placement.memory
     os.nice(config.sampling.worker_niceness)
-    pin(config, start.index)
+    pin(config, start.placement.rollout_workers.index(start.index))
     import_files(config.imports)
     worker = make_rollout_worker(start.placement, start.index, start.restarts, act)
     memory.control.wait_until_ready()

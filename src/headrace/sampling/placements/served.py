@@ -10,10 +10,9 @@ from headrace.shm.run_control import POLL_INTERVAL
 class Served(ProcessPlacement):
     """Rollout workers, and `num_policy_workers` policy workers for each policy."""
 
-    def workers(self) -> dict[Role, tuple[int, Main]]:
-        s = self.config.sampling
-        policy_workers = self.memory.learners * s.num_policy_workers
-        return {"rollout": (s.num_workers, rollout_main), "policy": (policy_workers, policy_main)}
+    def workers(self) -> dict[Role, tuple[range, Main]]:
+        policy_workers = range(self.memory.learners * self.config.sampling.num_policy_workers)
+        return {"rollout": (self.rollout_workers, rollout_main), "policy": (policy_workers, policy_main)}
 
 
 def policy_main(start: Start) -> None:
@@ -29,12 +28,14 @@ def policy_main(start: Start) -> None:
     device = start.placement.configs[policy].device
     actor = make_actor(start.placement, policy, device, clock=memory.control.clock("policy", start.index))
 
+    own = start.index + (start.placement.rollout_workers.start << 20)
+
     def make(member: int) -> Actor:
-        number, version = start.index + 1000 * member, start.placement.version(policy)
+        number, version = own + 1000 * member, start.placement.version(policy)
         return make_actor(start.placement, member, device, actor_seed(config, number, start.restarts, version), actor.clock)
 
     worker = PolicyWorker(start.index, memory.requests, actor, config, make, memory.queue_of)
     memory.control.wait_until_ready()
-    actor.generator.manual_seed(actor_seed(config, start.index, start.restarts, start.placement.version(policy)))
+    actor.generator.manual_seed(actor_seed(config, own, start.restarts, start.placement.version(policy)))
     while worker.serve(POLL_INTERVAL):
         pass

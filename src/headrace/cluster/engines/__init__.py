@@ -1,0 +1,49 @@
+"""Engines: what starts the sampling nodes of a run, watches them, and ends them."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from headrace.transport.credentials import Credentials
+
+if TYPE_CHECKING:
+    from headrace.cluster.protocol import Link
+    from headrace.config import Config
+
+
+class Engine(ABC):
+    """The engine of a run, in the main process of the learner's machine."""
+
+    listen: str
+    """Address at which the learner's machine is to listen."""
+    own: Credentials
+    """The learner's credentials, with the token that nodes are given."""
+
+    @abstractmethod
+    def start(self, link: Link) -> None:
+        """Start nodes, which find the learner by `link`. Raises `RunFailed` if that is not possible."""
+
+    @abstractmethod
+    def look(self) -> list[str]:
+        """Start again what has ended; returns what the user should know. Raises `RunFailed` if it ended too often."""
+
+    @abstractmethod
+    def missing(self, here: int) -> str:
+        """Why nodes are missing where only `here` are there, and what to do."""
+
+    @abstractmethod
+    def stop(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds for nodes to end, which were told to, and end the others."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End every node that this engine has started."""
+
+
+def make_engine(config: Config) -> Engine:
+    """The engine that `cluster.engine` names. Raises `ConfigError` if it cannot be used."""
+    name = config.cluster.engine
+    made: Engine = getattr(importlib.import_module(f"{__name__}.{name}_engine"), f"{name.capitalize()}Engine")(config)
+    return made

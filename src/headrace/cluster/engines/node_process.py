@@ -1,0 +1,61 @@
+"""A sampling node as a process of this machine, started by an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from functools import partial
+from time import monotonic, sleep
+
+from headrace.cluster.protocol import Link
+from headrace.processes.ranks import die_with_starter
+
+
+class NodeProcess:
+    """`python -m headrace.cluster.node`. It is told where the learner is through a pipe, since the token must not be seen among
+    its arguments or environment variables. It dies with the thread that started it. `imports`: Python files of the run, as they
+    are named on this machine; None: as on the learner's."""
+
+    def __init__(self, link: Link, imports: tuple[str, ...] | None = None) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "headrace.cluster.node"],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches the learner's machine, which tells its nodes
+            preexec_fn=partial(die_with_starter, os.getpid()),
+        )
+        assert self._process.stdin is not None
+        told = {"link": dataclasses.asdict(link), "imports": imports}
+        with suppress(BrokenPipeError):  # it has ended already, as its exit code says
+            self._process.stdin.write(json.dumps(told).encode())
+            self._process.stdin.close()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it lives."""
+        return self._process.poll()
+
+    def end_reason(self) -> str:
+        """How it ended, in a few words."""
+        code = self._process.returncode
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def end(self, deadline: float) -> None:
+        """Wait for its end until `deadline` (monotonic); then ask for it, and kill it at last."""
+        for number, seconds in ((None, 0.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+            if number is not None:
+                self._process.send_signal(number)
+            until = max(deadline, monotonic() + seconds)
+            while self._process.poll() is None and monotonic() < until:
+                sleep(0.02)
+            if self._process.returncode is not None:
+                return
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.wait()

@@ -1,0 +1,94 @@
+"""The protocol between the learner's machine and its nodes: two streams for each node, which the node opens.
+
+The membership stream, between the main processes, is JSON:
+
+    node                              learner
+    hello, versions, host     ->
+                              <-      welcome: settings, specification, number, generation, port; or busy; or refused
+    status: clocks, restarts  ->      every second
+    message, failed           ->
+                              <-      end
+
+The trajectory stream, between the node's uplink and the learner's receiver of that node:
+
+    hello: generation, arrays ->
+                              <-      welcome, or refused
+                              <-      CREDIT: a slot is free for one trajectory
+    TRAJECTORY                ->      as `headrace.cluster.trajectory_codec` writes it
+    WANT                      ->      the weights got last are in use
+                              <-      WEIGHTS: the newest, with their version
+
+At most `cluster.window` credits are out, and one version of the weights is under way, so nothing queues without a bound. The
+generation numbers the nodes that were given this place: a receiver takes nothing of an older one.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from headrace.transport.credentials import Credentials
+from headrace.transport.failures import TlsFlags
+from headrace.transport.messages import LARGEST_MESSAGE, ProtocolError, Refused, read_json
+from headrace.transport.streams import Endpoint, Service
+
+PROTOCOL = 1
+"""Version of this protocol. Both sides must have the same."""
+MEMBERSHIP = Service("/headrace.Cluster/Membership", "learner of a cluster")
+TRAJECTORIES = Service("/headrace.Cluster/Trajectories", "learner of a cluster")
+FLAGS = TlsFlags("--cluster.ca", "--cluster.tls-cert and --cluster.tls-key")
+TRAJECTORY, WANT = 1, 2
+"""Kinds of messages from a node."""
+CREDIT, WEIGHTS = 1, 2
+"""Kinds of messages from the learner."""
+HELLO_TIMEOUT = 30.0
+"""Seconds that a handshake message may take."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where the learner is, and how a node proves itself."""
+
+    address: str
+    """Of the membership stream, HOST:PORT."""
+    own: Credentials
+    wait: float
+    """Seconds for which the node tries to reach the learner at its start."""
+
+    def endpoint(self, service: Service, port: int | None = None) -> Endpoint:
+        """The node's side of a service, at another port of the same host if one is given."""
+        address = self.address if port is None else f"{self.address.rpartition(':')[0]}:{port}"
+        return Endpoint(service, address, self.own, LARGEST_MESSAGE)
+
+
+def to_bytes(kind: str, content: Any) -> bytes:
+    """A JSON message."""
+    return json.dumps({kind: content}).encode()
+
+
+def from_bytes(message: bytes) -> tuple[str, Any]:
+    """Kind and content of a JSON message. Raises `ProtocolError` for anything else, `Refused` with the other side's reason."""
+    found = read_json(message)
+    if len(found) != 1:
+        raise ProtocolError("a message that is no entry of this protocol")
+    ((kind, content),) = found.items()
+    if kind == "refused":
+        raise Refused(str(content))
+    return kind, content
+
+
+def versions() -> dict[str, Any]:
+    """What both sides must have in common."""
+    return {"protocol": PROTOCOL, "headrace": version("headrace"), "python": ".".join(platform.python_version_tuple()[:2])}
+
+
+def check_versions(theirs: Any, host: str) -> None:
+    """Raise `Refused` for a node that has other versions than this machine."""
+    if theirs != (own := versions()):
+        named = theirs if isinstance(theirs, dict) else {}
+        unlike = [f"{name} {named.get(name)!s:.40} there, {own[name]} here" for name in own if named.get(name) != own[name]]
+        raise Refused(f"{host} has other versions than the learner's machine: {', '.join(unlike)}")
+

@@ -1,0 +1,55 @@
+"""The settings of the two sides: of the learner, for which all nodes are one sampler, and of a node, which is a part of it.
+
+N nodes of W rollout workers are numbered as N x W workers of one run, so that seeds, environments' numbers, exploration that
+depends on them, and tasks are those of one run. Node k has the workers k, k + N, k + 2 N, ...: whatever nodes are there, they
+have an even share of every range of numbers, such as that of the environments that explore least.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from headrace.config import Config, hardware, override
+
+
+def whole(config: Config) -> Config:
+    """The learner's settings: the workers of all nodes as those of one run. Slots are for what is under way from each node, and
+    for the learner's batches as on one machine."""
+    N, s = config.cluster.nodes or 1, config.sampling
+    settings: dict[str, Any] = {
+        "sampling.num_workers": N * s.num_workers,
+        "sampling.num_policy_workers": N * s.num_policy_workers,
+        "sampling.one_transfer": "off",
+    }
+    if config.learning.num_threads is None:  # no rollout worker is on this machine
+        settings["learning.num_threads"] = hardware.cores()
+    all_nodes = override(config, **settings)
+    # As on one machine without the slots that lanes fill, which are the nodes'; those that nodes have credits for are among them.
+    lanes, batch = all_nodes.most_lanes, all_nodes.slots_per_batch
+    slots = s.num_slots or batch + max(N * config.cluster.window, min(lanes - batch, batch))
+    return override(all_nodes, **{"sampling.num_slots": slots})
+
+
+def of_node(config: Config) -> Config:
+    """The settings of every node. Its slots are for the lanes that are being filled and for what is about to be sent: what waits
+    for a batch waits at the learner's side. `config`: as the user gave it."""
+    s = config.sampling
+    here = len(os.sched_getaffinity(0))
+    settings: dict[str, Any] = {
+        "sampling.num_workers": (config.cluster.nodes or 1) * s.num_workers,
+        "sampling.one_transfer": "off",
+        "sampling.num_slots": config.most_lanes + config.cluster.window,
+        "sampling.min_request_groups": config.min_request_groups,
+        "sampling.pin_workers": s.pin_workers and s.num_workers >= here,
+        "learning.num_threads": 1,  # of the process that sends trajectories
+    }
+    if config.learning.device.startswith("cuda") and hardware.default_device() == "cpu":
+        settings["learning.device"] = "cpu"
+    return override(config, **settings)
+
+
+def workers_of(node: int, config: Config) -> range:
+    """The rollout workers of a node, by their numbers among all nodes'. `config`: as the user gave it, or of a node."""
+    nodes = config.cluster.nodes or 1
+    return range(node, config.sampling.num_workers, nodes)

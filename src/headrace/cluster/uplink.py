@@ -1,0 +1,132 @@
+"""The uplink of a sampling node: it takes the learner's place there.
+
+Finished trajectories of the node's own store go to the learner's machine, newer weights come from there into the node's own
+weight store. Everything else on the node is a sampler that knows of no other machine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from headrace.cluster import protocol
+from headrace.cluster.protocol import CREDIT, WANT, WEIGHTS, Link
+from headrace.cluster.trajectory_codec import TrajectoryCodec
+from headrace.runs.messages import Message
+from headrace.sampling.placements.base import Placement
+from headrace.sampling.worker_process import Start
+from headrace.shm.primitives import Closed
+from headrace.shm.run_control import POLL_INTERVAL
+from headrace.transport.connection import Connection, Event
+from headrace.transport.messages import HEADER, ProtocolError, header
+from headrace.transport.streams import Caller, Stream, Unreachable
+
+
+@dataclass(frozen=True)
+class Uplink:
+    """The function that `Placement.start` runs in the place of a learner: trajectories to the `port` of the receiver."""
+
+    link: Link
+    port: int
+    generation: int
+
+    def __call__(self, placement: Placement, p: int) -> Iterator[Message | None]:
+        """Send and receive until the end of the node's sampling; see `headrace.sampling.placements.base.Learn`."""
+        control, store = placement.memory.control, placement.memory.policies[p].trajectories
+        codec = TrajectoryCodec(store, placement.spec.frame_stack, placement.config.cluster.compression)
+        clock = control.clock("learner", p)
+        traffic = _Traffic(self, placement, p, codec.schema())
+        try:
+            while not control.stopped:
+                clock.spent("wait", perf_counter())
+                stream = traffic.credit(POLL_INTERVAL)
+                if stream is not None and (slot := store.take(timeout=POLL_INTERVAL)) is not None:
+                    message = codec.encode(slot)
+                    store.release(slot)
+                    traffic.send(stream, message)
+                    clock.spent("train", perf_counter())
+                yield None
+        except Closed:
+            pass
+        finally:
+            traffic.close()
+        yield Message("done", None, p)
+
+
+def uplink_main(start: Start) -> None:
+    """The main function of the uplink's process, which does not import torch."""
+    for message in start.argument(start.placement, start.index):
+        if message is not None:
+            start.report.send(message)
+
+
+class _Traffic:
+    """The stream to the receiver, which is opened again whenever it ends; a thread receives."""
+
+    def __init__(self, uplink: Uplink, placement: Placement, p: int, arrays: list[Any]) -> None:
+        memory = placement.memory.policies[p]
+        self._weights, self._control, self._policy = memory.weights, placement.memory.control, p
+        self._hello = {"generation": uplink.generation, "arrays": arrays, "weights": memory.weights.nbytes}
+        self._stream: Stream | None = None
+        self._credits = 0
+        self._changed = threading.Condition()
+        caller = Caller(uplink.link.endpoint(protocol.TRAJECTORIES, uplink.port), protocol.FLAGS)
+        self._connection = Connection(caller, self._greet, self._handle, "uplink")
+        self._connection.start()
+
+    def credit(self, timeout: float) -> Stream | None:
+        """The stream if it has a credit; waited for up to `timeout` seconds."""
+        with self._changed:
+            if not self._credits:
+                self._changed.wait(timeout)
+            return self._stream if self._credits else None
+
+    def send(self, stream: Stream, message: bytes) -> None:
+        """Use a credit of this stream; if it has ended meanwhile, the trajectory is lost with it."""
+        with self._changed:
+            if stream is self._stream:
+                self._credits -= 1
+                stream.send(message)
+
+    def close(self) -> None:
+        """End the stream."""
+        self._connection.close()
+
+    # -- the connection's thread ------------------------------------------------------------------------------------------
+
+    def _greet(self, stream: Stream) -> tuple[Any, Iterator[bytes]]:
+        stream.timeout = protocol.HELLO_TIMEOUT
+        stream.request(protocol.to_bytes("hello", self._hello))
+        messages = iter(stream)
+        if (first := next(messages, None)) is None:
+            raise Unreachable(stream.ended, stream.hopeless)
+        if protocol.from_bytes(first)[0] != "welcome":
+            raise ProtocolError("the learner's first message is no welcome")
+        return None, messages
+
+    def _handle(self, event: Event, stream: Stream | None, content: Any) -> None:
+        if event == "message":
+            assert stream is not None
+            kind, number = header(content)
+            if kind == WEIGHTS:
+                self._weights.publish(np.frombuffer(content, np.uint8, offset=HEADER.size), number)
+                self._control.set_ready(self._policy)
+                stream.send(HEADER.pack(WANT, 0))
+            elif kind == CREDIT:
+                self._change(stream, self._credits + 1)
+        elif event == "up":
+            assert stream is not None
+            self._change(stream, 0)
+            stream.send(HEADER.pack(WANT, 0))
+        else:
+            self._change(None, 0)
+
+    def _change(self, stream: Stream | None, credits: int) -> None:
+        with self._changed:
+            self._stream, self._credits = stream, credits
+            self._changed.notify()

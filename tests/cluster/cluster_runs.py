@@ -1,0 +1,45 @@
+"""Real runs with sampling nodes on this machine, whose parts can be found and killed."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+# Behind the folders of other tests, which have modules of the same names.
+sys.path.append(str(Path(__file__).parents[1] / "faults"))
+from harness import COUNTING, Run
+
+LIMITED = {"cluster.engine": "static", "sampling.num_workers": 1, "sampling.placement": "inline"}
+
+
+class ClusterRun(Run):
+    """A run with `nodes` sampling nodes, processes of this machine."""
+
+    def __init__(self, folder: Path, nodes: int = 2, env: str = "counting", imports: Path | None = COUNTING, **settings: Any):
+        counting = {"learning.algorithm": "counting"} if env == "counting" else {}
+        super().__init__(folder, env=env, imports=imports, **{"cluster.nodes": nodes, **LIMITED, **counting, **settings})
+
+    def nodes(self) -> list[int]:
+        """Pids of the nodes' main processes."""
+        found = []
+        for pid in self.pids():
+            with suppress(psutil.Error):
+                if "headrace.cluster.node" in psutil.Process(pid).cmdline():
+                    found.append(pid)
+        return sorted(found)
+
+    def parts(self, node: int, role: str) -> list[int]:
+        """Processes of a node by the beginning of their name, as in `rollout-`; its uplink is `learner-0`."""
+        with suppress(psutil.Error):
+            below = psutil.Process(node).children(recursive=True)
+            return [process.pid for process in below if process.pid in self.pids(role)]
+        return []
+
+    def learner_parts(self, role: str) -> list[int]:
+        """The same on the learner's side, where receivers are `rollout-`."""
+        others = {pid for node in self.nodes() for pid in self.parts(node, role)}
+        return [pid for pid in self.pids(role) if pid not in others]
