@@ -72,6 +72,14 @@ def given_settings(arguments: Sequence[str]) -> dict[str, Any]:
     return {name: attrgetter(name)(parsed) for name in map(_setting, arguments) if name in _SETTINGS}
 
 
+def setting_name(word: str) -> str:
+    """The dotted name of the setting that a word of the command line names, with or without its group: `num-workers` is
+    `sampling.num_workers`. Raises `ConfigError` where there is none."""
+    if (name := _setting(flag := full_name(f"--{word}"))) not in _SETTINGS:
+        raise ConfigError(f"there is no setting {word}; {_perhaps(flag)}")
+    return name
+
+
 def _perhaps(flag: str) -> str:
     """What a flag may mean that does not exist."""
     meant = suggestions(flag, _SETTINGS)

@@ -85,7 +85,7 @@ def _run_ranks(arguments: list[str], size: int) -> tuple[list[int], bool]:
                     env={"GLOO_SOCKET_IFNAME": "lo", **os.environ, **{name: str(value) for name, value in environment.items()}},
                     stdout=None if index == 0 else subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C reaches them once, through `forward`
-                    preexec_fn=partial(_die_with_parent, os.getpid()),
+                    preexec_fn=partial(die_with, os.getpid()),
                 )
             )
             if asked is not None:  # before this rank was there
@@ -124,7 +124,8 @@ def _ends(codes: list[int]) -> str:
     )
 
 
-def _die_with_parent(parent: int) -> None:
+def die_with(parent: int) -> None:
+    """In a new process that is about to become a program: have the kernel kill it when its parent, of this number, ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above
         os.kill(os.getpid(), signal.SIGKILL)
