@@ -20,7 +20,10 @@ from headrace.experiments.runner import Runner
 from headrace.make_config import check_config
 from headrace.processes.output import show
 
-OF_A_RUN = {"run.goal": ("--run.goal", "None"), "run.video": ("--run.no-video",), "run.dashboard": ("--run.no-dashboard",)}
+OF_A_RUN = {
+    "run.goal": ("--run.goal", "None"), "run.video": ("--run.no-video",), "run.dashboard": ("--run.no-dashboard",),
+    "run.log_interval": ("--run.log-interval", "1"),
+}  # fmt: skip
 """What a run of an experiment has in the place of a default: it trains until its budget is used up, and shows nothing."""
 DECIDED = {"seed": "--seeds", "run.folder": "--folder", "learning.total_steps": "--budget", "run.max_minutes": "--budget"}
 """Settings that an option of the command decides."""

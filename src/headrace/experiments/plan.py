@@ -123,8 +123,9 @@ class Plan:
             data = read_json(path)
             if data.pop("format") != FORMAT:
                 raise ConfigError(f"{path} was made by another version of headrace")
-            vary = {str(name): tuple(map(str, values)) for name, values in data.pop("vary").items()}
-            return cls(str(data["env"]), tuple(map(str, data["flags"])), vary, tuple(map(int, data["seeds"])), str(data["budget"]))
+            vary = {str(name): tuple(map(str, values)) for name, values in data["vary"].items()}
+            flags, seeds = tuple(map(str, data["flags"])), tuple(map(int, data["seeds"]))
+            return cls(str(data["env"]), flags, vary, seeds, str(data["budget"]))
         except Unreadable as error:
             raise ConfigError(str(error)) from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -53,10 +53,9 @@ def _table(plan: Plan, runs: list[Progress], parallel: int) -> Table:
         rest = ", ".join(f"seed {one.run.seed} {one.state}" for one in group if one.state in ("failed", "stopped"))
         rates = [one.metrics["charts/SPS_interval"] for one in group if one.state == "running" and one.metrics]
         scores = [one.metrics[RETURNS] for one in group if RETURNS in one.metrics]
-        shown.add_row(
-            label, f"{sum(one.state == 'done' for one in group)} of {len(group)}", now or rest, f"{sum(rates):,.0f}" if rates else "",
-            f"{mean(scores):.1f}" if scores else "", ", ".join(f"{score:.0f}" for score in scores[:5]),
-        )  # fmt: skip
+        ended = sum(one.state == "done" for one in group)
+        returns = f"{mean(scores):.1f}" if scores else "", ", ".join(f"{score:.0f}" for score in scores[:5])
+        shown.add_row(label, f"{ended} of {len(group)}", now or rest, f"{sum(rates):,.0f}" if rates else "", *returns)
     return shown
 
 
@@ -72,7 +71,7 @@ def _done(plan: Plan, one: Progress) -> float:
 def _left(plan: Plan, runs: list[Progress], parallel: int) -> str:
     """About how long the rest takes: as long a run as the budget says, or as those that have run now took."""
     budget = Budget.parse(plan.budget)
-    left = sum(1.0 for one in runs if one.state == "waiting") + sum(1 - _done(plan, one) for one in runs if one.state == "running")
+    left = sum(1 - _done(plan, one) for one in runs if one.state in ("waiting", "running"))
     took = [one.seconds / 60 / share for one in runs if one.seconds and (share := _done(plan, one)) > 0.02]
     each = budget.minutes if budget.minutes is not None else mean(took) if took else None
     return "time left unknown" if each is None else f"about {left * each / parallel:.0f} minutes left"

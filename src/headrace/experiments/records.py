@@ -90,7 +90,7 @@ class Run:
     def minutes_at(self, steps: np.ndarray) -> np.ndarray:
         """Minutes of training at these global steps, between the logged ones by interpolation."""
         known = self.clock
-        return np.interp(steps, *known.T) if len(known) else np.full(len(steps), np.nan)
+        return np.interp(steps, *np.vstack([[[0, 0]], known]).T) if len(known) else np.full(len(steps), np.nan)
 
     def mean(self, key: str) -> float:
         """Mean of a metric over the lines that have it; NaN without one."""
@@ -253,11 +253,16 @@ def labels(runs: Sequence[Run]) -> list[str]:
             kept.append(name)
     texts = []
     for run in runs:
-        words = [f"{name.rpartition('.')[2].replace('_', ' ')} {_text(run.settings.get(name))}" for name in kept]
+        words = [_words(name, run.settings.get(name)) for name in kept]
         if run.policy is not None:
             words.append(f"policy {run.policy}")
         texts.append(", ".join(words) or str(run.settings.get("learning.algorithm", "runs")))
     return texts
+
+
+def _words(name: str, value: Any) -> str:
+    """A setting in a few words. Of most texts, such as the name of an algorithm, one knows what they are."""
+    return value if isinstance(value, str) else f"{name.rpartition('.')[2].replace('_', ' ')} {_text(value)}"
 
 
 def _text(value: Any) -> str:
