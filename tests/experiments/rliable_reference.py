@@ -2,7 +2,7 @@
 
     python tests/experiments/rliable_reference.py        in an environment with rliable==1.2.0 and pandas<3
 
-rliable draws its resamples from NumPy's global state. `resampled_runs` repeats these draws, so that intervals can be compared too.
+rliable draws its resamples from NumPy's global state. `resampled_runs` repeats these draws, so that intervals can be compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def random_scores(seed: int, runs: int, tasks: int) -> np.ndarray:
 
 def resampled_runs(seed: int, *shapes: tuple[int, int]) -> list[np.ndarray]:
     """For scores of each shape [runs, tasks], the runs that rliable draws: int [resamples, runs, tasks]."""
-    state = np.random.RandomState(seed)  # noqa: NPY002 (what rliable draws from)
+    state = np.random.RandomState(seed)
     drawn: list[list[np.ndarray]] = [[] for _ in shapes]
     for _ in range(RESAMPLES):
         for own, (runs, tasks) in zip(drawn, shapes, strict=True):

@@ -50,7 +50,8 @@ def axis(field: str, title: str, kind: str = "quantitative", **more: Any) -> Spe
 
 def tooltip(**titles: str) -> list[Spec]:
     """What is shown beside the pointer: fields and their titles."""
-    return [{"field": name, "title": title, "format": ",.4~g"} if name != "g" else {"field": name} for name, title in titles.items()]
+    numbers = {"format": ",.4~g"}
+    return [{"field": name, "title": title} | (numbers if title else {}) for name, title in titles.items()]
 
 
 HIGHLIGHT = {"name": "chosen", "select": {"type": "point", "fields": ["g"]}, "bind": "legend"}
@@ -96,7 +97,7 @@ def curves(title: str, x: str, y: str, names: Sequence[str], means: Rows, runs: 
     return spec
 
 
-def points(title: str, x: str, names: Sequence[str], means: Rows, runs: Sequence[dict[str, Any]] = (), zero: float | None = None) -> Spec:
+def points(title: str, x: str, names: Sequence[str], means: Rows, runs: Rows | None = None, zero: float | None = None) -> Spec:
     """One row per configuration: single runs, their statistic and its interval. `means`: rows g, x, low, high; `runs`: g, x.
     `zero`: where a line is drawn."""
     y = axis("g", "", "nominal", sort=list(dict.fromkeys(row["g"] for row in means)), axis={"labelLimit": 260, "title": None})
@@ -107,7 +108,7 @@ def points(title: str, x: str, names: Sequence[str], means: Rows, runs: Sequence
         layers.append({"data": {"values": [{"x": zero}]}, "mark": {"type": "rule", "color": "#888", "strokeDash": [4, 4]},
                        "encoding": {"x": axis("x", x), "color": {"value": "#888"}}})  # fmt: skip
     layers += [
-        {"data": {"values": list(runs)}, "mark": {"type": "point", "size": 36}, "encoding": at | {"opacity": {"value": 0.5}}},
+        {"data": {"values": runs or []}, "mark": {"type": "point", "size": 36}, "encoding": at | {"opacity": {"value": 0.5}}},
         {
             "data": {"values": [row for row in means if row["low"] is not None]}, "mark": {"type": "rule", "strokeWidth": 3},
             "encoding": {"y": y, "x": axis("low", x, scale={"zero": False}), "x2": {"field": "high"}},

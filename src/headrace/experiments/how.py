@@ -34,8 +34,8 @@ def speed(groups: Sequence[Group]) -> Section:
         rate = _mean([run.steps_per_second for run in group.runs])
         rows.append((group.label, _text(rate), _text(frames), _text(busy, "{:.0%}"), _text(faults)))
     heads = ("configuration", "steps/s", "frames/s", "processor in use", "processes replaced")
-    section.items.append(Table(heads, rows, "Steps per second: median over the intervals of a run. All: means over the runs. Numbers of "
-                                            "runs that shared a machine with other work say little."))  # fmt: skip
+    caption = "Means over the runs; steps/s is the median over a run's intervals. On a machine with other work they say little."
+    section.items.append(Table(heads, rows, caption))
     for part, phases in PHASES.items():
         rows_of_part: Rows = []
         for group in groups:

@@ -1,6 +1,6 @@
 """A report as one HTML file that needs no network, and its charts as PNGs.
 
-The charts are drawn by Vega-Lite, whose JavaScript and whose renderer without a browser come with `vl-convert-python`. Why this one:
+The charts are drawn by Vega-Lite. Its JavaScript, and a renderer without a browser, come with `vl-convert-python`. Why this one:
 docs/laboratory.md.
 """
 
@@ -79,7 +79,8 @@ body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1100px; 
 body { color: #1c1c1c; background: #fff; }
 h1 { line-height: 1.2; margin: 24px 0 4px; } h2 { margin-top: 48px; border-bottom: 1px solid #ddd; }
 nav ul { display: flex; flex-wrap: wrap; gap: 4px 16px; list-style: none; padding: 0; }
-a { color: #1f5f99; } a:focus-visible, .wide:focus-visible, summary:focus-visible { outline: 3px solid #f58518; outline-offset: 2px; }
+a { color: #1f5f99; }
+a:focus-visible, .wide:focus-visible, summary:focus-visible { outline: 3px solid #f58518; outline-offset: 2px; }
 figure { margin: 16px 0; min-width: 0; } figcaption, caption, .quiet { color: #555; font-size: 14px; text-align: left; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); gap: 0 24px; }
 .chart { width: 100%; } .wide { overflow-x: auto; }

@@ -1,7 +1,7 @@
 """A report of any runs: what was learned, how sure that is, what it took, and how it was done.
 
-Configurations are runs that differ by their seeds only (`records.labels`). Everything is made from what is in the run folders, so a
-report can be made while the runs go on.
+Runs that differ by their seeds only are one configuration (`records.labels`). Everything is made from what is in the run folders,
+so a report can be made while the runs go on.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def make(folders: Sequence[Path], out: Path, references: References | None = Non
 
 
 INTRODUCTION = (
-    "Charts show values beside the pointer. With Shift, the wheel zooms and dragging moves; a double click goes back. A click on a "
-    "configuration in a legend makes the others pale. The menu of a chart saves it as SVG or PNG.",
+    "Charts show values beside the pointer. With Shift, the wheel zooms and dragging moves; a double click goes back. "
+    "A click on a configuration in a legend makes the others pale. The menu of a chart saves it as SVG or PNG.",
 )
 
 
@@ -196,9 +196,9 @@ def _final(groups: Sequence[Group], references: References) -> Section:
 
 
 NORMALISED = (
-    "Normalised: (score - random) / (human - random). Atari: the published returns of Wang et al. 2016 (Dueling networks, table 2), "
-    "as in DeepMind's DQN Zoo; DMLab: Espeholt et al. 2018 (IMPALA), table B.1. They were measured on whole games with 30 no-ops; "
-    "these are games of training, in which the policy still explores."
+    "Normalised: (score - random) / (human - random). Atari: the published returns of Wang et al. 2016 (Dueling networks, "
+    "table 2), as in DeepMind's DQN Zoo; DMLab: Espeholt et al. 2018 (IMPALA), table B.1. They were measured on whole games "
+    "that begin with up to 30 no-ops; these are games of training, in which the policy still explores."
 )
 
 
@@ -262,7 +262,7 @@ def _profile(of: Mapping[str, list[np.ndarray]], what: str) -> Chart:
             {"g": label, "x": rounded(x), "y": rounded(y), **_ends(a, b)}
             for x, y, a, b in zip(levels, statistic(*tasks), *ends, strict=True)
         ]
-    caption = "How many runs score more than the level below, with 95 % bands. A curve above another one is better at every level."
+    caption = "How many runs score more than the level below, with 95 % bands. A curve above another is better at every level."
     return Chart(charts.profile("Performance profiles", what, list(of), rows), caption)
 
 

@@ -45,8 +45,8 @@ AGGREGATES: dict[str, Statistic] = {"IQM": iqm, "median": median, "mean": mean, 
 
 
 def probability_of_improvement(*both: np.ndarray) -> np.ndarray:
-    """P(X > Y) + P(X = Y) / 2 for a run of X and one of Y on the same task, the mean over the tasks (section 4.3; the statistic of
-    Mann and Whitney). `both`: the scores of X on every task, then those of Y in the same order."""
+    """P(X > Y) + P(X = Y) / 2 for a run of X and one of Y on the same task, the mean over the tasks (section 4.3; the statistic
+    of Mann and Whitney). `both`: the scores of X on every task, then those of Y in the same order."""
     half = len(both) // 2
     wins = []
     for x, y in zip(both[:half], both[half:], strict=True):
@@ -68,8 +68,8 @@ def profile(levels: np.ndarray) -> Statistic:
 def interval(
     statistic: Statistic, tasks: Sequence[np.ndarray], resamples: int = RESAMPLES, rng: np.random.Generator | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """95 % interval of a statistic of [n] scores per task: low and high, of the shape of the statistic. NaN where a task has fewer
-    than two runs. `rng`: draws the runs; by default the same ones for the same scores."""
+    """95 % interval of a statistic of [n] scores per task: low and high, of the shape of the statistic. NaN where a task has
+    fewer than two runs. `rng`: draws the runs; by default the same ones for the same scores."""
     rng = rng or np.random.default_rng(SEED)
     if min(map(len, tasks)) < 2:
         nothing = np.full(np.shape(statistic(*tasks)), math.nan)
@@ -84,8 +84,8 @@ def percentiles(resampled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def band(values: np.ndarray, resamples: int = RESAMPLES) -> tuple[np.ndarray, np.ndarray]:
-    """95 % interval of the mean over seeds at every point of a curve: low and high, [points]. `values`: float64 [points, n]. Whole
-    curves are resampled, so that neighbouring points stay together. NaN for one seed."""
+    """95 % interval of the mean over seeds at every point of a curve: low and high, [points]. `values`: float64 [points, n].
+    Whole curves are resampled, so that neighbouring points stay together. NaN for one seed."""
     points, n = values.shape
     if n < 2:
         return np.full(points, math.nan), np.full(points, math.nan)
