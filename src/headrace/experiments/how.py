@@ -7,17 +7,14 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.config import flattened
 from headrace.experiments import charts
 from headrace.experiments.charts import Rows, rounded
 from headrace.experiments.page import Chart, Section, Table, Text, Video
-from headrace.experiments.records import Run, differing
+from headrace.experiments.records import Group, Run, differing
 from headrace.shm.phases import PARTS, PHASES
-
-if TYPE_CHECKING:
-    from headrace.experiments.report import Group
 
 MOST_VIDEO = 1_500_000
 """Bytes of all films in a report; others stay in their run folders."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from headrace.experiments.page import Section
-
-if TYPE_CHECKING:
-    from headrace.experiments.report import Group
+from headrace.experiments.records import Group
 
 
 def sections(groups: Sequence[Group]) -> Iterator[Section]:

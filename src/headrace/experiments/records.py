@@ -260,6 +260,30 @@ def labels(runs: Sequence[Run]) -> list[str]:
     return texts
 
 
+@dataclass
+class Group:
+    """The runs of one configuration."""
+
+    label: str
+    runs: list[Run] = field(default_factory=list)
+
+    def of(self, env: str) -> list[Run]:
+        """Its runs on one environment."""
+        return [run for run in self.runs if run.env == env]
+
+    def scores(self, env: str) -> np.ndarray:
+        """float64 [n]: the final scores on one environment."""
+        return np.array([run.score for run in self.of(env)])
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """The configurations of these runs, in order of their labels."""
+    groups: dict[str, Group] = {}
+    for run, label in sorted(zip(runs, labels(runs), strict=True), key=lambda both: (both[1], both[0].env, both[0].seed)):
+        groups.setdefault(label, Group(label)).runs.append(run)
+    return list(groups.values())
+
+
 def _words(name: str, value: Any) -> str:
     """A setting in a few words. Of most texts, such as the name of an algorithm, one knows what they are."""
     return value if isinstance(value, str) else f"{name.rpartition('.')[2].replace('_', ' ')} {_text(value)}"

@@ -1,6 +1,6 @@
 """A report of any runs: what was learned, how sure that is, what it took, and how it was done.
 
-Runs that differ by their seeds only are one configuration (`records.labels`). Everything is made from what is in the run folders,
+Runs that differ by their seeds only are one configuration (`records.grouped`). Everything is made from what is in the run folders,
 so a report can be made while the runs go on.
 """
 
@@ -11,7 +11,7 @@ import io
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from headrace.experiments import charts, how, laboratory, page, statistics
 from headrace.experiments.charts import Rows, rounded
 from headrace.experiments.page import Chart, Section, Table, Text
 from headrace.experiments.plan import FILE, Plan
-from headrace.experiments.records import NotReadable, Run, find, labels, pairs
+from headrace.experiments.records import Group, NotReadable, Run, find, grouped, pairs
 from headrace.experiments.runner import ENDED
 from headrace.runs.files import write_whole
 
@@ -34,22 +34,6 @@ RETURN = "return of the last 100 episodes"
 
 References = Mapping[str, tuple[float, float]]
 """Environment: the scores that count as 0 and as 1."""
-
-
-@dataclass
-class Group:
-    """The runs of one configuration."""
-
-    label: str
-    runs: list[Run] = field(default_factory=list)
-
-    def of(self, env: str) -> list[Run]:
-        """Its runs on one environment."""
-        return [run for run in self.runs if run.env == env]
-
-    def scores(self, env: str) -> np.ndarray:
-        """float64 [n]: the final scores on one environment."""
-        return np.array([run.score for run in self.of(env)])
 
 
 @dataclass(frozen=True)
@@ -72,10 +56,7 @@ def make(folders: Sequence[Path], out: Path, references: References | None = Non
         reasons = "\n".join(f"  {path}: {reason}" for path, reason in left_out)
         raise NotReadable(f"there is nothing to report:\n{reasons}")
     page.renderer()
-    groups: dict[str, Group] = {}
-    for run, label in sorted(zip(runs, labels(runs), strict=True), key=lambda both: (both[1], both[0].env, both[0].seed)):
-        groups.setdefault(label, Group(label)).runs.append(run)
-    shown = list(groups.values())
+    shown = grouped(runs)
     known = dict(references or {})
     sections = [
         _overview(folders, shown, left_out), _curves(shown), _final(shown, known), _aggregates(shown, known), how.speed(shown),
