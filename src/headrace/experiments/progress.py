@@ -51,7 +51,7 @@ def _table(plan: Plan, runs: list[Progress], parallel: int) -> Table:
     for label, group in groups.items():
         now = ", ".join(f"seed {one.run.seed} {_done(plan, one):.0%}" for one in group if one.state == "running")
         rest = ", ".join(f"seed {one.run.seed} {one.state}" for one in group if one.state in ("failed", "stopped"))
-        rates = [one.metrics["charts/SPS_interval"] for one in group if one.state == "running" and one.metrics]
+        rates = [one.metrics.get("charts/SPS_interval", 0.0) for one in group if one.state == "running"]
         scores = [one.metrics[RETURNS] for one in group if RETURNS in one.metrics]
         ended = sum(one.state == "done" for one in group)
         returns = f"{mean(scores):.1f}" if scores else "", ", ".join(f"{score:.0f}" for score in scores[:5])

@@ -134,13 +134,13 @@ def minutes_of(folder: Path) -> float:
 
 
 def tail(path: Path) -> dict[str, float] | None:
-    """The newest whole line of a metrics.jsonl that has a rate; None without one."""
+    """The newest whole line of a metrics.jsonl that is not of an evaluation; None without one."""
     with suppress(OSError), open(path, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
         for text in reversed(file.read().split(b"\n")[:-1]):
             with suppress(ValueError):
                 line = json.loads(text)
-                if isinstance(line, dict) and "charts/SPS_interval" in line:
+                if isinstance(line, dict) and "charts/updates" in line:
                     return line
     return None
 

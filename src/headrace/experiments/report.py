@@ -1,7 +1,7 @@
 """A report of any runs: what was learned, how sure that is, what it took, and how it was done.
 
-Runs that differ by their seeds only are one configuration (`records.grouped`). Everything is made from what is in the run folders,
-so a report can be made while the runs go on.
+Runs that differ by their seeds only are one configuration (`records.grouped`). All is made from what is in the run folders, so a
+report can be made while the runs go on.
 """
 
 from __future__ import annotations
