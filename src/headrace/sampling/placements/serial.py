@@ -48,7 +48,8 @@ class Serial(InProcess):
         """With `sampling.policy_lag`, by policy the weights that actors have and will have, the oldest first."""
 
     def publish(self, p: int, model: nn.Module, version: int) -> None:
-        """See `Placement.publish`; on return the weights are in the weight store, or with `sampling.policy_lag` older ones."""
+        """See `Placement.publish`; on return the weights are in the weight store. With `sampling.policy_lag` actors get older
+        ones."""
         super().publish(p, model, version)
         self._publishers[p].wait()
         if lag := self.config.sampling.policy_lag:
@@ -58,7 +59,8 @@ class Serial(InProcess):
             recent.append({"version": version, "weights": self._publishers[p].held()})
             while len(recent) > lag + 1:
                 recent.popleft()
-            self.memory.policies[p].weights.publish(recent[0]["weights"], recent[0]["version"])
+            self.sampler.actors[p].lagging = True
+            self.sampler.actors[p].set_weights(recent[0])
 
     def get_state(self) -> dict[str, Any] | None:
         return self.sampler.get_state() | {"turn": self.turn, "recent": [list(recent) for recent in self._recent]}
