@@ -118,6 +118,21 @@ def points(title: str, x: str, names: Sequence[str], means: Rows, runs: Rows | N
     return chart(title, layers, names, legend=False, height=ROW * len(means))
 
 
+def dose_response(title: str, x: str, y: str, names: Sequence[str], rows: Rows, others: Rows) -> Spec:
+    """Scores against lag: rows g, x, y, low, high. `rows` are joined by lines; `others` stand alone."""
+    at = {"x": axis("x", x, scale={"type": "symlog"}), "y": axis("y", y, scale={"zero": False})}
+    shown = {"tooltip": tooltip(g="", x=x, y=y, low="95 % from", high="to")}
+    bars = [row for row in [*rows, *others] if row["low"] is not None]
+    layers: list[Spec] = [
+        {"data": {"values": rows}, "mark": {"type": "line", "point": True}, "encoding": at | shown},
+        {"data": {"values": others}, "mark": {"type": "point", "shape": "diamond", "filled": True, "size": 130, "opacity": 1},
+         "encoding": at | shown},
+        {"data": {"values": bars}, "mark": {"type": "rule"},
+         "encoding": {"x": at["x"], "y": axis("low", y, scale={"zero": False}), "y2": {"field": "high"}}},
+    ]  # fmt: skip
+    return chart(title, layers, names)
+
+
 def profile(title: str, x: str, names: Sequence[str], rows: Rows) -> Spec:
     """Performance profiles: rows g, x (score), y (share of runs above it), low, high."""
     return curves(title, x, "share of runs above", names, rows, [])

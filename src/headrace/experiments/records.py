@@ -276,6 +276,17 @@ class Group:
         return np.array([run.score for run in self.of(env)])
 
 
+def envs_of(groups: Sequence[Group]) -> list[str]:
+    """All environments, in order of their names."""
+    return sorted({run.env for group in groups for run in group.runs})
+
+
+def without_lag(label: str) -> str:
+    """The label of a configuration without the setting `sampling.policy_lag`."""
+    words = [word for word in label.split(", ") if not word.startswith("policy lag ")]
+    return ", ".join(words) or "serial"
+
+
 def grouped(runs: Sequence[Run]) -> list[Group]:
     """The configurations of these runs, in order of their labels."""
     groups: dict[str, Group] = {}

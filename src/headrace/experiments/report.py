@@ -21,7 +21,7 @@ from headrace.experiments import charts, how, laboratory, page, statistics
 from headrace.experiments.charts import Rows, rounded
 from headrace.experiments.page import Chart, Section, Table, Text
 from headrace.experiments.plan import FILE, Plan
-from headrace.experiments.records import Group, NotReadable, Run, find, grouped, pairs
+from headrace.experiments.records import Group, NotReadable, Run, envs_of, find, grouped, pairs
 from headrace.experiments.runner import ENDED
 from headrace.runs.files import write_whole
 
@@ -76,11 +76,6 @@ INTRODUCTION = (
     "Charts show values beside the pointer. With Shift, the wheel zooms and dragging moves; a double click goes back. "
     "A click on a configuration in a legend makes the others pale. The menu of a chart saves it as SVG or PNG.",
 )
-
-
-def envs_of(groups: Sequence[Group]) -> list[str]:
-    """All environments, in order of their names."""
-    return sorted({run.env for group in groups for run in group.runs})
 
 
 # -- sections ---------------------------------------------------------------------------------------------------------------
