@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headrace.cli import compare, envs, eval, export, play, report, serve_envs, share, train, tune, watch
+from headrace.cli import compare, envs, eval, export, play, report, search, serve_envs, share, train, tune, watch
 from headrace.config import Config, hardware
 from headrace.processes import ranks
 from headrace.processes.output import show, show_without_source, tolerantly
@@ -25,6 +25,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train.run,
     "tune": tune.run,
     "compare": compare.run,
+    "search": search.run,
     "report": report.run,
     "eval": eval.run,
     "export": export.run,
@@ -39,6 +40,7 @@ USAGE = """usage: headrace COMMAND [OPTIONS]
   train        train a policy; the same command resumes a run that was stopped
   tune         find the workers, environments and placement that train fastest on this machine
   compare      train combinations of settings with several seeds, and keep them in one folder
+  search       search settings that learn better, with several seeds per trial
   report       make one HTML file of any runs: curves, scores with intervals, speed, settings
   eval         play whole games with a trained policy and report their returns
   watch        record a video of a trained policy

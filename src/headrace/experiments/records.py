@@ -157,7 +157,7 @@ def find(folders: Iterable[Path]) -> tuple[list[Run], list[tuple[Path, str]]]:
         for place in places:
             try:
                 runs |= {(run.path.resolve(), run.policy): run for run in read(place)}
-            except (UserError, OSError) as error:
+            except (UserError, Unreadable, OSError) as error:
                 left_out[place] = str(error)
     return list(runs.values()), list(left_out.items())
 
@@ -253,10 +253,8 @@ def labels(runs: Sequence[Run]) -> list[str]:
             kept.append(name)
     texts = []
     for run in runs:
-        words = [_words(name, run.settings.get(name)) for name in kept]
-        if run.policy is not None:
-            words.append(f"policy {run.policy}")
-        texts.append(", ".join(words) or str(run.settings.get("learning.algorithm", "runs")))
+        words = [_words(name, run.settings.get(name)) for name in kept] or [str(run.settings.get("learning.algorithm", "runs"))]
+        texts.append(", ".join(words if run.policy is None else [*words, f"policy {run.policy}"]))
     return texts
 
 
