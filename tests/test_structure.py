@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "headrace"
 LEVELS = (
     {"__init__", "cli"},
-    {"tune", "export"},
+    {"tune", "export", "experiments"},
     {"train"},
     {"make_config", "checkpointing"},
     {"population", "cluster"},

@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import headrace
 from headrace.config import Config, override
 from headrace.config.population import KINDS
+from headrace.runs import lag_bins
 from headrace.runs.metrics import KEYS, OF_NODE, MetricsWriter, read_jsonl
 from headrace.shm.phases import PARTS, PHASES
 
@@ -80,9 +81,10 @@ def test_a_step_is_needed(tmp_path):
 def test_the_code_logs_what_is_described_and_nothing_else():
     source = Path(headrace.__file__).parent
     text = "".join(p.read_text() for p in source.rglob("*.py") if p.parent.name != "runs" or p.name == "report.py")
-    groups = "charts|losses|lag|sampling|replay|eval|system|population|matches|cluster"
+    groups = "charts|losses|lag|off_policy|sampling|replay|eval|system|population|matches|cluster"
     logged = set(re.findall(rf'"((?:{groups})/\w+)"', text)) | {"global_step"}
     logged |= {f"time/{part}/{phase}" for part, phases in PHASES.items() for phase in phases}
+    logged |= {f"lag/share/{name}" for name in lag_bins.NAMES}
     logged |= {f"population/{name}" for name in KINDS} | {"matches/win_rate/NAME"}
     logged |= {f"cluster/node-K/{name}" for name in OF_NODE}
     assert logged - KEYS.keys() == set(), "not described in KEYS"

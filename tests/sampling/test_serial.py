@@ -11,8 +11,12 @@ import pytest
 import torch
 
 from headrace import config as configs
+from headrace.accelerator.weights import FlatWeights
 from headrace.config import Config
+from headrace.config.validation import validate
 from headrace.runs import checkpoint
+from headrace.sampling.actor import Actor
+from headrace.sampling.placements.serial import Serial
 from headrace.sampling.worker_process import actor_seed, environment_seed
 from headrace.train import train
 
@@ -106,6 +110,45 @@ def test_lag_is_as_the_page_about_it_says(tmp_path: Path, settings: dict[str, An
     assert len(lags) > 5
     assert max(lags) == largest
     assert min(row["lag/min"] for row in rows if "lag/min" in row) == 0
+
+
+def test_actors_act_with_the_weights_of_exactly_so_many_updates_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch takes all trajectories that were begun, so that the knob is the only lag there is."""
+    learned: list[tuple[int, bytes]] = []
+    acting: list[tuple[int, bytes]] = []
+    publish, act = Serial.publish, Actor.act
+
+    def published(placement: Serial, p: int, model: torch.nn.Module, version: int) -> None:
+        publish(placement, p, model, version)
+        flat = FlatWeights(model)
+        flat.gather()
+        learned.append((version, flat.held().tobytes()))
+
+    def acts(actor: Actor, lanes: np.ndarray) -> None:
+        flat = FlatWeights(actor.model)
+        flat.gather()
+        acting.append((actor.version, flat.held().tobytes()))
+        assert acting[-1] == learned[max(0, len(learned) - 1 - 3)]
+        act(actor, lanes)
+
+    monkeypatch.setattr(Serial, "publish", published)
+    monkeypatch.setattr(Actor, "act", acts)
+    one_group = {"sampling.num_workers": 1, "sampling.num_groups": 1, "learning.batch_size": 8 * 4, "learning.num_minibatches": 1}
+    run(tmp_path, 640, **one_group, **{"sampling.policy_lag": 3, "run.log_interval": 0.0})
+    assert len({version for version, _ in acting}) > 10
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lags = [(row["lag/min"], row["lag/max"]) for row in rows if "lag/max" in row]
+    assert lags == [(n, n) for n in (0, 1, 2)] + [(3, 3)] * (len(lags) - 3)
+    assert len(lags) > 10
+
+
+def test_a_resumed_run_with_lag_is_the_run_that_never_stopped(tmp_path: Path) -> None:
+    assert_resumed_is_straight(tmp_path, (300, 700), 1500, **{"sampling.policy_lag": 4, "learning.lr_schedule": "constant"})
+
+
+def test_only_the_serial_placement_can_hold_its_lag() -> None:
+    with pytest.raises(configs.ConfigError, match=r"policy_lag 2 needs sampling\.placement serial"):
+        validate(configs.override(Config(env="x"), **{"sampling.policy_lag": 2}))
 
 
 @pytest.mark.parametrize("core", ["none", "gru"])

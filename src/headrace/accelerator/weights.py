@@ -93,6 +93,11 @@ class Publisher:
         else:
             self._last = self._thread.submit(self._weights.put, self._store, version)
 
+    def held(self) -> np.ndarray:
+        """The bytes published last, uint8 [n]: a copy. Waits for them."""
+        self.wait()
+        return self._weights.held()
+
     def wait(self) -> None:
         """Return when the weights given last are published."""
         if self._last is not None:

@@ -1,4 +1,5 @@
-"""The command line: headrace train | tune | eval | watch | play | export | share | envs | serve-envs. Each command has a file.
+"""The command line: headrace train | tune | compare | search | report | eval | watch | play | export | share | envs | serve-envs.
+Each command has a file.
 
 An error that the user can correct is one message and exit code 2. A run that failed ends with exit code 1.
 """
@@ -14,7 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headrace.cli import envs, eval, export, play, serve_envs, share, train, tune, watch
+from headrace.cli import compare, envs, eval, export, play, report, search, serve_envs, share, train, tune, watch
 from headrace.config import Config, hardware
 from headrace.processes import ranks
 from headrace.processes.output import show, show_without_source, tolerantly
@@ -23,6 +24,9 @@ from headrace.runs.error_texts import explain
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train.run,
     "tune": tune.run,
+    "compare": compare.run,
+    "search": search.run,
+    "report": report.run,
     "eval": eval.run,
     "export": export.run,
     "share": share.run,
@@ -35,6 +39,9 @@ USAGE = """usage: headrace COMMAND [OPTIONS]
 
   train        train a policy; the same command resumes a run that was stopped
   tune         find the workers, environments and placement that train fastest on this machine
+  compare      train combinations of settings with several seeds, and keep them in one folder
+  search       search settings that learn better, with several seeds per trial
+  report       make one HTML file of any runs: curves, scores with intervals, speed, settings
   eval         play whole games with a trained policy and report their returns
   watch        record a video of a trained policy
   play         play matches of one policy against another

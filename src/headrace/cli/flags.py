@@ -10,6 +10,7 @@ import itertools
 import shutil
 from collections.abc import Sequence
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from headrace import config as configs
@@ -17,9 +18,10 @@ from headrace import tune
 from headrace.cli import help
 from headrace.cli.options import parse
 from headrace.config import Config, ConfigError
+from headrace.config.file_reading import Unreadable, read_json
 from headrace.config.suggestions import suggestions
 from headrace.envs.core.imports import absolute
-from headrace.make_config import continued, make_config
+from headrace.make_config import LEARNED_WITH, continued, make_config
 from headrace.processes.output import show
 
 _SETTINGS = frozenset(configs.NAMES)
@@ -37,7 +39,8 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
         if "--env" in map(_flag, arguments):
             raise ConfigError(f"{arguments[0]!r} and --env both name an environment: leave out one of them")
         arguments = ["--env", *arguments]  # headrace train gym/CartPole-v1
-    given = given_settings(arguments)
+    arguments, preset = _without_preset_file(arguments)
+    given = preset | given_settings(arguments)
     env, imports = given.get("env", Config.env), given.get("imports", ())
     config = make_config(env, imports=imports, **{name: given[name] for name in given if name not in ("env", "imports")})
     found: dict[str, Any] = {}
@@ -59,6 +62,25 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     return made
 
 
+def _without_preset_file(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """The flags without a --preset that names a file, and the settings in that file, which are those of the best trial of
+    `headrace search`. Raises `ConfigError` where the file cannot be read, or sets something else than how to learn."""
+    words = [word for argument in arguments for word in (argument.split("=", 1) if argument.startswith("--") else [argument])]
+    at = next((i for i, word in enumerate(words) if full_name(word) == "--learning.preset"), None)
+    if at is None or at + 1 == len(words) or not (file := words[at + 1]).endswith(".json"):
+        return list(arguments), {}
+    try:
+        flags = read_json(Path(file))["flags"]
+        settings = given_settings([str(flag) for flag in flags])
+    except Unreadable as error:
+        raise ConfigError(str(error)) from error
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{file} is no preset: it needs a list named flags, as headrace search writes it") from error
+    if others := sorted(name for name in settings if not name.startswith(LEARNED_WITH)):
+        raise ConfigError(f"{file} sets {', '.join(others)}; a preset says only how to learn ({', '.join(LEARNED_WITH)})")
+    return words[:at] + words[at + 2 :], settings
+
+
 def given_settings(arguments: Sequence[str]) -> dict[str, Any]:
     """The settings that the flags name, by their dotted names.
 
@@ -70,6 +92,14 @@ def given_settings(arguments: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"there is no flag {flag}; {_perhaps(flag)}")
     parsed: Config = parse(Config, "train", arguments, description="Train a policy.")
     return {name: attrgetter(name)(parsed) for name in map(_setting, arguments) if name in _SETTINGS}
+
+
+def setting_name(word: str) -> str:
+    """The dotted name of the setting that a word of the command line names, with or without its group: `num-workers` is
+    `sampling.num_workers`. Raises `ConfigError` where there is none."""
+    if (name := _setting(flag := full_name(f"--{word}"))) not in _SETTINGS:
+        raise ConfigError(f"there is no setting {word}; {_perhaps(flag)}")
+    return name
 
 
 def _perhaps(flag: str) -> str:

@@ -48,6 +48,9 @@ class SamplingConfig:
     weights_period: Count = 1
     """Number of steps of a group between two checks for new weights. A policy worker, which acts for many groups, checks when
     they have made this many steps on average. `device` placement: must be 1."""
+    policy_lag: Annotated[int, Range(0, 1000)] = 0
+    """`serial` placement: actors act with the weights of exactly this many updates ago; as long as there were fewer, with the
+    first ones. All of these weights are kept in memory and in checkpoints. It shows what old experience costs."""
     step_timeout: Timeout = 120.0
     """Longest time (seconds) that a step or a reset of an environment may take. A rollout worker that takes longer counts as
     hung: its Python stack is shown, and it is replaced."""

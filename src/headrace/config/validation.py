@@ -46,6 +46,10 @@ def _faults(config: Config) -> Iterator[str]:
         yield from _task_faults(config)
     elif config.envs.task_options:
         yield f"envs.task_options is for several tasks; {config.env} is one"
+    if s.policy_lag and s.placement != "serial":
+        yield f"sampling.policy_lag {s.policy_lag} needs sampling.placement serial, in which lag can be exact"
+    if s.policy_lag and s.weights_period != 1:
+        yield "sampling.policy_lag needs sampling.weights_period 1: the lag says which weights actors have"
     if s.placement == "device":
         yield from _device_faults(config)
     elif not config.uses_replay and r.batch_size % (unit := s.rollout * config.lane_size):

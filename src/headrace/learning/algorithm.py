@@ -83,6 +83,11 @@ class Algorithm(ABC):
     def prepare(self, model: Module, batch: Tensors, config: LearningConfig) -> None:  # noqa: B027 (optional)
         """Once per batch, before its epochs and without gradient: add to `batch` what they need."""
 
+    def diagnostics(self, model: Module, batch: Tensors, config: LearningConfig) -> Tensors:
+        """Once per report, before the first optimizer step of a batch and without gradient: what is too dear for every loss
+        (scalars by metric name). Never recorded."""
+        return {}
+
     def after_update(self, model: Module, updates: int) -> None:  # noqa: B027 (optional)
         """Called after every update with their number so far."""
 

@@ -22,6 +22,7 @@ from headrace.config.seeds import Use, random_seed
 from headrace.experience.batch import Arrivals, Batch
 from headrace.learning.algorithm import Algorithm
 from headrace.learning.minibatches import minibatches
+from headrace.learning.off_policy import ConsecutiveGradients, lag_distribution
 from headrace.learning.optimizers import clip_gradients, make_optimizer
 from headrace.policies.normalizer import RunningMeanStd
 
@@ -94,6 +95,8 @@ class Learner:
         self._ranks: Ranks | None = None
         self.cut_short: Callable[[], bool] = lambda: False
         """Called after every optimizer step; True ends the update early. Not called if several ranks learn together."""
+        self._gradients = ConsecutiveGradients(self._parameters)
+        self.measure()
 
         self._recorder = recorder
         self._record()
@@ -101,6 +104,12 @@ class Learner:
         """Metric name of each column of the statistics."""
         self._reports = [_Report(self.device), _Report(self.device)]
         """Of the present update and of the previous one."""
+
+    def measure(self) -> None:
+        """Have the next update report what is too dear for every update: how far off-policy its batch is, and how alike
+        consecutive gradients are."""
+        self._measuring = True
+        self._gradients.begin()
 
     def _record(self) -> None:
         def recorded(name: str, function: Function) -> Recorded:
@@ -187,14 +196,18 @@ class Learner:
                 group["lr"] = self.learning_rate
         out: Tensors = {}
         statistics: Tensors = {}
+        measured: Tensors = {}
         if learnable:
             with torch.no_grad():
                 data |= self._prepare(data)
+                if self._measuring:
+                    measured |= self.algorithm.diagnostics(self.model, data, self.config.learning)
             steps: list[Tensor] = []
             whole = self.algorithm.whole_trajectories(self.config.learning)
             for part in minibatches(data, self.config.learning, whole, self.device, self.generator):
                 out = self._step(part) if self._reduce_gradients is None else self._reduced_step(part)
                 steps.append(out["statistics"].clone())
+                measured |= self._gradients.after_step()
                 if self._reduce_gradients is None and self.cut_short():
                     break
             statistics = self._reported(torch.stack(steps))
@@ -212,6 +225,11 @@ class Learner:
         if lag.numel():
             lags = lag.float()
             statistics |= {"lag/mean": lags.mean(), "lag/min": lags.min(), "lag/max": lags.max()}
+            if self._measuring and batch.valid is not None:
+                behind = data.get("behind")
+                measured |= lag_distribution(lag, None if behind is None else behind.cpu()[real])
+                self._measuring = False
+        statistics |= measured
         return Update(statistics, None if batch.keys is None else out["priority"])
 
     def note(self, arrivals: Arrivals) -> None:

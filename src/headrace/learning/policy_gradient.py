@@ -25,6 +25,7 @@ from headrace.envs.core.contract import Continuous, EnvSpec
 from headrace.learning import losses
 from headrace.learning.algorithm import Algorithm, Mode
 from headrace.learning.gae import Targets, gae
+from headrace.learning.off_policy import off_policyness
 from headrace.learning.state_values import all_values, following_values, named
 from headrace.learning.vtrace import vtrace
 from headrace.policies.policy import Policy, PolicyOutput
@@ -72,6 +73,12 @@ class PolicyGradient(Algorithm):
             out = policy.unroll(named(batch, "obs/", T), batch["core"], batch["first"][:T])
             targets = _vtrace(policy, batch, config, out.distribution.log_prob(batch["action"]), _with_row_T(policy, batch, out))
             policy.update_returns(targets.values, batch["mask"])
+
+    def diagnostics(self, model: Module, batch: Tensors, config: LearningConfig) -> Tensors:
+        """How far the batch is from the present policy; costs a forward pass."""
+        T = len(batch["reward"])
+        out = cast(Policy, model).unroll(named(batch, "obs/", T), batch["core"], batch["first"][:T])
+        return off_policyness(out.distribution.log_prob(batch["action"]), batch["log_prob"], batch["mask"], config)
 
     def loss(self, model: Module, batch: Tensors, config: LearningConfig) -> tuple[Tensor, Tensors]:
         """Policy, value and exploration loss of a minibatch [T, B]."""

@@ -112,6 +112,7 @@ class TrainingLog:
         if self.tasks is not None:
             result |= self.tasks.metrics()
         self._statistics, self._ended = [], []
+        learner.measure()
         return result | self.agent_means()
 
     def agent_means(self) -> dict[str, float]:

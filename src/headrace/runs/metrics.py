@@ -20,6 +20,7 @@ from typing import Any
 from headrace.config import Config, ConfigError, flattened, to_dict
 from headrace.config.population import KINDS
 from headrace.config.ranges import MANY
+from headrace.runs import lag_bins
 from headrace.runs.files import AppendFile, read_json_lines
 from headrace.runs.tensorboard_events import EventFile
 from headrace.shm.phases import PARTS, PHASES
@@ -57,6 +58,7 @@ KEYS: dict[str, str] = {
     "losses/explained_variance": "1 - Var(target - value) / Var(target). 1: a perfect critic; 0: one that predicts the mean.",
     "losses/value_mean": "Mean value prediction, in units of return.",
     "losses/grad_norm": "Norm of the gradient before it is clipped.",
+    "losses/grad_cosine": "Cosine of the gradients of two consecutive optimizer steps, once per interval.",
     "losses/ratio_mean": "Mean probability ratio of the current to the behaviour policy; 1 where they are equal.",
     "losses/ratio_max": "Largest probability ratio of the batch.",
     "losses/rho_clipped": "V-trace: fraction of samples whose probability ratio is above `learning.vtrace_rho`.",
@@ -72,7 +74,20 @@ KEYS: dict[str, str] = {
     "lag/min": "Smallest policy lag of a sample: updates between the weights that chose the action and those that learn from it.",
     "lag/mean": "Mean policy lag.",
     "lag/max": "Largest policy lag.",
+    "lag/p50": "Median policy lag. This and the following keys of lag are of one batch of the interval; trajectories only.",
+    "lag/p95": "95th percentile of the policy lag.",
+    "lag/when_chosen": "Part of the mean policy lag that was there when the action was chosen: newer weights had been published "
+    "on the actor's machine. It comes of how weights are distributed.",
+    "lag/since_chosen": "The rest of the mean policy lag: updates that were made while the trajectory was filled and waited.",
+    **{f"lag/share/{name}": f"Share of the samples with a policy lag of {name}." for name in lag_bins.NAMES},
     "lag/masked": "Samples excluded so far because their policy lag was above `learning.max_policy_lag`.",
+    "off_policy/effective_sample_size": "(sum w)^2 / (N sum w^2) of the probability ratios w of the present policy to the "
+    "behaviour policy; 1 where they are equal. This and the following keys are of one batch of the interval, before its update.",
+    "off_policy/total_variation": "Total variation distance from the behaviour policy: mean of |w - 1| / 2.",
+    "off_policy/kl": "KL divergence from the behaviour policy: mean of w - 1 - log w.",
+    "off_policy/rho_clipped": "Fraction of samples with w above `learning.vtrace_rho`, whether V-trace is used or not.",
+    "off_policy/c_clipped": "Fraction of samples with w above `learning.vtrace_c`.",
+    "off_policy/ppo_clipped": "Fraction of samples with w outside the range of `learning.ppo_clip`.",
     "replay/size": "Transitions in the replay.",
     "replay/inserts_per_second": "Transitions added to the replay, per second.",
     "replay/samples_per_second": "Transitions sampled from the replay, per second.",

@@ -84,11 +84,14 @@ class Actor:
         self._forward = Recorded("acting", self._compute, recorder, fixed=True)
         self._updates = 0
         self.version = 0
+        self.lagging = False
+        """Whether the placement gives it older weights than the newest (`set_weights`); `refresh` leaves them alone."""
         self.clock = clock or PhaseClock("policy")
         requests, mine = memory.requests, memory.policies[policy]
         self._staging = Staging(device, requests.L)
         self._requests, self._weight_store, self._on_device = requests, mine.weights, mine.device_observations
         store = self._store = mine.trajectories
+        self._tells_behind = "behind" in store.arrays
         # One row of one slot is one block of memory, so a batch is n blocks with one index each.
         self._inputs = {
             name: store.arrays[name].reshape(store.num_slots * (store.T + 1), store.C, *field.shape)
@@ -102,7 +105,7 @@ class Actor:
     def refresh(self) -> None:
         """Take the newest weights from the weight store if they are newer."""
         updates = self._weight_store.updates
-        if updates != self._updates:
+        if updates != self._updates and not self.lagging:
             self.version, self._updates = self.weights.read(self._weight_store), updates
         self.clock.spent("weights", perf_counter())
 
@@ -139,6 +142,8 @@ class Actor:
         for name, value in out.items():
             arrays[name][slots, rows] = value.reshape(n, C, *value.shape[1:])
         arrays["version"][slots, rows] = self.version
+        if self._tells_behind:
+            arrays["behind"][slots, rows] = self._weight_store.version - self.version
         if self._cores.shape[-1]:
             start = rows == 0  # the slot's core state is the one before its first row
             arrays["core"][slots[start]] = self._cores[lanes[start]]

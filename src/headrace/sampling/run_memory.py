@@ -112,8 +112,9 @@ def make_run_memory(
     asked = config.pbt.on and config.pbt.objective == "true_objective"
     for p, agent in enumerate(agents):
         its = spec.of_policy(queue_of[p])
-        fields = trajectory_fields(its, core_widths[p], None if agent is None else agent[0].extra_fields(its), asked)
         own = configs[queue_of[p]]
+        extra = None if agent is None else agent[0].extra_fields(its)
+        fields = trajectory_fields(its, core_widths[p], extra, asked, behind=not own.uses_replay)
         lanes = config.total_lanes if spec.agents else int((requests.policy == p).sum())
         store = TrajectoryStore(fields, own.slots_for(lanes), s.rollout, config.lane_size)
         on_device = DeviceObservations(store, own.device) if own.one_transfer and p < P else None

@@ -42,16 +42,32 @@ class Serial(InProcess):
         """See `Placement.collector`: asking for a batch steps the environments until there is one."""
         return lambda n: self.sampler.collect(p, n)
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._recent: list[deque[dict[str, Any]]] = [deque() for _ in range(self.config.population.size)]
+        """With `sampling.policy_lag`, by policy the weights that actors have and will have, the oldest first."""
+
     def publish(self, p: int, model: nn.Module, version: int) -> None:
-        """See `Placement.publish`; on return the weights are in the weight store."""
+        """See `Placement.publish`; on return the weights are in the weight store. With `sampling.policy_lag` actors get older
+        ones."""
         super().publish(p, model, version)
         self._publishers[p].wait()
+        if lag := self.config.sampling.policy_lag:
+            recent = self._recent[p]
+            if recent and recent[-1]["version"] == version:  # the run goes on
+                recent.pop()
+            recent.append({"version": version, "weights": self._publishers[p].held()})
+            while len(recent) > lag + 1:
+                recent.popleft()
+            self.sampler.actors[p].lagging = True
+            self.sampler.actors[p].set_weights(recent[0])
 
     def get_state(self) -> dict[str, Any] | None:
-        return self.sampler.get_state() | {"turn": self.turn}
+        return self.sampler.get_state() | {"turn": self.turn, "recent": [list(recent) for recent in self._recent]}
 
     def set_state(self, state: dict[str, Any]) -> str | None:
         self._turn = state["turn"]
+        self._recent = [deque(recent) for recent in state.get("recent", [[] for _ in self._recent])]
         return self.sampler.set_state(state)
 
 

@@ -1,0 +1,94 @@
+"""headrace compare."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from headrace.cli.flags import given_settings, parse_config, setting_name
+from headrace.cli.options import parse
+from headrace.config import ConfigError
+from headrace.config.ranges import Range
+from headrace.experiments import progress
+from headrace.experiments.plan import Plan, parse_vary
+from headrace.experiments.runner import Runner
+from headrace.make_config import check_config
+from headrace.processes.output import show
+
+OF_A_RUN = {
+    "run.goal": ("--run.goal", "None"), "run.video": ("--run.no-video",), "run.dashboard": ("--run.no-dashboard",),
+    "run.log_interval": ("--run.log-interval", "1"),
+}  # fmt: skip
+"""What a run of an experiment has in the place of a default: it trains until its budget is used up, and shows nothing."""
+DECIDED = {"seed": "--seeds", "run.folder": "--folder", "learning.total_steps": "--budget", "run.max_minutes": "--budget"}
+"""Settings that an option of the command decides."""
+
+
+@dataclasses.dataclass
+class Compare:
+    """Train every combination of some settings with several seeds, and keep everything in one folder.
+
+    Each run is a `headrace train` of its own. The same command goes on with an experiment that was stopped or killed: finished
+    runs are kept, and one that was begun goes on from its newest checkpoint. The flags of `headrace train` are accepted too, and
+    count for all runs; `run.goal` is off unless it is given. `headrace report` draws what there is at any time.
+    """
+
+    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
+    """Environment, as family/name."""
+    folder: Path
+    """Folder of the experiment."""
+    budget: str
+    """When each run ends: after a time of training (30s, 5m, 1h) or a number of steps (20000, 500k, 2M)."""
+    vary: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="SETTING=VALUE,VALUE")] = ()
+    """A setting and the values that are compared; may be given several times, and all combinations are run. The values of a
+    list are separated by spaces: --vary "policy.mlp=64 64,256 256"."""
+    seeds: Annotated[int, Range(1, 1000)] = 3
+    """Number of seeds of each combination: 0, 1, 2 and so on."""
+    parallel: Annotated[int, Range(1, 4096)] = 1
+    """Number of runs at a time. Each has its own share of the cores."""
+
+
+def run(arguments: list[str]) -> int:
+    """`headrace compare`. Exit code 0 if every run has ended by itself, 130 if somebody stopped it, 1 if runs failed."""
+    asked, rest = parse(Compare, "compare", arguments, return_unknown_args=True)
+    vary = {setting_name(name): values for name, values in parse_vary(asked.vary).items()}
+    flags = flags_for_all(rest, vary)
+    plan = Plan(asked.env, tuple(flags), vary, tuple(range(asked.seeds)), asked.budget)
+    check_combinations(plan)
+    runner = Runner(plan, asked.folder, asked.parallel)
+    with progress.table(plan, asked.parallel) as shown:
+        complete = runner.run(shown)
+    for text in runner.failures():
+        show(text)
+    show(f"headrace report {asked.folder} draws what there is")
+    return 0 if complete else 1 if runner.failures() else 130
+
+
+def flags_for_all(rest: list[str], vary: Collection[str]) -> list[str]:
+    """The flags of `headrace train` that all runs of an experiment have. Raises `ConfigError` for settings that an option
+    decides, and for those that `vary`."""
+    given = given_settings(rest)
+    for name in sorted({*given, *vary} & DECIDED.keys()):
+        raise ConfigError(f"{name} is decided by {DECIDED[name]} for the runs of an experiment: leave it out")
+    for name in sorted(given.keys() & vary):
+        raise ConfigError(f"{name} varies, and is given as a flag too: leave out one of them")
+    return [*(part for name, own in OF_A_RUN.items() if name not in given for part in own), *rest]
+
+
+def check_combinations(plan: Plan) -> None:
+    """Raise `ConfigError` that names every combination which cannot work, with the reasons, before anything starts."""
+    impossible: dict[str, str] = {}
+    for one in plan.runs():
+        if one.seed == plan.seeds[0]:
+            try:
+                check_config(parse_config(plan.command(one, Path(os.devnull))))
+            except ConfigError as error:
+                impossible[one.label] = str(error)
+    if impossible:
+        lines = [f"  {label}: {reason}" for label, reason in impossible.items()]
+        raise ConfigError("\n".join([f"{len(impossible)} combinations cannot work; nothing was started:", *lines]))

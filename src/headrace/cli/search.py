@@ -1,0 +1,73 @@
+"""headrace search."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from headrace.cli.compare import check_combinations, flags_for_all
+from headrace.cli.flags import parse_config, setting_name
+from headrace.cli.options import parse
+from headrace.config.ranges import Range
+from headrace.experiments import progress
+from headrace.experiments.search import BEST, Search, Searcher
+from headrace.experiments.space import Dimension, default_ranges, parse_over
+from headrace.processes.output import show
+
+
+@dataclasses.dataclass
+class SearchOptions:
+    """Search settings that learn better, with several seeds per trial, and compare the best with the defaults on unseen seeds.
+
+    The first trial has the defaults. A trial ends early where its first run is far behind, and where it is worse than the best
+    one seed by seed. The same command goes on with a search that was stopped or killed. The best trial's settings are written to
+    best.json in the folder, for headrace train ENV --preset FILE. The flags of `headrace train` are accepted too, and count for
+    all runs.
+    """
+
+    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
+    """Environment, as family/name."""
+    folder: Path
+    """Folder of the search."""
+    budget: str
+    """When each run ends: after a time of training (30s, 5m, 1h) or a number of steps (20000, 500k, 2M)."""
+    over: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="SETTING=RANGE")] = ()
+    """A setting and what to try: a range LOW:HIGH, a range on a logarithmic scale LOW:HIGH:log, or values VALUE,VALUE. May be
+    given several times. Without it, the ranges that are kept for the algorithm."""
+    trials: Annotated[int, Range(1, 100_000)] = 30
+    """Number of trials, those that ended early or failed among them. A larger number goes on with the search."""
+    seeds: Annotated[int, Range(1, 100)] = 3
+    """Number of seeds of each trial. They are 1000, 1001 and so on, apart from those of the final comparison."""
+    test_seeds: Annotated[int, Range(0, 1000)] = 5
+    """Number of seeds, from 0, with which the best trial and the defaults are compared in the end. 0: no comparison."""
+    sampler: Literal["tpe", "gp"] = "tpe"
+    """How values are chosen. `tpe`: tree-structured Parzen estimator. `gp`: Gaussian process."""
+
+
+def run(arguments: list[str]) -> int:
+    """`headrace search`. Exit code 0 if everything was done, 1 if runs of the final comparison failed."""
+    asked, rest = parse(SearchOptions, "search", arguments, return_unknown_args=True)
+    given = {setting_name(name): text for name, text in parse_over(asked.over).items()}
+    flags = flags_for_all(rest, given)
+    config = parse_config(["--env", asked.env, *flags, "--run.folder", os.devnull])
+    over = given or default_ranges(config.learning.algorithm)
+    defaults = {name: attrgetter(name)(config) for name in over}
+    dimensions = [Dimension.parse(name, text, defaults[name]) for name, text in over.items()]
+    search = Search(asked.env, tuple(flags), over, asked.budget, asked.seeds, asked.sampler)
+    check_combinations(search.plan({}, (0,)))
+    searcher = Searcher(search, dimensions, defaults, asked.folder, show)
+    searcher.run(asked.trials)
+    best = asked.folder / BEST
+    if not best.exists():
+        show("No trial has ended by itself: there is no best one")
+        return 1
+    show(f"The best trial: {shlex.join(['headrace', 'train', asked.env, '--preset', str(best)])}")
+    complete = asked.test_seeds == 0 or searcher.test(asked.test_seeds, lambda plan: progress.table(plan, 1))
+    show(f"headrace report {asked.folder} draws it")
+    return 0 if complete else 1

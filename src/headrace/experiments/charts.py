@@ -1,0 +1,153 @@
+"""Charts as Vega-Lite specifications: plain dictionaries, of which both the page and the PNGs are drawn.
+
+A configuration has the same colour in every chart. Numbers have four digits, so that two hundred runs make a small page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+Spec = dict[str, Any]
+Rows = list[dict[str, Any]]
+
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+COLOURS = (
+    "#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d", "#eeca3b", "#ff9da6", "#79706e", "#1f4e79",
+    "#a8551a", "#2d6a30", "#8c2d2f", "#3b7f7a",
+)  # fmt: skip
+HEIGHT = 300
+ROW = 26
+"""Pixels of a row of a chart with one row per configuration."""
+
+
+def rounded(value: float) -> float | int:
+    """Four significant digits."""
+    short = float(f"{value:.4g}")
+    return int(short) if short == int(short) else short
+
+
+def chart(title: str, layers: Sequence[Spec], names: Sequence[str], **more: Any) -> Spec:
+    """A chart of several layers whose colours stand for the configurations `names`."""
+    scale = {"domain": list(names), "range": [COLOURS[i % len(COLOURS)] for i in range(len(names))]}
+    colour = {"field": "g", "type": "nominal", "scale": scale, "title": None}
+    legend = {"orient": "bottom", "columns": 1, "labelLimit": 600, "symbolLimit": 30}
+    encoding = {"color": colour | {"legend": legend if len(names) > 1 and more.pop("legend", True) else None}}
+    height = more.pop("height", HEIGHT)
+    drawn = [layer for layer in layers if layer["data"]["values"]]  # an empty one has no extent, which the browser warns of
+    return {
+        "$schema": SCHEMA, "title": {"text": title, "anchor": "start"}, "description": title, "width": "container",
+        "height": height, "autosize": {"type": "fit-x", "contains": "padding"}, "layer": drawn,
+        "encoding": encoding | more.pop("encoding", {}),
+        "config": {"font": "system-ui, sans-serif", "view": {"stroke": None}, "axis": {"gridColor": "#e4e4e4"}}, **more,
+    }  # fmt: skip
+
+
+def axis(field: str, title: str, kind: str = "quantitative", **more: Any) -> Spec:
+    """An encoding of a position."""
+    return {"field": field, "type": kind, "title": title} | more
+
+
+def tooltip(**titles: str) -> list[Spec]:
+    """What is shown beside the pointer: fields and their titles."""
+    numbers = {"format": ",.4~g"}
+    return [{"field": name, "title": title} | (numbers if title else {}) for name, title in titles.items()]
+
+
+HIGHLIGHT = {"name": "chosen", "select": {"type": "point", "fields": ["g"]}, "bind": "legend"}
+"""A click on a configuration in the legend makes the others pale."""
+ZOOM = {
+    "name": "shown",
+    "select": {
+        "type": "interval",
+        "zoom": "wheel![event.shiftKey]",
+        "translate": "[mousedown[event.shiftKey], window:mouseup] > window:mousemove!",
+    },
+    "bind": "scales",
+}
+"""With Shift, so that the wheel and a finger go on scrolling the page."""
+PALE = {"condition": {"param": "chosen", "value": 1}, "value": 0.1}
+
+
+def curves(title: str, x: str, y: str, names: Sequence[str], means: Rows, runs: Rows) -> Spec:
+    """Curves with bands. `means`: rows g, x, y, low, high (None for one seed). `runs`: rows g, r (the run), x, y."""
+    thin = {"condition": {"param": "chosen", "value": 0.35}, "value": 0.04}
+    shade = {"condition": {"param": "chosen", "value": 0.2}, "value": 0.03}
+    at = {"x": axis("x", x), "y": axis("y", y, scale={"zero": False})}
+    layers: list[Spec] = [
+        {
+            "data": {"values": runs}, "mark": {"type": "line", "strokeWidth": 0.8},
+            "encoding": at | {"detail": {"field": "r"}, "opacity": thin},
+        },
+        {
+            "data": {"values": [row for row in means if row["low"] is not None]}, "mark": {"type": "area"},
+            "encoding": {"x": at["x"], "y": axis("low", y), "y2": {"field": "high"}, "opacity": shade},
+        },
+        {
+            "data": {"values": means}, "mark": {"type": "line", "strokeWidth": 2.2},
+            "encoding": at | {"opacity": PALE},
+        },
+        {
+            "data": {"values": means}, "mark": {"type": "circle", "size": 60, "opacity": 0},
+            "encoding": at | {"tooltip": tooltip(g="", x=x, y=y, low="band from", high="to")},
+        },
+    ]  # fmt: skip
+    spec = chart(title, layers, names)
+    spec["layer"][0]["params"] = [HIGHLIGHT, ZOOM]
+    return spec
+
+
+def points(title: str, x: str, names: Sequence[str], means: Rows, runs: Rows | None = None, zero: float | None = None) -> Spec:
+    """One row per configuration: single runs, their statistic and its interval. `means`: rows g, x, low, high; `runs`: g, x.
+    `zero`: where a line is drawn."""
+    y = axis("g", "", "nominal", sort=list(dict.fromkeys(row["g"] for row in means)), axis={"labelLimit": 260, "title": None})
+    at = {"y": y, "x": axis("x", x, scale={"zero": False})}
+    shown = tooltip(g="", x=x, low="95 % from", high="to")
+    layers: list[Spec] = []
+    if zero is not None:
+        layers.append({"data": {"values": [{"x": zero}]}, "mark": {"type": "rule", "color": "#888", "strokeDash": [4, 4]},
+                       "encoding": {"x": axis("x", x), "color": {"value": "#888"}}})  # fmt: skip
+    layers += [
+        {"data": {"values": runs or []}, "mark": {"type": "point", "size": 36}, "encoding": at | {"opacity": {"value": 0.5}}},
+        {
+            "data": {"values": [row for row in means if row["low"] is not None]}, "mark": {"type": "rule", "strokeWidth": 3},
+            "encoding": {"y": y, "x": axis("low", x, scale={"zero": False}), "x2": {"field": "high"}},
+        },
+        {"data": {"values": means}, "mark": {"type": "circle", "size": 110, "opacity": 1}, "encoding": at | {"tooltip": shown}},
+    ]  # fmt: skip
+    return chart(title, layers, names, legend=False, height=ROW * len(means))
+
+
+def dose_response(title: str, x: str, y: str, names: Sequence[str], rows: Rows, others: Rows) -> Spec:
+    """Scores against lag: rows g, x, y, low, high. `rows` are joined by lines; `others` stand alone."""
+    at = {"x": axis("x", x, scale={"type": "symlog"}), "y": axis("y", y, scale={"zero": False})}
+    shown = {"tooltip": tooltip(g="", x=x, y=y, low="95 % from", high="to")}
+    bars = [row for row in [*rows, *others] if row["low"] is not None]
+    layers: list[Spec] = [
+        {"data": {"values": rows}, "mark": {"type": "line", "point": True}, "encoding": at | shown},
+        {"data": {"values": others}, "mark": {"type": "point", "shape": "diamond", "filled": True, "size": 130, "opacity": 1},
+         "encoding": at | shown},
+        {"data": {"values": bars}, "mark": {"type": "rule"},
+         "encoding": {"x": at["x"], "y": axis("low", y, scale={"zero": False}), "y2": {"field": "high"}}},
+    ]  # fmt: skip
+    return chart(title, layers, names)
+
+
+def profile(title: str, x: str, names: Sequence[str], rows: Rows) -> Spec:
+    """Performance profiles: rows g, x (score), y (share of runs above it), low, high."""
+    return curves(title, x, "share of runs above", names, rows, [])
+
+
+def shares(title: str, rows: Rows, phases: Sequence[str]) -> Spec:
+    """Where a part's time went: rows g (configuration), p (phase), x (share of the time)."""
+    colour = {"field": "p", "type": "nominal", "sort": list(phases), "title": None, "scale": {"range": COLOURS[: len(phases)]},
+              "legend": {"orient": "bottom", "columns": 2, "labelLimit": 300}}  # fmt: skip
+    mark = {
+        "data": {"values": rows}, "mark": "bar",
+        "encoding": {
+            "y": axis("g", "", "nominal", sort=None, axis={"labelLimit": 260, "title": None}), "color": colour,
+            "x": axis("x", "share of the time", stack="zero", scale={"domain": [0, 1]}, axis={"format": "%"}),
+            "order": {"field": "o"}, "tooltip": tooltip(g="", p="", x="share of the time"),
+        },
+    }  # fmt: skip
+    return chart(title, [mark], [], height=ROW * len({row["g"] for row in rows}))

@@ -1,0 +1,156 @@
+"""Runs the runs of a plan: each a `headrace train` of its own, a few at a time, until all have ended or somebody asks to stop.
+
+A run that has ended by itself has a file `ended.json` in its folder. What has none is started with the same command, and goes on
+from its newest checkpoint, so an experiment that was killed loses at most what each run had not saved.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from headrace.config import ConfigError
+from headrace.experiments.plan import Plan, PlannedRun
+from headrace.experiments.records import minutes_of, tail
+from headrace.processes.interrupt import Interrupt, interrupts
+from headrace.processes.ranks import die_with_starter
+from headrace.runs.files import write_whole
+from headrace.runs.folder import RunFolder
+
+RUNS = "runs"
+"""The folder of the runs in that of the experiment."""
+ENDED = "ended.json"
+"""In the folder of a run that has ended by itself."""
+OUTPUT = "output.txt"
+"""In a run's folder: what the command printed."""
+POLL = 0.25
+"""Seconds between two looks at the runs."""
+LAST_LINES = 12
+"""Lines of output of a run that failed which are shown."""
+
+
+@dataclass
+class Progress:
+    """What is known of one run of the plan."""
+
+    run: PlannedRun
+    folder: Path
+    state: str = "waiting"
+    """waiting, running, done, failed or stopped."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The newest line of metrics."""
+    seconds: float = 0.0
+    """For which it ran now."""
+    started: float = 0.0
+    process: subprocess.Popen[bytes] | None = None
+    cores: frozenset[int] = frozenset()
+
+    def look(self) -> None:
+        """Read the newest line of metrics."""
+        self.metrics = tail(self.folder / "metrics.jsonl") or self.metrics
+
+
+class Runner:
+    """Runs a plan in an experiment's folder, `parallel` runs at a time with an equal share of the cores each.
+
+    `show` is called with all runs, four times a second. Raises `ConfigError` for more parallel runs than cores, and where the
+    folder holds another experiment; `FolderInUse` while it is being run.
+    """
+
+    def __init__(self, plan: Plan, folder: Path, parallel: int = 1):
+        cores = sorted(os.sched_getaffinity(0))
+        if parallel > len(cores):
+            raise ConfigError(f"--parallel {parallel}: each run needs a core of its own, and there are {len(cores)}")
+        self.plan, self.folder = plan, folder
+        self._shares = deque(frozenset(cores[i::parallel]) for i in range(parallel))
+        self.runs = [Progress(run, folder / RUNS / run.name) for run in plan.runs()]
+        for one in self.runs:
+            if (one.folder / ENDED).exists():
+                one.state = "done"
+            one.look()
+
+    def run(self, show: Callable[[list[Progress]], None]) -> bool:
+        """Run what is left; whether every run has ended by itself. The first Ctrl-C stops the running ones with a checkpoint."""
+        self.plan.check_extends(self.folder)
+        with RunFolder(self.folder) as log, interrupts(lambda: None) as interrupt:
+            self.plan.write(self.folder)
+            log.log(f"{sum(one.state == 'done' for one in self.runs)} of {len(self.runs)} runs are done")
+            try:
+                self._run(interrupt, show, log)
+            finally:
+                for one in self._running:
+                    assert one.process is not None
+                    one.process.kill()
+                    one.process.wait()
+        return all(one.state == "done" for one in self.runs)
+
+    @property
+    def _running(self) -> list[Progress]:
+        return [one for one in self.runs if one.state == "running"]
+
+    def _run(self, interrupt: Interrupt, show: Callable[[list[Progress]], None], log: RunFolder) -> None:
+        waiting = deque(one for one in self.runs if one.state == "waiting")
+        asked = False
+        while self._running or (waiting and not interrupt.requested):
+            if interrupt.requested and not asked:
+                asked = True
+                for one in self._running:
+                    one.process.send_signal(signal.SIGINT)  # type: ignore[union-attr]
+            while waiting and self._shares and not interrupt.requested:
+                self._start(one := waiting.popleft())
+                log.log(f"begins: {one.run.name}")
+            for one in self._running:
+                one.look()
+                one.seconds = time.monotonic() - one.started
+                if (code := one.process.poll()) is not None:  # type: ignore[union-attr]
+                    self._end(one, code, asked)
+                    log.log(f"{one.state} (exit code {code}): {one.run.name}")
+            show(self.runs)
+            time.sleep(POLL)
+
+    def _start(self, one: Progress) -> None:
+        one.folder.mkdir(parents=True, exist_ok=True)
+        one.cores = self._shares.popleft()
+        arguments = self.plan.command(one.run, one.folder, minutes_of(one.folder))
+        with open(one.folder / OUTPUT, "ab") as output:
+            one.process = subprocess.Popen(
+                [sys.executable, "-m", "headrace.cli", "train", *arguments],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                start_new_session=True,  # Ctrl-C reaches it once, through this process
+                preexec_fn=partial(_begin, os.getpid(), one.cores),
+            )  # fmt: skip
+        one.state, one.started = "running", time.monotonic()
+
+    def _end(self, one: Progress, code: int, asked: bool) -> None:
+        self._shares.append(one.cores)
+        one.state = "done" if code == 0 else "stopped" if asked else "failed"
+        if code == 0:
+            content = {"exit_code": code, "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "values": dict(one.run.values)}
+            write_whole(one.folder / ENDED, json.dumps(content) + "\n")
+
+    def failures(self) -> list[str]:
+        """For each run that failed, what it printed last."""
+        texts = []
+        for one in self.runs:
+            if one.state == "failed":
+                last: list[str] = []
+                with suppress(OSError):
+                    last = (one.folder / OUTPUT).read_text(errors="replace").splitlines()[-LAST_LINES:]
+                texts.append("\n".join([f"{one.run.name} failed; {one.folder / OUTPUT} ends with:", *(f"  {x}" for x in last)]))
+        return texts
+
+
+def _begin(parent: int, cores: frozenset[int]) -> None:
+    """In the new process, before it becomes the command."""
+    die_with_starter(parent)
+    os.sched_setaffinity(0, cores)

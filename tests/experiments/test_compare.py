@@ -1,0 +1,162 @@
+"""`headrace compare`: its plan, what it refuses, and a real experiment that is killed and goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from headrace import cli
+from headrace.config import ConfigError
+from headrace.experiments.plan import Budget, Plan, PlannedRun, parse_vary
+from headrace.experiments.runner import Runner
+
+CARTPOLE = "gym/CartPole-v1"
+
+
+def plan(**changes):
+    base = {"env": CARTPOLE, "flags": (), "vary": {"learning.gamma": ("0.9", "0.99")}, "seeds": (0, 1), "budget": "2k"}
+    return Plan(**{**base, **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ("30s", Budget(minutes=0.5)), ("5m", Budget(minutes=5.0)), ("1.5h", Budget(minutes=90.0)), ("2M", Budget(steps=2_000_000)),
+        ("500k", Budget(steps=500_000)), ("20000", Budget(steps=20_000)),
+    ],
+)  # fmt: skip
+def test_budgets(text, budget):
+    assert Budget.parse(text) == budget
+
+
+@pytest.mark.parametrize("text", ["", "5", "0", "m", "-5m", "5x", "1e6", "5 m", "0k"])
+def test_what_is_no_budget(text):
+    if text == "5":
+        assert Budget.parse(text) == Budget(steps=5)
+        return
+    with pytest.raises(ConfigError, match="is no budget"):
+        Budget.parse(text)
+
+
+def test_a_time_that_was_trained_before_counts():
+    assert Budget(minutes=5.0).flags(spent=2.0) == ["--run.max-minutes", "3.0000"]
+    assert float(Budget(minutes=5.0).flags(spent=9.0)[1]) > 0
+    assert Budget(steps=100).flags(spent=2.0) == ["--learning.total-steps", "100"]
+
+
+def test_every_combination_with_the_first_seed_comes_first():
+    runs = list(plan(vary={"a.b": ("x", "y"), "c.d": ("1", "2 3")}).runs())
+    assert len(runs) == 8
+    assert {run.seed for run in runs[:4]} == {0}
+    assert runs[1] == PlannedRun((("a.b", "x"), ("c.d", "2 3")), 0)
+    assert runs[1].name == "b-x__d-2_3__seed-0"
+    assert runs[1].flags == ["--a.b", "x", "--c.d", "2", "3", "--seed", "0"]
+
+
+def test_a_plan_is_read_as_it_was_written_and_may_grow(tmp_path):
+    first = plan()
+    first.write(tmp_path)
+    assert Plan.read(tmp_path) == first
+    plan(seeds=(0, 1, 2), vary={"learning.gamma": ("0.9", "0.95", "0.99")}).check_extends(tmp_path)
+    for other in (plan(budget="3k"), plan(env="gym/Acrobot-v1"), plan(flags=("--no-video",)), plan(vary={"learning.beta": ("1",)})):
+        with pytest.raises(ConfigError, match="holds another experiment"):
+            other.check_extends(tmp_path)
+    for damage in ("{", "[]", "{}", '{"format": 1, "env": 3}'):
+        (tmp_path / "plan.json").write_text(damage)
+        with pytest.raises(ConfigError, match=r"plan\.json"):
+            first.check_extends(tmp_path)
+
+
+def test_two_values_with_one_folder_are_refused():
+    with pytest.raises(ConfigError, match="same folder"):
+        plan(vary={"policy.mlp": ("64 64", "64/64")})
+    with pytest.raises(ConfigError, match="more than 10,000 runs"):
+        plan(seeds=tuple(range(9000)))
+    for text in ("a", "a=", "a=1,,2", "=1"):
+        with pytest.raises(ConfigError, match="names no values"):
+            parse_vary([text])
+    with pytest.raises(ConfigError, match="given twice"):
+        parse_vary(["a=1", "a=2"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--vary", "rollout=32,30"], "1 combinations cannot work; nothing was started:\n  rollout 30: learning.batch_size (512)"),
+        (["--vary", "policy-lag=0,1"], "  policy_lag 1: sampling.policy_lag 1 needs sampling.placement serial"),
+        (["--vary", "placment=serial"], "there is no setting placment; did you mean --sampling.placement?"),
+        (["--vary", "gamma=0.9,2"], "learning.gamma is 2"),
+        (["--vary", "seed=1,2"], "seed is decided by --seeds"),
+        (["--total-steps", "5"], "learning.total_steps is decided by --budget"),
+        (["--vary", "gamma=0.9", "--gamma", "0.5"], "learning.gamma varies, and is given as a flag too"),
+        (["--parallel", "4000"], "--parallel 4000: each run needs a core of its own"),
+    ],
+)
+def test_what_cannot_work_is_named_before_anything_starts(tmp_path, capsys, flags, said):
+    assert cli.main(["compare", CARTPOLE, "--folder", str(tmp_path / "x"), "--budget", "1k", *flags]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_finished_run_is_kept(tmp_path):
+    done = plan()
+    for run in done.runs():
+        (tmp_path / "runs" / run.name).mkdir(parents=True)
+        (tmp_path / "runs" / run.name / "ended.json").write_text("{}")
+    runner = Runner(done, tmp_path)
+    assert runner.run(lambda runs: None)
+    assert [one.process for one in runner.runs] == [None] * 4
+
+
+def wait_for(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.process
+def test_an_experiment_that_is_killed_goes_on_where_it_was(tmp_path):
+    """Two values, one seed: the first run ends, the second is killed with everything else, and the same command ends both."""
+    folder = tmp_path / "x"
+    command = [sys.executable, "-m", "headrace.cli", "compare", CARTPOLE, "--vary", "learning.gamma=0.9,0.99", "--seeds", "1",
+               "--budget", "6k", "--folder", str(folder), "--placement", "serial", "--num-threads", "1", "--num-epochs", "1",
+               "--run.checkpoint-interval", "0.1"]  # fmt: skip
+    first, second = (folder / "runs" / f"gamma-{gamma}__seed-0" for gamma in ("0.9", "0.99"))
+    started = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    wait_for(lambda: list(second.glob("checkpoints/0*")))
+    children = {int(pid) for pid in (second / "run.lock").read_text().split()}
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    wait_for(lambda: not any(os.path.exists(f"/proc/{pid}/exe") for pid in children), 20)
+    assert (first / "ended.json").exists()
+    assert not (second / "ended.json").exists()
+    ended = (first / "ended.json").stat().st_mtime_ns
+    assert subprocess.run(command, timeout=200, stdout=subprocess.PIPE, text=True, check=True).stdout.count("done ") == 2
+    assert (first / "ended.json").stat().st_mtime_ns == ended
+    assert (second / "ended.json").exists()
+    log = (second / "log.txt").read_text()
+    assert "Going on from" in log
+    steps = [json.loads(line)["global_step"] for line in (second / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps)), "no step is there twice"
+    assert steps[-1] >= 6000
+
+
+@pytest.mark.process
+def test_ctrl_c_ends_the_runs_with_a_checkpoint(tmp_path):
+    folder = tmp_path / "x"
+    command = [sys.executable, "-m", "headrace.cli", "compare", CARTPOLE, "--seeds", "1", "--budget", "1h", "--folder", str(folder),
+               "--placement", "serial", "--num-threads", "1"]  # fmt: skip
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    metrics = folder / "runs" / "seed-0" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.stat().st_size)
+    started.send_signal(signal.SIGINT)
+    said, _ = started.communicate(timeout=120)
+    assert started.returncode == 130
+    assert "stopped  seed-0" in said
+    assert list((folder / "runs" / "seed-0" / "checkpoints").glob("0*"))
+    assert not (folder / "runs" / "seed-0" / "ended.json").exists()
