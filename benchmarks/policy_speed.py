@@ -128,6 +128,8 @@ CORES = ("none", "gru", "lstm")
 ARCHITECTURES: list[tuple[str, str, dict[str, object]]] = [
     *(("gym/CartPole-v1", "ppo", {"policy.encoder": "mlp", "policy.core": core}) for core in CORES),
     *(("gym/Pendulum-v1", "ppo", {"policy.core": core, "policy.normalize_observations": True}) for core in CORES),
+    ("gym/CartPole-v1", "impala", {"policy.core": "lstm", "policy.previous_action": True, "policy.previous_reward": True}),
+    ("gym/Pendulum-v1", "ppo", {"policy.separate_critic": True}),
     ("gym/Taxi-v4", "ppo", {"envs.info_action_mask": True}),
     ("gym/CartPole-v1", "dqn", {}),
     ("gym/CartPole-v1", "rainbow", {}),

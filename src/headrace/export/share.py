@@ -130,7 +130,11 @@ def _card(library: Any, run: os.PathLike[str] | str, repo: str, done: Exported, 
             else f"Return {score}.",
             "",
         ]
-    shown = {"demo.html": "[Plays in a browser](demo.html): download the page and open it", "replay.mp4": "[A game](replay.mp4)", "curve.png": "![Training returns](curve.png)"}
+    shown = {
+        "demo.html": "[The policy in your browser](demo.html): download the page and open it.",
+        "replay.mp4": "[A game](replay.mp4)",
+        "curve.png": "![Training returns](curve.png)",
+    }
     lines += [f"{text}\n" for file, text in shown.items() if (folder / file).exists()]
     lines += ["## Use", "", "```", f"headrace eval hf://{repo} --deterministic", "```", ""]
     lines += ["Without PyTorch: `policy.onnx` on onnxruntime, as its contract `policy.json` says.", ""]
