@@ -212,12 +212,12 @@ def test_without_the_javascript_package(tmp_path, monkeypatch):
     npm.write_text("#!/bin/sh\necho no network >&2\nexit 1\n")
     npm.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    with pytest.raises(ConfigError, match="npm cannot give onnxruntime-web.*no network"):
+    with pytest.raises(ConfigError, match=r"npm cannot give onnxruntime-web.*no network"):
         browser_page.runtime()
     npm.write_text(  # other files than the ones of that version
         '#!/bin/sh\nfor last; do :; done\nmkdir -p package/dist\necho 1 > package/dist/ort.wasm.bundle.min.mjs\n'
         'echo 2 > package/dist/ort-wasm-simd-threaded.wasm\ntar czf "$last/a.tgz" package\n'
     )
-    with pytest.raises(ConfigError, match="npm gave another ort.wasm.bundle.min.mjs"):
+    with pytest.raises(ConfigError, match=r"npm gave another ort\.wasm\.bundle\.min\.mjs"):
         browser_page.runtime()
     assert not list(tmp_path.glob("headrace/*/*"))
