@@ -149,7 +149,7 @@ HEAD = """| environment | algorithm | network | core | exporter | largest differ
 
 def exported_row(env: str, algorithm: str, settings: dict[str, object], rounds: int) -> str:
     """One architecture: both exporters' largest differences, and of the file that is kept size and time, batch 1."""
-    from headrace.envs.make import describe
+    from headrace.envs.make import describe_run
     from headrace.evaluation.trained_policy import TrainedPolicy
     from headrace.export.graph import EXPORTERS
     from headrace.export.onnx_file import verified
@@ -159,7 +159,7 @@ def exported_row(env: str, algorithm: str, settings: dict[str, object], rounds: 
     config = make_config(
         env, **{"learning.algorithm": algorithm, "learning.device": "cpu", "learning.precision": "float32"} | settings
     )
-    spec = describe(env, config.envs)
+    spec = describe_run(config)
     policy = TrainedPolicy(config, spec, *make_agent(config, spec), 0)
     differences, kept = [], None
     for exporter in EXPORTERS:

@@ -65,8 +65,8 @@ def test_a_shared_folder_is_a_run_folder_for_those_who_play(run, shared, tmp_pat
 
 def test_the_command_on_the_card_names_nothing_of_the_machine():
     given = ["train", "--env", "gym/CartPole-v1", "--run.folder", "/home/me/secret", "--run.no-video", "--learning.lr", "-1e-3",
-             "--envs.remote=10.0.0.1:99", "--envs.remote_token_file", "/home/me/token", "--import", "/home/me/own.py"]  # fmt: skip
-    kept = ["train", "--env", "gym/CartPole-v1", "--learning.lr", "-1e-3", "--import", "own.py"]
+             "--envs.remote=10.0.0.1:99", "--envs.remote_token_file", "/home/me/token", "--import", "/home/me/o.py"]  # fmt: skip
+    kept = ["train", "--env", "gym/CartPole-v1", "--learning.lr", "-1e-3", "--import", "o.py"]
     assert sharing._repeatable(given) == kept
 
 
