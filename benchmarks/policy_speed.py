@@ -128,6 +128,8 @@ CORES = ("none", "gru", "lstm")
 ARCHITECTURES: list[tuple[str, str, dict[str, object]]] = [
     *(("gym/CartPole-v1", "ppo", {"policy.encoder": "mlp", "policy.core": core}) for core in CORES),
     *(("gym/Pendulum-v1", "ppo", {"policy.core": core, "policy.normalize_observations": True}) for core in CORES),
+    ("gym/CartPole-v1", "impala", {"policy.core": "lstm", "policy.previous_action": True, "policy.previous_reward": True}),
+    ("gym/Pendulum-v1", "ppo", {"policy.separate_critic": True}),
     ("gym/Taxi-v4", "ppo", {"envs.info_action_mask": True}),
     ("gym/CartPole-v1", "dqn", {}),
     ("gym/CartPole-v1", "rainbow", {}),
@@ -147,7 +149,7 @@ HEAD = """| environment | algorithm | network | core | exporter | largest differ
 
 def exported_row(env: str, algorithm: str, settings: dict[str, object], rounds: int) -> str:
     """One architecture: both exporters' largest differences, and of the file that is kept size and time, batch 1."""
-    from headrace.envs.make import describe
+    from headrace.envs.make import describe_run
     from headrace.evaluation.trained_policy import TrainedPolicy
     from headrace.export.graph import EXPORTERS
     from headrace.export.onnx_file import verified
@@ -157,7 +159,7 @@ def exported_row(env: str, algorithm: str, settings: dict[str, object], rounds: 
     config = make_config(
         env, **{"learning.algorithm": algorithm, "learning.device": "cpu", "learning.precision": "float32"} | settings
     )
-    spec = describe(env, config.envs)
+    spec = describe_run(config)
     policy = TrainedPolicy(config, spec, *make_agent(config, spec), 0)
     differences, kept = [], None
     for exporter in EXPORTERS:

@@ -63,6 +63,28 @@ def test_a_shared_folder_is_a_run_folder_for_those_who_play(run, shared, tmp_pat
         headrace.load_policy(copy)
 
 
+def test_the_command_on_the_card_names_nothing_of_the_machine():
+    given = ["train", "--env", "gym/CartPole-v1", "--run.folder", "/home/me/secret", "--run.no-video", "--learning.lr", "-1e-3",
+             "--envs.remote=10.0.0.1:99", "--envs.remote_token_file", "/home/me/token", "--import", "/home/me/o.py"]  # fmt: skip
+    kept = ["train", "--env", "gym/CartPole-v1", "--learning.lr", "-1e-3", "--import", "o.py"]
+    assert sharing._repeatable(given) == kept
+
+
+def test_addresses_of_a_strangers_run_are_not_dialled(shared, tmp_path):
+    copy = shutil.copytree(shared, tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    config["envs"] |= {"remote": "stranger.example:1", "remote_token_file": "/etc/hostname"}
+    (copy / "config.json").write_text(json.dumps(config))
+    envs = headrace.load_policy(copy).config.envs
+    assert (envs.remote, envs.remote_token_file) == (None, None)
+
+
+def test_a_name_that_the_hub_refuses_is_said_before_the_work(run, tmp_path):
+    with pytest.raises(ConfigError, match="Repo id must be"):
+        sharing.share(run, "no name/../x", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_code_of_a_strangers_run_does_not_run(shared, tmp_path, monkeypatch):
     copy = shutil.copytree(shared, tmp_path / "copy")
     config = json.loads((copy / "config.json").read_text())
@@ -99,6 +121,10 @@ def test_push_and_fetch(run, tmp_path):
     missing = headrace_("eval", "hf://me/nothing")
     assert missing.returncode == 2
     assert "hf://me/nothing cannot be fetched" in missing.stderr
+    hub.repos["me/other"] = {"config.json": b"{}", "evil.py": b"raise SystemExit('it ran')"}
+    other = headrace_("eval", "hf://me/other")
+    assert other.returncode == 2
+    assert "was not written by headrace share: it has no model.safetensors" in other.stderr
     everything = "".join(each.stdout + each.stderr for each in (done, played, missing))
     files = [path for folder in (tmp_path / "out", run) for path in Path(folder).rglob("*") if path.is_file()]
     assert TOKEN not in everything

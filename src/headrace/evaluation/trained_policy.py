@@ -156,7 +156,7 @@ class TrainedPolicy:
     def module(self) -> PolicyModule:
         """A copy of the policy as a plain `torch.nn.Module` on the CPU, in float32: a dictionary of what the environment gives
         to a dictionary of actions and what they are sampled from, with gradients. To play with what became of it:
-        `policy.model.load_state_dict(module.model.state_dict())`.
+        `trained.model.load_state_dict(module.model.state_dict())`, where `trained` is this object.
 
         Raises `ConfigError` where the environment cannot be made here.
         """

@@ -1,7 +1,7 @@
 """`demo`: one HTML file in which a policy plays in the visitor's browser. The file holds everything, so nothing is fetched.
 
-The network runs by onnxruntime-web. Two files of that npm package are needed, 14 MB, too much for this package: they are taken from
-a folder, or fetched once by npm into the user's cache.
+The network runs by onnxruntime-web. Two files of that npm package are needed, 14 MB, too much for this package: they are taken
+from a folder, or fetched once by npm into the user's cache.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def _input(leaf: Leaf, config: Config) -> dict[str, Any]:
 
 def _last_step(name: str, config: Config) -> str:
     if name == PREVIOUS_ACTION:
-        return "the action taken before this observation, its numbers in the order of the outputs, choices counted from 0; at first 0"
+        return "the action taken before, its numbers in the order of the outputs, choices counted from 0; zeros at first"
     c = config.envs
     squashed = f", then squashed to {c.reward_soft_clip:g}" if c.reward_soft_clip else ""
     clipped = f", then clipped to -{c.reward_clip:g} to {c.reward_clip:g}" if c.reward_clip else ""

@@ -76,9 +76,7 @@ def export_policy(
     """
     for name in ("onnx", "onnxscript", "onnxruntime", "jsonschema"):
         package(name)
-    loaded = load_policy(run, which=which, device="cpu", policy=0 if policy is None else policy, imports=imports)
-    if policy is None and loaded.config.population.size > 1:
-        raise ConfigError(f"{run} has {loaded.config.population.size} policies: choose one with --policy, counted from 0")
+    loaded = chosen_policy(run, which, policy, imports)
     name = "policy.onnx" if policy is None or loaded.config.population.size == 1 else f"policy-{policy}.onnx"
     path = Path(to or Path(run) / name)
     _check_place(path)
@@ -92,6 +90,16 @@ def export_policy(
     check_contract(contract, str(path))
     write_together({path: data, path.with_suffix(".json"): contracts.to_json(contract)})
     return Exported(path, contract)
+
+
+def chosen_policy(
+    run: os.PathLike[str] | str, which: Which, policy: int | None, imports: Iterable[os.PathLike[str] | str]
+) -> TrainedPolicy:
+    """The policy of a run on the CPU. Raises `ConfigError` where there are several and none is chosen, and as `load_policy`."""
+    loaded = load_policy(run, which=which, device="cpu", policy=0 if policy is None else policy, imports=imports)
+    if policy is None and loaded.config.population.size > 1:
+        raise ConfigError(f"{run} has {loaded.config.population.size} policies: choose one with --policy, counted from 0")
+    return loaded
 
 
 def _check_place(path: Path) -> None:

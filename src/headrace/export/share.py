@@ -17,10 +17,11 @@ from headrace.config import Config, ConfigError
 from headrace.config.envs import OF_ONE_MACHINE
 from headrace.config.run import RunConfig
 from headrace.evaluation.hub import hub
-from headrace.evaluation.policy import Which, load_policy
+from headrace.evaluation.onnx_policy import package
+from headrace.evaluation.policy import Which
 from headrace.evaluation.video import record
 from headrace.export.browser_page import check_world, page, runtime
-from headrace.export.onnx_file import Exported, export_policy
+from headrace.export.onnx_file import Exported, chosen_policy, export_policy
 from headrace.runs.files import write_whole
 from headrace.runs.plots import learning_curve
 
@@ -58,17 +59,21 @@ def share(
     hub refuses.
     """
     library = hub()
+    try:
+        package("huggingface_hub.utils", "hub").validate_repo_id(repo)
+    except library.errors.HFValidationError as error:
+        raise ConfigError(f"--repo: {error}") from error
     folder = Path(to or Path(run) / "share")
+    loaded = chosen_policy(run, which, policy, imports)
+    if loaded.team:
+        raise ConfigError(f"{run}: the agents have different spaces, and each of its policies plays with the others only")
     files = None
     if demo:  # what is missing is said before the work
-        check_world(load_policy(run, which=which, device="cpu", policy=policy or 0, imports=imports).config)
+        check_world(loaded.config)
         files = runtime(None if onnxruntime_web is None else Path(onnxruntime_web))
     folder.mkdir(parents=True, exist_ok=True)
     found: Any = {"which": which, "policy": policy, "episodes": episodes, "seed": seed, "licence": licence, "imports": imports}
     done = export_policy(run, folder / "policy.onnx", **found)
-    loaded = load_policy(run, which=which, device="cpu", policy=policy or 0, imports=imports)
-    if loaded.team:
-        raise ConfigError(f"{run}: the agents have different spaces, and each of its policies plays with the others only")
     write_whole(folder / "config.json", configs.to_json(_public(loaded.config)))
     weights = {name: tensor.contiguous() for name, tensor in loaded.model.state_dict().items()}
     write_whole(folder / "model.safetensors", safetensors.torch.save(weights, {"format": "pt", "step": str(loaded.step)}))
@@ -130,7 +135,11 @@ def _card(library: Any, run: os.PathLike[str] | str, repo: str, done: Exported, 
             else f"Return {score}.",
             "",
         ]
-    shown = {"demo.html": "[Plays in a browser](demo.html): download the page and open it", "replay.mp4": "[A game](replay.mp4)", "curve.png": "![Training returns](curve.png)"}
+    shown = {
+        "demo.html": "[The policy in your browser](demo.html): download the page and open it.",
+        "replay.mp4": "[A game](replay.mp4)",
+        "curve.png": "![Training returns](curve.png)",
+    }
     lines += [f"{text}\n" for file, text in shown.items() if (folder / file).exists()]
     lines += ["## Use", "", "```", f"headrace eval hf://{repo} --deterministic", "```", ""]
     lines += ["Without PyTorch: `policy.onnx` on onnxruntime, as its contract `policy.json` says.", ""]
@@ -141,12 +150,29 @@ def _card(library: Any, run: os.PathLike[str] | str, repo: str, done: Exported, 
     return "\n".join([*lines, f"All settings are in `config.json`. {versions}.", ""])
 
 
+OWN_FLAGS = ("--run.", *(f"--envs.{name}" for name in OF_ONE_MACHINE))
+
+
+def _repeatable(arguments: list[str]) -> list[str]:
+    """Arguments of a command without what is of one machine: flags of its files and addresses, folders of paths."""
+    kept, own = [], False
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if argument.startswith("-") and not argument[1:2].isdigit():
+            own = flag.replace("_", "-").startswith(tuple(each.replace("_", "-") for each in OWN_FLAGS))
+        else:
+            flag, equals, value = "", "", argument
+        if not own:
+            kept.append(flag + equals + (Path(value).name if value.startswith(("/", "~", ".")) else value))
+    return kept
+
+
 def _origin(run: Path) -> tuple[str, str]:
     """The command that trained the run, and its machine, where the run folder tells."""
     try:
         facts = json.loads((run / "system.json").read_text())[0]
         program, *arguments = facts["command"]
-        command = shlex.join([Path(program).name, *arguments]) if arguments else ""
+        command = shlex.join([Path(program).name, *_repeatable(arguments)]) if arguments else ""
         where = f"{facts['processor']}, {facts['cores']} cores"
         return command, where + (f", {facts['accelerator']}" if facts["accelerator"] else "")
     except (OSError, ValueError, KeyError, IndexError, TypeError):
