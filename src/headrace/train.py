@@ -62,6 +62,7 @@ def train(
     Raises `ConfigError` for impossible settings, `FolderInUse`, `CheckpointError`, `RunFailed` with the error of the part that
     failed.
     """
+    callbacks = Callbacks(on_update, on_episode, on_checkpoint)
     check_config(config := to_train(config))
     with settings_of_rank(config) as own:
         own = for_agents(own, spec := describe_run(own, elsewhere=own.sampling.placement in ("served", "inline")))
@@ -71,7 +72,7 @@ def train(
             with folder, Reporter(own, spec.frameskip, folder, records := Records(own)) as reporter:
                 for text in (*changes, *summary(own, spec), *notes(own)):
                     reporter.message(text)
-                ends = _run(placement, reporter, Callbacks(on_update, on_episode, on_checkpoint))
+                ends = _run(placement, reporter, callbacks)
                 returns = [ends.get(p, {"mean_return": math.nan})["mean_return"] for p in range(own.population.size)]
                 draw_curve_and_video(own, reporter.message, returns, again=reporter.learned, draw_more=records.draw)
     return TrainResult(str(folder.path), ends.get(0, {}).get("reason", "interrupted"), reporter.global_step, returns[0], spec)

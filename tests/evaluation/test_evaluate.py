@@ -267,7 +267,8 @@ def test_a_finished_training_does_not_end_in_an_error_of_its_pictures(tmp_path, 
     messages = []
     config = make_config("test/countdown", **{"run.folder": str(tmp_path)})
     video.draw_curve_and_video(config, messages.append, [1.0], again=True)
-    assert messages[-1] == "No curve or video: RuntimeError: no ink"
+    missing = {"learning_curve": "curve or video", "record": "video"}[fails]
+    assert messages[-1] == f"No {missing}: RuntimeError: no ink"
 
 
 def test_a_resume_that_has_nothing_to_do_leaves_the_pictures_as_they_are(run, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import headrace
@@ -44,9 +45,9 @@ def test_they_are_told_of_every_update_episode_and_checkpoint(tmp_path: Path, pl
 def test_one_that_returns_true_ends_the_run_with_a_checkpoint(tmp_path: Path, placement: str, what: str) -> None:
     calls = list[dict[str, Any]]()
 
-    def stop(happened: dict[str, Any]) -> bool:
+    def stop(happened: dict[str, Any]) -> bool | np.bool_:
         calls.append(happened)
-        return True
+        return np.float32(1) > 0 if what == "on_update" else True
 
     settings = {"learning.total_steps": 10**9, "run.checkpoint_interval": 0.1}
     result = headrace.train(config(tmp_path, placement, **settings), **{what: stop})  # type: ignore[arg-type]
@@ -55,6 +56,12 @@ def test_one_that_returns_true_ends_the_run_with_a_checkpoint(tmp_path: Path, pl
     kept = checkpoint.load_newest(tmp_path / "checkpoints")
     assert kept is not None
     assert kept.unpack()["progress"]["global_step"] == result.global_step
+
+
+def test_what_is_no_function_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(headrace.ConfigError, match="on_episode is 3, must be a function"):
+        headrace.train(config(tmp_path / "run", "serial"), on_episode=3)  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_error_in_one_ends_the_run_and_is_raised(tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ def draw_curve_and_video(
         return
     known = [p for p, mean in enumerate(mean_returns) if not math.isnan(mean)]
     best = max(known, key=lambda p: mean_returns[p], default=0)
+    missing = "curve or video"
     try:
         if known:
             folders = [config.policy_folder(p) for p in known]
@@ -141,8 +142,9 @@ def draw_curve_and_video(
                 for folder in folders:
                     task_curves(folder, folder / "tasks.png", config.tasks)
                     report(f"Learning curves of the tasks: {folder / 'tasks.png'}")
+        missing = "video"
         returns = record(config.run_folder, video, max_steps=VIDEO_STEPS, number=best)
         report(f"Video: {video} (return {', '.join(f'{r:.1f}' for r in returns)})")
     except Exception as error:  # training is over and saved, so an error here costs only a picture
         kind = "" if isinstance(error, ConfigError | EnvironmentFault) else f"{type(error).__name__}: "
-        report(f"No curve or video: {kind}{error}")
+        report(f"No {missing}: {kind}{error}")

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from headrace.config.errors import ConfigError
 from headrace.runs.messages import Message
 
 Callback = Callable[[dict[str, Any]], object]
-"""Is given what happened, by name; `policy` is the number of the policy. If it returns True, training ends with a checkpoint, for
-the reason "interrupted"."""
+"""Is given what happened, by name; `policy` is the number of the policy. If it returns True (also NumPy's), training ends with a
+checkpoint, for the reason "interrupted"."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +27,24 @@ class Callbacks:
     on_checkpoint: Callback | None = None
     """Is given the `global_step` of every checkpoint but that at the end."""
 
+    def __post_init__(self) -> None:
+        for name, callback in vars(self).items():
+            if callback is not None and not callable(callback):
+                raise ConfigError(f"{name} is {callback!r}, must be a function of a dictionary")
+
     def receive(self, message: Message) -> bool:
         """Call those whom the message concerns; whether one of them wants the end."""
         policy = {"policy": message.policy}
         if message.kind == "metrics" and self.on_update is not None:
-            return self.on_update(message.content | policy) is True
+            return _is_true(self.on_update(message.content | policy))
         if message.kind == "saved" and self.on_checkpoint is not None:
-            return self.on_checkpoint({"global_step": message.content} | policy) is True
+            return _is_true(self.on_checkpoint({"global_step": message.content} | policy))
         if message.kind == "episodes" and self.on_episode is not None:
-            ends = [self.on_episode({"return": r, "length": length} | policy) is True for r, length in message.content]
+            ends = [_is_true(self.on_episode({"return": r, "length": length} | policy)) for r, length in message.content]
             return any(ends)
         return False
+
+
+def _is_true(answer: object) -> bool:
+    """Other objects that count as true, such as what a list's method gives, are no wish to end."""
+    return isinstance(answer, bool | np.bool_) and bool(answer)

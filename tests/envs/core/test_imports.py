@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +191,10 @@ def test_gymnasiums_constructors_need_no_render_mode() -> None:
     gymnasium.register("Bare-v0", Bare)
     try:
         make_env("gym/Bare-v0", EnvConfig()).close()
-        with pytest.raises(ConfigError, match="has no render mode 'rgb_array'"):
-            make_env("gym/Bare-v0", EnvConfig(), render_mode="rgb_array")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(ConfigError, match="has no render mode 'rgb_array'"):
+                make_env("gym/Bare-v0", EnvConfig(), render_mode="rgb_array")
     finally:
         del gymnasium.registry["Bare-v0"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -58,7 +59,9 @@ def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> En
     if options.max_episode_steps is not None:
         kwargs["max_episode_steps"] = -1  # Gymnasium's limit counts frames; ours, outside the frame skip, counts steps
     try:
-        env = gymnasium.make(name, disable_env_checker=True, **kwargs)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*not in the possible render_modes")  # `make_env` refuses it
+            env = gymnasium.make(name, disable_env_checker=True, **kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
         advice = 'pip install "headrace[mujoco]"' if _is_mujoco(name) else str(error)
         raise ConfigError(f"gym/{name} needs packages that are not installed: {advice}") from error
