@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -114,7 +115,7 @@ def _seen(config: Config) -> Observes:
     """What an environment observes whose registration does not say it. One that cannot be made counts as one of vectors; the run
     will say why it cannot."""
     try:
-        return kind_of(describe(config.env, config.envs))
+        return kind_of(describe(config.env, replace(config.envs, remote=None)))  # several tasks have no servers: `validate`
     except (ConfigError, EnvironmentFault):
         return "vectors"
 

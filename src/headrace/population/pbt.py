@@ -189,8 +189,8 @@ def get(config: Config, name: str) -> Value | None:
 
 
 def with_values(config: Config, values: Mapping[str, Value]) -> tuple[Config, dict[str, Value]]:
-    """The configuration with these hyperparameters, and those of them that are as given: one that is out of its setting's range
-    stays what it was. Weights of rewards are no settings, and pass."""
+    """The configuration with these hyperparameters, and the values that it has then: a value out of its setting's range is not
+    taken over. Weights of rewards are no settings, so they are only passed on."""
     kept: dict[str, Value] = {}
     for name, value in values.items():
         if name.startswith(REWARD):

@@ -241,8 +241,8 @@ class PbtPolicy:
         )
 
     def _adopt(self, pending: dict[str, Any]) -> Iterator[Message]:
-        """Become a copy of the donor, with the returns of its games, if the copy is there. Experience of the weights from before
-        is not learned from, and their games do not count."""
+        """Become a copy of the donor, with the returns of its games, if the copy is there. Experience and games of the former
+        weights do not count any more."""
         arrived = self._shared.read(pending["donor"], self._copied_after)
         if arrived is None:
             return

@@ -11,7 +11,7 @@ import numpy as np
 from headrace.shm.population import Standings
 
 K = 2.0
-"""By how much one game moves a rating, times the difference between result and expectation. Small, since there are many games."""
+"""One game moves a rating by this number times the difference of result and expectation. Small, since there are many games."""
 MOST_GAMES = 200
 """Games of one pair that move a rating at once; more say nothing new, since a rating has settled by then."""
 WINDOW = 100
@@ -34,14 +34,14 @@ def rate(rating: float, games: list[tuple[float, float, float]]) -> float:
 
 
 class RecentGames:
-    """The last games of policy p against other members: at least `WINDOW` of them, where there were so many. Those that ended
-    between two calls of `update` come and go together."""
+    """The last games of policy p against other members, at least `WINDOW` if it has played that many. Games that ended between
+    two calls of `update` are added together, and dropped together."""
 
     def __init__(self, standings: Standings, p: int) -> None:
         self._standings, self._p = standings, p
         self._seen = self._all()
         self._games: deque[tuple[float, float]] = deque()
-        """Score and number of those that came together, the oldest first."""
+        """Score and number of the games of each `update`, the oldest first."""
 
     def _all(self) -> np.ndarray:
         """float64 [2]: score and number of all games since the run has begun or gone on. A game against oneself is none."""

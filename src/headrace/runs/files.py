@@ -142,7 +142,7 @@ class AppendFile:
         self._pending = b""
 
     def _rewrite(self, wanted: Callable[[Any], bool]) -> None:
-        """Replace the file by one with the `wanted` of its JSON lines. After an error, or a crash, the old one is there."""
+        """Replace the file by one with only the `wanted` JSON lines. After an error, or a crash, the old file is there."""
         there = read_json_lines(self.path) if os.path.lexists(self.path) else []
         write_whole(self.path, "".join(json.dumps(line) + "\n" for line in there if wanted(line)))
         before, self._fd = self._fd, self._open()

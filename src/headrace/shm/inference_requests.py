@@ -87,12 +87,14 @@ class InferenceRequests(Mapped):
         self._queues[self._queue_of[self.policy[lane]]].put(lane, timeout=0)
 
     def answered(self, lane: int) -> None:
-        """The actions of the lane's current row are written (by an `inline` policy, which nobody had to ask)."""
+        """Mark the lane's current row as answered: an `inline` policy or a scripted opponent has written its actions, without a
+        request."""
         self._words.store(lane, READY)
         self._wake_worker_of(lane)
 
     def take(self, lanes: Sequence[int]) -> bool:
-        """Take the answers of a group's lanes, if all of them are there: their core states move on by one row."""
+        """Take the answers of a group's lanes, and move their core states on by one row. False, and nothing changes, while an
+        answer is missing."""
         words = self._words
         # Nobody but the group's own worker changes a word that is READY.
         for lane in lanes:
@@ -115,7 +117,7 @@ class InferenceRequests(Mapped):
         return [g for g in range(self.num_groups) if bits >> g & 1] if bits else []
 
     def wake(self, worker: int, group: int) -> None:
-        """Something happened for this group: its actions are there, or its environments have finished their step."""
+        """Wake the worker for this group: its actions are there, or its environments have finished their step."""
         self._wake.fetch_or(worker, 1 << group)
 
     def _wake_worker_of(self, lane: int) -> None:
@@ -135,13 +137,13 @@ class InferenceRequests(Mapped):
         return [lane for lane in lanes if claim(lane, WAITING, TAKEN + policy_worker)]
 
     def give_up(self, lanes: Sequence[int], policy_worker: int) -> None:
-        """Let these lanes, which were claimed, wait again: the policy that acts for them now has another queue."""
+        """Put lanes that were claimed into the queue of the policy that acts for them now, which is another one."""
         for lane in lanes:
             if self._words.compare_exchange(lane, TAKEN + policy_worker, WAITING):
                 self._queue(lane)
 
     def answer(self, lanes: Sequence[int], policy_worker: int) -> None:
-        """The actions of these lanes are written: wake their workers."""
+        """Mark these lanes as answered, and wake their workers."""
         for lane in lanes:
             # Not so if the lane's rollout worker died meanwhile and its requests were withdrawn.
             if self._words.compare_exchange(lane, TAKEN + policy_worker, READY):
@@ -158,14 +160,14 @@ class InferenceRequests(Mapped):
         return [lane for lane in lanes if lane is not None]
 
     def answered_lanes(self) -> list[int]:
-        """Lanes whose actions are there and not taken yet: a scripted opponent's, say. For runs in one process."""
+        """Lanes whose actions are written and not taken yet, such as those of scripted opponents. For runs in one process."""
         return [lane for lane in range(self.L) if self._words.load(lane) == READY]
 
     # -- the supervisor ---------------------------------------------------------------------------------------------------
 
     def withdraw(self, worker: int) -> set[int]:
-        """Take back the requests of a rollout worker that has ended. Returns the policy workers that are still computing answers
-        to some: until they are done they may write to its slots, which must not be anybody else's before."""
+        """Withdraw the requests of a rollout worker that has ended. Returns the policy workers that still compute answers to some
+        of them: they may write to its slots, which must not be used again before these workers are done."""
         holders = set()
         for lane in range(worker * self.lanes_per_worker, (worker + 1) * self.lanes_per_worker):
             while (state := self._words.load(lane)) < TAKEN:
@@ -176,12 +178,12 @@ class InferenceRequests(Mapped):
         return holders
 
     def clear_wake_up(self, worker: int) -> None:
-        """Forget what a rollout worker that has ended was woken for."""
+        """Reset the wake-up word of a rollout worker that has ended."""
         self._wake.store(worker, 0)
 
     def requeue_requests_of(self, policy_worker: int) -> int:
-        """After a policy worker's death: what it had taken waits again, and lost wake-ups and numbers are sent again. Returns how
-        many requests it had taken. Never waits."""
+        """Let other policy workers answer the requests that a dead policy worker had taken, and send again the wake-ups and
+        numbers that were lost with it. Returns how many requests it had taken. Never waits."""
         taken = sum(self._words.compare_exchange(lane, TAKEN + policy_worker, WAITING) for lane in range(self.L))
         self._queue_waiting(range(self.L))
         self.wake_all((1 << self.num_groups) - 1)
@@ -205,7 +207,7 @@ class InferenceRequests(Mapped):
             self._wake.fetch_or(worker, groups)
 
     def close(self) -> None:
-        """End of the run: whoever waits wakes up."""
+        """End the run: all waiting processes wake up."""
         self.wake_all()
         for queue in self._queues:
             queue.close()

@@ -48,8 +48,8 @@ class Standings(_Tables):
     counts: np.ndarray
     """float64 [W, N, N, 2]: score (1 a win, 1/2 a draw) and number of games of the first member against the second, by worker."""
     baseline: np.ndarray
-    """float64 [N, N, 2]: the part of these counts, over all workers, that is of earlier past versions in the same place. Negative
-    where a resumed run had games before."""
+    """float64 [N, N, 2]: what to subtract from the sum of `counts` over all workers: the games of earlier past versions in the
+    same place. Negative where a resumed run adds its earlier games."""
     rating: np.ndarray
     """float64 [N]: Elo ratings; of opponents those with which they begin, see `elo`."""
     moved: np.ndarray
@@ -60,7 +60,7 @@ class Standings(_Tables):
     now: np.ndarray
     """int64 [N]: global steps of the policies."""
     done: np.ndarray
-    """int32 [N]: whether the policy has learned enough. It goes on acting, and nobody takes its trajectories any more."""
+    """int32 [N]: whether the policy has learned enough. It goes on acting, but its trajectories are not learned from any more."""
     rated: np.ndarray
     """float64 [P, N, 2]: the part of each policy's counts that has moved its rating."""
     recent: np.ndarray
@@ -119,7 +119,7 @@ class Standings(_Tables):
     # -- rollout workers --------------------------------------------------------------------------------------------------
 
     def add_result(self, worker: int, one: int, other: int, score: float) -> None:
-        """A game has ended: `score` of `one` is 1, 1/2 or 0. A game against oneself says nothing and counts for nothing."""
+        """Count a game that has ended; the `score` of `one` is 1, 1/2 or 0. A game against oneself is not counted."""
         if one == other:
             return
         counts = self.counts[worker]
@@ -127,7 +127,7 @@ class Standings(_Tables):
         counts[other, one] += 1 - score, 1
 
     def enter(self, worker: int, member: int) -> bool:
-        """The member is about to act for an agent. False, and nothing has changed, if it may not be matched any more."""
+        """Count one more agent for whom the member acts. False, and nothing changes, if it may not be matched any more."""
         self.users[worker, member] += 1
         self._fence.fetch_or(0, 0)  # seen by everybody before `open` is read: see `close`
         if self.open[member]:
@@ -136,13 +136,13 @@ class Standings(_Tables):
         return False
 
     def leave(self, worker: int, member: int) -> None:
-        """The member acts for one agent less."""
+        """Count one agent less for whom the member acts."""
         self.users[worker, member] -= 1
 
     # -- the learner of the policy ----------------------------------------------------------------------------------------
 
     def free_place(self, p: int) -> int | None:
-        """A place for a past version of policy p that nobody plays; None if there is none at the moment."""
+        """A place of policy p whose past version is closed and in no match any more; None if there is none at the moment."""
         return next((m for m in self.past(p) if not self.open[m] and not self.users[:, m].any()), None)
 
     def versions(self, p: int) -> list[int]:
@@ -177,12 +177,12 @@ class Standings(_Tables):
         self.recent[p, p] = 0
 
     def close(self, member: int) -> None:
-        """No new match gets this member. Those that are being played go on."""
+        """Exclude this member from new matches. Those that it plays go on."""
         self.open[member] = 0
         self._fence.fetch_or(0, 0)
 
     def admit(self, member: int, step: int, rating: float) -> None:
-        """A newer past version is in this place: it has played nobody yet."""
+        """Open a place to matches in which a newer past version, without games so far, was stored."""
         old = self.counts.sum(0)
         self.baseline[member], self.baseline[:, member] = old[member], old[:, member]
         self.recent[:, member] = 0
@@ -258,9 +258,9 @@ class PopulationMemory(_Tables):
         return seen
 
     def serve(self, policy: int, last: bool = False) -> None:
-        """Give a copy of a policy that is offered in this process to those in other processes who have asked for one since the
-        last. `last`: it learns no more, so that this is what it stays. A request is only done when the copy is there: a learner
-        may die while it makes one."""
+        """Write a copy of a policy, which is offered in this process, if other processes have asked for one since the last copy.
+        `last`: the policy learns no more, so this copy stays valid. Requests count as served only when the copy is written,
+        because the learner may die while it makes one."""
         if len(self._here) == len(self.sizes):
             return  # nobody is in another process
         asked = self._wanted[policy].copy()

@@ -19,7 +19,7 @@ _HEARTBEAT, _STEPS = -2, -1
 _STOP, _FIRST_LEARNER = 0, 1
 _LIVES, _ASKED = 0, 1
 CUT_SHORT_AFTER = 2.0
-"""Seconds after which somebody who asked for the end of the run waits no longer for whole batches and updates."""
+"""Seconds from the user's request to end the run (Ctrl-C) until batches and updates are cut short."""
 
 
 class RunControl(Mapped):
@@ -40,7 +40,7 @@ class RunControl(Mapped):
         self.clocks: dict[str, np.ndarray] = {}
         """By role, float64 [workers, phases + 2]: seconds spent in each phase, the last heartbeat (perf_counter), steps done."""
         self._supervisor = self._segment.ndarray(np.float64, 2)
-        """Of the main process (perf_counter): its last heartbeat, and when somebody asked for the end of the run (0: nobody)."""
+        """Of the main process (perf_counter): its last heartbeat, and when the user asked for the end of the run (0: not yet)."""
         offset = self._supervisor.nbytes
         for role, n in self._workers.items():
             self.clocks[role] = self._segment.ndarray(np.float64, (n, len(PHASES[role]) + 2), offset)
@@ -54,11 +54,11 @@ class RunControl(Mapped):
         return self._words.load(_STOP) != 0
 
     def stop(self) -> None:
-        """Ask everybody to end."""
+        """Tell every process to end."""
         self._words.store(_STOP, 1)
 
     def ask_to_stop(self) -> None:
-        """Somebody asks for the end of the run (Ctrl-C), which comes when what is under way is finished."""
+        """Note that the user asks for the end of the run (Ctrl-C). It ends after the updates that are under way."""
         self._supervisor[_ASKED] = perf_counter()
 
     @property
@@ -97,7 +97,7 @@ class RunControl(Mapped):
         return float(self.clocks[role][index, _HEARTBEAT])
 
     def clear_heartbeat(self, role: str, index: int) -> None:
-        """A new process is about to take this worker's place."""
+        """Reset a worker's heartbeat before a new process takes its place."""
         self.clocks[role][index, _HEARTBEAT] = 0
 
     @property
@@ -106,7 +106,7 @@ class RunControl(Mapped):
         return float(self._supervisor[_LIVES])
 
     def supervisor_lives(self) -> None:
-        """The supervisor looks at the processes now."""
+        """Renew the supervisor's heartbeat."""
         self._supervisor[_LIVES] = perf_counter()
 
     def seconds(self, role: str, phase: str, index: int | None = None) -> float:

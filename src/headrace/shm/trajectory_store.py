@@ -79,14 +79,15 @@ class TrajectoryStore(Mapped):
         return int(self._one[0]) if self._owners.acquire(worker + 1, self._one, timeout=timeout) else None
 
     def finish(self, slot: int, order: int = 0) -> None:
-        """Give a slot whose rows are all written to the learner; `order`: see there. Raises `Closed` at the end of the run."""
+        """Give a slot whose rows are all written to the learner. `order`: the trajectory's number among those of its lane. Raises
+        `Closed` at the end of the run."""
         self.order[slot] = order
         self._finished[slot] = ticket = self._owners.ticket(slot)
         # Without waiting for room: the queue can only be full of old tickets, and `untaken` finds this one when they are gone.
         self._ready.put(ticket, timeout=0)
 
     def put_back(self, slot: int, worker: int) -> None:
-        """Give back a slot of which nothing is to be learned: it is free."""
+        """Free a slot that is not to be learned from."""
         self._owners.release(slot, worker + 1)
 
     # -- the learner ------------------------------------------------------------------------------------------------------
@@ -103,11 +104,11 @@ class TrajectoryStore(Mapped):
         return None
 
     def release(self, slot: int) -> None:
-        """The learner has copied the slot: it is free."""
+        """Free a slot that the learner has copied."""
         self._owners.release(slot, LEARNER)
 
     def discard(self) -> None:
-        """Free every finished slot that is queued: nobody learns from them any more. Raises `Closed` at the end of the run."""
+        """Free all finished slots in the queue without learning from them. Raises `Closed` at the end of the run."""
         while (slot := self.take(timeout=0)) is not None:
             self.release(slot)
 
@@ -116,7 +117,7 @@ class TrajectoryStore(Mapped):
         return self._ready.qsize()
 
     def queued(self) -> list[int]:
-        """Finished slots that wait for the learner, in their order; only where nobody else works meanwhile."""
+        """Finished slots that wait for the learner, in the order of the queue. For runs in one process."""
         tickets = []
         while (ticket := self._ready.get(timeout=0)) is not None:
             tickets.append(ticket)
@@ -147,5 +148,5 @@ class TrajectoryStore(Mapped):
         self._ready.put(ticket, timeout=0)
 
     def close(self) -> None:
-        """End of the run: whoever waits in `take` wakes up."""
+        """End the run: a learner that waits in `take` wakes up."""
         self._ready.close()
