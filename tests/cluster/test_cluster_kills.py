@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 from cluster_runs import ClusterRun, free_ports, machine_of, start_node
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ENDLESS = {"learning.total_steps": 10**9, "run.checkpoint_interval": 2.0, "learning.update_timeout": 60}
 
