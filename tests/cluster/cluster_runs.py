@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -43,3 +46,28 @@ class ClusterRun(Run):
         """The same on the learner's side, where receivers are `rollout-`."""
         others = {pid for node in self.nodes() for pid in self.parts(node, role)}
         return [pid for pid in self.pids(role) if pid not in others]
+
+
+def free_ports() -> int:
+    """The first of a few ports side by side that nobody listens at."""
+    for first in range(21_000, 30_000, 10):
+        with contextlib.ExitStack() as opened:
+            try:
+                for port in range(first, first + 3):
+                    opened.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+    raise AssertionError("no free ports")
+
+
+def machine_of(run: ClusterRun, index: int, host: str = "127.0.0.1", token: str = "the-token-of-tests") -> dict[str, str]:
+    """Variables of one of several machines, as torchrun sets them."""
+    here = {"RANK": str(index), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": host}
+    return {**run.environ, **here, "HEADRACE_TOKEN": token}
+
+
+def start_node(run: ClusterRun, **place: Any) -> subprocess.Popen[str]:
+    """The run's command on another machine."""
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    return subprocess.Popen(run.command, env=machine_of(run, 1, **place), **how)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
-from cluster_runs import ClusterRun
+from cluster_runs import ClusterRun, free_ports, machine_of, start_node
 
 pytestmark = pytest.mark.process
 
@@ -22,4 +24,74 @@ def test_two_nodes_train_cartpole_to_its_goal(tmp_path: Path) -> None:
         assert last["cluster/node-0/SPS"] > 0
         assert last["cluster/node-1/SPS"] > 0
         assert last["lag/max"] > 0
+        run.assert_nothing_left()
+
+
+def test_the_same_command_on_every_machine(tmp_path: Path) -> None:
+    port = free_ports()
+    settings = {"cluster.listen": f"127.0.0.1:{port}", "learning.total_steps": 20_000}
+    run = ClusterRun(tmp_path / "run", nodes=1, **settings)
+    run.environ, plain = machine_of(run, 0), run.environ
+    with run:
+        stranger = start_node(run, token="the-token-of-others")
+        node = start_node(run)
+        assert "refuses the token" in stranger.communicate(timeout=120)[0]
+        assert stranger.returncode != 0
+        assert run.end(120) == 0, run.story
+        output = node.communicate(timeout=60)[0]
+        assert node.returncode == 0, output
+        assert "1 of 1 are there" in run.output
+        run.environ = plain
+        run.assert_nothing_left()
+        for written in run.folder.rglob("*"):
+            assert written.is_dir() or b"the-token-of-tests" not in written.read_bytes()
+
+
+def headrace(run: ClusterRun, *arguments: str, **variables: str) -> tuple[int, str]:
+    """Exit code and output of the run's command with other arguments or variables."""
+    done = subprocess.run(
+        [*run.command, *arguments], env=run.environ | variables, capture_output=True, text=True, timeout=120, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_bad_input_gets_a_short_error(tmp_path: Path) -> None:
+    port = free_ports()
+    two = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "HEADRACE_TOKEN": "a" * 20}
+    listen = ("--cluster.listen", f"127.0.0.1:{port}")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        for number, (code, words, arguments, variables) in enumerate(
+            (
+                (75, "cannot be reached: no connection", listen, two | {"RANK": "1"}),
+                (2, f"cannot listen at 127.0.0.1:{port}", listen, {}),
+                (1, "0 of at least 1 sampling nodes are there", (), two),
+            )
+        ):
+            run = ClusterRun(tmp_path / f"run{number}", nodes=1, **{"cluster.wait": 1.0})
+            ended, output = headrace(run, *arguments, **variables)
+            assert words in output, output
+            assert ended == code, output
+            assert "Traceback" not in output
+            run.assert_nothing_left()
+
+
+def test_a_node_that_cannot_make_the_environment_ends_the_run_with_its_error(tmp_path: Path) -> None:
+    port = free_ports()
+    world = tmp_path / "world.py"
+    world.write_text(
+        "import os, gymnasium\nfrom headrace.envs import register\n@register('mine')\ndef make(options, *, render_mode=None):\n"
+        "    if os.environ.get('RANK') == '1':\n        raise ImportError('no module of that world here')\n"
+        "    return gymnasium.make('CartPole-v1')\n"
+    )
+    settings = {"cluster.listen": f"127.0.0.1:{port}", "learning.num_minibatches": 1}
+    run = ClusterRun(tmp_path / "run", nodes=1, env="mine", imports=world, **settings)
+    run.environ, plain = machine_of(run, 0), run.environ
+    with run:
+        node = start_node(run)
+        assert run.end(120) == 1, run.story
+        assert "no module of that world here" in node.communicate(timeout=60)[0]
+        assert "node 0 (" in run.output
+        assert "no module of that world here" in run.output
+        run.environ = plain
         run.assert_nothing_left()

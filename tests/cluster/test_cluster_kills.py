@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
-from cluster_runs import ClusterRun
+from cluster_runs import ClusterRun, free_ports, machine_of, start_node
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ENDLESS = {"learning.total_steps": 10**9, "run.checkpoint_interval": 2.0, "learning.update_timeout": 60}
 
@@ -64,6 +68,84 @@ def test_a_hung_node_is_dropped_and_writes_no_more_when_it_goes_on(tmp_path: Pat
         learns_on(run)
         run.process.send_signal(signal.SIGINT)
         assert run.end() == 130, run.story
+        run.assert_nothing_left()
+
+
+class Link:
+    """Passes TCP connections to 127.0.0.2 on to 127.0.0.1, until it is cut: then what is sent is lost, and nobody is told."""
+
+    def __init__(self, ports: range) -> None:
+        self.cut = threading.Event()
+        self._sockets = [socket.create_server(("127.0.0.2", port)) for port in ports]
+        for server in self._sockets:
+            threading.Thread(target=self._accept, args=(server,), daemon=True).start()
+
+    def _accept(self, server: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = server.accept()
+                if self.cut.is_set():
+                    continue  # it is never answered
+                far = socket.create_connection(("127.0.0.1", server.getsockname()[1]))
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass, args=(one, other), daemon=True).start()
+
+    def _pass(self, one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while data := one.recv(1 << 16):
+                if self.cut.is_set():
+                    self._lost.append((one, other))  # neither side sees an end
+                    return
+                other.sendall(data)
+            other.shutdown(socket.SHUT_WR)
+
+    _lost: ClassVar[list[Any]] = []
+
+    def close(self) -> None:
+        for server in self._sockets:
+            server.close()
+
+
+def test_a_link_that_is_cut_and_comes_back(tmp_path: Path) -> None:
+    port = free_ports()
+    settings = {"cluster.listen": f"127.0.0.1:{port}", **ENDLESS, "run.checkpoint_interval": 60}
+    run = ClusterRun(tmp_path / "run", nodes=2, **settings)  # one beside the learner, one elsewhere
+    run.environ, plain = machine_of(run, 0), run.environ
+    link = Link(range(port, port + 3))
+    try:
+        with run:
+            node = start_node(run, host="127.0.0.2")
+            for cuts in range(1, 3):
+                run.wait_for("both nodes", lambda: run.output.count("2 of 2 are there") == cuts, 200)  # noqa: B023
+                learns_on(run)
+                link.cut.set()
+                run.wait_for("its loss", lambda: run.output.count("is gone") == cuts, 60)  # noqa: B023
+                learns_on(run)
+                link.cut.clear()
+            run.wait_for("both nodes", lambda: run.output.count("2 of 2 are there") == 3, 200)
+            learns_on(run)
+            run.process.send_signal(signal.SIGINT)
+            assert run.end() == 130, run.story
+            assert node.wait(60) == 0
+            run.environ = plain
+            run.assert_nothing_left()
+    finally:
+        link.close()
+
+
+def test_nodes_elsewhere_end_when_the_command_is_killed(tmp_path: Path) -> None:
+    port = free_ports()
+    run = ClusterRun(tmp_path / "run", nodes=1, **{"cluster.listen": f"127.0.0.1:{port}", **ENDLESS})
+    run.environ, plain = machine_of(run, 0), run.environ
+    with run:
+        node = start_node(run)
+        run.wait_for("first steps", lambda: run.step() > 1000)
+        run.process.kill()
+        began = time.monotonic()
+        assert "cannot be reached" in node.communicate(timeout=120)[0]
+        print(f"the node ended {time.monotonic() - began:.1f} s later", flush=True)
+        assert node.returncode == 75
+        run.environ = plain
         run.assert_nothing_left()
 
 

@@ -39,8 +39,10 @@ from headrace.transport.credentials import Credentials  # noqa: E402
 from headrace.transport.messages import ProtocolError, Refused  # noqa: E402
 from headrace.transport.streams import Backoff, Caller, Stream  # noqa: E402
 
-LOST_TIMEOUT = 25.0
-"""Seconds after which a node ends that has lost the learner and cannot reach it again."""
+GONE_TIMEOUT = 20.0
+"""Seconds after which a node ends that has lost the learner and finds that nobody listens there any more."""
+ANSWER_TIMEOUT = 10.0
+"""Seconds that the learner's machine may take to answer a node that dials it."""
 STATUS_INTERVAL = 1.0
 """Seconds between two reports of what the workers do."""
 END_TIMEOUT = 10.0
@@ -64,16 +66,16 @@ def run_node(link: Link, imports: tuple[str, ...] | None = None, say: Callable[[
     start_fork_server()
     stopped = threading.Event()
     with interrupts(stopped.set):
-        wait = link.wait
+        gone_timeout = link.wait
         while not stopped.is_set():
-            member = _join(link, wait, stopped, say)
+            member = _join(link, gone_timeout, stopped, say)
             if member is None:
                 break
             if _take_part(member, link, imports, stopped):
                 return 0
             if not stopped.is_set():
                 say(f"The learner's machine {link.address} is lost ({member.stream.ended}); this node tries to join again")
-            wait = LOST_TIMEOUT
+            gone_timeout = GONE_TIMEOUT
     return 130
 
 
@@ -104,14 +106,14 @@ class _Member:
         return None
 
 
-def _join(link: Link, wait: float, stopped: threading.Event, say: Callable[[str], None]) -> _Member | None:
-    """A place in the run, asked for again and again for `wait` seconds; None if `stopped`. Raises `Lost`, and
-    `ConfigError` if this node is refused."""
+def _join(link: Link, gone_timeout: float, stopped: threading.Event, say: Callable[[str], None]) -> _Member | None:
+    """A place in the run, asked for again and again; None if `stopped`. Raises `ConfigError` if this node is refused, and `Lost`
+    after `link.wait` seconds, or after `gone_timeout` if the machine answers and nobody listens there."""
     caller, backoff = Caller(link.endpoint(protocol.MEMBERSHIP), protocol.FLAGS), Backoff()
-    deadline, said = monotonic() + wait, ""
+    began, said = monotonic(), ""
     while not stopped.is_set():
         stream = caller.open()
-        stream.timeout = protocol.HELLO_TIMEOUT
+        stream.timeout = ANSWER_TIMEOUT
         stream.request(protocol.to_bytes("hello", {"host": platform.node(), "versions": protocol.versions()}))
         messages = iter(stream)
         try:
@@ -123,7 +125,8 @@ def _join(link: Link, wait: float, stopped: threading.Event, say: Callable[[str]
         if kind == "welcome":
             return _Member(stream, messages, content)
         stream.close()
-        if stream.hopeless or (monotonic() > deadline and kind != "busy"):
+        limit = gone_timeout if "refused" in str(content) else link.wait
+        if stream.hopeless or (monotonic() > began + limit and kind != "busy"):
             raise Lost(f"the learner's machine {link.address} cannot be reached: {content}")
         if content != said:
             say(f"Waiting for the learner's machine {link.address}: {content}")

@@ -47,7 +47,8 @@ class Cluster(ProcessPlacement):
         self._membership: Membership | None = None
         super().__init__(whole(config), spec, make_agent, members)
         self.rollout_workers = range(self.nodes)
-        TrajectoryCodec(self.memory.policies[0].trajectories, spec.frame_stack, config.cluster.compression)  # refuses what is too large
+        # refuses what is too large, before anything is started
+        TrajectoryCodec(self.memory.policies[0].trajectories, spec.frame_stack, config.cluster.compression)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_engine": None, "_membership": None, "_shared": None}

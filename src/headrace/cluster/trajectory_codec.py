@@ -95,8 +95,7 @@ class TrajectoryCodec:
             at += array.nbytes
         if self._lz4 is None:
             return bytes(message)
-        packed = self._lz4.compress(memoryview(message)[HEADER.size :], store_size=False)
-        return bytes(message[: HEADER.size]) + struct.pack("<I", len(message)) + packed
+        return bytes(message[: HEADER.size]) + struct.pack("<I", len(message)) + self._lz4.compress(message, store_size=False)
 
     def decode(self, message: bytes, slot: int) -> None:
         """Write a message's trajectory into a slot. Raises `ProtocolError` for one that is no trajectory of these fields."""
@@ -142,10 +141,10 @@ class TrajectoryCodec:
         if not HEADER.size <= size <= self.largest:
             raise ProtocolError(f"a compressed trajectory that stands for {size} bytes")
         try:
-            body = self._lz4.decompress(memoryview(message)[start:], uncompressed_size=size - HEADER.size)
+            content = self._lz4.decompress(memoryview(message)[start:], uncompressed_size=size)
         except self._lz4.LZ4BlockError as error:
             raise ProtocolError(f"a trajectory that cannot be decompressed: {error}") from error
-        return memoryview(bytes(message[: HEADER.size]) + body)
+        return memoryview(content)
 
 
 def _words(frames: np.ndarray) -> np.ndarray:

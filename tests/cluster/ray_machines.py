@@ -1,0 +1,24 @@
+"""A Ray cluster of several raylets on this machine, as a program: it prints its address, then obeys lines of standard input."""
+
+from __future__ import annotations
+
+import sys
+
+from ray.cluster_utils import Cluster
+
+
+def main(count: int, cpus: int) -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus, "include_dashboard": False})
+    others = [cluster.add_node(num_cpus=cpus) for _ in range(count - 1)]
+    print(cluster.address, flush=True)
+    for line in sys.stdin:
+        if line.strip() == "kill":
+            cluster.remove_node(others.pop(), allow_graceful=False)
+        elif line.strip() == "add":
+            others.append(cluster.add_node(num_cpus=cpus))
+        print("done", flush=True)
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

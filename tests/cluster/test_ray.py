@@ -1,0 +1,132 @@
+"""Runs on a Ray cluster: several raylets on this machine, with token authentication."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from cluster_runs import ClusterRun
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+MARK = "HEADRACE_RAY_TEST"
+
+
+class Machines:
+    """A Ray cluster; each raylet is a machine for Ray."""
+
+    def __init__(self, count: int, folder: Path):
+        self.mark = uuid.uuid4().hex
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex * 2}
+        self._out = (folder / "ray.out").open("w")
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("ray_machines.py")), str(count), "1"],
+            env=os.environ | token | {MARK: self.mark}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._out, text=True,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        address = self._process.stdout.readline().strip()
+        assert address, (folder / "ray.out").read_text()
+        self.variables = token | {"RAY_ADDRESS": address}
+
+    def ask(self, what: str) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(what + "\n")
+        self._process.stdin.flush()
+        self._process.stdout.readline()
+
+    def nodes(self) -> list[int]:
+        """Pids of sampling nodes, wherever Ray has started them."""
+        found = []
+        for process in psutil.process_iter(["cmdline", "environ"]):
+            if "headrace.cluster.node" in (process.info["cmdline"] or ()) and (process.info["environ"] or {}).get(MARK) == self.mark:
+                found.append(process.pid)
+        return found
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        finally:
+            self._process.kill()
+            self._out.close()
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    made = Machines(2, tmp_path)
+    yield made
+    made.close()
+
+
+def ray_run(folder: Path, machines: Machines, nodes: int = 2, **settings: object) -> ClusterRun:
+    run = ClusterRun(folder, nodes=nodes, **{"cluster.engine": "ray", **settings})
+    run.environ |= machines.variables
+    return run
+
+
+def test_a_run_on_two_machines_of_ray(machines: Machines, tmp_path: Path) -> None:
+    with ray_run(tmp_path / "run", machines, **{"learning.total_steps": 10_000}) as run:
+        run.wait_for("both nodes", lambda: "2 of 2 are there" in run.output and len(machines.nodes()) == 2, 280)
+        assert run.end(200) == 0, run.story
+        run.assert_nothing_left()
+    assert not machines.nodes()
+    token = machines.variables["RAY_AUTH_TOKEN"].encode()
+    assert not [path for path in run.folder.rglob("*") if path.is_file() and token in path.read_bytes()]
+    # The same machines, and one node more than there are.
+    with ray_run(tmp_path / "more", machines, nodes=3, **{"cluster.wait": 1.0}) as run:
+        assert run.end(200) == 1, run.story
+        assert "3 nodes need 3 machines with 1 CPUs each (sampling.num_workers); this Ray cluster has 2 machines" in run.output
+        run.assert_nothing_left()
+    assert not machines.nodes()
+
+
+def test_no_ray_at_the_address_is_a_short_error(tmp_path: Path) -> None:
+    run = ClusterRun(tmp_path / "run", **{"cluster.engine": "ray"})
+    run.environ["RAY_ADDRESS"] = "127.0.0.1:9"
+    with run:
+        assert run.end(200) == 2, run.story
+        assert "the Ray cluster at 127.0.0.1:9 (RAY_ADDRESS) cannot be joined" in run.output
+        assert "Traceback" not in run.output
+        run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_machine_of_ray_that_dies_is_replaced_by_another(machines: Machines, tmp_path: Path) -> None:
+    with ray_run(tmp_path / "run", machines, **{"learning.total_steps": 10**9}) as run:
+        for lost in range(int(os.environ.get("HEADRACE_KILLS", 2))):
+            run.wait_for("both nodes", lambda: run.output.count("2 of 2 are there") == lost + 1, 280)  # noqa: B023
+            step = run.step()
+            machines.ask("kill")
+            run.wait_for("its loss", lambda: run.output.count("is gone") == lost + 1, 280)  # noqa: B023
+            run.wait_for("progress", lambda: run.step() > step + 1000)  # noqa: B023
+            began = time.monotonic()
+            machines.ask("add")
+            run.wait_for("both nodes", lambda: run.output.count("2 of 2 are there") == lost + 2, 280)  # noqa: B023
+            print(f"both nodes again {time.monotonic() - began:.1f} s after another machine was there", flush=True)
+        run.process.send_signal(signal.SIGINT)
+        assert run.end(120) == 130, run.story
+        run.assert_nothing_left()
+    assert not machines.nodes()
+
+
+@pytest.mark.slow
+def test_kill_9_of_the_command_ends_its_nodes(machines: Machines, tmp_path: Path) -> None:
+    with ray_run(tmp_path / "run", machines, **{"learning.total_steps": 10**9}) as run:
+        run.wait_for("both nodes", lambda: "2 of 2 are there" in run.output and run.step() > 1000, 200)
+        run.process.kill()
+        began = time.monotonic()
+        while machines.nodes():
+            assert time.monotonic() < began + 60
+            time.sleep(0.2)
+        print(f"the nodes ended {time.monotonic() - began:.1f} s later", flush=True)
+        run.assert_nothing_left()

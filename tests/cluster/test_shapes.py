@@ -1,0 +1,129 @@
+"""Who is who in a cluster: workers' numbers over all nodes, sizes on both sides, roles of machines, settings that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.cluster import protocol, roles
+from headrace.cluster.engines.static_engine import StaticEngine
+from headrace.cluster.roles import Machine, first_host, machine_of
+from headrace.cluster.shapes import of_node, whole, workers_of
+from headrace.config import Config, ConfigError
+from headrace.make_config import check_config, make_config
+from headrace.transport.messages import ProtocolError, Refused
+
+
+def cluster_config(nodes: int = 3, **settings: Any) -> Config:
+    return make_config("gym/CartPole-v1", **{"cluster.nodes": nodes, "cluster.engine": "static", **settings})
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 8])
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_every_worker_is_on_one_node(nodes: int, workers: int) -> None:
+    config = cluster_config(nodes, **{"sampling.num_workers": workers})
+    all_nodes, node = whole(config), of_node(config)
+    assert all_nodes.num_envs == node.num_envs == nodes * config.num_envs
+    numbers = [worker for k in range(nodes) for worker in workers_of(k, node)]
+    assert sorted(numbers) == list(range(all_nodes.sampling.num_workers))
+    assert {len(workers_of(k, node)) for k in range(nodes)} == {workers}
+    # Of every range of numbers, such as the last quarter, nodes have an even share.
+    last = range(all_nodes.sampling.num_workers // 2, all_nodes.sampling.num_workers)
+    shares = [len(set(last) & set(workers_of(k, node))) for k in range(nodes)]
+    assert max(shares) - min(shares) <= 1
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+@pytest.mark.parametrize("window", [1, 3])
+def test_there_are_slots_for_every_credit_and_a_batch(nodes: int, window: int) -> None:
+    config = cluster_config(nodes, **{"cluster.window": window})
+    assert whole(config).num_slots >= nodes * window + config.slots_per_batch
+    assert of_node(config).num_slots == config.most_lanes + window
+    assert of_node(config).min_request_groups == config.min_request_groups  # and not a third of all nodes' groups
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"sampling.placement": "serial"}, "serial is one process"),
+        ({"sampling.placement": "device", "sampling.num_groups": 1, "sampling.rollout": 32}, "device is one process"),
+        ({"cluster.min_nodes": 4}, r"cluster.min_nodes \(4\) is above cluster.nodes \(3\)"),
+        ({"population.size": 2}, "a cluster trains one policy"),
+        ({"learning.num_devices": 2}, "a cluster has one learner"),
+        ({"cluster.tls_cert": "cert.pem", "cluster.tls_key": "key.pem"}, "belong together"),
+    ],
+)
+def test_what_cannot_be_spread_is_refused_with_the_reason(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_config(cluster_config(**settings))
+
+
+def test_an_environment_that_prefers_one_process_is_sampled_by_workers() -> None:
+    config = make_config("atari/pong", **{"cluster.nodes": 2, "cluster.engine": "static", "learning.device": "cpu"})
+    assert config.sampling.placement == "served"
+    check_config(config)
+
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "first"}
+SLURM = {"SLURM_PROCID": "2", "SLURM_NTASKS": "3", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "node[07-09]"}
+SKYPILOT = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n"}
+
+
+def test_machines_from_the_variables_of_launchers() -> None:
+    assert machine_of({}) == Machine()
+    assert machine_of(TORCHRUN) == Machine(1, 4, "first", "torchrun")
+    assert machine_of(SLURM) == Machine(2, 3, "node07", "Slurm")
+    assert machine_of(SKYPILOT) == Machine(0, 2, "10.0.0.1", "SkyPilot")
+    for wrong, words in (
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "2"}, "--nproc-per-node 1"),
+        (SLURM | {"SLURM_LOCALID": "1"}, "--ntasks-per-node 1"),
+        (TORCHRUN | {"MASTER_ADDR": ""}, "do not say where the first machine is"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            machine_of(wrong)
+
+
+def test_machines_have_a_token_in_common_and_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADRACE_TOKEN", raising=False)
+    monkeypatch.setattr(roles, "machine", lambda: Machine(0, 3, "here", "Slurm"))
+    with pytest.raises(ConfigError, match="need a token that all of them have"):
+        StaticEngine(cluster_config(2))
+    with pytest.raises(ConfigError, match=r"Slurm has started 3 machines.* cluster.nodes is 1"):
+        StaticEngine(cluster_config(1))
+    monkeypatch.setenv("HEADRACE_TOKEN", "a-token-of-tests")
+    assert StaticEngine(cluster_config(2)).listen == "0.0.0.0:7780"
+    monkeypatch.setattr(roles, "machine", Machine)
+    monkeypatch.delenv("HEADRACE_TOKEN")
+    alone, other = StaticEngine(cluster_config(2)), StaticEngine(cluster_config(2))
+    assert alone.listen == "127.0.0.1:0"
+    assert alone.own.token != other.own.token
+    assert alone.own.token not in repr(alone.own)
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "host"),
+    [("node7", "node7"), ("node7,node9", "node7"), ("n[001-004,9],x", "n001"), ("a[3]-ib,b", "a3-ib"), ("g-a,g[1-2]", "g-a")],
+)
+def test_the_first_host_of_a_slurm_list(nodelist: str, host: str) -> None:
+    assert first_host(nodelist) == host
+
+
+def test_other_versions_are_named() -> None:
+    own = protocol.versions()
+    protocol.check_versions(own, "there")
+    with pytest.raises(Refused, match=r"there has other versions .*python 2\.7 there, 3\."):
+        protocol.check_versions(own | {"python": "2.7"}, "there")
+    with pytest.raises(Refused, match=r"headrace 99 there"):
+        protocol.check_versions(own | {"headrace": "99"}, "there")
+    with pytest.raises(Refused, match="protocol None there"):
+        protocol.check_versions(None, "there")
+
+
+def test_messages_that_are_none_of_the_protocol() -> None:
+    assert protocol.from_bytes(protocol.to_bytes("hello", {"a": 1})) == ("hello", {"a": 1})
+    for wrong in (b"", b"[]", b"{}", b'{"a": 1, "b": 2}', b"\xff"):
+        with pytest.raises(ProtocolError):
+            protocol.from_bytes(wrong)
+    with pytest.raises(Refused, match="why"):
+        protocol.from_bytes(protocol.to_bytes("refused", "why"))
