@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -288,9 +289,15 @@ def without_lag(label: str) -> str:
 def grouped(runs: Sequence[Run]) -> list[Group]:
     """The configurations of these runs, in order of their labels."""
     groups: dict[str, Group] = {}
-    for run, label in sorted(zip(runs, labels(runs), strict=True), key=lambda both: (both[1], both[0].env, both[0].seed)):
+    for run, label in sorted(zip(runs, labels(runs), strict=True), key=lambda both: (_order(both[1]), both[0].env, both[0].seed)):
         groups.setdefault(label, Group(label)).runs.append(run)
     return list(groups.values())
+
+
+def _order(label: str) -> list[tuple[float, str]]:
+    """For sorting: numbers within labels by their size."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e-?\d+)?)", label)
+    return [(float(part), "") if i % 2 else (0.0, part) for i, part in enumerate(parts)]
 
 
 def _words(name: str, value: Any) -> str:
