@@ -250,7 +250,7 @@ def _profile(of: Mapping[str, list[np.ndarray]], what: str) -> Chart:
 
 def _improvement(of: Mapping[str, list[np.ndarray]]) -> list[Chart | Table | Text | page.Video]:
     rows, table = [], []
-    for x, y in pairs(list(of)):
+    for x, y in pairs(sorted(of, key=lambda label: -float(statistics.mean(*of[label])))):
         both = [*of[x], *of[y]]
         low, high = statistics.interval(statistics.probability_of_improvement, both)
         point = float(statistics.probability_of_improvement(*both))

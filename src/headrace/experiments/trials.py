@@ -30,9 +30,9 @@ def _section(folder: Path, search: dict[str, Any], trials: list[dict[str, Any]],
     early = sum(trial["state"] == "pruned" for trial in trials)
     text = (
         f"`{folder}`: {len(trials)} trials of {search['seeds']} seeds (from {TUNING_SEED}), budget {search['budget']} each; "
-        f"{early} ended early. The best is trial {about['trial']}, with {about['score']:.4g} on these seeds. The other charts and "
-        f"tables compare it with the defaults on seeds that the search never saw. `headrace train {search['env']} --preset "
-        f"{folder / BEST}` trains with it."
+        f"{early} ended early. The best is trial {about['trial']}, with {about['score']:.4g} on these seeds. The other "
+        "charts and tables compare it with the defaults on seeds that the search never saw. "
+        f"`headrace train {search['env']} --preset {folder / BEST}` trains with it."
     )
     section = Section(f"Search: {folder.name}", [Text(text)])
     for name in search["over"]:
