@@ -25,8 +25,8 @@ def plan(**changes):
 @pytest.mark.parametrize(
     ("text", "budget"),
     [
-        ("30s", Budget(minutes=0.5)), ("5m", Budget(minutes=5.0)), ("1.5h", Budget(minutes=90.0)), ("2M", Budget(steps=2_000_000)),
-        ("500k", Budget(steps=500_000)), ("20000", Budget(steps=20_000)),
+        ("30s", Budget(minutes=0.5)), ("5m", Budget(minutes=5.0)), ("1.5h", Budget(minutes=90.0)),
+        ("2M", Budget(steps=2_000_000)), ("500k", Budget(steps=500_000)), ("20000", Budget(steps=20_000)),
     ],
 )  # fmt: skip
 def test_budgets(text, budget):
@@ -62,7 +62,8 @@ def test_a_plan_is_read_as_it_was_written_and_may_grow(tmp_path):
     first.write(tmp_path)
     assert Plan.read(tmp_path) == first
     plan(seeds=(0, 1, 2), vary={"learning.gamma": ("0.9", "0.95", "0.99")}).check_extends(tmp_path)
-    for other in (plan(budget="3k"), plan(env="gym/Acrobot-v1"), plan(flags=("--no-video",)), plan(vary={"learning.beta": ("1",)})):
+    for change in ({"budget": "3k"}, {"env": "gym/Acrobot-v1"}, {"flags": ("--no-video",)}, {"vary": {"learning.beta": ("1",)}}):
+        other = plan(**change)
         with pytest.raises(ConfigError, match="holds another experiment"):
             other.check_extends(tmp_path)
     for damage in ("{", "[]", "{}", '{"format": 1, "env": 3}'):
@@ -86,7 +87,7 @@ def test_two_values_with_one_folder_are_refused():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--vary", "rollout=32,30"], "1 combinations cannot work; nothing was started:\n  rollout 30: learning.batch_size (512)"),
+        (["--vary", "rollout=32,30"], "cannot work; nothing was started:\n  rollout 30: learning.batch_size (512)"),
         (["--vary", "policy-lag=0,1"], "  policy_lag 1: sampling.policy_lag 1 needs sampling.placement serial"),
         (["--vary", "placment=serial"], "there is no setting placment; did you mean --sampling.placement?"),
         (["--vary", "gamma=0.9,2"], "learning.gamma is 2"),
@@ -149,8 +150,8 @@ def test_an_experiment_that_is_killed_goes_on_where_it_was(tmp_path):
 @pytest.mark.process
 def test_ctrl_c_ends_the_runs_with_a_checkpoint(tmp_path):
     folder = tmp_path / "x"
-    command = [sys.executable, "-m", "headrace.cli", "compare", CARTPOLE, "--seeds", "1", "--budget", "1h", "--folder", str(folder),
-               "--placement", "serial", "--num-threads", "1"]  # fmt: skip
+    command = [sys.executable, "-m", "headrace.cli", "compare", CARTPOLE, "--seeds", "1", "--budget", "1h", "--folder",
+               str(folder), "--placement", "serial", "--num-threads", "1"]  # fmt: skip
     started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     metrics = folder / "runs" / "seed-0" / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.stat().st_size)

@@ -214,8 +214,9 @@ def test_the_dose_response_curve_shows_strategies_at_their_lag(tmp_path):
     assert "ppo, served" in page[at:] or "served" in page[at : at + 2000]
     specs = json.loads(re.search(r'id="charts">(.*?)</script>', page)[1].replace("<\\/", "</"))
     (dose,) = [spec for spec in specs.values() if "against policy lag" in spec["title"]["text"]]
-    assert [(row["x"], row["y"]) for row in dose["layer"][0]["data"]["values"]] == [(0, 100.5), (4, 60.5)]
-    assert [(row["x"], row["y"]) for row in dose["layer"][1]["data"]["values"]] == [(2, 80.5)]
+    lines, diamonds = (dose["datasets"][layer["data"]["name"]] for layer in dose["layer"][:2])
+    assert [(row["x"], row["y"]) for row in lines] == [(0, 100.5), (4, 60.5)]
+    assert [(row["x"], row["y"]) for row in diamonds] == [(2, 80.5)]
     assert re.search(r"<td[^>]*>80.5</td><td[^>]*>yes</td>", page), "the curve at a lag of 2 is 80.5 too"
 
 

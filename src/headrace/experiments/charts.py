@@ -31,13 +31,18 @@ def chart(title: str, layers: Sequence[Spec], names: Sequence[str], **more: Any)
     """A chart of several layers whose colours stand for the configurations `names`."""
     scale = {"domain": list(names), "range": [COLOURS[i % len(COLOURS)] for i in range(len(names))]}
     colour = {"field": "g", "type": "nominal", "scale": scale, "title": None}
-    legend = {"orient": "bottom", "columns": 1, "labelLimit": 600, "symbolLimit": 30}
+    legend = {"orient": "bottom", "columns": 1, "labelLimit": 600, "symbolLimit": 30, "symbolOpacity": 1}
     encoding = {"color": colour | {"legend": legend if len(names) > 1 and more.pop("legend", True) else None}}
     height = more.pop("height", HEIGHT)
     drawn = [layer for layer in layers if layer["data"]["values"]]  # an empty one has no extent, which the browser warns of
+    datasets = {str(id(layer["data"]["values"])): layer["data"]["values"] for layer in drawn}  # several layers may share rows
+    names_of = {known: f"rows-{number}" for number, known in enumerate(datasets)}
+    drawn = [layer | {"data": {"name": names_of[str(id(layer["data"]["values"]))]}} for layer in drawn]
+    data = {names_of[known]: rows for known, rows in datasets.items()}
     return {
         "$schema": SCHEMA, "title": {"text": title, "anchor": "start"}, "description": title, "width": "container",
         "height": height, "autosize": {"type": "fit-x", "contains": "padding"}, "layer": drawn,
+        "datasets": data,
         "encoding": encoding | more.pop("encoding", {}),
         "config": {"font": "system-ui, sans-serif", "view": {"stroke": None}, "axis": {"gridColor": "#e4e4e4"}}, **more,
     }  # fmt: skip
@@ -80,7 +85,7 @@ def curves(title: str, x: str, y: str, names: Sequence[str], means: Rows, runs: 
             "encoding": at | {"detail": {"field": "r"}, "opacity": thin},
         },
         {
-            "data": {"values": [row for row in means if row["low"] is not None]}, "mark": {"type": "area"},
+            "data": {"values": means if any(row["low"] is not None for row in means) else []}, "mark": {"type": "area"},
             "encoding": {"x": at["x"], "y": axis("low", y), "y2": {"field": "high"}, "opacity": shade},
         },
         {
@@ -131,6 +136,17 @@ def dose_response(title: str, x: str, y: str, names: Sequence[str], rows: Rows, 
          "encoding": {"x": at["x"], "y": axis("low", y, scale={"zero": False}), "y2": {"field": "high"}}},
     ]  # fmt: skip
     return chart(title, layers, names)
+
+
+def scatter(title: str, x: str, y: str, rows: Rows) -> Spec:
+    """Points: rows g, x (a number, or text for choices), y."""
+    numbers = all(isinstance(row["x"], int | float) for row in rows)
+    wide = numbers and min(row["x"] for row in rows) > 0 and max(row["x"] for row in rows) > 30 * min(row["x"] for row in rows)
+    along = {"scale": {"type": "log"} if wide else {"zero": False}} if numbers else {}
+    at = {"x": axis("x", x, "quantitative" if numbers else "nominal", **along), "y": axis("y", y, scale={"zero": False})}
+    shown: Spec = {"tooltip": [{"field": "x", "title": x}, *tooltip(y=y)]}
+    layer = {"data": {"values": rows}, "mark": {"type": "point", "filled": True}, "encoding": at | shown}
+    return chart(title, [layer], ["trials"])
 
 
 def profile(title: str, x: str, names: Sequence[str], rows: Rows) -> Spec:

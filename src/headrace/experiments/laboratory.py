@@ -18,7 +18,7 @@ from headrace.config import Config, ConfigError
 from headrace.experiments import charts, statistics
 from headrace.experiments.charts import Rows, rounded
 from headrace.experiments.page import Chart, Section, Table, Text
-from headrace.experiments.records import Group, Run, envs_of, without_lag
+from headrace.experiments.records import Group, Run, envs_of, same_learner, without_lag
 from headrace.runs import lag_bins
 
 OFF_POLICY = {
@@ -158,6 +158,8 @@ def _dose_response(env: str, groups: Sequence[Group]) -> list[Chart | Table]:
     table = []
     for group, point in zip(others, strategies, strict=True):
         for label, own in curves.items():
+            if not same_learner(group.of(env)[0], own[0].of(env)[0]):
+                continue
             lags = [mean(g.of(env), "lag/mean") for g in own]
             expected = float(np.interp(point["x"], lags, [g.scores(env).mean() for g in own]))
             low, high = point["low"], point["high"]

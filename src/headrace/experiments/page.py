@@ -175,5 +175,5 @@ def write_pictures(folder: Path, sections: Sequence[Section]) -> list[Path]:
             if isinstance(item, Chart):
                 files[folder / f"{item.name}.png"] = item
     for path, item in files.items():
-        path.write_bytes(renderer().vegalite_to_png(item.spec | {"width": PNG_WIDTH, "background": "white"}, scale=1.5))
+        path.write_bytes(renderer().vegalite_to_png(item.spec | {"width": PNG_WIDTH, "background": "white"}, scale=1.2))
     return list(files)

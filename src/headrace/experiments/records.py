@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +274,13 @@ class Group:
         return np.array([run.score for run in self.of(env)])
 
 
+def same_learner(one: Run, other: Run) -> bool:
+    """Whether two runs differ by how experience is gathered and by nothing else."""
+    skipped = (*ABOUT_THE_RUN, "sampling.")
+    mine, theirs = ({k: v for k, v in run.settings.items() if not k.startswith(skipped)} for run in (one, other))
+    return mine == theirs
+
+
 def envs_of(groups: Sequence[Group]) -> list[str]:
     """All environments, in order of their names."""
     return sorted({run.env for group in groups for run in group.runs})
@@ -288,9 +295,15 @@ def without_lag(label: str) -> str:
 def grouped(runs: Sequence[Run]) -> list[Group]:
     """The configurations of these runs, in order of their labels."""
     groups: dict[str, Group] = {}
-    for run, label in sorted(zip(runs, labels(runs), strict=True), key=lambda both: (both[1], both[0].env, both[0].seed)):
+    for run, label in sorted(zip(runs, labels(runs), strict=True), key=lambda both: (_order(both[1]), both[0].env, both[0].seed)):
         groups.setdefault(label, Group(label)).runs.append(run)
     return list(groups.values())
+
+
+def _order(label: str) -> list[tuple[float, str]]:
+    """For sorting: numbers within labels by their size."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e-?\d+)?)", label)
+    return [(float(part), "") if i % 2 else (0.0, part) for i, part in enumerate(parts)]
 
 
 def _words(name: str, value: Any) -> str:
@@ -303,6 +316,5 @@ def _text(value: Any) -> str:
 
 
 def pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """All pairs of different names where there are few, else each with its neighbour."""
-    few = len(names) <= 4
-    return [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]] if few else list(pairwise(names))
+    """All pairs of different names where there are few, else the first with every other one."""
+    return [(a, b) for i, a in enumerate(names[: None if len(names) <= 4 else 1]) for b in names[i + 1 :]]

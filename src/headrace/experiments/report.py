@@ -23,9 +23,12 @@ from headrace.experiments.page import Chart, Section, Table, Text
 from headrace.experiments.plan import FILE, Plan
 from headrace.experiments.records import Group, NotReadable, Run, envs_of, find, grouped, pairs
 from headrace.experiments.runner import ENDED
+from headrace.experiments.search import FILE as SEARCH
+from headrace.experiments.search import TEST
+from headrace.experiments.trials import searched
 from headrace.runs.files import write_whole
 
-POINTS = 24_000
+POINTS = 12_000
 """Points of the curves of all single runs in one chart, which share them."""
 MOST_POINTS, LEAST_POINTS = 200, 30
 GRID = 100
@@ -51,7 +54,8 @@ def make(folders: Sequence[Path], out: Path, references: References | None = Non
 
     Raises `NotReadable` where no folder holds a run that can be shown, `ConfigError` without the extra `lab`, `OSError`.
     """
-    runs, left_out = find(folders)
+    searches = [folder for folder in folders if os.path.lexists(folder / SEARCH)]
+    runs, left_out = find([folder / TEST if folder in searches else folder for folder in folders])
     if not runs:
         reasons = "\n".join(f"  {path}: {reason}" for path, reason in left_out)
         raise NotReadable(f"there is nothing to report:\n{reasons}")
@@ -59,8 +63,9 @@ def make(folders: Sequence[Path], out: Path, references: References | None = Non
     shown = grouped(runs)
     known = dict(references or {})
     sections = [
-        _overview(folders, shown, left_out), _curves(shown), _final(shown, known), _aggregates(shown, known), how.speed(shown),
-        *laboratory.sections(shown), how.settings(runs), how.machines(runs), how.commands(runs), *how.videos(runs),
+        _overview(folders, shown, left_out), *map(searched, searches), _curves(shown), _final(shown, known),
+        _aggregates(shown, known), how.speed(shown), *laboratory.sections(shown),
+        how.settings(runs), how.machines(runs), how.commands(runs), *how.videos(runs),
     ]  # fmt: skip
     sections = [section for section in sections if section.items]
     out.mkdir(parents=True, exist_ok=True)
@@ -127,10 +132,11 @@ def _curve_rows(groups: Sequence[tuple[str, list[Run]]], along: Callable[[Run], 
     single: Rows = []
     for label, runs in groups:
         known = [(x, run.curve[:, 1]) for run in runs if np.isfinite(x := along(run)).all()]
-        for number, (x, y) in enumerate(known):
+        for x, y in known:
+            number = single[-1]["r"] + 1 if single else 0
             kept = np.unique(np.linspace(0, len(x) - 1, min(points, len(x))).round().astype(int))
             single += [
-                {"g": label, "r": f"{label} {number}", "x": rounded(a), "y": rounded(b)}
+                {"g": label, "r": number, "x": rounded(a), "y": rounded(b)}
                 for a, b in zip(x[kept], y[kept], strict=True)
             ]
         if known and (low := max(x[0] for x, _ in known)) < (high := min(x[-1] for x, _ in known)):
@@ -244,7 +250,7 @@ def _profile(of: Mapping[str, list[np.ndarray]], what: str) -> Chart:
 
 def _improvement(of: Mapping[str, list[np.ndarray]]) -> list[Chart | Table | Text | page.Video]:
     rows, table = [], []
-    for x, y in pairs(list(of)):
+    for x, y in pairs(sorted(of, key=lambda label: -float(statistics.mean(*of[label])))):
         both = [*of[x], *of[y]]
         low, high = statistics.interval(statistics.probability_of_improvement, both)
         point = float(statistics.probability_of_improvement(*both))

@@ -116,17 +116,17 @@ class Searcher:
         backend = optuna.storages.journal.JournalFileBackend(str(self.folder / JOURNAL))
         study = optuna.create_study(
             storage=optuna.storages.JournalStorage(backend), study_name="headrace", direction="maximize", load_if_exists=True,
-            pruner=optuna.pruners.WilcoxonPruner(p_threshold=P_THRESHOLD), sampler=self._sampler(),
+            pruner=optuna.pruners.WilcoxonPruner(p_threshold=P_THRESHOLD),
         )  # fmt: skip
+        study.sampler = self._sampler(len(study.trials))  # with one seed, a search that goes on would try the same values again
         known = {d.name: value for d in self.dimensions if (value := d.holds(self.defaults[d.name])) is not None}
         if not study.trials and known:
             study.enqueue_trial(known)  # what the search is to beat
         return study
 
-    def _sampler(self) -> Any:
-        if self.search.sampler == "gp":
-            return self.optuna.samplers.GPSampler(seed=0)
-        return self.optuna.samplers.TPESampler(seed=0)
+    def _sampler(self, seed: int) -> Any:
+        kinds = {"tpe": self.optuna.samplers.TPESampler, "gp": self.optuna.samplers.GPSampler}
+        return kinds[self.search.sampler](seed=seed)
 
     def _trials(self, study: Any, wanted: int) -> Iterator[Any]:
         """Trials that were begun, then new ones."""

@@ -1,0 +1,54 @@
+"""The section of a report about a search: its trials, and what was tried in them. Needs no Optuna."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from headrace.config import ConfigError
+from headrace.config.file_reading import Unreadable, read_json
+from headrace.experiments import charts
+from headrace.experiments.charts import rounded
+from headrace.experiments.page import Chart, Section, Table, Text
+from headrace.experiments.search import BEST, FILE, TRIALS, TUNING_SEED
+
+MOST_TRIALS = 200
+"""Trials in the table, the best ones."""
+
+
+def searched(folder: Path) -> Section:
+    """The trials of the search in a folder. Raises `ConfigError` where its files cannot be read."""
+    try:
+        search, trials, best = read_json(folder / FILE), read_json(folder / TRIALS), read_json(folder / BEST)
+        return _section(folder, search, trials, best["about"])
+    except (Unreadable, KeyError, TypeError) as error:
+        raise ConfigError(f"{folder} holds no search that has a best trial: {error}") from error
+
+
+def _section(folder: Path, search: dict[str, Any], trials: list[dict[str, Any]], about: dict[str, Any]) -> Section:
+    ended = [trial for trial in trials if trial["state"] == "complete"]
+    early = sum(trial["state"] == "pruned" for trial in trials)
+    text = (
+        f"`{folder}`: {len(trials)} trials of {search['seeds']} seeds (from {TUNING_SEED}), budget {search['budget']} each; "
+        f"{early} ended early. The best is trial {about['trial']}, with {about['score']:.4g} on these seeds. The other "
+        "charts and tables compare it with the defaults on seeds that the search never saw. "
+        f"`headrace train {search['env']} --preset {folder / BEST}` trains with it."
+    )
+    section = Section(f"Search: {folder.name}", [Text(text)])
+    for name in search["over"]:
+        rows = [{"g": "trials", "x": trial["params"][name], "y": rounded(trial["value"])} for trial in ended]
+        if rows:
+            section.items.append(Chart(charts.scatter(f"Trials: {name}", name, "mean score of the seeds", rows)))
+    ranked = sorted(trials, key=lambda trial: (trial["value"] is None, -(trial["value"] or 0)))[:MOST_TRIALS]
+    table = [
+        (str(trial["number"]), trial["state"], "" if trial["value"] is None else f"{trial['value']:.4g}",
+         ", ".join(f"{score:.4g}" for score in trial["scores"]), *(_shown(trial["params"].get(name)) for name in search["over"]))
+        for trial in ranked
+    ]  # fmt: skip
+    heads = ("trial", "state", "mean score", "by seed", *(name.rpartition(".")[2].replace("_", " ") for name in search["over"]))
+    section.items.append(Table(heads, table, "Trials, the best first. Trial 0 has the defaults where the ranges hold them."))
+    return section
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)

@@ -1,0 +1,163 @@
+"""`headrace search`: what it may try, the file of its best trial, and a real search that is killed and goes on."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from headrace import cli
+from headrace.cli.flags import parse_config
+from headrace.config import NAMES, ConfigError
+from headrace.experiments import search as searching
+from headrace.experiments.search import Behind, Search, Searcher
+from headrace.experiments.space import Dimension, default_ranges, parse_over
+from headrace.learning.algorithm import algorithm_names, declaration
+from headrace.make_config import make_config
+
+CARTPOLE = "gym/CartPole-v1"
+
+
+class Chosen:
+    """An Optuna trial that writes down what it was asked, and answers with the lower end or the first choice."""
+
+    def suggest_float(self, name, low, high, log):
+        return low + 1e-9
+
+    def suggest_int(self, name, low, high, log):
+        assert isinstance(low, int)
+        return low
+
+    def suggest_categorical(self, name, choices):
+        return choices[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "default", "expected", "suggested", "held"),
+    [
+        ("1e-5:1e-2:log", 1e-3, Dimension("a", 1e-5, 1e-2, log=True), "1e-05", 1e-3),
+        ("1:8", 4, Dimension("a", 1, 8, whole=True), "1", 4),
+        ("0:1", 0.5, Dimension("a", 0, 1), "1e-09", 0.5),
+        ("0.9,0.99", 0.99, Dimension("a", choices=("0.9", "0.99")), "0.9", "0.99"),
+        ("64 64,256", (256,), Dimension("a", choices=("64 64", "256")), "64 64", "256"),
+        ("None,0.2", None, Dimension("a", choices=("None", "0.2")), "None", "None"),
+        ("1:2", 5.0, Dimension("a", 1, 2), "1", None),
+    ],
+)
+def test_dimensions(text, default, expected, suggested, held):
+    found = Dimension.parse("a", text, default)
+    assert found == expected
+    assert found.suggest(Chosen()) == suggested
+    assert found.holds(default) == held
+
+
+@pytest.mark.parametrize("text", ["1", "2:1", "0:1:log", "a:b", "1:2:lin", "1,", "nan:1", "1:inf", ":"])
+def test_what_is_no_range(text):
+    with pytest.raises(ConfigError, match="--over a="):
+        Dimension.parse("a", text, 0.5)
+
+
+def test_whole_numbers_and_doubles_are_checked():
+    with pytest.raises(ConfigError, match="whole number"):
+        Dimension.parse("a", "0.5:3", 1)
+    for texts in (["a"], ["=1:2"], ["a="], ["a=1:2", "a=1:3"]):
+        with pytest.raises(ConfigError, match="--over"):
+            parse_over(texts)
+
+
+@pytest.mark.parametrize("algorithm", [name for name in algorithm_names() if declaration(name).built_in])
+def test_every_algorithm_has_default_ranges_of_its_settings(algorithm):
+    ranges = default_ranges(algorithm)
+    env = "dm_control/cartpole-swingup" if algorithm == "apex-dpg" else CARTPOLE
+    config = make_config(env, algorithm)
+    for name, text in ranges.items():
+        assert name in NAMES
+        group, _, plain = name.partition(".")
+        Dimension.parse(name, text, getattr(getattr(config, group), plain))
+
+
+def test_a_preset_file_stands_below_the_flags(tmp_path):
+    file = tmp_path / "best.json"
+    file.write_text(json.dumps({"about": {}, "flags": ["--learning.learning-rate", "0.005", "--learning.gamma", "0.9"]}))
+    base = [CARTPOLE, "--run.folder", str(tmp_path / "run")]
+    for flags in (["--preset", str(file), "--gamma", "0.95"], ["--gamma", "0.95", f"--learning.preset={file}"]):
+        config = parse_config([*base, *flags])
+        assert (config.learning.learning_rate, config.learning.gamma, config.learning.preset) == (0.005, 0.95, "small")
+    assert parse_config([*base, "--preset", "paper"]).learning.preset == "paper"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "cannot be read"), ("[]", "needs a list named flags"), ('{"flags": ["--import", "x.py"]}', "sets imports"),
+        ('{"flags": ["--run.folder", "x"]}', "sets run.folder"), ('{"flags": ["--learning.gamma", "7"]}', "learning.gamma is 7"),
+    ],
+)  # fmt: skip
+def test_a_preset_file_is_checked(tmp_path, capsys, content, said):
+    file = tmp_path / "preset.json"
+    file.write_text(content)
+    assert cli.main(["train", CARTPOLE, "--preset", str(file), "--run.folder", str(tmp_path / "run")]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_far_behind_the_others_at_the_same_point_is_ended():
+    pytest.importorskip("optuna", reason="the extra lab is not installed")
+    key = "1000 at 0.25"
+    earlier = [SimpleNamespace(user_attrs={key: value}) for value in (10.0, 20.0, 30.0, 40.0, 50.0)]
+    study = SimpleNamespace(get_trials=lambda deepcopy: earlier)
+    search = Search(CARTPOLE, (), {}, "1000", 2, "tpe")
+    searcher = SimpleNamespace(search=search)
+
+    def look(value, step, trials=study, seed=1000):
+        trial = SimpleNamespace(user_attrs={})
+        trial.set_user_attr = trial.user_attrs.__setitem__
+        one = SimpleNamespace(metrics={"charts/episodic_return_100": value, "global_step": step}, seconds=1.0)
+        Searcher._compared(searcher, trials, trial, seed)([one])
+        return trial.user_attrs
+
+    assert look(12.0, 200) == {}, "not there yet"
+    assert look(21.0, 300) == {key: 21.0}
+    with pytest.raises(Behind, match="25%"):
+        look(19.0, 300)
+    assert look(19.0, 300, SimpleNamespace(get_trials=lambda deepcopy: earlier[:4])), "too few to compare with"
+    assert look(19.0, 300, seed=1001) == {"1001 at 0.25": 19.0}
+
+
+def test_another_search_in_the_folder_is_refused(tmp_path):
+    search = Search(CARTPOLE, (), {"learning.gamma": "0.9,0.99"}, "2k", 2, "tpe")
+    search.check_same(tmp_path)
+    (tmp_path / searching.FILE).write_text(json.dumps({**vars(search), "budget": "3k"}))
+    with pytest.raises(ConfigError, match=r"another search \(differing: budget\)"):
+        search.check_same(tmp_path)
+
+
+@pytest.mark.process
+def test_a_search_that_is_killed_loses_no_finished_trial(tmp_path):
+    pytest.importorskip("optuna", reason="the extra lab is not installed")
+    folder = tmp_path / "s"
+    command = [sys.executable, "-m", "headrace.cli", "search", CARTPOLE, "--over", "learning-rate=1e-4:1e-2:log", "--trials", "2",
+               "--seeds", "1", "--test-seeds", "0", "--budget", "3k", "--folder", str(folder), "--placement", "serial",
+               "--num-threads", "1", "--num-epochs", "1"]  # fmt: skip
+    started = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("trials/1/runs/*/config.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    (first,) = json.loads((folder / "trials.json").read_text())[:1]
+    assert first["state"] == "complete"
+    assert first["params"] == {"learning.learning_rate": make_config(CARTPOLE).learning.learning_rate}, "the defaults come first"
+    said = subprocess.run(command, timeout=200, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert "trial 0" not in said
+    assert "trial 1" in said
+    trials = json.loads((folder / "trials.json").read_text())
+    assert [trial["number"] for trial in trials] == [0, 1], "the trial that was begun went on"
+    assert trials[0] == first
+    best = max(trials, key=lambda trial: trial["value"])
+    config = parse_config([CARTPOLE, "--preset", str(folder / "best.json"), "--run.folder", str(tmp_path / "run")])
+    assert config.learning.learning_rate == pytest.approx(best["params"]["learning.learning_rate"], rel=1e-3)
