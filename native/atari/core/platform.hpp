@@ -45,7 +45,7 @@ using uint64_t = unsigned long long;
 #define HR_UNLIKELY(x) (x)
 #endif
 
-#if defined(__GNUC__) && !defined(HR_PORTABLE)
+#if defined(__GNUC__) && !defined(__clang__) && !defined(HR_PORTABLE)
 #define HR_COLD_LABEL __attribute__((cold));
 #else
 #define HR_COLD_LABEL
