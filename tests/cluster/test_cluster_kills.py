@@ -85,8 +85,13 @@ class Link:
             while True:
                 near, _ = server.accept()
                 if self.cut.is_set():
-                    continue  # it is never answered
-                far = socket.create_connection(("127.0.0.1", server.getsockname()[1]))
+                    self._lost.append((near, near))  # it is never answered
+                    continue
+                try:
+                    far = socket.create_connection(("127.0.0.1", server.getsockname()[1]))
+                except ConnectionRefusedError:  # the learner does not listen yet
+                    near.close()
+                    continue
                 for one, other in ((near, far), (far, near)):
                     threading.Thread(target=self._pass, args=(one, other), daemon=True).start()
 
