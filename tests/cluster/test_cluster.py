@@ -84,7 +84,7 @@ def test_a_node_that_cannot_make_the_environment_ends_the_run_with_its_error(tmp
         "    if 'LACKS_WORLD' in os.environ:\n        raise ImportError('no module of that world here')\n"
         "    return gymnasium.make('CartPole-v1')\n"
     )
-    settings = {"cluster.listen": f"127.0.0.1:{port}", "learning.num_minibatches": 1}
+    settings = {"cluster.listen": f"127.0.0.1:{port}", "learning.num_minibatches": 1, "sampling.max_restarts": 1}
     run = ClusterRun(tmp_path / "run", nodes=1, env="mine", imports=world, **settings)
     run.environ, plain = machine_of(run, 0), run.environ
     with run:

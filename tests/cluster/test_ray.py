@@ -52,7 +52,7 @@ class Machines:
         found = []
         for process in psutil.process_iter(["cmdline", "environ"]):
             started, variables = process.info["cmdline"] or (), process.info["environ"] or {}
-            if "headrace.cluster.node" in started and variables.get(MARK) == self.mark:
+            if "headrace.cluster" in started and variables.get(MARK) == self.mark:
                 found.append(process.pid)
         return found
 
