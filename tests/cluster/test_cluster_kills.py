@@ -154,6 +154,23 @@ def test_nodes_elsewhere_end_when_the_command_is_killed(tmp_path: Path) -> None:
         run.assert_nothing_left()
 
 
+def test_a_node_that_is_interrupted_leaves_and_the_run_goes_on(tmp_path: Path) -> None:
+    port = free_ports()
+    run = ClusterRun(tmp_path / "run", nodes=2, **{"cluster.listen": f"127.0.0.1:{port}", **ENDLESS})
+    run.environ, plain = machine_of(run, 0), run.environ
+    with run:
+        node = start_node(run)
+        run.wait_for("both nodes", lambda: "2 of 2 are there" in run.output and run.step() > 500, 250)
+        node.send_signal(signal.SIGINT)
+        assert node.wait(60) == 130
+        run.wait_for("its leave", lambda: "is gone" in run.output)
+        learns_on(run)
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 130, run.story
+        run.environ = plain
+        run.assert_nothing_left()
+
+
 def test_kill_9_of_the_command_leaves_nothing_and_the_same_command_goes_on(tmp_path: Path) -> None:
     with ClusterRun(tmp_path / "run", **ENDLESS) as run:
         for starts in range(1, 4):
