@@ -31,7 +31,7 @@ class ClusterRun(Run):
         found = []
         for pid in self.pids():
             with suppress(psutil.Error):
-                if "headrace.cluster.node" in psutil.Process(pid).cmdline():
+                if "headrace.cluster" in psutil.Process(pid).cmdline():
                     found.append(pid)
         return sorted(found)
 

@@ -81,13 +81,14 @@ def test_a_node_that_cannot_make_the_environment_ends_the_run_with_its_error(tmp
     world = tmp_path / "world.py"
     world.write_text(
         "import os, gymnasium\nfrom headrace.envs import register\n@register('mine')\ndef make(options, *, render_mode=None):\n"
-        "    if os.environ.get('RANK') == '1':\n        raise ImportError('no module of that world here')\n"
+        "    if 'LACKS_WORLD' in os.environ:\n        raise ImportError('no module of that world here')\n"
         "    return gymnasium.make('CartPole-v1')\n"
     )
-    settings = {"cluster.listen": f"127.0.0.1:{port}", "learning.num_minibatches": 1}
+    settings = {"cluster.listen": f"127.0.0.1:{port}", "learning.num_minibatches": 1, "sampling.max_restarts": 1}
     run = ClusterRun(tmp_path / "run", nodes=1, env="mine", imports=world, **settings)
     run.environ, plain = machine_of(run, 0), run.environ
     with run:
+        run.environ["LACKS_WORLD"] = "1"
         node = start_node(run)
         assert run.end(120) == 1, run.story
         assert "no module of that world here" in node.communicate(timeout=60)[0]

@@ -85,8 +85,13 @@ class Link:
             while True:
                 near, _ = server.accept()
                 if self.cut.is_set():
-                    continue  # it is never answered
-                far = socket.create_connection(("127.0.0.1", server.getsockname()[1]))
+                    self._lost.append((near, near))  # it is never answered
+                    continue
+                try:
+                    far = socket.create_connection(("127.0.0.1", server.getsockname()[1]))
+                except ConnectionRefusedError:  # the learner does not listen yet
+                    near.close()
+                    continue
                 for one, other in ((near, far), (far, near)):
                     threading.Thread(target=self._pass, args=(one, other), daemon=True).start()
 
@@ -145,6 +150,23 @@ def test_nodes_elsewhere_end_when_the_command_is_killed(tmp_path: Path) -> None:
         assert "cannot be reached" in node.communicate(timeout=120)[0]
         print(f"the node ended {time.monotonic() - began:.1f} s later", flush=True)
         assert node.returncode == 75
+        run.environ = plain
+        run.assert_nothing_left()
+
+
+def test_a_node_that_is_interrupted_leaves_and_the_run_goes_on(tmp_path: Path) -> None:
+    port = free_ports()
+    run = ClusterRun(tmp_path / "run", nodes=2, **{"cluster.listen": f"127.0.0.1:{port}", **ENDLESS})
+    run.environ, plain = machine_of(run, 0), run.environ
+    with run:
+        node = start_node(run)
+        run.wait_for("both nodes", lambda: "2 of 2 are there" in run.output and run.step() > 500, 250)
+        node.send_signal(signal.SIGINT)
+        assert node.wait(60) == 130
+        run.wait_for("its leave", lambda: "is gone" in run.output)
+        learns_on(run)
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 130, run.story
         run.environ = plain
         run.assert_nothing_left()
 

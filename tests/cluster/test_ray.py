@@ -29,8 +29,12 @@ class Machines:
         self._out = (folder / "ray.out").open("w")
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("ray_machines.py")), str(count), "1"],
-            env=os.environ | token | {MARK: self.mark}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._out, text=True,
-        )  # fmt: skip
+            env=os.environ | token | {MARK: self.mark},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._out,
+            text=True,
+        )
         assert self._process.stdout is not None
         address = self._process.stdout.readline().strip()
         assert address, (folder / "ray.out").read_text()
@@ -47,7 +51,8 @@ class Machines:
         """Pids of sampling nodes, wherever Ray has started them."""
         found = []
         for process in psutil.process_iter(["cmdline", "environ"]):
-            if "headrace.cluster.node" in (process.info["cmdline"] or ()) and (process.info["environ"] or {}).get(MARK) == self.mark:
+            started, variables = process.info["cmdline"] or (), process.info["environ"] or {}
+            if "headrace.cluster" in started and variables.get(MARK) == self.mark:
                 found.append(process.pid)
         return found
 

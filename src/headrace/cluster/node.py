@@ -1,6 +1,6 @@
 """A sampling node: it joins the learner's machine, is told what to sample, and samples until the run ends.
 
-`python -m headrace.cluster.node` is started by an engine. With engine `static`, `headrace train` is a node itself on every
+`python -m headrace.cluster` is started by an engine. With engine `static`, `headrace train` is a node itself on every
 machine but the first.
 """
 
@@ -17,27 +17,23 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from headrace.cluster import check_transport
+from headrace.cluster import protocol
+from headrace.cluster.protocol import Link
+from headrace.cluster.shapes import of_node, workers_of
+from headrace.cluster.uplink import Uplink, uplink_main
 from headrace.config import ConfigError, from_dict
 from headrace.config.errors import RANK_LOST, UserError
-
-check_transport()
-
-from headrace.cluster import protocol  # noqa: E402
-from headrace.cluster.protocol import Link  # noqa: E402
-from headrace.cluster.shapes import of_node, workers_of  # noqa: E402
-from headrace.cluster.uplink import Uplink, uplink_main  # noqa: E402
-from headrace.envs.core.description import spec_from_json  # noqa: E402
-from headrace.envs.core.imports import import_files  # noqa: E402
-from headrace.processes.interrupt import interrupts  # noqa: E402
-from headrace.processes.output import show  # noqa: E402
-from headrace.processes.start import start_fork_server  # noqa: E402
-from headrace.runs.error_texts import explain  # noqa: E402
-from headrace.sampling.placements.base import Placement, RunFailed  # noqa: E402
-from headrace.sampling.placements.processes import ProcessPlacement  # noqa: E402
-from headrace.transport.credentials import Credentials  # noqa: E402
-from headrace.transport.messages import ProtocolError, Refused  # noqa: E402
-from headrace.transport.streams import Backoff, Caller, Stream  # noqa: E402
+from headrace.envs.core.description import spec_from_json
+from headrace.envs.core.imports import import_files
+from headrace.processes.interrupt import interrupts
+from headrace.processes.output import show
+from headrace.processes.start import start_fork_server
+from headrace.runs.error_texts import explain
+from headrace.sampling.placements.base import Placement, RunFailed
+from headrace.sampling.placements.processes import ProcessPlacement
+from headrace.transport.credentials import Credentials
+from headrace.transport.messages import ProtocolError, Refused
+from headrace.transport.streams import Backoff, Caller, Stream
 
 GONE_TIMEOUT = 20.0
 """Seconds after which a node ends that has lost the learner and finds that nobody listens there any more."""
@@ -171,6 +167,7 @@ def _sampler(place: dict[str, Any], imports: tuple[str, ...] | None) -> ProcessP
     placement = make_placement(own := of_node(config), spec_from_json(place["spec"]), make_agent)
     assert isinstance(placement, ProcessPlacement)  # the learner's side refuses others
     placement.rollout_workers = workers_of(place["node"], own)
+    placement.role_names = {"learner": "uplink"}
     return placement
 
 
@@ -204,6 +201,3 @@ def main() -> int:
         print(f"headrace: sampling node: {error}", file=sys.stderr, flush=True)
         return error.exit_code
 
-
-if __name__ == "__main__":
-    sys.exit(main())

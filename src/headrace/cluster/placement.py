@@ -47,6 +47,7 @@ class Cluster(ProcessPlacement):
         self._membership: Membership | None = None
         super().__init__(whole(config), spec, make_agent, members)
         self.rollout_workers = range(self.nodes)
+        self.role_names = {"rollout": "receiver of node"}
         # refuses what is too large, before anything is started
         TrajectoryCodec(self.memory.policies[0].trajectories, spec.frame_stack, config.cluster.compression)
 

@@ -22,8 +22,6 @@ def whole(config: Config) -> Config:
         "sampling.num_policy_workers": N * s.num_policy_workers,
         "sampling.one_transfer": "off",
     }
-    if config.learning.num_threads is None:  # no rollout worker is on this machine
-        settings["learning.num_threads"] = hardware.cores()
     all_nodes = override(config, **settings)
     # As on one machine without the slots that lanes fill, which are the nodes'; those that nodes have credits for are among them.
     lanes, batch = all_nodes.most_lanes, all_nodes.slots_per_batch

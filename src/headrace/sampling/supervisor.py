@@ -69,6 +69,7 @@ class Worker(Child):
 
     def __init__(self, job: Job, placement: Placement):
         self.job, self.role, self.index = job, job.role, job.index
+        self._role_name = placement.role_names.get(job.role)
         self.error = ""
         """The traceback it reported before it ended."""
         self.refused = False
@@ -84,8 +85,8 @@ class Worker(Child):
     def name(self) -> str:
         """Its name in log lines."""
         if self.role == "learner":
-            return f"learner {self.index}" if self.index else "learner"
-        return f"{self.role} worker {self.index}"
+            return f"{self._role_name or 'learner'} {self.index}" if self.index else self._role_name or "learner"
+        return f"{self._role_name or f'{self.role} worker'} {self.index}"
 
     @property
     def failure(self) -> str:

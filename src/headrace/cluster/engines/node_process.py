@@ -17,13 +17,13 @@ from headrace.processes.ranks import die_with_starter
 
 
 class NodeProcess:
-    """`python -m headrace.cluster.node`. It is told where the learner is through a pipe, since the token must not be seen among
+    """`python -m headrace.cluster`. It is told where the learner is through a pipe, since the token must not be seen among
     its arguments or environment variables. It dies with the thread that started it. `imports`: Python files of the run, as they
     are named on this machine; None: as on the learner's."""
 
     def __init__(self, link: Link, imports: tuple[str, ...] | None = None) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.cluster.node"],
+            [sys.executable, "-m", "headrace.cluster"],
             stdin=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches the learner's machine, which tells its nodes
             preexec_fn=partial(die_with_starter, os.getpid()),

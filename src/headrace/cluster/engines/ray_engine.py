@@ -158,7 +158,7 @@ class RayEngine(Engine):
             self._asked[k] = None
             try:
                 ended = ray.get(asked)
-            except ray.exceptions.RayActorError:  # Ray starts it again, as soon as there is a machine
+            except ray.exceptions.RayError:  # Ray starts the actor again, as soon as there is a machine
                 continue
             if ended:
                 texts.append(self._start_again(k, ended))

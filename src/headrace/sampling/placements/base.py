@@ -54,6 +54,8 @@ class Placement(ABC):
         self._static = [] if members is None else members.static
         self.rollout_workers = range(config.sampling.num_workers)
         """The rollout workers that this placement starts, by their numbers among all of the run's."""
+        self.role_names: dict[str, str] = {}
+        """What log lines call the processes of a role where something else has taken their place."""
         self.reports_episodes = False
         """Whether learners report every episode."""
         self.savers: dict[int, Any] = {}
