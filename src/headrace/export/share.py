@@ -16,6 +16,7 @@ from headrace import config as configs
 from headrace.config import Config, ConfigError
 from headrace.config.run import RunConfig
 from headrace.evaluation.hub import hub
+from headrace.evaluation.onnx_policy import package
 from headrace.evaluation.policy import Which, load_policy
 from headrace.evaluation.video import record
 from headrace.export.contract import REMOTE
@@ -52,14 +53,18 @@ def share(
     Returns the folder. Raises what `export_policy` raises, `ConfigError` where a policy needs others of its run, and for what the
     hub refuses.
     """
-    library = hub()
+    library, names = hub(), package("huggingface_hub.utils", "hub")
+    try:
+        names.validate_repo_id(repo)
+    except names.HFValidationError as error:
+        raise ConfigError(f"{repo!r} is no name of a repository: {error!s:.300}") from error
+    loaded = load_policy(run, which=which, device="cpu", policy=policy or 0, imports=imports)
+    if loaded.team:
+        raise ConfigError(f"{run}: the agents have different spaces, and each of its policies plays with the others only")
     folder = Path(to or Path(run) / "share")
     folder.mkdir(parents=True, exist_ok=True)
     found: Any = {"which": which, "policy": policy, "episodes": episodes, "seed": seed, "licence": licence, "imports": imports}
     done = export_policy(run, folder / "policy.onnx", **found)
-    loaded = load_policy(run, which=which, device="cpu", policy=policy or 0, imports=imports)
-    if loaded.team:
-        raise ConfigError(f"{run}: the agents have different spaces, and each of its policies plays with the others only")
     write_whole(folder / "config.json", configs.to_json(_public(loaded.config)))
     weights = {name: tensor.contiguous() for name, tensor in loaded.model.state_dict().items()}
     write_whole(folder / "model.safetensors", safetensors.torch.save(weights, {"format": "pt", "step": str(loaded.step)}))
