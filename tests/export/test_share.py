@@ -96,6 +96,14 @@ def test_code_of_a_strangers_run_does_not_run(shared, tmp_path, monkeypatch):
     assert headrace.load_policy(copy, imports=[WORLDS]).config.env == "gym/CartPole-v1"
 
 
+def test_what_cannot_be_shared_leaves_no_folder(run, tmp_path):
+    with pytest.raises(ConfigError, match="is no run folder"):
+        sharing.share(tmp_path / "none", "me/cartpole")
+    with pytest.raises(ConfigError, match="is no name of a repository"):
+        sharing.share(run, "../../elsewhere", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.process
 def test_push_and_fetch(run, tmp_path):
     hub = Hub()

@@ -27,10 +27,15 @@ LEARNS = importlib.import_module("learning.run").LEARNS
 @pytest.mark.parametrize(
     ("task", "algorithm"),
     [
-        ("cartpole", "impala"), ("cartpole", "a2c"), ("cartpole", "pqn"), ("cartpole", "ppo"),
-        ("grid", "impala"), ("grid", "appo"), ("grid", "pqn"), ("levers", "ppo"),
-        pytest.param("pendulum", "ppo", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
-        pytest.param("lunar-lander", "ppo", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+        ("cartpole", "impala"), ("cartpole", "a2c"), ("cartpole", "ppo"),
+        ("grid", "impala"), ("grid", "a2c"), ("grid", "appo"), ("grid", "pqn"), ("levers", "impala"), ("levers", "a2c"),
+        *(
+            pytest.param(task, algorithm, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
+            for task, algorithm in (
+                ("cartpole", "pqn"), ("cartpole", "apex-dqn"), ("levers", "ppo"), ("lunar-lander", "ppo"),
+                ("pendulum", "ppo"), ("pendulum", "impala"), ("pendulum", "a2c"), ("pendulum", "apex-dpg"),
+            )
+        ),
     ],
 )  # fmt: skip
 def test_an_algorithm_learns_a_task_with_its_defaults(tmp_path: Path, task: str, algorithm: str) -> None:

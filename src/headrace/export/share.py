@@ -62,7 +62,7 @@ def share(
     try:
         package("huggingface_hub.utils", "hub").validate_repo_id(repo)
     except library.errors.HFValidationError as error:
-        raise ConfigError(f"--repo: {error}") from error
+        raise ConfigError(f"{repo!r} is no name of a repository: {error!s:.300}") from error
     folder = Path(to or Path(run) / "share")
     loaded = chosen_policy(run, which, policy, imports)
     if loaded.team:

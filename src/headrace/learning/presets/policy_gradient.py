@@ -141,7 +141,7 @@ _ONE_PASS: Settings = {
 }  # fmt: skip
 ONE_PASS: ByObservations = {
     "images": _ONE_PASS | {"learning.learning_rate": 1e-3},
-    # With ReLU the entropy of continuous actions falls below that of a uniform one at once, and comes back late or never.
+    # With ReLU the entropy of continuous actions falls far below that of uniform ones at once, and comes back late.
     "vectors": _ONE_PASS
     | {
         "policy.activation": "tanh", "policy.normalize_observations": True, "policy.normalize_returns": True,
