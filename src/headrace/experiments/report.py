@@ -63,7 +63,7 @@ def make(folders: Sequence[Path], out: Path, references: References | None = Non
     known = dict(references or {})
     sections = [
         _overview(folders, shown, left_out), *map(searched, searches), _curves(shown), _final(shown, known),
-        _aggregates(shown, known), how.speed(shown), *laboratory.sections(shown),
+        _aggregates(shown, known), *how.ratings(shown), how.speed(shown), *laboratory.sections(shown),
         how.settings(runs), how.machines(runs), how.commands(runs), *how.videos(runs),
     ]  # fmt: skip
     sections = [section for section in sections if section.items]
