@@ -140,13 +140,18 @@ OPTIONS = {
     "envs": cli.envs.Envs,
     "serve-envs": cli.serve_envs.ServeEnvs,
     "tune": cli.tune.Tune,
+    "compare": cli.compare.Compare,
+    "search": cli.search.SearchOptions,
+    "report": cli.report.Report,
 }
+TRAINS = ("train", "tune", "compare", "search")
+"""Commands that take the flags of `headrace train`."""
 
 
 def options(command):
     """The flags of a command."""
     own = {f"--{field.name}" for field in dataclasses.fields(OPTIONS[command])} if command in OPTIONS else set()
-    shared = SETTINGS if command in ("train", "tune") else {name for name in SETTINGS if name.startswith("envs.")}
+    shared = SETTINGS if command in TRAINS else {name for name in SETTINGS if name.startswith("envs.")}
     return own | {f"--{name}" for name in shared} | {"--import", "--help", "--help_all"}
 
 
@@ -162,7 +167,7 @@ def test_every_flag_of_a_command_in_the_pages_exists():
             if not command.islower():
                 continue  # headrace COMMAND
             for flag in (argument.partition("=")[0] for argument in arguments if argument.startswith("--")):
-                name = full_name(flag) if command in ("train", "tune") else flag
+                name = full_name(flag) if command in TRAINS else flag
                 name = name.replace("-", "_").replace("__", "--", 1).replace(".no_", ".")
                 assert name in options(command), f"{page.name}: {flag} in {line}"
                 found += 1

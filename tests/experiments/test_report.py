@@ -170,6 +170,15 @@ def test_a_population_is_one_configuration_per_policy(tmp_path):
     assert [row[0] for row in table_of(made.page.read_text(), "overview")[1:]] == ["ppo, policy 0", "ppo, policy 1"]
 
 
+def test_matches_have_their_ratings(tmp_path):
+    for seed, elo in ((0, 1210.0), (1, 1300.0)):
+        write_run(tmp_path / str(seed), seed=seed, metrics={"matches/elo": elo, "matches/games": 50, "matches/win_rate": 0.6})
+    page = report.make([tmp_path], tmp_path / "report", pictures=False).page.read_text()
+    assert table_of(page, "matches")[1:] == [
+        ["ppo", "gym/CartPole-v1", "1", "1,300", "50", "0.60"], ["ppo", "gym/CartPole-v1", "0", "1,210", "50", "0.60"],
+    ]  # fmt: skip
+
+
 def test_configurations_have_the_settings_that_tell_them_apart(tmp_path):
     for algorithm in ("ppo", "a2c"):
         for rate in (0.001, 0.002):

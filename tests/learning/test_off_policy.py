@@ -44,7 +44,7 @@ def test_off_policyness_is_that_of_the_formulas(seed: int) -> None:
     mask = rng.random((7, 5)) < 0.8
     log_prob[~mask] = np.nan
     c = LearningConfig(vtrace_rho=1.3, vtrace_c=0.9, ppo_clip=0.2)
-    found = off_policyness(*map(torch.from_numpy, (log_prob, behaviour, mask)), c)
+    found = off_policyness(torch.from_numpy(log_prob), torch.from_numpy(behaviour), torch.from_numpy(mask), c)
     expected = oracle(log_prob, behaviour, mask, c)
     assert found.keys() == expected.keys()
     for name, value in expected.items():

@@ -68,6 +68,9 @@ def run(arguments: list[str]) -> int:
         show("No trial has ended by itself: there is no best one")
         return 1
     show(f"The best trial: {shlex.join(['headrace', 'train', asked.env, '--preset', str(best)])}")
+    if searcher.best_is_default:
+        show("These are the defaults: no trial was better, and there is nothing to compare them with")
+        return 0
     complete = asked.test_seeds == 0 or searcher.test(asked.test_seeds, lambda plan: progress.table(plan, 1))
     show(f"headrace report {asked.folder} draws it")
     return 0 if complete else 1

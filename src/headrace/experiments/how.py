@@ -48,6 +48,21 @@ def speed(groups: Sequence[Group]) -> Section:
     return section
 
 
+def ratings(groups: Sequence[Group]) -> Iterator[Section]:
+    """Ratings of policies that played matches; nothing where there were none."""
+    keys = ("matches/elo", "matches/games", "matches/win_rate")
+    rows = []
+    for group in groups:
+        for run in group.runs:
+            elo, games, wins = (run.last(key) for key in keys)
+            if not math.isnan(elo):
+                rows.append((elo, (group.label, run.env, str(run.seed), _text(elo), _text(games), _text(wins, "{:.2f}"))))
+    if rows:
+        heads = ("configuration", "environment", "seed", "Elo rating", "games", "win rate")
+        table = [row for _, row in sorted(rows, key=lambda both: -both[0])]
+        yield Section("Matches", [Table(heads, table, "At the end of each run. Ratings of different runs cannot be compared.")])
+
+
 def settings(runs: Sequence[Run]) -> Section:
     """The settings that differ between runs of the same environment."""
     found = differing(runs)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -171,7 +172,7 @@ def _dose_response(env: str, groups: Sequence[Group]) -> list[Chart | Table]:
     return items
 
 
-def _point(label: str, env: str, group: Group) -> dict[str, object]:
+def _point(label: str, env: str, group: Group) -> dict[str, Any]:
     scores = group.scores(env)
     low, high = statistics.interval(statistics.mean, [scores])
     ends = {"low": None, "high": None} if math.isnan(low) else {"low": rounded(float(low)), "high": rounded(float(high))}

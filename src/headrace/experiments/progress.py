@@ -74,4 +74,6 @@ def _left(plan: Plan, runs: list[Progress], parallel: int) -> str:
     left = sum(1 - _done(plan, one) for one in runs if one.state in ("waiting", "running"))
     took = [one.seconds / 60 / share for one in runs if one.seconds and (share := _done(plan, one)) > 0.02]
     each = budget.minutes if budget.minutes is not None else mean(took) if took else None
-    return "time left unknown" if each is None else f"about {left * each / parallel:.0f} minutes left"
+    if each is None:
+        return "time left unknown"
+    return f"about {left * each / parallel:.0f} minutes left" if left * each / parallel >= 1 else "less than a minute left"

@@ -24,8 +24,7 @@ from headrace.experiments.plan import FILE, Plan
 from headrace.experiments.records import Group, NotReadable, Run, envs_of, find, grouped, pairs
 from headrace.experiments.runner import ENDED
 from headrace.experiments.search import FILE as SEARCH
-from headrace.experiments.search import TEST
-from headrace.experiments.trials import searched
+from headrace.experiments.trials import compared, searched
 from headrace.runs.files import write_whole
 
 POINTS = 12_000
@@ -55,7 +54,7 @@ def make(folders: Sequence[Path], out: Path, references: References | None = Non
     Raises `NotReadable` where no folder holds a run that can be shown, `ConfigError` without the extra `lab`, `OSError`.
     """
     searches = [folder for folder in folders if os.path.lexists(folder / SEARCH)]
-    runs, left_out = find([folder / TEST if folder in searches else folder for folder in folders])
+    runs, left_out = find([compared(folder) if folder in searches else folder for folder in folders])
     if not runs:
         reasons = "\n".join(f"  {path}: {reason}" for path, reason in left_out)
         raise NotReadable(f"there is nothing to report:\n{reasons}")
@@ -64,7 +63,7 @@ def make(folders: Sequence[Path], out: Path, references: References | None = Non
     known = dict(references or {})
     sections = [
         _overview(folders, shown, left_out), *map(searched, searches), _curves(shown), _final(shown, known),
-        _aggregates(shown, known), how.speed(shown), *laboratory.sections(shown),
+        _aggregates(shown, known), *how.ratings(shown), how.speed(shown), *laboratory.sections(shown),
         how.settings(runs), how.machines(runs), how.commands(runs), *how.videos(runs),
     ]  # fmt: skip
     sections = [section for section in sections if section.items]
@@ -106,8 +105,8 @@ def _overview(folders: Sequence[Path], groups: Sequence[Group], left_out: Sequen
     heads = ("configuration", "environment", "seeds", "steps", "minutes", "final score, mean (95 %)")
     section.items.append(Table(heads, rows, f"The final score is the mean {RETURN}, at the end of a run."))
     if left_out:
-        heads = ("left out", "why")
-        section.items.append(Table(heads, [(f"`{path}`", reason) for path, reason in left_out], "Folders without a usable run"))
+        named = [(f"`{path}`", reason) for path, reason in left_out]
+        section.items.append(Table(("left out", "why"), named, "Folders without a usable run"))
     return section
 
 
@@ -258,7 +257,7 @@ def _improvement(of: Mapping[str, list[np.ndarray]]) -> list[Chart | Table | Tex
         table.append((x, y, _number_with(point, float(low), float(high))))
     if not rows:
         return []
-    names = [row["g"] for row in rows]
+    names = [f"{x} > {y}" for x, y, _ in table]
     caption = "How probable it is that a run of the first configuration scores more than one of the second. 0.5: no difference."
     chart = Chart(charts.points("Probability of improvement", "probability", names, rows, zero=0.5), caption)
     return [chart, Table(("a run of", "is better than one of", "probability (95 %)"), table)]

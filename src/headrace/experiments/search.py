@@ -193,6 +193,12 @@ class Searcher:
             flags = [part for name, value in values.items() for part in (f"--{name.replace('_', '-')}", *value.split())]
             write_whole(self.folder / BEST, json.dumps({"about": about, "flags": flags}, indent=2) + "\n")
 
+    @property
+    def best_is_default(self) -> bool:
+        """Whether the best trial has the values that the settings have without the search."""
+        params = self._study().best_trial.params
+        return all(params[d.name] == d.holds(self.defaults[d.name]) for d in self.dimensions)
+
     def test(self, seeds: int, show: Callable[[Plan], Any]) -> bool:
         """Train the best trial's settings and the defaults with unseen seeds; whether all runs have ended by themselves. `show`:
         a context manager that gives what shows the runs of a plan, see `Runner.run`."""

@@ -10,10 +10,12 @@ from headrace.config.file_reading import Unreadable, read_json
 from headrace.experiments import charts
 from headrace.experiments.charts import rounded
 from headrace.experiments.page import Chart, Section, Table, Text
-from headrace.experiments.search import BEST, FILE, TRIALS, TUNING_SEED
+from headrace.experiments.search import BEST, FILE, TEST, TRIALS, TUNING_SEED
 
 MOST_TRIALS = 200
 """Trials in the table, the best ones."""
+COMPARED = "The other charts and tables compare it with the defaults on seeds that the search never saw."
+NOT_COMPARED = "The other charts and tables are of all trials, on the seeds of the search, on which the best one was chosen."
 
 
 def searched(folder: Path) -> Section:
@@ -25,13 +27,18 @@ def searched(folder: Path) -> Section:
         raise ConfigError(f"{folder} holds no search that has a best trial: {error}") from error
 
 
+def compared(folder: Path) -> Path:
+    """The runs of a search that a report is about: those on unseen seeds, or where there are none, all of the trials."""
+    return folder / TEST if (folder / TEST).exists() else folder / "trials"
+
+
 def _section(folder: Path, search: dict[str, Any], trials: list[dict[str, Any]], about: dict[str, Any]) -> Section:
     ended = [trial for trial in trials if trial["state"] == "complete"]
     early = sum(trial["state"] == "pruned" for trial in trials)
     text = (
         f"`{folder}`: {len(trials)} trials of {search['seeds']} seeds (from {TUNING_SEED}), budget {search['budget']} each; "
-        f"{early} ended early. The best is trial {about['trial']}, with {about['score']:.4g} on these seeds. The other "
-        "charts and tables compare it with the defaults on seeds that the search never saw. "
+        f"{early} ended early. The best is trial {about['trial']}, with {about['score']:.4g} on these seeds. "
+        f"{COMPARED if (folder / TEST).exists() else NOT_COMPARED} "
         f"`headrace train {search['env']} --preset {folder / BEST}` trains with it."
     )
     section = Section(f"Search: {folder.name}", [Text(text)])
