@@ -22,7 +22,7 @@ from headrace.envs.core.contract import EnvGroup, EnvSpec
 from headrace.envs.core.description import describe_in_child
 from headrace.envs.core.errors import EnvironmentFault, UnknownEnvironment, cause
 from headrace.envs.core.family_interface import Env, ParallelEnv
-from headrace.envs.core.imports import NotCarried, import_files, imported
+from headrace.envs.core.imports import NotCarried, import_files, imported, is_importing
 from headrace.envs.core.last_step import last_step_names, with_last_step
 from headrace.envs.core.registry import check_id, check_one, code_of, family_of, is_known
 from headrace.envs.core.settings import default_options, one_family, options_of
@@ -245,7 +245,9 @@ def describe(env_id: str, options: EnvConfig, *, elsewhere: bool = False) -> Env
         spec: EnvSpec = _remote("connect").describe(env_id, options)
         return spec
     check_id(env_id)
-    if multiprocessing.current_process().daemon:  # daemonic processes may have no children
+    # Daemonic processes may have no children. While a file is imported that asks this, a child would import the file again, whose
+    # child would do so too, without end.
+    if multiprocessing.current_process().daemon or is_importing():
         return describe_here(env_id, options)
     try:
         code = (*imported(), *code_of(env_id))

@@ -99,6 +99,9 @@ class Batch:
     keys: Any
     """What `Experience.update_priorities` wants, as the replay has it. None: there are no priorities (trajectories)."""
     arrivals: Arrivals
+    behind: Tensor | None = None
+    """int32 [T, B], in host memory: newer versions that had been published when the action was chosen. None: not known (replay),
+    or actors always have the newest weights."""
 
 
 @dataclass

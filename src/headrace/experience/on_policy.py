@@ -151,7 +151,7 @@ class BatchMemory:
     def batch(self) -> Batch:
         """What was filled in."""
         arrivals = Arrivals.of(self._arrays)
-        return Batch(self._data, self._host["version"], self._host["valid"], None, arrivals)
+        return Batch(self._data, self._host["version"], self._host["valid"], None, arrivals, self._host.get("behind"))
 
     def _columns(self, place: int) -> slice:
         return slice(place * self._store.C, (place + 1) * self._store.C)

@@ -226,8 +226,7 @@ class Learner:
             lags = lag.float()
             statistics |= {"lag/mean": lags.mean(), "lag/min": lags.min(), "lag/max": lags.max()}
             if self._measuring and batch.valid is not None:
-                behind = data.get("behind")
-                measured |= lag_distribution(lag, None if behind is None else behind.cpu()[real])
+                measured |= lag_distribution(lag, None if batch.behind is None else batch.behind[real])
                 self._measuring = False
         statistics |= measured
         return Update(statistics, None if batch.keys is None else out["priority"])

@@ -172,6 +172,13 @@ class Plain:
         return np.ones(2, np.float32), 1.0, True, False, {}
 
 
+def test_a_module_may_look_at_what_it_registers(tmp_path: Path) -> None:
+    """The process that looks at the environment imports the module, which must not start a further one, and so on."""
+    (tmp_path / "grid.py").write_text(MY_GRID + "CONFIG = headrace.make_config('my/grid')\n")
+    done = ran(tmp_path, "import grid\n" + DESCRIBE.format(env='"my/grid"'))
+    assert done.stdout == "my/grid 3\n", done.stderr
+
+
 def test_what_an_environment_leaves_out_is_completed() -> None:
     register("my/plain")(Plain)
     env = make_env("my/plain", EnvConfig())
