@@ -118,7 +118,7 @@ def test_an_odd_exception_at_a_server_ends_the_run_and_is_shown(tmp_path: Path) 
         settings = {**APPO, "envs.remote": server.address, "sampling.max_restarts": 1, "learning.total_steps": NEVER}
         with Run(tmp_path / "run", env="my/raises", **settings) as run:
             assert run.end() == 1, run.story
-        assert re.search(r"my/raises, .*seed.*, step \d+: KeyboardInterrupt", run.story), run.story
+        assert re.search(r"my/raises, .*seed.*, step \d+: step failed: KeyboardInterrupt", run.story), run.story
     finally:
         server.kill()
 
