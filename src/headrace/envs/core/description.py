@@ -28,6 +28,8 @@ from headrace.processes.reports import ReportWriter
 
 ATTEMPTS = 3
 """Children that may be killed, one after the other."""
+SERVER_GONE = (EOFError, ConnectionError, FileNotFoundError)
+"""What starting a child raises where the fork server was killed, or removes its socket. Other errors are limits of the system."""
 PAUSE = 0.1
 """Seconds between them, in which a fork server that was killed has ended."""
 DEADLINE = 300.0
@@ -82,12 +84,12 @@ def describe_in_child(describe: Callable[[], EnvSpec], env_id: str, deadline: fl
     that ended without a report, and after `deadline` seconds. Warnings are shown in this process.
     """
     for _ in range(ATTEMPTS - 1):
-        with suppress(_Killed, OSError, EOFError):
+        with suppress(_Killed, *SERVER_GONE):
             return _described(describe, env_id, deadline)
         time.sleep(PAUSE)
     try:
         return _described(describe, env_id, deadline)
-    except (OSError, EOFError) as error:
+    except SERVER_GONE as error:
         raise EnvironmentFault(f"{env_id} cannot be made: no process could be started for it ({error})") from None
 
 
