@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -33,14 +31,12 @@ from worlds import (
 
 from headrace.config import EnvConfig
 from headrace.envs.core.contract import MASK_KEY, EnvGroup, LaneRow
-from headrace.envs.core.errors import EnvironmentFault, OutOfBounds, cause
-from headrace.envs.groups import base
+from headrace.envs.core.errors import EnvironmentFault, OutOfBounds
 from headrace.envs.groups.base import Completion
 from headrace.envs.groups.checks import BOUNDS_PERIOD, flag
 from headrace.envs.groups.episode_statistics import LIFE_LOST
 from headrace.envs.groups.rewards import reward_transform
 from headrace.envs.groups.vector import VectorGroup
-from headrace.processes.interrupt import interrupts
 from headrace.sampling.worker_process import warnings_reported
 
 SEED, E, STEPS = 20, 5, 60
@@ -463,64 +459,3 @@ def test_masks_that_allow_nothing() -> None:
     step_group(group, np.zeros((1, 1), np.int32), now, after)
     with pytest.raises(EnvironmentFault, match="step 2: the action mask allows no choice in discrete part 0"):
         step_group(group, np.zeros((1, 1), np.int32), now, after)
-
-
-def test_close_reaches_every_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after one that raises whatever it likes, and one that would never end."""
-    monkeypatch.setattr(base, "CLOSE_TIMEOUT", 0.2)
-    closed = []
-
-    class Stubborn(CountingEnv):
-        def close(self) -> None:
-            closed.append(self)
-            if len(closed) == 1:
-                raise GeneratorExit("will not close")
-            if len(closed) == 2:
-                time.sleep(3600)
-
-    with pytest.warns(UserWarning, match="closing environment") as warned:
-        local_group([Stubborn(), Stubborn(), Stubborn()]).close()
-    assert len(closed) == 3
-    first, second = (str(warning.message) for warning in warned)
-    assert first.startswith("closing environment 0 (Stubborn) failed: GeneratorExit: will not close\nTraceback"), first
-    assert "closing environment 1 (Stubborn) failed: TimeoutError: no end after" in second
-    assert "time.sleep(3600)" in second, "where it hangs"
-
-
-class Silent(BaseException):
-    """An error of a kind that programs rarely expect, whose text cannot be had."""
-
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), GeneratorExit(), Silent(), BaseExceptionGroup("Silent", [Silent()])])
-@pytest.mark.parametrize("call", ["reset", "step"])
-def test_whatever_an_environment_raises_is_a_fault_with_its_place(error: BaseException, call: str) -> None:
-    """In a child process, or within a run: there Ctrl-C raises no KeyboardInterrupt of its own at once."""
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise error
-
-    group = local_group([CountingEnv(), CountingEnv()])
-    now, after = rows_for(group.spec, 2)
-    setattr(group.envs[1], call, fail)
-
-    def play() -> None:
-        reset_group(group, 3, after)
-        step_group(group, np.zeros((2, 1), np.int32), now, after)
-
-    where = f"environment 1 (seed 4), game 1, step 1: {call} failed: {cause(error)}"
-    with interrupts(lambda: None), pytest.raises(EnvironmentFault, match=re.escape(where)):
-        play()
-
-
-def test_ctrl_c_is_no_fault_of_an_environment() -> None:
-    class Interrupting(CountingEnv):
-        def reset(self, **_: Any) -> Any:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    group = local_group([Interrupting()])
-    _, after = rows_for(group.spec, 1)
-    with pytest.raises(KeyboardInterrupt):
-        reset_group(group, 3, after)

@@ -1,0 +1,78 @@
+"""Groups whose environments raise what is no `Exception`, or do not end when they are closed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from worlds import CountingEnv, local_group, reset_group, rows_for, step_group
+
+from headrace.envs.core.errors import EnvironmentFault, cause
+from headrace.envs.groups import base
+from headrace.processes.interrupt import interrupts
+
+
+def test_close_reaches_every_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after one that raises whatever it likes, and one that would never end."""
+    monkeypatch.setattr(base, "CLOSE_TIMEOUT", 0.2)
+    closed = []
+
+    class Stubborn(CountingEnv):
+        def close(self) -> None:
+            closed.append(self)
+            if len(closed) == 1:
+                raise GeneratorExit("will not close")
+            if len(closed) == 2:
+                time.sleep(3600)
+
+    with pytest.warns(UserWarning, match="closing environment") as warned:
+        local_group([Stubborn(), Stubborn(), Stubborn()]).close()
+    assert len(closed) == 3
+    first, second = (str(warning.message) for warning in warned)
+    assert first.startswith("closing environment 0 (Stubborn) failed: GeneratorExit: will not close\nTraceback"), first
+    assert "closing environment 1 (Stubborn) failed: TimeoutError: no end after" in second
+    assert "time.sleep(3600)" in second, "where it hangs"
+
+
+class Silent(BaseException):
+    """An error of a kind that programs rarely expect, whose text cannot be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), GeneratorExit(), Silent(), BaseExceptionGroup("Silent", [Silent()])])
+@pytest.mark.parametrize("call", ["reset", "step"])
+def test_whatever_an_environment_raises_is_a_fault_with_its_place(error: BaseException, call: str) -> None:
+    """In a child process, or within a run: there Ctrl-C raises no KeyboardInterrupt of its own at once."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    group = local_group([CountingEnv(), CountingEnv()])
+    now, after = rows_for(group.spec, 2)
+    setattr(group.envs[1], call, fail)
+
+    def play() -> None:
+        reset_group(group, 3, after)
+        step_group(group, np.zeros((2, 1), np.int32), now, after)
+
+    where = f"environment 1 (seed 4), game 1, step 1: {call} failed: {cause(error)}"
+    with interrupts(lambda: None), pytest.raises(EnvironmentFault, match=re.escape(where)):
+        play()
+
+
+def test_ctrl_c_is_no_fault_of_an_environment() -> None:
+    class Interrupting(CountingEnv):
+        def reset(self, **_: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    group = local_group([Interrupting()])
+    _, after = rows_for(group.spec, 1)
+    with pytest.raises(KeyboardInterrupt):
+        reset_group(group, 3, after)
