@@ -88,9 +88,12 @@ def run(command: list[str], folder: Path, programs: dict[str, str], what: str) -
 
 
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+OWN_TESTS = {"docs/remote.md", "docs/export.md"}
+"""Pages for which others stand: of several machines (below); of a hub and a Python without PyTorch (tests/export)."""
 SLOW = {
     "docs/ape-x.md",
     "docs/device.md",
+    "docs/laboratory.md",
     "docs/multi-agent.md",
     "docs/multi-gpu.md",
     "docs/multi-task.md",
@@ -105,7 +108,7 @@ SLOW = {
     [
         pytest.param(page, marks=pytest.mark.slow if page in SLOW else pytest.mark.process)
         for page in PAGES
-        if blocks(page) and page != "docs/remote.md"
+        if blocks(page) and page not in OWN_TESTS
     ],
 )
 def test_every_block_runs(page: str, tmp_path: Path, programs: dict[str, str]) -> None:
