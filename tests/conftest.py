@@ -1,8 +1,11 @@
 """The tests' processes share few cores, and what was tuned for this machine is not theirs."""
 
 import os
+import signal
 import tempfile
+from pathlib import Path
 
+import pytest
 import torch
 
 # Threads of one process that wait for each other at every barrier lose far more than they gain when cores are busy.
@@ -13,3 +16,14 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 _CONFIGURATION = tempfile.TemporaryDirectory(prefix="headrace-tests-")
 os.environ["XDG_CONFIG_HOME"] = _CONFIGURATION.name
+
+# Programs that a shell starts in the background ignore Ctrl-C, and so do the programs that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _own_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run folder in the working directory, as `make train` leaves one, would be gone on with by a test that names the same
+    environment."""
+    monkeypatch.chdir(tmp_path)

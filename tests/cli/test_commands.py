@@ -230,7 +230,6 @@ def test_dashes_underscores_and_short_names():
     assert kwargs == {"a": [1, None]}
 
 
-@pytest.mark.slow
 def test_whole_numbers_may_have_underscores_wherever_other_defaults_depend_on_them():
     config = parse_config(["--env", "atari/pong", "--placement", "device", "--envs-per-worker", "1_6", "--rollout", "3_2"])
     assert (config.num_envs, config.learning.batch_size) == (16 * config.sampling.num_workers, 32 * config.num_envs)

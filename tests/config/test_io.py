@@ -70,6 +70,17 @@ def test_a_run_folder_that_does_not_fit_is_refused_in_one_line(tmp_path, change,
     assert capsys.readouterr().err.count(f"headrace: {path} is no configuration of this version: ") == 2
 
 
+def test_a_file_from_before_some_settings_came_is_read_with_their_defaults(tmp_path):
+    def older(data):
+        del data["cluster"], data["sampling"]["policy_lag"], data["policy"]["previous_action"], data["policy"]["previous_reward"]
+        del data["replay"]["packed_share"]
+        data["learning"]["gamma"] = 0.5
+
+    config = configs.load(saved(tmp_path, older))
+    assert config.learning.gamma == 0.5
+    assert (config.cluster, config.sampling.policy_lag) == (configs.Config().cluster, 0)
+
+
 @pytest.mark.parametrize("text", ["[]", "{", '"x"', "null", "\udcff", "[" * 100_000, '{"format": 2, "run": 3}'])
 def test_a_file_that_holds_no_configuration(tmp_path, text):
     (tmp_path / "config.json").write_bytes(text.encode(errors="surrogateescape"))

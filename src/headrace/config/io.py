@@ -19,6 +19,10 @@ FORMAT = 2
 """Version of config.json. It goes up when a setting keeps its name and changes its meaning; settings that come, go or are renamed
 are noticed without it. Format 1 had no number."""
 
+LATER = ("cluster", "policy.previous_action", "policy.previous_reward", "replay.packed_share", "sampling.policy_lag")
+"""Settings, and groups of them, that came while the format stayed. A file without them is older; what they were then is their
+default."""
+
 
 def to_dict(config: Any) -> dict[str, Any]:
     """The configuration as plain JSON types."""
@@ -84,8 +88,9 @@ def load(path: os.PathLike[str] | str) -> Config:
             age = "a newer" if isinstance(found, int) and found > FORMAT else "an older"
             raise ConfigError(f"it has format {found!r:.40}, not {FORMAT}. The run was made by {age} {other_version}")
         expected, names = _names(to_dict(Config())), _names(data)
-        if names != expected:
-            unlike = {"unknown": sorted(names - expected), "missing": sorted(expected - names)}
+        missing = {name for name in expected - names if not f"{name}.".startswith(tuple(f"{late}." for late in LATER))}
+        if names - expected or missing:
+            unlike = {"unknown": sorted(names - expected), "missing": sorted(missing)}
             faults = [f"{what}: {_some(which)}" for what, which in unlike.items() if which]
             raise ConfigError(f"its settings do not fit ({'; '.join(faults)}). The run was made by another {other_version}")
         return from_dict(data)

@@ -67,7 +67,6 @@ def test_whatever_an_environment_raises_is_a_fault_with_its_place(error: BaseExc
         play()
 
 
-@pytest.mark.slow
 def test_ctrl_c_is_no_fault_of_an_environment() -> None:
     class Interrupting(CountingEnv):
         def reset(self, **_: Any) -> Any:
