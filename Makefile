@@ -7,6 +7,8 @@
 #   make native    compiles the C++ parts again after a change (incremental)
 #   make docs      the pages and the public API as a site, in build/site
 #   make wheel     wheels of both packages for other machines, in dist/
+#   make release   wheels and source distributions of version VERSION, checked; writes the version and the changelog's section
+#   make oldest    the default tests with the oldest versions of other packages that pyproject.toml allows; make newest: with the newest
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
@@ -19,7 +21,7 @@ ATARI  := packages/headrace-atari
 NATIVE := pyproject.toml CMakeLists.txt $(shell find native $(ATARI)/pyproject.toml $(ATARI)/CMakeLists.txt $(ATARI)/cmake $(ATARI)/native -type f 2>/dev/null)
 SAY    := @echo "headrace:"
 
-.PHONY: train test test-all lint native docs wheel clean
+.PHONY: train test test-all lint native docs wheel release oldest newest clean
 train: $(VENV)/.train
 	$(BIN)/headrace train --env atari/pong $(ARGS)
 
@@ -30,7 +32,7 @@ test-all: test
 	$(BIN)/python -m pytest -m "process and not slow and not gpu" $(ARGS)
 
 lint: $(VENV)/.test
-	$(BIN)/ruff check src packages tests benchmarks examples
+	$(BIN)/ruff check src packages tests benchmarks examples tools
 	$(BIN)/mypy
 
 # Compiles and installs the package in the folder $(1). The lock keeps two builds apart. HEADRACE_TESTS: with the parts that only
@@ -53,6 +55,25 @@ wheel: $(VENV)/.tools
 	rm -rf build/wheel
 	CXX="$(ZIG) c++ -target x86_64-linux-gnu.2.28" HEADRACE_WHEEL=1 $(PIP) wheel -q --no-deps --no-build-isolation -w build/wheel ./$(ATARI) .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair -w $(DIST) build/wheel/*.whl
+
+release: $(VENV)/.tools
+	@$(INSTALL) twine
+	$(BIN)/python tools/release.py prepare $(VERSION)
+	$(MAKE) wheel
+	$(BIN)/python tools/release.py sdist $(DIST)
+	$(BIN)/python tools/release.py check $(DIST)
+
+# In an environment of its own, which uv fills: pip cannot choose the oldest versions. torch is that of constraints.txt in both, since
+# another one is gigabytes.
+oldest: RESOLUTION := lowest-direct
+newest: RESOLUTION := highest
+oldest newest:
+	@test -x build/$@/bin/python || $(PYTHON) -m venv build/$@
+	@build/$@/bin/pip --disable-pip-version-check install -q uv scikit-build-core nanobind cmake ninja
+	grep ^torch== constraints.txt >build/$@/torch.txt
+	HEADRACE_TESTS=1 build/$@/bin/uv pip install -q --python build/$@ --no-build-isolation --resolution $(RESOLUTION) \
+	  -c build/$@/torch.txt -e $(ATARI) -e ".[all,dev]"
+	build/$@/bin/python -m pytest -n auto --dist loadfile $(ARGS)
 
 # -- setting up --------------------------------------------------------------------------------------------------------
 
