@@ -325,7 +325,9 @@ def test_bad_input_is_refused(tmp_path):
     env.recv()
 
 
-@pytest.mark.parametrize(("first", "env_id"), [("headrace", "headrace/Pong-v5"), ("gymnasium", "headrace:headrace/Pong-v5")])
+@pytest.mark.parametrize(
+    ("first", "env_id"), [("headrace_atari", "headrace/Pong-v5"), ("gymnasium", "headrace_atari:headrace/Pong-v5")]
+)
 def test_gymnasium_finds_the_games(first, env_id):
     program = (
         f"import {first}, gymnasium, sys; env = gymnasium.make_vec({env_id!r}, num_envs=2, stack_num=3)\n"
