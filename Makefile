@@ -63,14 +63,14 @@ release: $(VENV)/.tools
 	$(BIN)/python tools/release.py sdist $(DIST)
 	$(BIN)/python tools/release.py check $(DIST)
 
-# In an environment of its own, which uv fills: pip cannot choose the oldest versions. torch is that of constraints.txt in both, since
-# another one is gigabytes.
+# In an environment of its own, which uv fills: pip cannot choose the oldest versions. torch is that of constraints.txt in both.
 oldest: RESOLUTION := lowest-direct
 newest: RESOLUTION := highest
 oldest newest:
 	@test -x build/$@/bin/python || $(PYTHON) -m venv build/$@
 	@build/$@/bin/pip --disable-pip-version-check install -q uv scikit-build-core nanobind cmake ninja
-	grep ^torch== constraints.txt >build/$@/torch.txt
+	@build/$@/bin/pip --disable-pip-version-check install -q -c constraints.txt torch $$($(NO_GPU) && echo --extra-index-url $(CPU_INDEX))
+	@grep ^torch== constraints.txt >build/$@/torch.txt
 	HEADRACE_TESTS=1 build/$@/bin/uv pip install -q --python build/$@ --no-build-isolation --resolution $(RESOLUTION) \
 	  -c build/$@/torch.txt -e $(ATARI) -e ".[all,dev]"
 	build/$@/bin/python -m pytest -n auto --dist loadfile $(ARGS)

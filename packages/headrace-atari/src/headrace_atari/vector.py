@@ -327,7 +327,7 @@ class AtariVector(VectorEnv):
     def close_extras(self, **kwargs: Any) -> None:
         """Ends the threads. Results that were not received are lost."""
         self._native = None
-        self._out, self._outs = None, [None] * self.num_envs
+        self._out, self._outs = None, []
 
     def _open(self) -> Any:
         if self._native is None:
