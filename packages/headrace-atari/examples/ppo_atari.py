@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import importlib
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -101,8 +102,8 @@ def loss_of(agent: Agent, batch: dict[str, Tensor], args: argparse.Namespace) ->
     return policy_loss - args.entropy_coef * policy.entropy().mean() + args.value_coef * value_loss
 
 
-def main(args: argparse.Namespace) -> dict[str, object]:
-    """Train, and print every episode's return. Returns the returns, a digest of the weights, and steps per second."""
+def main(args: argparse.Namespace, clock: Callable[[], float] = time.perf_counter) -> dict[str, object]:
+    """Train, and print every episode's return. Returns the returns, a digest of the weights, and steps per second of `clock`."""
     if args.torch_threads:
         torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)
@@ -125,7 +126,7 @@ def main(args: argparse.Namespace) -> dict[str, object]:
     log_probs, rewards, dones, values = (torch.zeros(size, device=device) for _ in range(4))
 
     observation = torch.as_tensor(envs.reset(seed=args.seed)[0]).to(device)
-    episode_return, episode_returns, stepping, begun = np.zeros(args.num_envs), list[float](), 0.0, time.perf_counter()
+    episode_return, episode_returns, stepping, begun = np.zeros(args.num_envs), list[float](), 0.0, clock()
     updates = args.total_steps // actions.numel()
     for update in range(updates):
         optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - update / updates)
@@ -135,9 +136,9 @@ def main(args: argparse.Namespace) -> dict[str, object]:
                 actions[t] = policy.sample()
                 log_probs[t] = policy.log_prob(actions[t])
             images[t] = observation
-            chosen, before = actions[t].cpu().numpy(), time.perf_counter()
+            chosen, before = actions[t].cpu().numpy(), clock()
             pixels, reward, terminated, truncated, _ = envs.step(chosen)
-            stepping += time.perf_counter() - before
+            stepping += clock() - before
             done = terminated | truncated
             observation = torch.as_tensor(pixels).to(device)
             rewards[t], dones[t] = torch.as_tensor(np.sign(reward)), torch.as_tensor(done)
@@ -161,7 +162,7 @@ def main(args: argparse.Namespace) -> dict[str, object]:
     envs.close()
     steps = updates * actions.numel()
     digest = hashlib.sha256(b"".join(weight.detach().cpu().numpy().tobytes() for weight in agent.parameters())).hexdigest()[:16]
-    rates = {"steps/s": steps / (time.perf_counter() - begun), "steps/s of envs.step": steps / stepping}
+    rates = {"steps/s": steps / (clock() - begun), "steps/s of envs.step": steps / stepping}
     print(f"{args.envs}: weights {digest}; " + ", ".join(f"{rate:,.0f} {unit}" for unit, rate in rates.items()))
     return {"returns": episode_returns, "weights": digest, **rates}
 
