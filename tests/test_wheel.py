@@ -1,35 +1,24 @@
-"""A wheel for other machines: which level of processors it uses, and that it installs and trains where there is no compiler."""
+"""A release: its artifacts, and that `pip install headrace` gets them from an index and trains where there is no compiler."""
 
+import functools
+import http.server
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 import venv
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
-from headrace import _native
+from headrace_atari import processor_levels
 
 ROOT = Path(__file__).parents[1]
-LEVELS = frozenset(_native.LEVELS)
-
-
-def test_the_highest_level_is_used_that_the_processor_has_all_of():
-    v2, v3, v4 = (_native.LEVELS[f"x86_64_v{i}"] for i in (2, 3, 4))
-    assert v2 < v3 < v4
-    assert _native.choose_level(LEVELS, v4 | {"more"}) == "x86_64_v4"
-    assert _native.choose_level(LEVELS, v4 - {"avx512vbmi"}) == "x86_64_v3"
-    assert _native.choose_level(LEVELS, v3 - {"fma"}) == "x86_64_v2"
-    assert _native.choose_level(LEVELS - {"x86_64_v4"}, v4) == "x86_64_v3"
-    assert _native.choose_level(LEVELS, v4, wanted="x86_64_v2") == "x86_64_v2"
-    with pytest.raises(ImportError, match="popcnt is missing"):
-        _native.choose_level(LEVELS, v2 - {"popcnt"})
-    with pytest.raises(ImportError, match="HEADRACE_PROCESSOR is 'pentium'; this installation has x86_64_v2,"):
-        _native.choose_level(LEVELS, v4, wanted="pentium")
 
 
 PICTURES = """
@@ -38,7 +27,8 @@ PICTURES = """
     import torch
     import headrace
     from headrace import _native
-    from headrace._native import atari, elu
+    from headrace._native import elu
+    from headrace_atari._native import atari
     from headrace.policies.activations import ELU
     digest = hashlib.sha256()
     for game in ("pong", "breakout", "montezuma_revenge"):
@@ -55,28 +45,59 @@ PICTURES = """
 """
 
 
+@pytest.fixture
+def index(tmp_path):
+    """Makes a package index of a folder of artifacts on this machine, and returns its address."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path / "index"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+        def serve(dist):
+            for path in dist.iterdir():
+                folder = tmp_path / "index" / path.name.split("-")[0].replace("_", "-")
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / path.name).symlink_to(path)
+            return f"http://127.0.0.1:{server.server_port}/"
+
+        yield serve
+        server.shutdown()
+
+
+def copy_of_the_repository(folder):
+    """The files that git knows of, as they are here."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+    return folder
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
-def test_the_wheel_installs_and_trains_where_there_is_no_compiler(tmp_path):
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not (shutil.which("make") and shutil.which("git")), reason="no make or git here")
+def test_a_release_installs_from_an_index_and_trains_where_there_is_no_compiler(tmp_path, index):
+    source, dist = copy_of_the_repository(tmp_path / "source"), tmp_path / "dist"
     subprocess.run(
-        ["make", "wheel", f"VENV={tmp_path / 'tools'}", f"DIST={tmp_path / 'dist'}", f"PYTHON={sys.executable}"],
-        cwd=ROOT, check=True, timeout=1200,
+        ["make", "release", "VERSION=9.8.7", f"VENV={tmp_path / 'tools'}", f"DIST={dist}", f"PYTHON={sys.executable}"],
+        cwd=source, check=True, timeout=3000,
     )  # fmt: skip
-    (wheel,) = (tmp_path / "dist").iterdir()
-    assert "manylinux_2_28" in wheel.name, "RHEL 8 has glibc 2.28"
-    parts = {Path(name).name.split(".")[0] for name in ZipFile(wheel).namelist() if name.endswith(".so")}
-    assert parts >= {"atari", "doom_yield", "elu", "ipc", "replay"}
-    assert "atari_kernels" not in parts, "only tests use it"
+    assert re.search(r"^## 9\.8\.7 - ", (source / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert sorted(path.name for path in dist.glob("*.tar.gz")) == ["headrace-9.8.7.tar.gz", "headrace_atari-9.8.7.tar.gz"]
+    modules = {"headrace": {"doom_yield", "elu", "ipc", "replay"}, "headrace_atari": {"atari"}}
+    wheels = {wheel: wheel.name.split("-")[0] for wheel in dist.glob("*.whl")}
+    assert set(wheels.values()) == set(modules)
+    for wheel, name in wheels.items():
+        assert all(int(minor) <= 28 for minor in re.findall(r"manylinux_2_(\d+)", wheel.name)), "RHEL 8 has glibc 2.28"
+        assert {Path(file).name.split(".")[0] for file in ZipFile(wheel).namelist() if file.endswith(".so")} == modules[name]
+        assert wheel.stat().st_size < 5e6
     venv.create(tmp_path / "clean", with_pip=True)
     binaries = tmp_path / "clean/bin"
     environment = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or "proxy" in name.lower()}
     environment |= {"PATH": str(binaries), "HOME": str(tmp_path)}
     assert shutil.which("cc", path=environment["PATH"]) is None
-    subprocess.run(
-        [binaries / "pip", "install", "-q", "-c", ROOT / "constraints.txt", f"{wheel}[atari]"],
-        env=environment, check=True, timeout=900, cwd=tmp_path,
-    )  # fmt: skip
+    install = [binaries / "pip", "install", "-q", "-c", ROOT / "constraints.txt", "--extra-index-url", index(dist)]
+    subprocess.run([*install, "headrace[atari]==9.8.7"], env=environment, check=True, timeout=900, cwd=tmp_path)
 
     command = ["headrace", "train", "--env", "gym/CartPole-v1", "--max-minutes", "0.1", "--log-interval", "1", "--no-video"]
     done = subprocess.run(
@@ -88,10 +109,11 @@ def test_the_wheel_installs_and_trains_where_there_is_no_compiler(tmp_path):
     assert json.loads(lines[-1])["global_step"] > 1000
 
     found = {}
-    for level in [name for name, needed in _native.LEVELS.items() if needed <= _native._processor_flags()]:
+    for level in [name for name, needed in processor_levels.LEVELS.items() if needed <= processor_levels.processor_flags()]:
         done = subprocess.run(
             [binaries / "python", "-c", textwrap.dedent(PICTURES)],
-            env=environment | {_native.VARIABLE: level}, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+            env=environment | {processor_levels.VARIABLE: level},
+            cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         used, file, digest, error = json.loads(done.stdout.splitlines()[-1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Literal
 
 import ale_py
@@ -263,3 +265,13 @@ def test_rgb_and_render() -> None:
     env = make_env("atari/pong", options(), render_mode="rgb_array")
     env.reset(seed=0)
     assert env.render().shape == (210, 160, 3)
+
+
+@pytest.mark.parametrize(("first", "env_id"), [("headrace", "headrace/Pong-v5"), ("gymnasium", "headrace:headrace/Pong-v5")])
+def test_whoever_imports_headrace_has_the_games_and_no_torch(first: str, env_id: str) -> None:
+    program = (
+        f"import {first}, gymnasium, sys; env = gymnasium.make_vec({env_id!r}, num_envs=2)\n"
+        "import headrace; print(isinstance(env.unwrapped, headrace.AtariVector), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "True False"
