@@ -6,7 +6,7 @@
 #   make lint      the linter and the type checker
 #   make native    compiles the C++ parts again after a change (incremental)
 #   make docs      the pages and the public API as a site, in build/site
-#   make wheel     wheels for other machines, in dist/: x86-64 and aarch64
+#   make wheel     wheels of both packages for other machines, in dist/: x86-64 and aarch64
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
@@ -15,7 +15,8 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 INSTALL := $(PIP) install -q --no-compile -c constraints.txt
 ARGS   ?=
 DIST   ?= dist
-NATIVE := pyproject.toml CMakeLists.txt $(shell find native -type f 2>/dev/null)
+ATARI  := packages/headrace-atari
+NATIVE := pyproject.toml CMakeLists.txt $(shell find native $(ATARI)/pyproject.toml $(ATARI)/CMakeLists.txt $(ATARI)/cmake $(ATARI)/native -type f 2>/dev/null)
 SAY    := @echo "headrace:"
 
 .PHONY: train test test-all lint native docs wheel clean
@@ -29,13 +30,15 @@ test-all: test
 	$(BIN)/python -m pytest -m "process and not slow and not gpu" $(ARGS)
 
 lint: $(VENV)/.test
-	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff check src packages tests benchmarks examples
 	$(BIN)/mypy
 
-# The lock keeps two builds apart. HEADRACE_TESTS: with the parts that only tests use.
-BUILD := flock build.lock $(PIP) install -q --no-build-isolation --no-deps -e .
+# Compiles and installs the package in the folder $(1). The lock keeps two builds apart. HEADRACE_TESTS: with the parts that only
+# tests use.
+BUILD = flock $(1)/build.lock $(PIP) install -q --no-build-isolation --no-deps -e $(1)
 native: $(VENV)/.tools
-	HEADRACE_TESTS=1 $(BUILD)
+	HEADRACE_TESTS=1 $(call BUILD,$(ATARI))
+	$(call BUILD,.)
 
 docs: $(VENV)/.test
 	@$(INSTALL) "sphinx>=8" "myst-parser>=4" "furo>=2024.8.6"
@@ -55,7 +58,7 @@ CROSS  = $(if $(filter $(1),$(HOST)),,_PYTHON_HOST_PLATFORM=linux-$(1) SETUPTOOL
 define build_wheel
 	rm -rf build/wheel
 	$(CROSS) CXX="$(ZIG) c++ -target $(1)-linux-gnu.2.28" HEADRACE_WHEEL=$(1) \
-	  $(PIP) wheel -q --no-deps --no-build-isolation -w build/wheel .
+	  $(PIP) wheel -q --no-deps --no-build-isolation -w build/wheel ./$(ATARI) .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair -w $(DIST) build/wheel/*.whl
 
 endef
@@ -76,23 +79,25 @@ $(VENV)/.tools: constraints.txt
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 REACHABLE  = $(BIN)/python -c "from urllib.request import urlopen; urlopen('$(CPU_INDEX)/', timeout=5)" 2>/dev/null
 NO_GPU     = ! command -v nvidia-smi >/dev/null && ! $(BIN)/pip config list | grep index >/dev/null && $(REACHABLE)
-# What pyproject.toml lists for the extras $(1).
-REQUIRED   = $$($(BIN)/python -c "import sys, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-             print(*p['dependencies'], *(r for e in sys.argv[1:] for r in p['optional-dependencies'][e]), sep='\n')" $(1) | tr -d ' ')
+# What both packages need of others, with the extras $(1) of headrace.
+REQUIRED   = $$($(BIN)/python -c "import sys, tomllib; \
+             a, p = (tomllib.load(open(f, 'rb'))['project'] for f in ('$(ATARI)/pyproject.toml', 'pyproject.toml')); \
+             needed = a['dependencies'] + p['dependencies'] + [r for e in sys.argv[1:] for r in p['optional-dependencies'][e]]; \
+             print(*(r for r in needed if not r.startswith('headrace')), sep='\n')" $(1) | tr -d ' ')
 
 # The C++ parts are compiled while pip downloads and unpacks.
 $(VENV)/.train: $(VENV)/.tools $(NATIVE)
 	$(SAY) "compiling the C++ parts for this processor; meanwhile PyTorch and the packages for Atari"
-	@$(BUILD) & built=$$!; \
+	@$(call BUILD,$(ATARI)) & consoles=$$!; $(call BUILD,.) & others=$$!; \
 	 $(INSTALL) torch $$($(NO_GPU) && echo --extra-index-url $(CPU_INDEX)) && $(INSTALL) $(call REQUIRED,atari plots video) || exit; \
-	 wait $$built
+	 wait $$consoles && wait $$others
 	$(SAY) "ready: $(BIN)/headrace --help"
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.train
 	$(SAY) "what the tests need: linter, type checker, MuJoCo, Doom and other environments"
-	@HEADRACE_TESTS=1 $(INSTALL) --no-build-isolation -e ".[all,dev]"
+	@HEADRACE_TESTS=1 $(INSTALL) --no-build-isolation -e $(ATARI) -e ".[all,dev]"
 	@touch $@
 
 clean:
-	rm -rf build $(VENV) build.lock
+	rm -rf build $(VENV) build.lock $(ATARI)/build $(ATARI)/build.lock

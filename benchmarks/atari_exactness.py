@@ -29,8 +29,8 @@ import ale_py
 import numpy as np
 import summary
 
-import headrace._native.atari as native
-from headrace.envs.atari.vector import games, rom_path
+import headrace_atari._native.atari as native
+from headrace_atari import games, rom_path
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -24,9 +24,9 @@ from typing import Any
 
 import summary
 
-import headrace._native.atari as native
-from headrace.envs.atari.kernels import assemble
-from headrace.envs.atari.vector import load_game
+import headrace_atari._native.atari as native
+from headrace_atari.kernels import assemble
+from headrace_atari.roms import load_game
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "atari_kernel_resources.json"

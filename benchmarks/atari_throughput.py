@@ -67,7 +67,7 @@ def side(name: str, game: str, num_envs: int, threads: int) -> tuple[Stepper, in
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         env: Any = ale_py.AtariVectorEnv(game, num_envs, num_threads=threads, **OPTIONS)
     else:
-        from headrace.envs.atari.vector import AtariVector
+        from headrace_atari import AtariVector
 
         env = AtariVector(game, num_envs, num_threads=threads, **OPTIONS)
     env.reset(seed=0)
@@ -79,7 +79,7 @@ def raw_side(name: str, game: str) -> Callable[[int], object]:
     if name == "ale":
         import ale_py
 
-        from headrace.envs.atari.vector import rom_path
+        from headrace_atari import rom_path
 
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         ale = ale_py.ALEInterface()
@@ -93,8 +93,9 @@ def raw_side(name: str, game: str) -> Callable[[int], object]:
             ale.act(actions[k % len(actions)])
 
         return act
-    from headrace._native import atari
-    from headrace.envs.atari.vector import games, load_game
+    from headrace_atari import games
+    from headrace_atari._native import atari
+    from headrace_atari.roms import load_game
 
     console = atari.Emulator(load_game(game))
     console.reset()
@@ -194,7 +195,7 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, object]]:
 
 def creation(num_envs: int) -> float:
     """Seconds until `num_envs` new consoles have given their first observations."""
-    from headrace.envs.atari.vector import AtariVector
+    from headrace_atari import AtariVector
 
     begin = time.perf_counter()
     env = AtariVector("pong", num_envs)

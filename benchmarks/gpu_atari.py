@@ -27,10 +27,11 @@ from typing import Any
 import numpy as np
 import torch
 
-import headrace._native.atari as native
-from headrace.envs.atari.kernels import KernelOptions, assemble, nvrtc_compile
-from headrace.envs.atari.vector import AtariVector, games, load_game
+import headrace_atari._native.atari as native
 from headrace.runs.metrics import read_jsonl
+from headrace_atari import AtariVector, KernelOptions, games
+from headrace_atari.kernels import assemble, nvrtc_compile
+from headrace_atari.roms import load_game
 
 sys.path.insert(0, str(Path(__file__).parent / "learning"))
 from time_to_pong import curve_of, reached

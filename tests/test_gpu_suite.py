@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from headrace.envs.atari import kernels as atari_kernels
-from headrace.envs.atari.device import DeviceVector
+from headrace_atari import kernels as atari_kernels
+from headrace_atari.device import DeviceVector
 
 pytestmark = pytest.mark.process
 
@@ -97,7 +97,6 @@ def test_what_there_is_no_time_for_is_not_begun(suite: ModuleType, monkeypatch: 
 
 @pytest.fixture
 def atari(suite: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "native"))
     from host_kernels import HostKernels
 
     monkeypatch.setattr(atari_kernels, "CudaKernels", lambda device: HostKernels())

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import headrace_atari
+
 PACKAGE = Path(__file__).parents[1] / "src" / "headrace"
 LEVELS = (
     {"__init__", "cli"},
@@ -24,6 +26,7 @@ LEVELS = (
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 MATHEMATICS = ("gae", "vtrace", "losses", "q_learning")
 FILES = sorted(PACKAGE.rglob("*.py"))
+ATARI = sorted((PACKAGE.parents[1] / "packages" / "headrace-atari" / "src").rglob("*.py"))
 
 
 def part_of(path: Path) -> str:
@@ -101,14 +104,18 @@ def test_the_mathematics_imports_nothing_else_of_ours(name: str) -> None:
     assert set(imports(PACKAGE / "learning" / f"{name}.py")) <= allowed
 
 
-def test_consoles_do_not_know_the_engine() -> None:
-    """All of envs/atari but the part that joins the consoles to the engine."""
-    joint = {"family", "training"}
-    consoles = [path for path in (PACKAGE / "envs" / "atari").glob("*.py") if path.stem not in joint]
-    assert len(consoles) > 5
-    for path in consoles:
-        assert not [m for m in imports(path) if not m.startswith(("envs.atari.", "_native"))], path
-        assert not set(imports(path)) & {f"envs.atari.{module}" for module in joint}, path
+def test_of_the_consoles_only_what_is_public_is_imported() -> None:
+    """The package `headrace_atari` is a library like others; `envs/atari` joins it to the engine."""
+    public, users = set(headrace_atari.__all__), set()
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "headrace_atari":
+                users.add(part_of(path))
+                assert node.module == "headrace_atari", path
+                assert {alias.name for alias in node.names} <= public, path
+            elif isinstance(node, ast.Import):
+                assert not [alias.name for alias in node.names if alias.name.startswith("headrace_atari")], path
+    assert users == {"_native", "envs", "export"}
 
 
 def functions(path: Path) -> Iterator[tuple[str, int]]:
@@ -117,17 +124,18 @@ def functions(path: Path) -> Iterator[tuple[str, int]]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0]
             docstring = 0 if ast.get_docstring(node) is None else (first.end_lineno or 0) - first.lineno + 1
-            yield f"{path.relative_to(PACKAGE)}: {node.name}", (node.end_lineno or 0) - node.lineno + 1 - docstring
+            yield f"{path}: {node.name}", (node.end_lineno or 0) - node.lineno + 1 - docstring
 
 
 def test_functions_are_short() -> None:
-    lines = {name: count for path in FILES for name, count in functions(path)}
+    lines = {name: count for path in FILES + ATARI for name, count in functions(path)}
     assert len(lines) > 1000
     assert not {name: count for name, count in lines.items() if count >= 60}
 
 
 def test_files_are_short() -> None:
     lines = {str(path.relative_to(PACKAGE)): len(path.read_text().splitlines()) for path in FILES}
+    assert not {path: n for path in ATARI if (n := len(path.read_text().splitlines())) > 500}
     assert not {path: n for path, n in lines.items() if n > 500}
     assert not {path: n for path, n in lines.items() if path.startswith("config/") and n > 400}
     assert lines["train.py"] <= 200

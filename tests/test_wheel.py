@@ -18,20 +18,6 @@ ROOT = Path(__file__).parents[1]
 LEVELS = frozenset(_native.LEVELS)
 
 
-def test_the_highest_level_is_used_that_the_processor_has_all_of():
-    v2, v3, v4 = (_native.LEVELS[f"x86_64_v{i}"] for i in (2, 3, 4))
-    assert v2 < v3 < v4
-    assert _native.choose_level(LEVELS, v4 | {"more"}) == "x86_64_v4"
-    assert _native.choose_level(LEVELS, v4 - {"avx512vbmi"}) == "x86_64_v3"
-    assert _native.choose_level(LEVELS, v3 - {"fma"}) == "x86_64_v2"
-    assert _native.choose_level(LEVELS - {"x86_64_v4"}, v4) == "x86_64_v3"
-    assert _native.choose_level(LEVELS, v4, wanted="x86_64_v2") == "x86_64_v2"
-    with pytest.raises(ImportError, match="popcnt is missing"):
-        _native.choose_level(LEVELS, v2 - {"popcnt"})
-    with pytest.raises(ImportError, match="HEADRACE_PROCESSOR is 'pentium'; this installation has x86_64_v2,"):
-        _native.choose_level(LEVELS, v4, wanted="pentium")
-
-
 PICTURES = """
     import hashlib, json, sys
     import numpy as np

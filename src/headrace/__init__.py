@@ -16,7 +16,7 @@ import types
 from typing import Any
 
 _API = {
-    "AtariVector": ("headrace.envs.atari.vector", "AtariVector"),
+    "AtariVector": ("headrace_atari", "AtariVector"),
     "Config": ("headrace.config", "Config"),
     "ConfigError": ("headrace.config", "ConfigError"),
     "EvalResult": ("headrace.evaluation.evaluate", "EvalResult"),
@@ -69,4 +69,4 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-importlib.import_module("headrace.envs.atari.gymnasium_ids")
+importlib.import_module("headrace_atari")

@@ -1,52 +1,10 @@
-"""The C++ parts: `ipc` (queues in shared memory), `replay` (prioritized replay), `atari` (the console core), `elu`.
+"""The C++ parts: `ipc` (queues in shared memory), `replay` (prioritized replay), `elu`, and a library for Doom engines.
 
-Built from source they are for the processor of that machine. A wheel has them once for each level of x86-64 processors, in
-folders beside this file, of which the highest that this processor has is used. Their results are the same bits (`elu` apart,
-where a fused multiply-add rounds once less).
+A wheel has them once for each level of processors. Their results are the same bits (`elu` apart, where a fused multiply-add
+rounds once less).
 """
 
-from __future__ import annotations
+from headrace_atari import use_processor_level
 
-import os
-from pathlib import Path
-
-_V2 = frozenset({"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"})
-_V3 = _V2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
-_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512vbmi"}
-LEVELS = {"x86_64_v4": _V4, "x86_64_v3": _V3, "x86_64_v2": _V2}
-"""What a processor must have for each level, by the names of /proc/cpuinfo. The highest level comes first."""
-VARIABLE = "HEADRACE_PROCESSOR"
-"""Environment variable that names a level to use instead, for comparisons."""
-
-
-def choose_level(present: frozenset[str], flags: frozenset[str], wanted: str | None = None) -> str:
-    """The level to use of those that are `present`, on a processor with these `flags`.
-
-    Raises `ImportError` if the processor has none of them, or there is no level `wanted`.
-    """
-    if wanted:
-        if wanted not in present:
-            raise ImportError(f"{VARIABLE} is {wanted!r}; this installation has {', '.join(sorted(present))}")
-        return wanted
-    for level, needed in LEVELS.items():
-        if level in present and needed <= flags:
-            return level
-    missing = ", ".join(sorted(_V2 - flags))
-    raise ImportError(f"this wheel needs a processor of level x86-64-v2 ({missing} is missing); build headrace from source")
-
-
-def _processor_flags() -> frozenset[str]:
-    """What the first processor has. Empty where it does not say."""
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
-            return next((frozenset(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), frozenset())
-    except OSError:
-        return frozenset()
-
-
-_here = Path(__file__).parent
-_present = frozenset(level for level in LEVELS if (_here / level).is_dir())
-LEVEL = choose_level(_present, _processor_flags(), os.environ.get(VARIABLE)) if _present else None
+LEVEL = use_processor_level(__path__)
 """The level in use. None: built from source."""
-if LEVEL is not None:
-    __path__.append(str(_here / LEVEL))

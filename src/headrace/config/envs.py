@@ -32,7 +32,7 @@ class EnvConfig:
     """Atari only: each training environment plays 0 to this many random steps before the run begins, so many as are drawn for it,
     so that the environments are not at the same moment of the game."""
     start_states: str | None = None
-    """Atari only: file of states (`headrace.envs.atari.starts.save_states`) in which training episodes begin, one drawn for each.
+    """Atari only: file of states (`headrace_atari.save_states`) in which training episodes begin, one drawn for each.
     Reported returns count from there. None: episodes begin as the protocol says."""
     resize: tuple[Pixels, Pixels] | None = None
     """Height and width (pixels) to which images are resized. None: the default of the environment's family (Atari 84x84, VizDoom

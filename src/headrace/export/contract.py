@@ -186,7 +186,7 @@ def _meanings(config: Config, leaf: ActionLeaf, env: Any) -> tuple[str, ...] | N
     if not isinstance(leaf.space, spaces.Discrete):
         return None
     if config.env.startswith("atari/"):
-        from headrace.envs.atari.roms import games
+        from headrace_atari import games
 
         ids = games()[config.tasks[0].partition("/")[2]]["minimal_actions"]
         return tuple(ATARI_ACTIONS[i] for i in ids) if leaf.space.n == len(ids) else ATARI_ACTIONS

@@ -21,10 +21,10 @@ from host_kernels import HostKernels
 
 from headrace.config import EnvConfig
 from headrace.envs.atari import family as atari
-from headrace.envs.atari import kernels as atari_kernels
-from headrace.envs.atari.kernels import KernelOptions
 from headrace.envs.core.spaces import PLAIN_KEY
 from headrace.envs.make import make_group
+from headrace_atari import KernelOptions
+from headrace_atari import kernels as atari_kernels
 
 INTERPRETER = KernelOptions("interpreter", 32)
 

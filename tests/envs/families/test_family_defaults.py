@@ -41,7 +41,7 @@ def test_only_cartpole_has_the_settings_of_cartpole(env_id: str) -> None:
     [("gym/ALE/Pong-v5", (4, 84, 84)), ("gym/CarRacing-v3", (4, 84, 84)), ("gym/headrace/Breakout-v5", (4, 84, 84))],
 )
 def test_environments_of_images_are_known_by_their_ids(env_id: str, shape: tuple[int, ...]) -> None:
-    import headrace.envs.atari.gymnasium_ids  # noqa: F401 - registers headrace/Breakout-v5
+    import headrace_atari  # noqa: F401 - registers headrace/Breakout-v5
 
     config = make_config(env_id)
     assert registry.observes(env_id) == "images"

@@ -39,10 +39,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from headrace.config import ConfigError, EnvConfig
 from headrace.config.hardware import default_device
 from headrace.envs.atari.training import TrainingEpisodes, TrainingStarts
-from headrace.envs.atari.vector import AtariVector
 from headrace.envs.core.contract import EnvGroup
 from headrace.envs.core.family_interface import Env, Family
 from headrace.envs.groups.vector import VectorGroup
+from headrace_atari import AtariVector
 
 FRAMESKIP = 4
 MAX_FRAMES = 108_000

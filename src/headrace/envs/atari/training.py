@@ -9,10 +9,9 @@ import numpy as np
 from gymnasium.vector import VectorEnv, VectorWrapper
 
 from headrace.config import ConfigError, EnvConfig
-from headrace.envs.atari.starts import read_states
-from headrace.envs.atari.vector import AtariVector
 from headrace.envs.core.contract import Array, on_host
 from headrace.envs.groups.episode_statistics import LIFE_LOST
+from headrace_atari import AtariVector, read_states
 
 
 class TrainingStarts:

@@ -1,0 +1,120 @@
+"""One Atari 2600 game as a `gymnasium.Env` with plain pictures, frame by frame equal to `gymnasium.make("ALE/<Game>-v5")`.
+
+`AtariVector` steps many games with the usual preprocessing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box
+from gymnasium.utils import seeding
+
+import headrace_atari._native.atari as native
+from headrace_atari.actions import action_space, discrete_actions
+from headrace_atari.options import require
+from headrace_atari.roms import games, load_game
+
+OBSERVATIONS = ("rgb", "grayscale", "ram")
+
+
+class AtariEnv(gymnasium.Env[np.ndarray, Any]):
+    """Observations uint8: `[rows, 160, 3]` (rgb), `[rows, 160]` (grayscale) or `[128]` (ram), of the last frame of a step.
+    Rewards are raw. Infos: `lives`, `frame_number`, `episode_frame_number`, and `seeds` after a seeded reset."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 60}  # noqa: RUF012
+
+    def __init__(
+        self,
+        game: str,
+        *,
+        mode: int | None = None,
+        difficulty: int | None = None,
+        obs_type: str = "rgb",
+        frameskip: int | tuple[int, int] = 4,
+        repeat_action_probability: float = 0.25,
+        full_action_space: bool = False,
+        continuous: bool = False,
+        continuous_action_threshold: float = 0.5,
+        max_num_frames_per_episode: int | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        """The arguments of `ale_py.env.AtariEnv`, without sound. Raises `ValueError` for an option out of its range, and what
+        `rom_path` raises.
+
+        Args:
+            frameskip: Frames per step; (low, high): a random number from low to high - 1 for each step.
+            max_num_frames_per_episode: Frames, those of the reset counted, after which an episode is truncated.
+        """
+        native_game, facts = load_game(game), games()[game]
+        least, most = (frameskip, frameskip + 1) if isinstance(frameskip, int) else frameskip
+        modes, levels = facts["modes"], facts["difficulties"]
+        require(1 <= least < most, f"frameskip is {frameskip}, must be positive, or (low, high) with 0 < low < high")
+        require(obs_type in OBSERVATIONS, f"obs_type is {obs_type!r}, must be one of {', '.join(OBSERVATIONS)}")
+        require(mode is None or mode in modes, f"{game} has no mode {mode}, only {modes}")
+        require(difficulty is None or difficulty in levels, f"{game} has no difficulty {difficulty}, only {levels}")
+        sticky = repeat_action_probability
+        require(0 <= sticky < 1, f"repeat_action_probability is {sticky}, must be in [0, 1)")
+        require(render_mode in (None, "rgb_array"), f"render_mode is {render_mode!r}, must be rgb_array or None")
+        self.render_mode = render_mode
+        self.metadata = type(self).metadata | {"render_fps": 60 // least}
+        self._frames = least, most
+        self._console = native.Emulator(
+            native_game,
+            -1 if mode is None else mode,
+            difficulty or 0,
+            repeat_action_probability,
+            max_frames=max_num_frames_per_episode or 0,
+        )
+        self._threshold = continuous_action_threshold
+        self._actions = facts["legal_actions" if full_action_space else "minimal_actions"]
+        self.action_space: gymnasium.Space[Any] = action_space(continuous, len(self._actions))
+        self._observe = {"rgb": self._console.rgb, "grayscale": self._console.gray, "ram": self._console.ram}[obs_type]
+        self.observation_space = Box(0, 255, self._observe().shape, np.uint8)
+        self._seed(None)
+
+    def _seed(self, seed: int | None) -> tuple[int, int]:
+        """Seed both generators, of random frame skips and of sticky actions, as ale-py does."""
+        words = np.random.SeedSequence(seed).generate_state(n_words=2)
+        self._np_random, _ = seeding.np_random(int(words[0]))
+        self._console.load(int(words[1]))
+        return words[0], words[1]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start an episode; with a seed, from power-on."""
+        super().reset(seed=seed, options=options)
+        seeds = None if seed is None else self._seed(seed)
+        self._console.reset()
+        return self._observe(), self._info() | ({} if seeds is None else {"seeds": seeds})
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Repeat an action for the step's frames; after the end of an episode do nothing. Raises `ValueError` for an action
+        outside the action space."""
+        strength = 1.0
+        if isinstance(self.action_space, Box):
+            ids, strengths = discrete_actions(np.asarray(action, np.float32)[None], self._threshold)
+            chosen, strength = int(ids[0]), float(strengths[0])
+        elif 0 <= action < len(self._actions):
+            chosen = self._actions[int(action)]
+        else:
+            raise ValueError(f"action {action} is not in 0..{len(self._actions) - 1}")
+        least, most = self._frames
+        frames = least if most == least + 1 else int(self.np_random.integers(least, most))
+        reward = 0.0
+        for _ in range(frames):
+            reward += self._console.act(chosen, strength)
+        return self._observe(), reward, self._console.game_over, self._console.truncated, self._info()
+
+    def _info(self) -> dict[str, Any]:
+        console = self._console
+        return {
+            "lives": console.lives,
+            "episode_frame_number": console.episode_frame_number,
+            "frame_number": console.frame_number,
+        }
+
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        """The screen, uint8 `[rows, 160, 3]`; None without a render mode."""
+        return None if self.render_mode is None else self._console.rgb()
