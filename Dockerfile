@@ -20,12 +20,12 @@ RUN apt-get update \
 ARG EXTRAS=atari,video,plots
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_FIND_LINKS
-# Wheels are installed by their paths: an index cannot put others in their place.
+# The wheels are installed by their paths: an index cannot put others in their place.
 RUN --mount=type=bind,target=/context \
     python3 -m venv /opt/headrace \
  && tag=$(python3 -c "import sys; print('cp311' if sys.version_info < (3, 12) else 'abi3')") \
- && set -- /context/dist/headrace-*"-$tag-"*"$(uname -m).whl" \
- && /opt/headrace/bin/pip install --no-cache-dir --constraint /context/constraints.txt "$1[$EXTRAS]"
+ && set -- /context/dist/*"-$tag-"*"$(uname -m).whl" \
+ && /opt/headrace/bin/pip install --no-cache-dir --constraint /context/constraints.txt "$1[$EXTRAS]" "$2"
 
 ENV PATH=/opt/headrace/bin:$PATH
 USER 1000

