@@ -1,6 +1,6 @@
 """Where the wheels run: installed on other systems, processors and Pythons, they must do there what they do here.
 
-    make wheel && python benchmarks/platforms.py                    # all systems of the table in docs/installing.md
+    make wheel && python benchmarks/platforms.py                    # all systems, and the tables of docs/installing.md
     python benchmarks/platforms.py trixie-aarch64                   # one of them
     python benchmarks/platforms.py --pythons /opt/3.12/bin/python3  # other Pythons of this system
 
@@ -31,6 +31,7 @@ import summary
 
 REPOSITORY = Path(__file__).parents[1]
 RESULT = REPOSITORY / "benchmarks/results/platforms.json"
+PAGE = REPOSITORY / "docs/installing.md"
 DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
 FROM_HERE = ("etc/ssl/certs/ca-certificates.crt", "etc/resolv.conf", "etc/hosts")
 TO_COMPILE = "build-essential,libssl-dev,zlib1g-dev,libffi-dev,libbz2-dev,liblzma-dev,libsqlite3-dev"
@@ -168,6 +169,20 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def sizes(rows: list[dict[str, Any]]) -> str:
+    """The sizes of the wheels that were installed, as a table in Markdown."""
+    found = {name: size for row in rows for name, size in row["wheels"].items()}
+    return "\n".join(["| wheel | MB |", "| --- | --- |", *(f"| `{name}` | {found[name] / 1e6:.1f} |" for name in sorted(found))])
+
+
+def page_with(page: str, rows: list[dict[str, Any]]) -> str:
+    """The text of docs/installing.md with its tables made of these rows."""
+    for name, text in (("sizes", sizes(rows)), ("systems", table(rows))):
+        before, begin, rest = page.partition(f"<!-- {name} -->\n")
+        page = f"{before}{begin}{text}\n{rest[rest.index('<!-- end -->') :]}"
+    return page
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = {system.name: system for system in SYSTEMS}
@@ -177,7 +192,7 @@ def main() -> None:
     parser.add_argument("--roots", type=Path, default=Path("/var/tmp/headrace-platforms"), help="folder of the root file systems")
     parser.add_argument("--links", type=Path, help="folder with a build of torch that the package index lacks")
     parser.add_argument("--minutes", type=float, default=30, help="CartPole's training ends after so many minutes at the latest")
-    parser.add_argument("--json", type=Path, default=RESULT)
+    parser.add_argument("--json", type=Path, default=RESULT, help="file of the results, to which these are added")
     args = parser.parse_args()
     if unknown := set(args.systems) - known.keys():
         parser.error(f"no systems {', '.join(sorted(unknown))}; there are {', '.join(known)}")
@@ -190,6 +205,8 @@ def main() -> None:
             [*(old for old in rows if old["name"] != system.name), row], key=lambda row: (row["machine"], row["python"])
         )
         summary.write(args.json, {"machine": summary.machine(), "rows": rows})
+        if args.json == RESULT:
+            PAGE.write_text(page_with(PAGE.read_text(), rows))
         print(table(rows), flush=True)
     sys.exit(not same_pictures(rows))
 
