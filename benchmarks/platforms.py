@@ -23,7 +23,7 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +82,11 @@ class Root:
         if not self.system.suite:
             return
         if not (self.path / "etc/debian_version").exists():
-            packages = f"ca-certificates,{TO_COMPILE if self.system.compiled else 'python3,python3-venv'}"
+            packages = TO_COMPILE if self.system.compiled else "python3,python3-venv"
             options = ["--variant=minbase", f"--arch={DEBIAN[self.system.machine]}", f"--include={packages}"]
             subprocess.run(["debootstrap", *options, self.system.suite, str(self.path)], check=True, stdout=subprocess.DEVNULL)
         for name in FROM_HERE:
+            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(f"/{name}", self.path / name)
         if self.system.compiled and not (self.path / self.system.python[1:]).exists():
             name, suite = self.system.compiled
@@ -188,6 +189,7 @@ def main() -> None:
     known = {system.name: system for system in SYSTEMS}
     parser.add_argument("systems", nargs="*", help=f"of {', '.join(known)}; default: all, or none with --pythons")
     parser.add_argument("--pythons", nargs="*", default=[], help="interpreters of this system, by their paths")
+    parser.add_argument("--consoles", action="store_true", help="headrace-atari alone, without torch")
     parser.add_argument("--wheels", type=Path, default=REPOSITORY / "dist", help="folder of the wheels")
     parser.add_argument("--roots", type=Path, default=Path("/var/tmp/headrace-platforms"), help="folder of the root file systems")
     parser.add_argument("--links", type=Path, help="folder with a build of torch that the package index lacks")
@@ -198,6 +200,8 @@ def main() -> None:
         parser.error(f"no systems {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     chosen = [known[name] for name in args.systems or (() if args.pythons else known)]
     chosen += [System(None, interpreter=path) for path in args.pythons]
+    if args.consoles:
+        chosen = [replace(system, torch=None) for system in chosen]
     rows = json.loads(args.json.read_text())["rows"] if args.json.exists() else []
     for system in chosen:
         row = try_system(system, args)

@@ -23,6 +23,10 @@ find_package(Threads REQUIRED)
 execute_process(COMMAND ${Python_EXECUTABLE} -m nanobind --cmake_dir
                 OUTPUT_STRIP_TRAILING_WHITESPACE OUTPUT_VARIABLE nanobind_ROOT)
 find_package(nanobind CONFIG REQUIRED)
+if(SKBUILD_SABI_COMPONENT)
+  # nanobind uses stderr, and Python.h includes its header only without the stable ABI.
+  add_compile_options(-include cstdio)
+endif()
 
 # One extension module per native part: <package>._native.<part>, from its bindings. `targets` gets the names of its targets.
 function(headrace_extension part bindings targets)
