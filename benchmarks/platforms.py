@@ -35,6 +35,7 @@ PAGE = REPOSITORY / "docs/installing.md"
 DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
 FROM_HERE = ("etc/ssl/certs/ca-certificates.crt", "etc/resolv.conf", "etc/hosts")
 TO_COMPILE = "build-essential,libssl-dev,zlib1g-dev,libffi-dev,libbz2-dev,liblzma-dev,libsqlite3-dev"
+TO_COPY = ("pyproject.toml", "benchmarks/wheel_check.py", "packages/headrace-atari/native/atari/games.json")
 CONSOLE_TESTS = tuple(f"packages/headrace-atari/tests/test_{name}.py" for name in ("env", "games", "starts", "vector"))
 
 
@@ -124,7 +125,7 @@ def try_system(system: System, args: argparse.Namespace) -> dict[str, Any]:
     wheels = [wheel for wheel in wheels_for(version, system.machine, args.wheels) if system.torch or "atari" in wheel.name]
     copy, environment = root.path / "checkout", f"{root.prefix}/venv"
     shutil.rmtree(copy, ignore_errors=True)
-    for path in ("pyproject.toml", "benchmarks/wheel_check.py", *system.tests):
+    for path in (*TO_COPY, *system.tests):
         (copy / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / path, copy / path)
     for path in (*wheels, *(args.links.glob("torch-*.whl") if args.links else ())):
@@ -135,15 +136,17 @@ def try_system(system: System, args: argparse.Namespace) -> dict[str, Any]:
     begun = time.perf_counter()
     root.run(f"{there} && rm -rf {environment} && {system.python} -m venv {environment} && {pip} {required}")
     seconds = round(time.perf_counter() - begun)
-    printed = root.run(f"{there} && {environment}/bin/python benchmarks/wheel_check.py --minutes {args.minutes}")
+    printed = root.run(
+        f"{there} && {environment}/bin/python benchmarks/wheel_check.py --minutes {args.minutes} --placement {args.placement}"
+    )
     tests = root.run(
         f"{there} && {pip} pytest pytest-timeout hypothesis && {environment}/bin/python -m pytest -p no:cacheprovider"
-        f" --timeout 1200 {' '.join(system.tests)}"
+        f" --timeout 1200 {' '.join(system.tests)} || test $? -eq 1"  # a failure is in the row
     )
     how = "here" if not system.suite else "chroot" if system.machine == platform.machine() else "chroot, qemu-user"
     return {
-        "name": system.name,
-        "suite": system.suite or "bookworm",
+        "name": system.name if system.suite else f"here-{version}",
+        "suite": system.suite or platform.freedesktop_os_release().get("VERSION_CODENAME", "?"),
         "how": how,
         "install_seconds": seconds,
         "wheels": {wheel.name: wheel.stat().st_size for wheel in wheels},
@@ -163,7 +166,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     pictures = "same bits" if same_pictures(rows) else "DIFFER"
     for row in rows:
         pole = row["cartpole"]
-        trained = f"{pole['return']:.0f} of 500, {pole['steps']:,} steps, {pole['seconds']} s" if pole else "no torch"
+        trained = (
+            f"{pole['return']:.0f} of 500, {pole['steps']:,} steps, {pole['seconds']} s, {pole['placement']}"
+            if pole
+            else "no torch"
+        )
         speed = " / ".join(f"{found['frames_per_s']:,}" for found in row["games"].values())
         facts = [row["suite"], row["libc"].split()[-1], row["machine"], row["python"], row["packages"]["torch"] or "none"]
         lines.append("| " + " | ".join([*facts, row["how"], pictures, speed, trained, row["tests"]]) + " |")
@@ -194,6 +201,7 @@ def main() -> None:
     parser.add_argument("--roots", type=Path, default=Path("/var/tmp/headrace-platforms"), help="folder of the root file systems")
     parser.add_argument("--links", type=Path, help="folder with a build of torch that the package index lacks")
     parser.add_argument("--minutes", type=float, default=30, help="CartPole's training ends after so many minutes at the latest")
+    parser.add_argument("--placement", default="served", help="CartPole's placement; serial takes the least processor time")
     parser.add_argument("--json", type=Path, default=RESULT, help="file of the results, to which these are added")
     args = parser.parse_args()
     if unknown := set(args.systems) - known.keys():
@@ -206,13 +214,13 @@ def main() -> None:
     for system in chosen:
         row = try_system(system, args)
         rows = sorted(
-            [*(old for old in rows if old["name"] != system.name), row], key=lambda row: (row["machine"], row["python"])
+            [*(old for old in rows if old["name"] != row["name"]), row], key=lambda row: (row["machine"], row["python"])
         )
         summary.write(args.json, {"machine": summary.machine(), "rows": rows})
         if args.json == RESULT:
             PAGE.write_text(page_with(PAGE.read_text(), rows))
         print(table(rows), flush=True)
-    sys.exit(not same_pictures(rows))
+    sys.exit(not same_pictures(rows) or any("failed" in row["tests"] for row in rows))
 
 
 if __name__ == "__main__":

@@ -52,11 +52,20 @@ def pictures(game: str, steps: int = 100, speed_seconds: float = 2.0) -> dict[st
     return {"digest": digest.hexdigest(), "frames_per_s": round(done * CONSOLES * 4 / seconds)}
 
 
-def cartpole(minutes: float) -> dict[str, Any]:
+def cartpole(placement: str, minutes: float) -> dict[str, Any]:
     """What `headrace train` says of CartPole: its last mean return, steps and seconds, of at most so many `minutes`."""
     with tempfile.TemporaryDirectory() as folder:
         command = [str(Path(sys.executable).with_name("headrace")), "train", "--env", "gym/CartPole-v1", "--no-video"]
-        command += ["--run.goal", str(GOAL), "--max-minutes", str(minutes), "--log-interval", "2"]
+        command += [
+            "--sampling.placement",
+            placement,
+            "--run.goal",
+            str(GOAL),
+            "--max-minutes",
+            str(minutes),
+            "--log-interval",
+            "2",
+        ]
         begun = time.perf_counter()
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         seconds = time.perf_counter() - begun
@@ -65,7 +74,13 @@ def cartpole(minutes: float) -> dict[str, Any]:
         (path,) = Path(folder).glob("runs/*/metrics.jsonl")
         rows = [json.loads(line) for line in path.read_text().splitlines()]
     returns = [row["charts/episodic_return"] for row in rows if row.get("charts/episodic_return") is not None]
-    return {"return": returns[-1], "goal": GOAL, "steps": rows[-1]["global_step"], "seconds": round(seconds)}
+    return {
+        "return": returns[-1],
+        "goal": GOAL,
+        "placement": placement,
+        "steps": rows[-1]["global_step"],
+        "seconds": round(seconds),
+    }
 
 
 def version(package: str) -> str | None:
@@ -78,7 +93,8 @@ def version(package: str) -> str | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10, help="CartPole's training ends after so many minutes at the latest")
-    minutes = parser.parse_args().minutes
+    parser.add_argument("--placement", default="served", help="CartPole's placement; serial takes the least processor time")
+    args = parser.parse_args()
     facts = {
         "machine": platform.machine(),
         "libc": os.confstr("CS_GNU_LIBC_VERSION"),
@@ -87,7 +103,7 @@ def main() -> None:
         "module": Path(atari.__file__).name,
         "level": _native.LEVEL,
         "games": {game: pictures(game) for game in GAMES},
-        "cartpole": cartpole(minutes) if importlib.util.find_spec("headrace") else None,
+        "cartpole": cartpole(args.placement, args.minutes) if importlib.util.find_spec("headrace") else None,
     }
     print(json.dumps(facts))
 
