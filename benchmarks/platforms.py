@@ -136,9 +136,8 @@ def try_system(system: System, args: argparse.Namespace) -> dict[str, Any]:
     begun = time.perf_counter()
     root.run(f"{there} && rm -rf {environment} && {system.python} -m venv {environment} && {pip} {required}")
     seconds = round(time.perf_counter() - begun)
-    printed = root.run(
-        f"{there} && {environment}/bin/python benchmarks/wheel_check.py --minutes {args.minutes} --placement {args.placement}"
-    )
+    options = f"--minutes {args.minutes} --placement {args.placement}"
+    printed = root.run(f"{there} && {environment}/bin/python benchmarks/wheel_check.py {options}")
     tests = root.run(
         f"{there} && {pip} pytest pytest-timeout hypothesis && {environment}/bin/python -m pytest -p no:cacheprovider"
         f" --timeout 1200 {' '.join(system.tests)} || test $? -eq 1"  # a failure is in the row
@@ -166,11 +165,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     pictures = "same bits" if same_pictures(rows) else "DIFFER"
     for row in rows:
         pole = row["cartpole"]
-        trained = (
-            f"{pole['return']:.0f} of 500, {pole['steps']:,} steps, {pole['seconds']} s, {pole['placement']}"
-            if pole
-            else "no torch"
-        )
+        trained = "no torch"
+        if pole:
+            trained = f"{pole['return']:.0f} of 500, {pole['steps']:,} steps, {pole['seconds']} s, {pole['placement']}"
         speed = " / ".join(f"{found['frames_per_s']:,}" for found in row["games"].values())
         facts = [row["suite"], row["libc"].split()[-1], row["machine"], row["python"], row["packages"]["torch"] or "none"]
         lines.append("| " + " | ".join([*facts, row["how"], pictures, speed, trained, row["tests"]]) + " |")
