@@ -7,11 +7,27 @@
 
 #include <algorithm>
 #include <thread>
+#include <unordered_map>
 
 #include "replay/returns.hpp"
 #include "replay/sampler.hpp"
 
 namespace headrace::replay {
+
+// Frames of samples, each once however many stacks it is part of. Stacks are then arrays of int32, the numbers of their frames.
+struct FramePool {
+  // frames: per field, room for them. Number 0 is a frame of zeros.
+  FramePool(const Config& config, std::vector<std::byte*> frames) : frames(std::move(frames)), numbers(config.field_count) {
+    for (std::size_t f = 0; f < config.field_count; ++f) {
+      counts.push_back(config.fields[f].stack ? 1 : 0);
+      if (config.fields[f].stack) std::memset(this->frames[f], 0, config.fields[f].bytes);
+    }
+  }
+
+  std::vector<std::byte*> frames;
+  std::vector<std::uint64_t> counts;  // per field, frames that are there
+  std::vector<std::unordered_map<std::uint64_t, std::int32_t>> numbers;  // per field, by history and time as in a key
+};
 
 // Where the samples go, each array [count, ...]; null pointers are left out.
 struct Batch {
@@ -20,6 +36,7 @@ struct Batch {
   float* reward = nullptr;        // n-step return, discounted
   float* discount = nullptr;      // what the value of `next` is multiplied with
   std::vector<bool> interleaved;  // per field: of a stack of byte images the frames' pixels, not the frames, are neighbours
+  FramePool* pool = nullptr;      // stacks are numbers of its frames; for one thread
 };
 
 // Rows in their order of time, [count, length, ...]: for recurrent learners and for checkpoints.
@@ -30,7 +47,14 @@ struct Windows {
   float* reward = nullptr;
   float* discount = nullptr;
   std::uint32_t* age_flags = nullptr;
+  FramePool* pool = nullptr;
 };
+
+// Bytes of one sample of a field.
+inline std::uint64_t sample_bytes(const FieldSpec& spec, bool pooled, bool stacked = true) {
+  std::uint64_t stack = stacked ? std::max(spec.stack, 1u) : 1;
+  return stack * (pooled && spec.stack ? sizeof(std::int32_t) : spec.bytes);
+}
 
 class Assembler {
  public:
@@ -96,7 +120,7 @@ class Assembler {
     if (batch.discount) batch.discount[i] = static_cast<float>(r.discount);
     for (std::size_t f = 0; f < config.field_count; ++f) {
       const FieldSpec& spec = config.fields[f];
-      std::uint64_t stack = std::max(spec.stack, 1u), size = stack * spec.bytes;
+      std::uint64_t stack = std::max(spec.stack, 1u), size = sample_bytes(spec, batch.pool != nullptr);
       std::uint64_t oldest = time - std::min<std::uint64_t>(stack - 1, start.age());
       if (oldest > time) return false;  // a torn age
       std::uint64_t last = spec.stack ? after : time;
@@ -104,7 +128,7 @@ class Assembler {
       if (!fetch(frames, f, history, oldest, last)) return false;
       auto put = [&](std::byte* target, std::uint64_t at, std::uint64_t age) {
         batch.interleaved[f] ? put_interleaved(target, spec, frames, history, at, age)
-                             : put_stack(target, spec, stack, frames, history, at, age);
+                             : put_stack(target, spec, stack, frames, history, at, age, batch.pool);
       };
       if (batch.first[f]) put(batch.first[f] + i * size, time, start.age());
       if (spec.stack && batch.next[f]) put(batch.next[f] + i * size, after, row.age());
@@ -135,8 +159,8 @@ class Assembler {
       Frames frames;
       if (!fetch(frames, f, history, oldest, end - 1)) return false;
       for (std::uint64_t t = time; t < end; ++t)
-        put_stack(windows.fields[f] + (i * length + (t - time)) * stack * spec.bytes, spec, stack, frames, history, t,
-                  racy_row(m_.row(history, t)).age());
+        put_stack(windows.fields[f] + (i * length + (t - time)) * sample_bytes(spec, windows.pool != nullptr, windows.stacked),
+                  spec, stack, frames, history, t, racy_row(m_.row(history, t)).age(), windows.pool);
     }
     return intact(history, needed);
   }
@@ -209,9 +233,15 @@ class Assembler {
 
   template <bool stream = true>
   void put_stack(std::byte* target, const FieldSpec& spec, std::uint64_t stack, const Frames& frames, std::uint64_t history,
-                 std::uint64_t time, std::uint64_t age) const {
+                 std::uint64_t time, std::uint64_t age, FramePool* pool = nullptr) const {
     std::uint64_t oldest = time - std::min({stack - 1, age, time - frames.first});
     bool zeros = age + 1 < stack && racy_row(m_.row(history, time - age)).age_flags & kZeros;
+    if (pool && spec.stack) {
+      auto* numbers = reinterpret_cast<std::int32_t*>(target);
+      for (std::uint64_t back = stack; back-- > 0;)
+        *numbers++ = time - oldest >= back ? pooled(*pool, frames, time - back) : zeros ? 0 : pooled(*pool, frames, oldest);
+      return;
+    }
     for (std::uint64_t j = 0; j < stack; ++j, target += spec.bytes) {
       std::uint64_t back = stack - 1 - j;
       if (time - oldest >= back) {
@@ -222,6 +252,17 @@ class Assembler {
         copy<stream>(target, frames.at(oldest), spec.bytes);
       }
     }
+  }
+
+  // The number of a frame, which is copied where it is new. A copy that a writer tore is of no sample that is intact.
+  static std::int32_t pooled(FramePool& pool, const Frames& frames, std::uint64_t time) {
+    auto number = static_cast<std::int32_t>(pool.counts[frames.field]);
+    auto [place, is_new] = pool.numbers[frames.field].try_emplace(frames.history << kTimeBits | time, number);
+    if (is_new) {
+      copy<false>(pool.frames[frames.field] + static_cast<std::uint64_t>(number) * frames.bytes, frames.at(time), frames.bytes);
+      ++pool.counts[frames.field];
+    }
+    return place->second;
   }
 
   static constexpr std::uint64_t kInterleaved = 4;  // frames of a stack that can be interleaved

@@ -35,14 +35,14 @@ from headrace.transport.failures import TlsFlags
 from headrace.transport.messages import LARGEST_MESSAGE, ProtocolError, Refused, read_json
 from headrace.transport.streams import Endpoint, Service
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of this protocol. Both sides must have the same."""
 MEMBERSHIP = Service("/headrace.Cluster/Membership", "learner of a cluster")
 TRAJECTORIES = Service("/headrace.Cluster/Trajectories", "learner of a cluster")
 FLAGS = TlsFlags("--cluster.ca", "--cluster.tls-cert and --cluster.tls-key")
-TRAJECTORY, WANT = 1, 2
+TRAJECTORY, WANT, SHARD, SAMPLES = 1, 2, 3, 4
 """Kinds of messages from a node."""
-CREDIT, WEIGHTS = 1, 2
+CREDIT, WEIGHTS, DRAW = 1, 2, 3
 """Kinds of messages from the learner."""
 HELLO_TIMEOUT = 30.0
 """Seconds that a handshake message may take."""

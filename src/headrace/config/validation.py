@@ -82,6 +82,8 @@ def _faults(config: Config) -> Iterator[str]:
     yield from _slot_faults(config)
     if config.cluster.nodes is not None:
         yield from _cluster_faults(config)
+    elif config.replay.shards == "node":
+        yield "replay.shards node has a shard of the replay on every sampling node; there are none without cluster.nodes"
 
 
 def _slot_faults(config: Config) -> Iterator[str]:
@@ -113,6 +115,8 @@ def _cluster_faults(config: Config) -> Iterator[str]:
         yield f"a cluster samples environments of one agent; {config.env} has {config.envs.num_agents} agents"
     if ranks > 1:
         yield f"a cluster has one learner; there are {ranks} ranks (learning.num_devices)"
+    if config.replay.shards == "node" and config.replay.checkpoint_contents:
+        yield "replay.checkpoint_contents saves what is in the learner's memory; the shards of replay.shards node fill again instead"
     if (c.tls_cert is None) != (c.ca is None):
         yield "cluster.tls_cert and cluster.ca belong together: the learner's certificate, and the one that signed it, for nodes"
 

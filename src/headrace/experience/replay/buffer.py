@@ -21,6 +21,7 @@ import importlib.util
 import math
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,7 +161,96 @@ class ReplayStats:
     evicted: int
 
 
-class Replay:
+class LearnerReplay(ABC):
+    """A replay as its learner sees it, wherever its transitions are: in this machine's memory (`Replay`) or elsewhere."""
+
+    config: ReplayConfig
+    fields: dict[str, ReplayField]
+
+    @abstractmethod
+    def sample(self, size: int, into: ReplayBatch | None = None, *, threads: int = 1) -> ReplayBatch | None:
+        """Draw `size` transitions with replacement; None while fewer than the minimum are there.
+
+        Args:
+            into: memory of an earlier batch of that size to fill.
+            threads: that copy and decode. The interpreter is free meanwhile.
+        """
+
+    @abstractmethod
+    def sample_sequences(self, size: int, length: int, *, threads: int = 1) -> SequenceBatch | None:
+        """As `sample`, but of each transition drawn the rows [time, time + length), which must be there when its priority is
+        given."""
+
+    @abstractmethod
+    def update(self, keys: npt.NDArray[np.uint64], priorities: npt.ArrayLike) -> int:
+        """New priorities (float32 [B], not negative) of what a batch with these keys held; returns how many came too late.
+
+        Raises:
+            ValueError: a priority is negative or not finite.
+        """
+
+    @abstractmethod
+    def evict(self) -> int:
+        """Remove everything above the capacity, at once; returns how many transitions that were, as far as it is known."""
+
+    @abstractmethod
+    def stats(self) -> ReplayStats:
+        """Counters, after taking in what writers have published."""
+
+    @abstractmethod
+    def room(self) -> int:
+        """Transitions that there is room for: `capacity`, or fewer where the newest rows pack worse than `packed_share`."""
+
+    @abstractmethod
+    def held_bytes(self) -> int:
+        """Memory that the kernel has given to the replay; it grows as histories fill for the first time."""
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of its own since the last call, by metric name."""
+        return {}
+
+    def empty_batch(self, size: int, pin: bool = False, channels_last: bool = False) -> ReplayBatch:
+        """Memory for a batch of `size` samples, to be given to `sample` again and again. `channels_last`: image stacks [C, H, W]
+        with the channels innermost in memory, where that costs nothing (four frames of one byte a pixel)."""
+
+        import torch
+
+        def empty(f: ReplayField) -> torch.Tensor:
+            last = channels_last and f.stack == 4 and f.dtype == np.uint8 and len(f.shape) == 3 and f.shape[0] == 1
+            layout = torch.channels_last if last else torch.contiguous_format
+            dtype = torch.from_numpy(np.empty(0, f.dtype)).dtype
+            return torch.empty((size, *f.sample_shape), dtype=dtype, pin_memory=pin, memory_format=layout)
+
+        first = {name: empty(f) for name, f in self.fields.items()}
+        after = {name: empty(f) for name, f in self.fields.items() if f.stack}
+        reward, discount, weights = (torch.empty(size, dtype=torch.float32, pin_memory=pin) for _ in range(3))
+        return ReplayBatch(first, after, reward, discount, weights, np.empty(size, np.uint64))
+
+    def may_sample(self, size: int) -> bool:
+        """Is the minimum there, and does the samples-per-insert limit allow `size` more samples?"""
+        stats, ratio = self.stats(), self.config.samples_per_insert
+        if stats.size < self.config.minimum:
+            return False
+        return ratio is None or stats.samples + size <= ratio * (stats.inserts - self.config.minimum) + self.config.ratio_band
+
+    def may_insert(self) -> bool:
+        """Does the samples-per-insert limit allow further inserts? Adding itself never waits; actors may ask."""
+        stats, ratio = self.stats(), self.config.samples_per_insert
+        if ratio is None or stats.size < self.config.minimum:
+            return True
+        return ratio * (stats.inserts - self.config.minimum) - stats.samples < self.config.ratio_band
+
+    def wait(self, size: int, timeout: float) -> bool:
+        """Wait until `may_sample(size)`, at most `timeout` seconds; says whether it may."""
+        deadline = time.monotonic() + timeout
+        while not self.may_sample(size):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.001)
+        return True
+
+
+class Replay(LearnerReplay):
     """The replay. Can be an argument of a process that `multiprocessing` starts; the copy shares the memory.
 
     Raises:
@@ -181,30 +271,7 @@ class Replay:
     def __reduce__(self) -> tuple[Callable[..., Replay], tuple[Any, ...]]:
         return type(self), (self.config, self.fields, self.segment)
 
-    def empty_batch(self, size: int, pin: bool = False, channels_last: bool = False) -> ReplayBatch:
-        """Memory for a batch of `size` samples, to be given to `sample` again and again. `channels_last`: image stacks [C, H, W]
-        with the channels innermost in memory, where that costs nothing (four frames of one byte a pixel)."""
-
-        import torch
-
-        def empty(f: ReplayField) -> torch.Tensor:
-            last = channels_last and f.stack == 4 and f.dtype == np.uint8 and len(f.shape) == 3 and f.shape[0] == 1
-            layout = torch.channels_last if last else torch.contiguous_format
-            dtype = torch.from_numpy(np.empty(0, f.dtype)).dtype
-            return torch.empty((size, *f.sample_shape), dtype=dtype, pin_memory=pin, memory_format=layout)
-
-        first = {name: empty(f) for name, f in self.fields.items()}
-        after = {name: empty(f) for name, f in self.fields.items() if f.stack}
-        reward, discount, weights = (torch.empty(size, dtype=torch.float32, pin_memory=pin) for _ in range(3))
-        return ReplayBatch(first, after, reward, discount, weights, np.empty(size, np.uint64))
-
     def sample(self, size: int, into: ReplayBatch | None = None, *, threads: int = 1) -> ReplayBatch | None:
-        """Draw `size` transitions with replacement; None while fewer than the minimum are there.
-
-        Args:
-            into: memory of an earlier batch of that size to fill.
-            threads: that copy and decode. The interpreter is free meanwhile.
-        """
         batch = into or self.empty_batch(size)
         there = self.native.sample(
             batch.keys,
@@ -232,8 +299,6 @@ class Replay:
         return (keys, weights, probabilities) if there else None
 
     def sample_sequences(self, size: int, length: int, *, threads: int = 1) -> SequenceBatch | None:
-        """As `sample`, but of each transition drawn the rows [time, time + length), which must be there when its priority is
-        given."""
         fields = {name: np.empty((size, length, *f.sample_shape), f.dtype) for name, f in self.fields.items()}
         reward, discount = np.empty((size, length), np.float32), np.empty((size, length), np.float32)
         flags, keys, weights = np.empty((size, length), np.uint32), np.empty(size, np.uint64), np.empty(size, np.float32)
@@ -245,54 +310,22 @@ class Replay:
         return SequenceBatch(fields, reward, discount, last, final, weights, keys)
 
     def update(self, keys: npt.NDArray[np.uint64], priorities: npt.ArrayLike) -> int:
-        """New priorities (float32 [B], not negative); returns how many came too late.
-
-        Raises:
-            ValueError: a priority is negative or not finite.
-        """
         return int(self.native.update(keys, np.ascontiguousarray(priorities, np.float32)))
 
     def evict(self) -> int:
-        """Remove everything above the capacity, at once; returns how many transitions that were."""
         return int(self.native.evict(self.config.capacity))
 
     def stats(self) -> ReplayStats:
-        """Counters, after taking in what writers have published."""
         return ReplayStats(**self.native.statistics())
 
     def room(self) -> int:
-        """Transitions that there is room for: `capacity`, or fewer where the newest rows pack worse than `packed_share`."""
         c = self.config
         kept = [_ring_bytes(c, self.fields) / packed for packed in self.native.packed_row_bytes() if packed]
         rows = int(min([c.rows, *kept])) - c.n_step - c.block
         return min(c.capacity, max(0, rows) * c.histories // c.period)
 
     def held_bytes(self) -> int:
-        """Memory that the kernel has given to the replay; it grows as histories fill for the first time."""
         return os.fstat(self.segment.fd).st_blocks * 512
-
-    def may_sample(self, size: int) -> bool:
-        """Is the minimum there, and does the samples-per-insert limit allow `size` more samples?"""
-        stats, ratio = self.stats(), self.config.samples_per_insert
-        if stats.size < self.config.minimum:
-            return False
-        return ratio is None or stats.samples + size <= ratio * (stats.inserts - self.config.minimum) + self.config.ratio_band
-
-    def may_insert(self) -> bool:
-        """Does the samples-per-insert limit allow further inserts? Adding itself never waits; actors may ask."""
-        stats, ratio = self.stats(), self.config.samples_per_insert
-        if ratio is None or stats.size < self.config.minimum:
-            return True
-        return ratio * (stats.inserts - self.config.minimum) - stats.samples < self.config.ratio_band
-
-    def wait(self, size: int, timeout: float) -> bool:
-        """Wait until `may_sample(size)`, at most `timeout` seconds; says whether it may."""
-        deadline = time.monotonic() + timeout
-        while not self.may_sample(size):
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.001)
-        return True
 
 
 def _in_memory_order(x: torch.Tensor) -> npt.NDArray[Any]:
