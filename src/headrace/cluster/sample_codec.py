@@ -115,8 +115,8 @@ class SampleCodec:
         return ArrayLayout(self.arrays(samples, frames), alignment=8, start=self._prefix.nbytes)
 
     def draw(self, replay: Any, positions: np.ndarray, parts: float) -> Drawn | None:
-        """Draw from a shard's native replay, see `headrace._native.replay.Replay.sample_pooled`. None: it is empty. What was drawn
-        is overwritten by the next draw.
+        """Draw from a shard's native replay (its `sample_pooled`). None: it is empty. What was drawn is overwritten by the next
+        draw.
 
         Args:
             positions: float64 [n], of the samples, in units of `parts` equal parts of the sum of priority ^ alpha.

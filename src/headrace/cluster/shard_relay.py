@@ -50,13 +50,12 @@ class ShardRelay:
 
     def run(self, control: RunControl) -> None:
         """Pass on requests until the end of the run."""
-        sent = [0] * DRAWS
+        sent = 0
         while not control.stopped:
             seen = self._table.news.load(self._node)
-            for draw in range(DRAWS):
-                request = self._table.request(draw, self._node, sent[draw])
-                if request is not None:
-                    sent[draw] = request.number
-                    if (now := self._open) is not None and now[1] == request.generation:
-                        now[0].send(request.to_bytes())
+            found = [self._table.request(draw, self._node, sent) for draw in range(DRAWS)]
+            for request in sorted((request for request in found if request is not None), key=lambda request: request.number):
+                sent = request.number
+                if (now := self._open) is not None and now[1] == request.generation:
+                    now[0].send(request.to_bytes())
             self._table.news.wait_change(self._node, seen, POLL_INTERVAL)

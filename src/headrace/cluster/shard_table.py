@@ -1,8 +1,8 @@
 """What the learner and its receivers share of a sharded replay: requests for samples, the answers, and what is known of shards.
 
-The learner makes a request for each shard and draw, the receiver of that shard's node passes it on and writes the answer here. A
-request or an answer is complete when its number is there, which is written last. An answer's place is read before the next request
-that uses it is made, so that nobody overwrites what somebody reads, whoever dies.
+The learner makes a request for each shard and draw; the receiver of that shard's node passes it on and writes the answer here. A
+request or an answer is complete when its number is there, which is written last. The learner reads an answer before it makes the
+next request for the same place, so that nobody overwrites what somebody reads, whoever dies.
 """
 
 from __future__ import annotations
@@ -64,9 +64,7 @@ class Request:
             raise ProtocolError(f"a draw of {len(message)} bytes for {n} samples and {m} priorities")
         positions = np.frombuffer(message, "<f8", n, at)
         keys = np.frombuffer(message, "<u8", m, at + 8 * n)
-        return cls(
-            number, generation, parts, largest, evict, positions, keys, np.frombuffer(message, "<f4", m, at + 8 * (n + m))
-        )
+        return cls(number, generation, parts, largest, evict, positions, keys, np.frombuffer(message, "<f4", m, at + 8 * (n + m)))
 
 
 class ShardTable(Mapped):

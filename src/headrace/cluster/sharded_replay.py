@@ -221,9 +221,7 @@ class ShardedReplay(LearnerReplay):
             priorities = np.concatenate([np.empty(0, np.float32), *(priorities for _, priorities in updates)])
             good = keys[:, 1] // self.table.nodes == generation
             self._dropped += int((~good).sum())
-        return Request(
-            self._number, generation, parts, self._largest, evict, positions, keys[good, 0], priorities[good]
-        )
+        return Request(self._number, generation, parts, self._largest, evict, positions, keys[good, 0], priorities[good])
 
     def _await(self, draw: int, part: _Part) -> Samples | None:
         """The answer to a request; None if there will be none, or it comes too late, or there is nothing to draw from."""
@@ -268,7 +266,7 @@ class ShardedReplay(LearnerReplay):
     # -- everything else --------------------------------------------------------------------------------------------------
 
     def update(self, keys: npt.NDArray[np.uint64], priorities: npt.ArrayLike) -> int:
-        """See `LearnerReplay.update`. They go to the shards with the next requests; what comes too late there is counted there."""
+        """See `LearnerReplay.update`. They go to the shards with the next requests, which count what comes too late there."""
         new = np.asarray(priorities, np.float32)
         if not (np.isfinite(new) & (new >= 0)).all():
             raise ValueError("a priority of an update is negative or not finite")

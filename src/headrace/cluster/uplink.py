@@ -40,7 +40,7 @@ class Uplink:
         """Send and receive until the end of the node's sampling; see `headrace.sampling.placements.base.Learn`."""
         control, store = placement.memory.control, placement.memory.policies[p].trajectories
         settings = placement.config
-        shard = None if settings.replay_shards is None else Shard(placement, p)
+        shard = None if settings.replay_shards is None else Shard.of(placement, p)
         kept = None if shard is None else SUMMARY
         codec = TrajectoryCodec(store, placement.spec.frame_stack, settings.cluster.compression, kept)
         clock = control.clock("learner", p)

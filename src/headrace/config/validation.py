@@ -116,7 +116,7 @@ def _cluster_faults(config: Config) -> Iterator[str]:
     if ranks > 1:
         yield f"a cluster has one learner; there are {ranks} ranks (learning.num_devices)"
     if config.replay.shards == "node" and config.replay.checkpoint_contents:
-        yield "replay.checkpoint_contents saves what is in the learner's memory; the shards of replay.shards node fill again instead"
+        yield "replay.checkpoint_contents saves a replay in the learner's memory; shards on nodes (replay.shards) are not saved"
     if (c.tls_cert is None) != (c.ca is None):
         yield "cluster.tls_cert and cluster.ca belong together: the learner's certificate, and the one that signed it, for nodes"
 

@@ -56,7 +56,7 @@ def observation_fields(config: Config, spec: EnvSpec) -> dict[str, ReplayField]:
 
 
 def make_replay(config: Config, spec: EnvSpec, core_width: int = 0) -> Replay:
-    """The replay of a run, or the shard of one node. Raises as `replay_layout`, and `MemoryError` where there is not the memory."""
+    """The replay of a run, or the shard of a node. Raises as `replay_layout`, and `MemoryError` where there is not the memory."""
     return Replay(*replay_layout(config, spec, core_width, config.replay_shards or 1))
 
 

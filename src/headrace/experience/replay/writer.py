@@ -85,9 +85,7 @@ class SlotWriter:
         """In every history."""
         c = self._config
         arrays = self._store.arrays
-        self._writer = TrajectoryWriter(
-            self._replay, arrays, c.learning.gamma, c.replay.copies, sequences_of(c), self._envs
-        )
+        self._writer = TrajectoryWriter(self._replay, arrays, c.learning.gamma, c.replay.copies, sequences_of(c), self._envs)
 
     def _keep_order(self, slot: int) -> None:
         """Rows that do not follow each other must not make one return. A trajectory is not the next of its lane when the ticket

@@ -85,6 +85,7 @@ class Placement(ABC):
     def allocate(self, agents: list[Agent]) -> RunMemory:
         """The memory that the run's parts share."""
         from headrace.accelerator.weights import FlatWeights
+
         past = [] if self.members is None else [agent for agent in agents for _ in range(self.members.num_past)]
         opponents = self._static[len(past) :]
         theirs = [None if member.config is None else self.make_agent(member.config, self.spec) for member in opponents]
