@@ -15,7 +15,13 @@ from shards import Shards
 
 from headrace.cluster import sharded_replay
 from headrace.cluster.sample_codec import SampleCodec
+from headrace.cluster.shapes import of_node
+from headrace.config import override
+from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, EnvSpec
 from headrace.experience.replay.buffer import Replay, ReplayConfig, ReplayField
+from headrace.experience.replay.layout import make_replay
+from headrace.make_config import make_config
+from headrace.shm import segment
 
 # Behind the folders of other tests, which have modules of the same names.
 sys.path.append(str(Path(__file__).parents[1] / "experience"))
@@ -128,9 +134,8 @@ def test_many_shards_draw_as_one_tree(make: Callable[..., Shards]) -> None:
     assert chisquare(seen, expected).pvalue > 1e-3
     assert chisquare(alone, expected).pvalue > 1e-3
     assert chisquare(seen, expected).statistic < chisquare(alone, expected).statistic
-    by_count = np.concatenate(
-        [part / part.sum() * len(part) for part in np.split(mass, starts[1:])]
-    )  # as ensembles of buffers draw
+    # As an ensemble of buffers draws: by their numbers of transitions.
+    by_count = np.concatenate([part / part.sum() * len(part) for part in np.split(mass, starts[1:])])
     assert chisquare(seen, by_count / by_count.sum() * seen.sum()).pvalue < 1e-100
 
 
@@ -246,6 +251,34 @@ def test_counters_of_lost_shards_stay_and_eviction_is_to_each_share(make: Callab
         shards.draw()
     assert shards.replay.stats().size == 60
     assert shards.replay.stats().evicted == 40
+
+
+def test_four_shards_hold_what_one_machine_may_not(make: Callable[..., Shards], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines of 64 MiB, and 10,000 frames of 84 x 84."""
+    limit, image = 64 << 20, ArraySpec((4, 84, 84), np.dtype(np.uint8), 0, 255)
+    monkeypatch.setattr(segment, "available_memory", lambda: limit)
+    spec = EnvSpec({"obs": image}, ActionSpec((Categorical(3),)), frame_stack=4)
+    settings = {"cluster.nodes": 4, "cluster.engine": "static", "replay.capacity": 10_000, "replay.codec": "none"}
+    settings |= {"sampling.num_workers": 1, "sampling.envs_per_worker": 2, "learning.device": "cpu"}
+    config = make_config("gym/CartPole-v1", "apex-dqn", **settings)
+    with pytest.raises(MemoryError, match="the replay needs 7"):
+        make_replay(of_node(config), spec)
+    shards = [make_replay(of_node(override(config, **{"replay.shards": "node"})), spec) for _ in range(4)]
+    for k, shard in enumerate(shards):
+        assert shard.config.histories == 2
+        for history in range(2):
+            writer, rows = HistoryWriter(shard, history), 1253
+            frames = np.full((rows, 1, 84, 84), k, np.uint8)
+            fields = {"obs/obs": frames, "action": np.zeros((rows, 1)), "version": np.zeros(rows)}
+            writer.append(fields, np.zeros(rows), np.ones(rows), np.zeros(rows))
+            writer.ready(np.ones(1250, np.float32))
+        assert shard.held_bytes() < limit
+    together = make(shards, 64)
+    assert together.replay.stats().size == 10_000
+    assert together.replay.held_bytes() > 10_000 * 84 * 84 > limit
+    batch = together.replay.sample(64)
+    assert batch is not None
+    assert set(batch.first["obs/obs"].unique().tolist()) == {0, 1, 2, 3}
 
 
 def test_a_frame_crosses_once(make: Callable[..., Shards]) -> None:

@@ -18,8 +18,14 @@ The trajectory stream, between the node's uplink and the learner's receiver of t
     WANT                      ->      the weights got last are in use
                               <-      WEIGHTS: the newest, with their version
 
-At most `cluster.window` credits are out, and one version of the weights is under way, so nothing queues without a bound. The
-generation numbers the nodes that were given this place: a receiver takes nothing of an older one.
+and where the node has a shard of the replay (trajectories are then without observations, which the shard keeps):
+
+    SHARD                     ->      what it holds
+                              <-      DRAW: new priorities, and where to draw samples; see `headrace.cluster.shard_table.Request`
+    SAMPLES                   ->      as `headrace.cluster.sample_codec` writes them
+
+At most `cluster.window` credits and a few draws are out, and one version of the weights is under way, so nothing queues without a
+bound. The generation numbers the nodes that were given this place: a receiver takes nothing of an older one.
 """
 
 from __future__ import annotations

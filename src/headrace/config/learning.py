@@ -148,7 +148,8 @@ class ReplaySettings:
     """Memory for compressed images, as a share of what they take uncompressed. If images compress worse, the replay holds fewer
     transitions than its capacity, and a line at the start of learning says how many."""
     prefetch: Annotated[int, Range(1, 4096)] = 16
-    """Number of batches that are sampled in advance."""
+    """Number of batches that are sampled in advance. With `shards` node two more are on their way from the nodes, so a batch is
+    drawn by priorities that are at most this many and two updates old."""
     threads: Annotated[int, Range(1, 4096)] = 1
     """Number of threads that copy and decompress one batch."""
     checkpoint_contents: bool = False

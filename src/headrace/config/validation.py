@@ -113,6 +113,8 @@ def _cluster_faults(config: Config) -> Iterator[str]:
         yield f"a cluster trains one policy; population.size is {config.population.size}"
     if config.envs.num_agents:
         yield f"a cluster samples environments of one agent; {config.env} has {config.envs.num_agents} agents"
+    if config.replay.shards == "node" and ranks > 1:
+        yield f"shards of a replay (replay.shards node) serve one learner; there are {ranks} ranks (learning.num_devices)"
     if ranks > 1:
         yield f"a cluster has one learner; there are {ranks} ranks (learning.num_devices)"
     if config.replay.shards == "node" and config.replay.checkpoint_contents:
