@@ -83,13 +83,16 @@ class _Traffic:
         self._hello["shard"] = None if shard is None else shard.schema
         self._stream: Stream | None = None
         self._credits = 0
+        self._failure: Exception | None = None
         self._changed = threading.Condition()
         caller = Caller(uplink.link.endpoint(protocol.TRAJECTORIES, uplink.port), protocol.FLAGS)
         self._connection = Connection(caller, self._greet, self._handle, "uplink")
         self._connection.start()
 
     def credit(self, timeout: float) -> Stream | None:
-        """The stream if it has a credit; waited for up to `timeout` seconds."""
+        """The stream if it has a credit; waited for up to `timeout` seconds. Raises what failed while the shard was asked."""
+        if self._failure is not None:
+            raise self._failure
         with self._changed:
             if not self._credits:
                 self._changed.wait(timeout)
@@ -129,7 +132,7 @@ class _Traffic:
             elif kind == CREDIT:
                 self._change(stream, self._credits + 1)
             elif kind == DRAW and self._shard is not None:
-                stream.send(self._shard.answer(content))
+                self._answer(self._shard, stream, content)
         elif event == "up":
             assert stream is not None
             self._change(stream, 0)
@@ -138,6 +141,12 @@ class _Traffic:
                 stream.send(self._shard.statistics())
         else:
             self._change(None, 0)
+
+    def _answer(self, shard: Shard, stream: Stream, request: bytes) -> None:
+        try:
+            stream.send(shard.answer(request))
+        except Exception as failure:  # handed to the main thread, which raises it
+            self._failure = failure
 
     def _change(self, stream: Stream | None, credits: int) -> None:
         with self._changed:
