@@ -39,7 +39,7 @@ class Wire:
     def __init__(self, replay: ShardedReplay, node: int, shard: Lying, stopped: Any) -> None:
         self.relay, self.shard, self.node = ShardRelay(replay, node), shard, node
         self.lose: Callable[[int], bool] = lambda number: False
-        self.generation, self.answers, self.bytes = 1, 0, 0
+        self.generation, self.answers, self.answered = 1, 0, 0
         self.pause = threading.Event()
         """Set while the shard does not answer."""
         self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -57,6 +57,11 @@ class Wire:
         self.relay.end()
         self.generation += 1
 
+    def answers_are(self, number: int) -> None:
+        """Wait until so many requests are answered."""
+        while self.answered < number:
+            self._stopped.wait(0.001)
+
     def send(self, message: bytes) -> None:
         self._messages.put(message)
 
@@ -73,8 +78,8 @@ class Wire:
             answer = self.shard.answer(message)
             while self.pause.is_set():
                 self._stopped.wait(0.01)
-            self.bytes += len(answer)
             self.relay.receive(SAMPLES, answer)
+            self.answered += 1
 
 
 class Stopped(threading.Event):

@@ -238,6 +238,17 @@ def test_priorities_that_come_late_are_dropped_and_counted(make: Callable[..., S
         shards.replay.update(keys[:1], np.array([np.nan]))
 
 
+def test_what_a_shard_sent_before_its_end_has_its_keys(make: Callable[..., Shards]) -> None:
+    shards = make([numbered(np.ones(50, np.float32))], 20)
+    shards.draw()
+    shards.wires[0].answers_are(2)  # the next batch is there
+    shards.wires[0].die()
+    shards.wires[0].begin()
+    keys, _ = shards.draw()
+    assert shards.replay.update(keys, np.ones(20, np.float32)) == 20
+    assert shards.replay.update(shards.draw()[0], np.ones(20, np.float32)) == 0
+
+
 def test_counters_of_lost_shards_stay_and_eviction_is_to_each_share(make: Callable[..., Shards]) -> None:
     shards = make([numbered(np.ones(50, np.float32), capacity=30, slack=2.0) for _ in range(2)], 20)
     assert shards.replay.stats().inserts == 100

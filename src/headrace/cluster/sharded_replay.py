@@ -39,6 +39,7 @@ class _Part:
     """The samples of a batch that one shard is asked for."""
 
     node: int
+    generation: int
     number: int
     session: int
     rows: np.ndarray
@@ -168,7 +169,7 @@ class ShardedReplay(LearnerReplay):
                 self._measure(part, plan.sums[part.node], samples)
                 if len(part.rows):
                     keys[part.rows, 0] = samples.arrays["keys"]
-                    keys[part.rows, 1] = int(self.table.generation[part.node]) * self.table.nodes + part.node
+                    keys[part.rows, 1] = part.generation * self.table.nodes + part.node
                     probabilities[part.rows] = samples.arrays["probabilities"]
                     put(part.rows, samples.arrays)
             if not self._draw_again(plan, lost):
@@ -203,10 +204,10 @@ class ShardedReplay(LearnerReplay):
         begin = 0.0
         for i, (node, end) in enumerate(zip(plan.sums, ends.tolist(), strict=True)):
             mine = shard == i
-            positions = np.maximum(places[mine] - n * begin, 0.0)
+            positions, session = np.maximum(places[mine] - n * begin, 0.0), int(self.table.session[node])
             request = self._request(node, n * (end - begin), positions)
-            part = _Part(node, request.number, int(self.table.session[node]), rows[mine], share * (end - begin), monotonic())
-            plan.parts.append(part)
+            who = (node, request.generation, request.number, session)
+            plan.parts.append(_Part(*who, rows[mine], share * (end - begin), monotonic()))
             self.table.ask(plan.draw, node, request)
             begin = end
 
