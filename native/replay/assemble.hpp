@@ -56,6 +56,42 @@ inline std::uint64_t sample_bytes(const FieldSpec& spec, bool pooled, bool stack
   return stack * (pooled && spec.stack ? sizeof(std::int32_t) : spec.bytes);
 }
 
+// Four frames of `bytes` bytes, one after the other, with their pixels as neighbours instead.
+inline void interleave(const std::byte* stack, std::uint64_t bytes, std::byte* target) {
+  const std::byte *a = stack, *b = a + bytes, *c = b + bytes, *d = c + bytes;
+  std::uint64_t i = 0;
+#if defined(__SSE2__)
+  for (; i + 16 <= bytes; i += 16) {
+    auto load = [i](const std::byte* frame) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(frame + i)); };
+    auto store = [&](int part, __m128i x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(target + 4 * i) + part, x); };
+    __m128i ab = _mm_unpacklo_epi8(load(a), load(b)), cd = _mm_unpacklo_epi8(load(c), load(d));
+    store(0, _mm_unpacklo_epi16(ab, cd));
+    store(1, _mm_unpackhi_epi16(ab, cd));
+    ab = _mm_unpackhi_epi8(load(a), load(b)), cd = _mm_unpackhi_epi8(load(c), load(d));
+    store(2, _mm_unpacklo_epi16(ab, cd));
+    store(3, _mm_unpackhi_epi16(ab, cd));
+  }
+#endif
+  for (; i < bytes; ++i) {
+    target[4 * i] = a[i];
+    target[4 * i + 1] = b[i];
+    target[4 * i + 2] = c[i];
+    target[4 * i + 3] = d[i];
+  }
+}
+
+// Stacks of frames by their numbers, as a FramePool has them. `numbers`: [count, stack]; `interleaved`: see Batch.
+inline void stack_frames(const std::byte* frames, std::uint64_t bytes, const std::int32_t* numbers, std::size_t count,
+                         std::uint64_t stack, bool interleaved, std::byte* target) {
+  std::vector<std::byte> together(stack * bytes);
+  for (std::size_t i = 0; i < count; ++i, target += stack * bytes) {
+    std::byte* frame = interleaved ? together.data() : target;
+    for (std::uint64_t j = 0; j < stack; ++j, frame += bytes)
+      std::memcpy(frame, frames + static_cast<std::uint64_t>(*numbers++) * bytes, bytes);
+    if (interleaved) interleave(together.data(), bytes, target);
+  }
+}
+
 class Assembler {
  public:
   Assembler(Memory& memory, const Codec& codec) : m_(memory), codec_(codec) {}
@@ -273,26 +309,7 @@ class Assembler {
     static thread_local std::vector<std::byte> stack;
     stack.resize(kInterleaved * spec.bytes);
     put_stack<false>(stack.data(), spec, kInterleaved, frames, history, time, age);
-    const std::byte *a = stack.data(), *b = a + spec.bytes, *c = b + spec.bytes, *d = c + spec.bytes;
-    std::uint64_t i = 0;
-#if defined(__SSE2__)
-    for (; i + 16 <= spec.bytes; i += 16) {
-      auto load = [i](const std::byte* frame) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(frame + i)); };
-      auto store = [&](int part, __m128i x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(target + 4 * i) + part, x); };
-      __m128i ab = _mm_unpacklo_epi8(load(a), load(b)), cd = _mm_unpacklo_epi8(load(c), load(d));
-      store(0, _mm_unpacklo_epi16(ab, cd));
-      store(1, _mm_unpackhi_epi16(ab, cd));
-      ab = _mm_unpackhi_epi8(load(a), load(b)), cd = _mm_unpackhi_epi8(load(c), load(d));
-      store(2, _mm_unpacklo_epi16(ab, cd));
-      store(3, _mm_unpackhi_epi16(ab, cd));
-    }
-#endif
-    for (; i < spec.bytes; ++i) {
-      target[4 * i] = a[i];
-      target[4 * i + 1] = b[i];
-      target[4 * i + 2] = c[i];
-      target[4 * i + 3] = d[i];
-    }
+    interleave(stack.data(), spec.bytes, target);
   }
 
   // Writers may be overwriting the source. Streamed copies go past the cache: a batch of images is far larger than it,

@@ -150,7 +150,7 @@ class Replay {
       const FieldSpec& spec = config().fields[f];
       if (!spec.stack) continue;
       std::uint64_t most = 1 + count * (length ? length + spec.stack - 1 : 2 * spec.stack);
-      expect(frames[f] && frames[f]->nbytes() >= most * spec.bytes, "too little room for the frames of field " + std::to_string(f));
+      expect(frames[f] && frames[f]->nbytes() >= most * spec.bytes, "too little room for frames of field " + std::to_string(f));
       room[f] = static_cast<std::byte*>(frames[f]->data());
     }
     FramePool pool(config(), room);

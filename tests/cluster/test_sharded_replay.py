@@ -181,6 +181,27 @@ def test_the_share_of_a_lost_shard_is_drawn_from_the_others(make: Callable[..., 
     assert shards.table.generation[0] > 100
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_rows_of_a_batch_are_what_their_keys_name(make: Callable[..., Shards], lost: bool) -> None:
+    """Of three shards with images; in the middle of every second draw one or two of them are lost."""
+    shards = make([played(seed) for seed in range(3)], 60)
+    shards.wires[1].lose = shards.wires[2].lose = lambda number: lost and number % 2 == 1
+    seen = set()
+    for number in range(12):
+        batch = shards.replay.sample(60, shards.replay.empty_batch(60, channels_last=number % 3 == 0))
+        assert batch is not None
+        node = (batch.keys[:, 1] % 3).astype(int)
+        seen |= set(node.tolist())
+        for k in set(node.tolist()):
+            keys = np.ascontiguousarray(batch.keys[node == k, 0])
+            there = [np.empty((len(keys), *f.sample_shape), f.dtype) for f in IMAGES.values()]
+            numbers, intact = (np.empty(len(keys), np.float32), np.empty(len(keys), np.float32)), np.empty(len(keys), np.uint8)
+            shards.replays[k].native.windows(keys, 1, True, there, *numbers, None, intact)
+            for name, expected in zip(IMAGES, there, strict=True):
+                np.testing.assert_array_equal(batch.first[name].numpy()[node == k], expected)
+    assert seen == {0, 1, 2}
+
+
 def test_no_shard_no_batch_and_one_that_comes_is_used(make: Callable[..., Shards]) -> None:
     shards = make([numbered(np.ones(50, np.float32)), numbered(np.ones(50, np.float32), 50)], 20)
     for wire in shards.wires:

@@ -25,7 +25,15 @@ import numpy.typing as npt
 import headrace._native.replay as native
 from headrace.cluster.sample_codec import COUNTED, FIRST, FRAMES, NEXT, STATISTICS, SampleCodec, Samples
 from headrace.cluster.shard_table import DRAWS, Request, ShardTable
-from headrace.experience.replay.buffer import LearnerReplay, ReplayBatch, ReplayConfig, ReplayField, ReplayStats, SequenceBatch
+from headrace.experience.replay.buffer import (
+    LearnerReplay,
+    ReplayBatch,
+    ReplayConfig,
+    ReplayField,
+    ReplayStats,
+    SequenceBatch,
+    in_memory_order,
+)
 
 LATE = 5.0
 """Seconds after which a shard that has not answered is sampled no more until it does."""
@@ -101,15 +109,23 @@ class ShardedReplay(LearnerReplay):
         def put(rows: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
             import torch
 
-            where: Any = slice(int(rows[0]), int(rows[-1]) + 1) if rows[-1] - rows[0] == len(rows) - 1 else torch.from_numpy(rows)
-            for name, target in (("reward", batch.reward), ("discount", batch.discount)):
-                target[where] = torch.from_numpy(arrays[name])
+            side_by_side = rows[-1] - rows[0] == len(rows) - 1
+            where: Any = slice(int(rows[0]), int(rows[-1]) + 1) if side_by_side else torch.from_numpy(rows)
+
+            def write(target: Any, values: np.ndarray, frames: np.ndarray | None = None) -> None:
+                place = target[where] if side_by_side else torch.empty_like(target[: len(rows)])
+                if frames is None:
+                    place.copy_(torch.from_numpy(values).view(place.shape))
+                else:
+                    native.stack_frames(frames, values, in_memory_order(place), not place.is_contiguous())
+                if not side_by_side:
+                    target[where] = place
+
+            write(batch.reward, arrays["reward"])
+            write(batch.discount, arrays["discount"])
             for kind, targets in ((FIRST, batch.first), (NEXT, batch.next)):
                 for name, target in targets.items():
-                    found = torch.from_numpy(arrays[kind + name])
-                    if self.fields[name].stack:
-                        found = torch.from_numpy(arrays[FRAMES + name]).index_select(0, found.flatten())
-                    target[where] = found.view(len(rows), *target.shape[1:])
+                    write(target, arrays[kind + name], arrays.get(FRAMES + name))
 
         drawn = self._next(size, put)
         if drawn is None:

@@ -279,8 +279,8 @@ class Replay(LearnerReplay):
             self.config.beta,
             self.config.stratified,
             self.config.minimum,
-            [_in_memory_order(batch.first[name]) for name in self.fields],
-            [_in_memory_order(batch.next[name]) if f.stack else None for name, f in self.fields.items()],
+            [in_memory_order(batch.first[name]) for name in self.fields],
+            [in_memory_order(batch.next[name]) if f.stack else None for name, f in self.fields.items()],
             batch.reward.numpy(),
             batch.discount.numpy(),
             None,
@@ -328,7 +328,7 @@ class Replay(LearnerReplay):
         return os.fstat(self.segment.fd).st_blocks * 512
 
 
-def _in_memory_order(x: torch.Tensor) -> npt.NDArray[Any]:
+def in_memory_order(x: torch.Tensor) -> npt.NDArray[Any]:
     """The tensor's memory as an array without gaps."""
     return (x if x.is_contiguous() else x.permute(0, 2, 3, 1)).numpy()
 
