@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -311,6 +312,16 @@ def test_four_shards_hold_what_one_machine_may_not(make: Callable[..., Shards], 
     batch = together.replay.sample(64)
     assert batch is not None
     assert set(batch.first["obs/obs"].unique().tolist()) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_codecs_go_to_other_processes(compression: str) -> None:
+    codec = SampleCodec(NUMBER, 20, 0, compression)
+    again = pickle.loads(pickle.dumps(codec))
+    drawn = codec.draw(numbered(np.ones(50, np.float32)).native, np.arange(20) + 0.5, 20.0)
+    assert drawn is not None
+    samples = again.read(again.unpack(codec.encode(3, drawn, np.zeros(10))))
+    assert np.array_equal(samples.arrays["frames/obs/x"], drawn.arrays["frames/obs/x"])
 
 
 def test_a_frame_crosses_once(make: Callable[..., Shards]) -> None:

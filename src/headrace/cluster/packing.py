@@ -22,6 +22,9 @@ class Packing:
                 raise ConfigError("cluster.compression lz4 needs a package that is not installed: pip install lz4") from error
             self._lz4 = lz4.block
 
+    def __reduce__(self) -> tuple[type[Packing], tuple[str]]:
+        return type(self), (self.name,)  # without the module
+
     def pack(self, message: bytearray) -> bytes:
         """What is sent for a message."""
         if self._lz4 is None:
