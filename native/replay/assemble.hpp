@@ -7,11 +7,27 @@
 
 #include <algorithm>
 #include <thread>
+#include <unordered_map>
 
 #include "replay/returns.hpp"
 #include "replay/sampler.hpp"
 
 namespace headrace::replay {
+
+// Frames of samples, each once however many stacks it is part of. Stacks are then arrays of int32, the numbers of their frames.
+struct FramePool {
+  // frames: per field, room for them. Number 0 is a frame of zeros.
+  FramePool(const Config& config, std::vector<std::byte*> frames) : frames(std::move(frames)), numbers(config.field_count) {
+    for (std::size_t f = 0; f < config.field_count; ++f) {
+      counts.push_back(config.fields[f].stack ? 1 : 0);
+      if (config.fields[f].stack) std::memset(this->frames[f], 0, config.fields[f].bytes);
+    }
+  }
+
+  std::vector<std::byte*> frames;
+  std::vector<std::uint64_t> counts;  // per field, frames that are there
+  std::vector<std::unordered_map<std::uint64_t, std::int32_t>> numbers;  // per field, by history and time as in a key
+};
 
 // Where the samples go, each array [count, ...]; null pointers are left out.
 struct Batch {
@@ -20,6 +36,7 @@ struct Batch {
   float* reward = nullptr;        // n-step return, discounted
   float* discount = nullptr;      // what the value of `next` is multiplied with
   std::vector<bool> interleaved;  // per field: of a stack of byte images the frames' pixels, not the frames, are neighbours
+  FramePool* pool = nullptr;      // stacks are numbers of its frames; for one thread
 };
 
 // Rows in their order of time, [count, length, ...]: for recurrent learners and for checkpoints.
@@ -30,7 +47,50 @@ struct Windows {
   float* reward = nullptr;
   float* discount = nullptr;
   std::uint32_t* age_flags = nullptr;
+  FramePool* pool = nullptr;
 };
+
+// Bytes of one sample of a field.
+inline std::uint64_t sample_bytes(const FieldSpec& spec, bool pooled, bool stacked = true) {
+  std::uint64_t stack = stacked ? std::max(spec.stack, 1u) : 1;
+  return stack * (pooled && spec.stack ? sizeof(std::int32_t) : spec.bytes);
+}
+
+// Four frames of `bytes` bytes, one after the other, with their pixels as neighbours instead.
+inline void interleave(const std::byte* stack, std::uint64_t bytes, std::byte* target) {
+  const std::byte *a = stack, *b = a + bytes, *c = b + bytes, *d = c + bytes;
+  std::uint64_t i = 0;
+#if defined(__SSE2__)
+  for (; i + 16 <= bytes; i += 16) {
+    auto load = [i](const std::byte* frame) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(frame + i)); };
+    auto store = [&](int part, __m128i x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(target + 4 * i) + part, x); };
+    __m128i ab = _mm_unpacklo_epi8(load(a), load(b)), cd = _mm_unpacklo_epi8(load(c), load(d));
+    store(0, _mm_unpacklo_epi16(ab, cd));
+    store(1, _mm_unpackhi_epi16(ab, cd));
+    ab = _mm_unpackhi_epi8(load(a), load(b)), cd = _mm_unpackhi_epi8(load(c), load(d));
+    store(2, _mm_unpacklo_epi16(ab, cd));
+    store(3, _mm_unpackhi_epi16(ab, cd));
+  }
+#endif
+  for (; i < bytes; ++i) {
+    target[4 * i] = a[i];
+    target[4 * i + 1] = b[i];
+    target[4 * i + 2] = c[i];
+    target[4 * i + 3] = d[i];
+  }
+}
+
+// Stacks of frames by their numbers, as a FramePool has them. `numbers`: [count, stack]; `interleaved`: see Batch.
+inline void stack_frames(const std::byte* frames, std::uint64_t bytes, const std::int32_t* numbers, std::size_t count,
+                         std::uint64_t stack, bool interleaved, std::byte* target) {
+  std::vector<std::byte> together(stack * bytes);
+  for (std::size_t i = 0; i < count; ++i, target += stack * bytes) {
+    std::byte* frame = interleaved ? together.data() : target;
+    for (std::uint64_t j = 0; j < stack; ++j, frame += bytes)
+      std::memcpy(frame, frames + static_cast<std::uint64_t>(*numbers++) * bytes, bytes);
+    if (interleaved) interleave(together.data(), bytes, target);
+  }
+}
 
 class Assembler {
  public:
@@ -96,7 +156,7 @@ class Assembler {
     if (batch.discount) batch.discount[i] = static_cast<float>(r.discount);
     for (std::size_t f = 0; f < config.field_count; ++f) {
       const FieldSpec& spec = config.fields[f];
-      std::uint64_t stack = std::max(spec.stack, 1u), size = stack * spec.bytes;
+      std::uint64_t stack = std::max(spec.stack, 1u), size = sample_bytes(spec, batch.pool != nullptr);
       std::uint64_t oldest = time - std::min<std::uint64_t>(stack - 1, start.age());
       if (oldest > time) return false;  // a torn age
       std::uint64_t last = spec.stack ? after : time;
@@ -104,7 +164,7 @@ class Assembler {
       if (!fetch(frames, f, history, oldest, last)) return false;
       auto put = [&](std::byte* target, std::uint64_t at, std::uint64_t age) {
         batch.interleaved[f] ? put_interleaved(target, spec, frames, history, at, age)
-                             : put_stack(target, spec, stack, frames, history, at, age);
+                             : put_stack(target, spec, stack, frames, history, at, age, batch.pool);
       };
       if (batch.first[f]) put(batch.first[f] + i * size, time, start.age());
       if (spec.stack && batch.next[f]) put(batch.next[f] + i * size, after, row.age());
@@ -135,8 +195,8 @@ class Assembler {
       Frames frames;
       if (!fetch(frames, f, history, oldest, end - 1)) return false;
       for (std::uint64_t t = time; t < end; ++t)
-        put_stack(windows.fields[f] + (i * length + (t - time)) * stack * spec.bytes, spec, stack, frames, history, t,
-                  racy_row(m_.row(history, t)).age());
+        put_stack(windows.fields[f] + (i * length + (t - time)) * sample_bytes(spec, windows.pool != nullptr, windows.stacked),
+                  spec, stack, frames, history, t, racy_row(m_.row(history, t)).age(), windows.pool);
     }
     return intact(history, needed);
   }
@@ -209,9 +269,15 @@ class Assembler {
 
   template <bool stream = true>
   void put_stack(std::byte* target, const FieldSpec& spec, std::uint64_t stack, const Frames& frames, std::uint64_t history,
-                 std::uint64_t time, std::uint64_t age) const {
+                 std::uint64_t time, std::uint64_t age, FramePool* pool = nullptr) const {
     std::uint64_t oldest = time - std::min({stack - 1, age, time - frames.first});
     bool zeros = age + 1 < stack && racy_row(m_.row(history, time - age)).age_flags & kZeros;
+    if (pool && spec.stack) {
+      auto* numbers = reinterpret_cast<std::int32_t*>(target);
+      for (std::uint64_t back = stack; back-- > 0;)
+        *numbers++ = time - oldest >= back ? pooled(*pool, frames, time - back) : zeros ? 0 : pooled(*pool, frames, oldest);
+      return;
+    }
     for (std::uint64_t j = 0; j < stack; ++j, target += spec.bytes) {
       std::uint64_t back = stack - 1 - j;
       if (time - oldest >= back) {
@@ -224,6 +290,17 @@ class Assembler {
     }
   }
 
+  // The number of a frame, which is copied where it is new. A copy that a writer tore is of no sample that is intact.
+  static std::int32_t pooled(FramePool& pool, const Frames& frames, std::uint64_t time) {
+    auto number = static_cast<std::int32_t>(pool.counts[frames.field]);
+    auto [place, is_new] = pool.numbers[frames.field].try_emplace(frames.history << kTimeBits | time, number);
+    if (is_new) {
+      copy<false>(pool.frames[frames.field] + static_cast<std::uint64_t>(number) * frames.bytes, frames.at(time), frames.bytes);
+      ++pool.counts[frames.field];
+    }
+    return place->second;
+  }
+
   static constexpr std::uint64_t kInterleaved = 4;  // frames of a stack that can be interleaved
 
   // The stack with its frames as the innermost axis, pixel by pixel: as convolutions on processors want images.
@@ -232,26 +309,7 @@ class Assembler {
     static thread_local std::vector<std::byte> stack;
     stack.resize(kInterleaved * spec.bytes);
     put_stack<false>(stack.data(), spec, kInterleaved, frames, history, time, age);
-    const std::byte *a = stack.data(), *b = a + spec.bytes, *c = b + spec.bytes, *d = c + spec.bytes;
-    std::uint64_t i = 0;
-#if defined(__SSE2__)
-    for (; i + 16 <= spec.bytes; i += 16) {
-      auto load = [i](const std::byte* frame) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(frame + i)); };
-      auto store = [&](int part, __m128i x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(target + 4 * i) + part, x); };
-      __m128i ab = _mm_unpacklo_epi8(load(a), load(b)), cd = _mm_unpacklo_epi8(load(c), load(d));
-      store(0, _mm_unpacklo_epi16(ab, cd));
-      store(1, _mm_unpackhi_epi16(ab, cd));
-      ab = _mm_unpackhi_epi8(load(a), load(b)), cd = _mm_unpackhi_epi8(load(c), load(d));
-      store(2, _mm_unpacklo_epi16(ab, cd));
-      store(3, _mm_unpackhi_epi16(ab, cd));
-    }
-#endif
-    for (; i < spec.bytes; ++i) {
-      target[4 * i] = a[i];
-      target[4 * i + 1] = b[i];
-      target[4 * i + 2] = c[i];
-      target[4 * i + 3] = d[i];
-    }
+    interleave(stack.data(), spec.bytes, target);
   }
 
   // Writers may be overwriting the source. Streamed copies go past the cache: a batch of images is far larger than it,

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "replay/codec.hpp"
+#include "replay/random.hpp"
 #include "replay/sum_tree.hpp"
 
 namespace headrace::replay {
@@ -219,13 +220,7 @@ class Memory {
       new (&histories[history]) History;
       new (&views[history]) ReaderView;
     }
-    std::uint64_t x = config.seed;
-    for (std::uint64_t& word : header->random) {  // splitmix64, as the authors of xoshiro advise
-      std::uint64_t z = (x += 0x9e3779b97f4a7c15);
-      z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-      z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-      word = z ^ (z >> 31);
-    }
+    seed_random(header->random, config.seed);
     pthread_mutexattr_t attributes;
     pthread_mutexattr_init(&attributes);
     pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);

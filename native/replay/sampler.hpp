@@ -16,6 +16,13 @@ __attribute__((no_sanitize("thread"))) inline Row racy_row(const Row& row) {
   return {row.reward, row.discount, row.priority, row.age_flags};
 }
 
+// Where to draw, instead of drawing that too: sample i at `at[i]` of `parts` equal parts of the sum of all weights.
+struct Positions {
+  const double* at = nullptr;
+  double parts = 1;
+  double total = 0;  // that sum, when they were drawn
+};
+
 class Sampler {
  public:
   explicit Sampler(Memory& memory) : m_(memory) {
@@ -32,7 +39,7 @@ class Sampler {
   // drop these keys first, they turned out to be overwritten. Returns how many transitions there were to draw from, 0
   // (and draws none) if they are fewer than `minimum`.
   std::uint64_t draw(std::size_t count, bool stratified, std::uint64_t minimum, std::uint64_t* keys,
-                     double* probabilities, const std::vector<std::uint64_t>& exclude = {}) {
+                     double* probabilities, const std::vector<std::uint64_t>& exclude = {}, Positions* positions = nullptr) {
     Lock lock(*this);
     absorb();
     for (std::uint64_t key : exclude)
@@ -42,9 +49,10 @@ class Sampler {
     mass_.resize(count);
     leaves_.resize(count);
     double total = m_.tree.total();
-    double part = stratified ? total / static_cast<double>(count) : total;
+    double part = total / (positions ? positions->parts : stratified ? static_cast<double>(count) : 1.0);
     for (std::size_t i = 0; i < count; ++i)
-      mass_[i] = stratified ? (static_cast<double>(i) + uniform()) * part : uniform() * total;
+      mass_[i] = (positions ? positions->at[i] : (stratified ? static_cast<double>(i) : 0.0) + uniform()) * part;
+    if (positions) positions->total = total;
     m_.tree.find(mass_.data(), leaves_.data(), count);
     for (std::size_t i = 0; i < count; ++i) {
       std::uint64_t time = time_at(leaves_[i]);
@@ -296,18 +304,7 @@ class Sampler {
     }
   }
 
-  double uniform() {  // xoshiro256++ (Blackman and Vigna), 53 bits
-    std::uint64_t* s = m_.header->random;
-    auto rotate = [](std::uint64_t x, int k) { return (x << k) | (x >> (64 - k)); };
-    std::uint64_t result = rotate(s[0] + s[3], 23) + s[0], t = s[1] << 17;
-    s[2] ^= s[0];
-    s[3] ^= s[1];
-    s[1] ^= s[2];
-    s[0] ^= s[3];
-    s[2] ^= t;
-    s[3] = rotate(s[3], 45);
-    return static_cast<double>(result >> 11) * 0x1.0p-53;
-  }
+  double uniform() { return random_uniform(m_.header->random); }
 
   Memory& m_;
   std::uint32_t reach_ = 0;  // frames before a transition's own that its stack may need

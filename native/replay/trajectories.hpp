@@ -13,6 +13,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 
 #include "replay/priorities.hpp"
 #include "replay/writer.hpp"
@@ -50,13 +51,14 @@ struct Sequences {  // what is replayed of recurrent networks; a sequence starts
 
 class TrajectoryWriter {
  public:
-  // `copies` histories for each environment: those of environment e are e copies, ..., e copies + copies - 1.
+  // `copies` histories for each environment: those of the one with number envs[i] are i copies, ..., i copies + copies - 1.
   TrajectoryWriter(Memory& memory, HistoryWriter& writer, Trajectories trajectories, float gamma, std::uint64_t copies,
-                   std::optional<Sequences> sequences, bool rescaled)
+                   std::optional<Sequences> sequences, bool rescaled, const std::vector<std::uint64_t>& envs)
       : m_(memory), writer_(writer), in_(std::move(trajectories)), gamma_(gamma), copies_(copies), sequences_(sequences) {
     for (std::size_t f = 0; f < m_.config().field_count; ++f)
       if (m_.config().fields[f].stack > 1) stacked_.push_back(f);
     progress_.assign(m_.config().histories, Progress(m_.config().n_step, rescaled));
+    for (std::uint64_t i = 0; i < std::min<std::uint64_t>(envs.size(), m_.config().histories / copies_); ++i) place_[envs[i]] = i;
     core_.resize(in_.core_field == SIZE_MAX ? 0 : in_.T * m_.config().fields[in_.core_field].bytes);
   }
 
@@ -66,10 +68,11 @@ class TrajectoryWriter {
     priority_ = priority;
     for (std::uint64_t agent = 0; agent < in_.agents; ++agent) {
       auto env = static_cast<std::uint64_t>(in_.env_index.get<std::int32_t>(slot, 0, agent));
-      if (env >= m_.config().histories / copies_)
+      auto place = place_.find(env);
+      if (place == place_.end())
         throw std::out_of_range("a trajectory of environment " + std::to_string(static_cast<std::int64_t>(env)) +
                                 ", for which the replay has no history");
-      for (std::uint64_t copy = 0; copy < copies_; ++copy) write(slot, agent, env * copies_ + copy);
+      for (std::uint64_t copy = 0; copy < copies_; ++copy) write(slot, agent, place->second * copies_ + copy);
     }
   }
 
@@ -312,6 +315,7 @@ class TrajectoryWriter {
   float gamma_;
   std::uint64_t copies_;
   std::optional<Sequences> sequences_;
+  std::unordered_map<std::uint64_t, std::uint64_t> place_;  // of environments, by their numbers
   std::vector<std::size_t> stacked_;  // fields whose observations are stacks of several frames
   std::vector<Progress> progress_;    // by history
   // Of the rows being written:

@@ -16,7 +16,11 @@ from headrace.transport.messages import ProtocolError, Refused
 
 
 def cluster_config(nodes: int = 3, **settings: Any) -> Config:
-    return make_config("gym/CartPole-v1", **{"cluster.nodes": nodes, "cluster.engine": "static", **settings})
+    name = settings.pop("learning.algorithm", "appo")
+    return make_config("gym/CartPole-v1", name, **{"cluster.nodes": nodes, "cluster.engine": "static", **settings})
+
+
+SHARDED = {"learning.algorithm": "apex-dqn", "replay.shards": "node"}
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 8])
@@ -51,6 +55,9 @@ def test_there_are_slots_for_every_credit_and_a_batch(nodes: int, window: int) -
         ({"cluster.min_nodes": 4}, r"cluster.min_nodes \(4\) is above cluster.nodes \(3\)"),
         ({"population.size": 2}, "a cluster trains one policy"),
         ({"learning.num_devices": 2}, "a cluster has one learner"),
+        ({"learning.num_devices": 2, **SHARDED}, "serve one learner; there are 2 ranks"),
+        ({"replay.checkpoint_contents": True, **SHARDED}, r"shards on nodes \(replay.shards\) are not saved"),
+        ({"cluster.nodes": None, **SHARDED}, "there are none without cluster.nodes"),
         ({"cluster.tls_cert": "cert.pem", "cluster.tls_key": "key.pem"}, "belong together"),
     ],
 )

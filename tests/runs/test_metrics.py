@@ -12,7 +12,7 @@ import headrace
 from headrace.config import Config, override
 from headrace.config.population import KINDS
 from headrace.runs import lag_bins
-from headrace.runs.metrics import KEYS, OF_NODE, MetricsWriter, read_jsonl
+from headrace.runs.metrics import KEYS, OF_NODE, OF_SHARD, MetricsWriter, read_jsonl
 from headrace.shm.phases import PARTS, PHASES
 
 
@@ -86,7 +86,7 @@ def test_the_code_logs_what_is_described_and_nothing_else():
     logged |= {f"time/{part}/{phase}" for part, phases in PHASES.items() for phase in phases}
     logged |= {f"lag/share/{name}" for name in lag_bins.NAMES}
     logged |= {f"population/{name}" for name in KINDS} | {"matches/win_rate/NAME"}
-    logged |= {f"cluster/node-K/{name}" for name in OF_NODE}
+    logged |= {f"cluster/node-K/{name}" for name in OF_NODE} | {f"replay/shard-K/{name}" for name in OF_SHARD}
     assert logged - KEYS.keys() == set(), "not described in KEYS"
     assert KEYS.keys() - logged == set(), "described, but never logged"
 

@@ -13,11 +13,16 @@ from headrace.cluster.membership import Membership
 from headrace.cluster.protocol import Link
 from headrace.cluster.receiver import receiver_main
 from headrace.cluster.shapes import whole, workers_of
+from headrace.cluster.shard import SUMMARY, make_codec
+from headrace.cluster.shard_table import DRAWS, ShardTable
+from headrace.cluster.sharded_replay import ShardedReplay
 from headrace.cluster.shared import Shared
 from headrace.cluster.trajectory_codec import TrajectoryCodec
 from headrace.config import Config, to_dict
 from headrace.envs.core.contract import EnvSpec
 from headrace.envs.core.description import spec_to_json
+from headrace.experience.replay.buffer import LearnerReplay
+from headrace.experience.replay.layout import replay_layout
 from headrace.runs.messages import Message
 from headrace.sampling.match_protocols import Members
 from headrace.sampling.placements.base import Learn, RunFailed
@@ -44,6 +49,7 @@ class Cluster(ProcessPlacement):
         self._engine: Engine | None = make_engine(config)
         self._listen, self._own = self._engine.listen, self._engine.own
         self._shared = Shared(self.nodes, self._listen, self._own)
+        self.trajectory_fields = SUMMARY if config.replay_shards else None
         self._membership: Membership | None = None
         super().__init__(whole(config), spec, make_agent, members)
         self.rollout_workers = range(self.nodes)
@@ -53,6 +59,14 @@ class Cluster(ProcessPlacement):
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_engine": None, "_membership": None, "_shared": None}
+
+    def make_replay(self, config: Config, core_width: int) -> LearnerReplay:
+        if config.replay_shards is None:
+            return super().make_replay(config, core_width)
+        layout, fields = replay_layout(config, self.spec, core_width, 1)
+        codec, batch = make_codec(config, fields), config.learning.batch_size
+        batches = config.replay.prefetch + 1 + DRAWS  # that may have been given out or asked for
+        return ShardedReplay(layout, fields, ShardTable(self.nodes, batch, batches * batch, codec.largest), codec)
 
     def workers(self) -> dict[Role, tuple[range, Main]]:
         return {"rollout": (self.rollout_workers, partial(receiver_main, self._shared))}

@@ -18,8 +18,14 @@ The trajectory stream, between the node's uplink and the learner's receiver of t
     WANT                      ->      the weights got last are in use
                               <-      WEIGHTS: the newest, with their version
 
-At most `cluster.window` credits are out, and one version of the weights is under way, so nothing queues without a bound. The
-generation numbers the nodes that were given this place: a receiver takes nothing of an older one.
+and where the node has a shard of the replay (trajectories are then without observations, which the shard keeps):
+
+    SHARD                     ->      what it holds
+                              <-      DRAW: new priorities, and where to draw samples; see `headrace.cluster.shard_table.Request`
+    SAMPLES                   ->      as `headrace.cluster.sample_codec` writes them
+
+At most `cluster.window` credits and a few draws are out, and one version of the weights is under way, so nothing queues without a
+bound. The generation numbers the nodes that were given this place: a receiver takes nothing of an older one.
 """
 
 from __future__ import annotations
@@ -35,14 +41,14 @@ from headrace.transport.failures import TlsFlags
 from headrace.transport.messages import LARGEST_MESSAGE, ProtocolError, Refused, read_json
 from headrace.transport.streams import Endpoint, Service
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of this protocol. Both sides must have the same."""
 MEMBERSHIP = Service("/headrace.Cluster/Membership", "learner of a cluster")
 TRAJECTORIES = Service("/headrace.Cluster/Trajectories", "learner of a cluster")
 FLAGS = TlsFlags("--cluster.ca", "--cluster.tls-cert and --cluster.tls-key")
-TRAJECTORY, WANT = 1, 2
+TRAJECTORY, WANT, SHARD, SAMPLES = 1, 2, 3, 4
 """Kinds of messages from a node."""
-CREDIT, WEIGHTS = 1, 2
+CREDIT, WEIGHTS, DRAW = 1, 2, 3
 """Kinds of messages from the learner."""
 HELLO_TIMEOUT = 30.0
 """Seconds that a handshake message may take."""

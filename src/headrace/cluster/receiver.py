@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from headrace.cluster import protocol
-from headrace.cluster.protocol import CREDIT, TRAJECTORY, WANT, WEIGHTS
+from headrace.cluster.protocol import CREDIT, SAMPLES, SHARD, TRAJECTORY, WANT, WEIGHTS
+from headrace.cluster.shard_relay import ShardRelay
+from headrace.cluster.sharded_replay import ShardedReplay
 from headrace.cluster.shared import COUNTS, Shared
 from headrace.cluster.trajectory_codec import TrajectoryCodec
 from headrace.sampling.placements.base import Placement
@@ -61,6 +63,8 @@ class Receiver:
     def __init__(self, placement: Placement, shared: Shared, node: int) -> None:
         self.node, self._control, self._shared = node, placement.memory.control, shared
         self._store, self._weights = placement.memory.policies[0].trajectories, placement.memory.policies[0].weights
+        replay = placement.memory.policies[0].replay
+        self._relay = ShardRelay(replay, node) if isinstance(replay, ShardedReplay) else None
         settings = placement.config.cluster
         self._codec = TrajectoryCodec(self._store, placement.spec.frame_stack, settings.compression)
         self._window = settings.window
@@ -82,6 +86,8 @@ class Receiver:
     def run(self) -> None:
         """Until the end of the run."""
         threading.Thread(target=self._send_weights, name="weights", daemon=True).start()
+        if self._relay is not None:
+            threading.Thread(target=self._relay.run, args=(self._control,), name="requests", daemon=True).start()
         began = process_time() - self._counts[COUNTS.index("seconds")]
         while not self._control.stopped:
             self._clock.alive(perf_counter())
@@ -121,6 +127,8 @@ class Receiver:
             if self._session is session:
                 self._session = None
                 self._spare += session.slots
+                if self._relay is not None:
+                    self._relay.end()
         session.stream.close(why)
 
     # -- a thread for each stream -----------------------------------------------------------------------------------------
@@ -138,6 +146,8 @@ class Receiver:
         yield protocol.to_bytes("welcome", {})
         with self._lock:
             self._session = session
+            if self._relay is not None:
+                self._relay.begin(stream, session.generation)
         self._changed.set()
         threading.Thread(target=self._receive, args=(session, messages), name="trajectories", daemon=True).start()
         yield from stream.outgoing()
@@ -153,6 +163,8 @@ class Receiver:
             raise Refused("another node has this place")
         if hello.get("arrays") != self._codec.schema() or hello.get("weights") != self._weights.nbytes:
             raise Refused("the node's trajectories or weights have other arrays than the learner's")
+        if hello.get("shard") != (None if self._relay is None else self._relay.schema):
+            raise Refused("the node's shard of the replay holds other arrays than the learner's")
         return generation
 
     def _receive(self, session: _Session, messages: Iterator[bytes]) -> None:
@@ -162,6 +174,12 @@ class Receiver:
                 if kind == WANT:
                     session.wants = True
                     self._send_newest(session)
+                elif kind in (SHARD, SAMPLES) and self._relay is not None:
+                    self._counts[COUNTS.index("bytes")] += len(message)
+                    with self._lock:
+                        if session is not self._session:
+                            break
+                        self._relay.receive(kind, message)
                 elif kind != TRAJECTORY or not self._write(session, message, order):
                     break
         except ProtocolError as error:

@@ -7,12 +7,13 @@ environment does. Last observations of episodes (`final_obs/`) are sent for the 
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from headrace.arrays import ArraySpec
+from headrace.cluster.packing import Packing
 from headrace.cluster.protocol import TRAJECTORY
 from headrace.config import ConfigError
 from headrace.shm.trajectory_store import TrajectoryStore
@@ -29,17 +30,21 @@ class TrajectoryCodec:
     Args:
         frame_stack: S, frames that images are stacked of (`EnvSpec.frame_stack`).
         compression: `cluster.compression`.
+        kept: names of the fields that are sent; None: all.
 
     Raises `ConfigError` where lz4 is not installed, or a trajectory is too large for a message.
     """
 
-    def __init__(self, store: TrajectoryStore, frame_stack: int, compression: str = "none") -> None:
-        self._store, self._S, self.compression = store, frame_stack, compression
+    def __init__(
+        self, store: TrajectoryStore, frame_stack: int, compression: str = "none", kept: Collection[str] | None = None
+    ) -> None:
+        self._store, self._S, self._packing = store, frame_stack, Packing(compression)
+        self._arrays = {name: array for name, array in store.arrays.items() if kept is None or name in kept}
         self._stacks: list[str] = []
         """Fields of stacked frames, [T+1, C, S, bytes of a frame] as the codec sees them."""
         self._finals: list[str] = []
         arrays, largest_tail = {}, 0
-        for name, array in store.arrays.items():
+        for name, array in self._arrays.items():
             shape, image = array.shape[1:], store.fields[name].is_image
             if name.startswith(FINAL):
                 self._finals.append(name)
@@ -60,22 +65,15 @@ class TrajectoryCodec:
                 f"a trajectory of {self.largest / 2**20:,.0f} MiB is too large to be sent ({LARGEST_MESSAGE / 2**20:,.0f} MiB): "
                 "use a shorter sampling.rollout, or fewer environments in a group (envs_per_worker / num_groups)"
             )
-        self._lz4: Any = None
-        if compression == "lz4":
-            try:
-                import lz4.block
-            except ImportError as error:
-                raise ConfigError("cluster.compression lz4 needs a package that is not installed: pip install lz4") from error
-            self._lz4 = lz4.block
 
     def schema(self) -> list[Any]:
         """What both sides must agree about, as JSON types."""
-        slot = [[name, field.dtype.str, list(self._store.arrays[name].shape[1:])] for name, field in self._store.fields.items()]
-        return [slot, self._S, self.compression]
+        slot = [[name, array.dtype.str, list(array.shape[1:])] for name, array in self._arrays.items()]
+        return [slot, self._S, self._packing.name]
 
     def encode(self, slot: int) -> bytes:
         """The trajectory in a slot, with its number among those of its lane in the header."""
-        arrays = {name: array[slot] for name, array in self._store.arrays.items()}
+        arrays = {name: array[slot] for name, array in self._arrays.items()}
         tail = []
         for name in self._stacks:
             frames = self._frames(arrays[name])
@@ -93,18 +91,16 @@ class TrajectoryCodec:
         for array in tail:
             message[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
             at += array.nbytes
-        if self._lz4 is None:
-            return bytes(message)
-        return bytes(message[: HEADER.size]) + struct.pack("<I", len(message)) + self._lz4.compress(message, store_size=False)
+        return self._packing.pack(message)
 
     def decode(self, message: bytes, slot: int) -> None:
         """Write a message's trajectory into a slot. Raises `ProtocolError` for one that is no trajectory of these fields."""
-        content = self._unpacked(message)
+        content = self._packing.unpack(message, self.largest)
         at = self._layout.nbytes
         if len(content) < at:
             raise ProtocolError(f"a trajectory of {len(content)} bytes, where at least {at} were expected")
         sent = self._layout.read(content[:at])  # type: ignore[arg-type]
-        arrays = {name: array[slot] for name, array in self._store.arrays.items()}
+        arrays = {name: array[slot] for name, array in self._arrays.items()}
         for name in self._layout.arrays.keys() & arrays.keys():
             arrays[name][...] = sent[name]
         for name in self._stacks:
@@ -130,21 +126,6 @@ class TrajectoryCodec:
     def _frames(self, array: np.ndarray) -> np.ndarray:
         """A view of stacked frames, uint8 [T+1, C, S, bytes of a frame]."""
         return array.reshape(*array.shape[:2], self._S, -1)
-
-    def _unpacked(self, message: bytes) -> memoryview:
-        if self._lz4 is None:
-            return memoryview(message)
-        start = HEADER.size + 4
-        if len(message) < start:
-            raise ProtocolError(f"a compressed trajectory of {len(message)} bytes")
-        (size,) = struct.unpack_from("<I", message, HEADER.size)
-        if not HEADER.size <= size <= self.largest:
-            raise ProtocolError(f"a compressed trajectory that stands for {size} bytes")
-        try:
-            content = self._lz4.decompress(memoryview(message)[start:], uncompressed_size=size)
-        except self._lz4.LZ4BlockError as error:
-            raise ProtocolError(f"a trajectory that cannot be decompressed: {error}") from error
-        return memoryview(content)
 
 
 def _words(frames: np.ndarray) -> np.ndarray:

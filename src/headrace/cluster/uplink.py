@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from headrace.cluster import protocol
-from headrace.cluster.protocol import CREDIT, WANT, WEIGHTS, Link
+from headrace.cluster.protocol import CREDIT, DRAW, WANT, WEIGHTS, Link
+from headrace.cluster.shard import SUMMARY, Shard
 from headrace.cluster.trajectory_codec import TrajectoryCodec
 from headrace.runs.messages import Message
 from headrace.sampling.placements.base import Placement
@@ -38,17 +39,24 @@ class Uplink:
     def __call__(self, placement: Placement, p: int) -> Iterator[Message | None]:
         """Send and receive until the end of the node's sampling; see `headrace.sampling.placements.base.Learn`."""
         control, store = placement.memory.control, placement.memory.policies[p].trajectories
-        codec = TrajectoryCodec(store, placement.spec.frame_stack, placement.config.cluster.compression)
+        settings = placement.config
+        shard = None if settings.replay_shards is None else Shard.of(placement, p)
+        kept = None if shard is None else SUMMARY
+        codec = TrajectoryCodec(store, placement.spec.frame_stack, settings.cluster.compression, kept)
         clock = control.clock("learner", p)
-        traffic = _Traffic(self, placement, p, codec.schema())
+        traffic = _Traffic(self, placement, p, codec.schema(), shard)
         try:
             while not control.stopped:
                 clock.spent("wait", perf_counter())
                 stream = traffic.credit(POLL_INTERVAL)
                 if stream is not None and (slot := store.take(timeout=POLL_INTERVAL)) is not None:
+                    if shard is not None:
+                        shard.write(slot)
                     message = codec.encode(slot)
                     store.release(slot)
                     traffic.send(stream, message)
+                    if shard is not None:
+                        stream.send(shard.statistics())
                     clock.spent("train", perf_counter())
                 yield None
         except Closed:
@@ -68,19 +76,23 @@ def uplink_main(start: Start) -> None:
 class _Traffic:
     """The stream to the receiver, which is opened again whenever it ends; a thread receives."""
 
-    def __init__(self, uplink: Uplink, placement: Placement, p: int, arrays: list[Any]) -> None:
-        memory = placement.memory.policies[p]
+    def __init__(self, uplink: Uplink, placement: Placement, p: int, arrays: list[Any], shard: Shard | None) -> None:
+        memory, self._shard = placement.memory.policies[p], shard
         self._weights, self._control, self._policy = memory.weights, placement.memory.control, p
         self._hello = {"generation": uplink.generation, "arrays": arrays, "weights": memory.weights.nbytes}
+        self._hello["shard"] = None if shard is None else shard.schema
         self._stream: Stream | None = None
         self._credits = 0
+        self._failure: Exception | None = None
         self._changed = threading.Condition()
         caller = Caller(uplink.link.endpoint(protocol.TRAJECTORIES, uplink.port), protocol.FLAGS)
         self._connection = Connection(caller, self._greet, self._handle, "uplink")
         self._connection.start()
 
     def credit(self, timeout: float) -> Stream | None:
-        """The stream if it has a credit; waited for up to `timeout` seconds."""
+        """The stream if it has a credit; waited for up to `timeout` seconds. Raises what failed while the shard was asked."""
+        if self._failure is not None:
+            raise self._failure
         with self._changed:
             if not self._credits:
                 self._changed.wait(timeout)
@@ -119,12 +131,22 @@ class _Traffic:
                 stream.send(HEADER.pack(WANT, 0))
             elif kind == CREDIT:
                 self._change(stream, self._credits + 1)
+            elif kind == DRAW and self._shard is not None:
+                self._answer(self._shard, stream, content)
         elif event == "up":
             assert stream is not None
             self._change(stream, 0)
             stream.send(HEADER.pack(WANT, 0))
+            if self._shard is not None:
+                stream.send(self._shard.statistics())
         else:
             self._change(None, 0)
+
+    def _answer(self, shard: Shard, stream: Stream, request: bytes) -> None:
+        try:
+            stream.send(shard.answer(request))
+        except Exception as failure:  # handed to the main thread, which raises it
+            self._failure = failure
 
     def _change(self, stream: Stream | None, credits: int) -> None:
         with self._changed:

@@ -36,8 +36,8 @@ class ClusterConfig:
     """Number of trajectories that may be under way from each node to the learner. More make up for a network with a long delay,
     and add to the policy lag."""
     compression: Literal["none", "lz4"] = "none"
-    """Compression of trajectories between nodes and learner. `lz4` needs the package lz4; it saves bytes of images and costs
-    processor time."""
+    """Compression of trajectories and samples between nodes and learner. `lz4` needs the package lz4; it saves bytes of images
+    and costs processor time."""
     token_file: str | None = None
     """File with the token that nodes and the learner prove themselves with. None: the environment variable HEADRACE_TOKEN, if it
     is set; else one that the run makes and gives to the nodes that it starts itself."""

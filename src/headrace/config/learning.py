@@ -118,6 +118,10 @@ class ReplaySettings:
     slack: Annotated[float, Range(1, 1000)] = 1.1
     """The replay has memory for this many times its capacity. Proportional eviction keeps some transitions longer and needs
     more memory."""
+    shards: Literal["learner", "node"] = "learner"
+    """Where the replay of a cluster is. `learner`: in the memory of the learner's machine. `node`: every sampling node keeps what
+    it samples, `capacity / cluster.nodes` transitions, and only sampled batches cross the network. Sampling is by all
+    priorities, as from one replay. A node that is lost takes its shard with it; the others are sampled meanwhile."""
     minimum: Count = 50_000
     """Learning starts when the replay holds this many transitions. If the replay is lost, learning pauses until it is filled to
     this number again."""
@@ -144,7 +148,8 @@ class ReplaySettings:
     """Memory for compressed images, as a share of what they take uncompressed. If images compress worse, the replay holds fewer
     transitions than its capacity, and a line at the start of learning says how many."""
     prefetch: Annotated[int, Range(1, 4096)] = 16
-    """Number of batches that are sampled in advance."""
+    """Number of batches that are sampled in advance. With `shards` node two more are on their way from the nodes, so a batch is
+    drawn by priorities that are at most this many and two updates old."""
     threads: Annotated[int, Range(1, 4096)] = 1
     """Number of threads that copy and decompress one batch."""
     checkpoint_contents: bool = False

@@ -127,6 +127,11 @@ class Config:
         return self.learning.experience == "replay"
 
     @property
+    def replay_shards(self) -> int | None:
+        """K: parts of the replay, one on each sampling node; None: it is in the learner's memory."""
+        return self.cluster.nodes if self.uses_replay and self.replay.shards == "node" else None
+
+    @property
     def slots_per_batch(self) -> int:
         """Slots (trajectories of whole groups) that make one batch; with replay, that are added at once."""
         if self.uses_replay:

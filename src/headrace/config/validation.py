@@ -82,6 +82,8 @@ def _faults(config: Config) -> Iterator[str]:
     yield from _slot_faults(config)
     if config.cluster.nodes is not None:
         yield from _cluster_faults(config)
+    elif config.replay.shards == "node":
+        yield "replay.shards node has a shard of the replay on every sampling node; there are none without cluster.nodes"
 
 
 def _slot_faults(config: Config) -> Iterator[str]:
@@ -111,8 +113,12 @@ def _cluster_faults(config: Config) -> Iterator[str]:
         yield f"a cluster trains one policy; population.size is {config.population.size}"
     if config.envs.num_agents:
         yield f"a cluster samples environments of one agent; {config.env} has {config.envs.num_agents} agents"
+    if config.replay.shards == "node" and ranks > 1:
+        yield f"shards of a replay (replay.shards node) serve one learner; there are {ranks} ranks (learning.num_devices)"
     if ranks > 1:
         yield f"a cluster has one learner; there are {ranks} ranks (learning.num_devices)"
+    if config.replay.shards == "node" and config.replay.checkpoint_contents:
+        yield "replay.checkpoint_contents saves a replay in the learner's memory; shards on nodes (replay.shards) are not saved"
     if (c.tls_cert is None) != (c.ca is None):
         yield "cluster.tls_cert and cluster.ca belong together: the learner's certificate, and the one that signed it, for nodes"
 

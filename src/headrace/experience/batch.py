@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from torch import Tensor
+
+if TYPE_CHECKING:  # nodes of a cluster do without torch where they only pass on what arrives
+    from torch import Tensor
 
 _floats, _counts = partial(np.empty, 0, np.float32), partial(np.empty, 0, np.int32)
 

@@ -27,13 +27,21 @@ from headrace.shm.phases import PARTS, PHASES
 
 OF_NODE = {
     "SPS": "steps per second that arrived from it",
-    "MB_per_second": "megabytes of trajectories per second that arrived from it",
-    "bytes_per_step": "bytes of trajectories that crossed the network for each step",
+    "MB_per_second": "megabytes of trajectories and samples per second that arrived from it",
+    "bytes_per_step": "bytes of trajectories and samples that crossed the network for each step",
     "receiver_cores": "processor time of the learner's process that receives from it, as a share of a core",
     "lag": "mean policy lag of its trajectories when they arrived (updates)",
     "faults": "processes that it has replaced since it joined",
 }
 """Metrics of a sampling node, `cluster/node-K/<name>`."""
+
+OF_SHARD = {
+    "size": "transitions in it",
+    "sum": "sum of priority ^ alpha in it",
+    "share": "share of the interval's samples that were drawn from it",
+    "staleness": "mean relative difference between its sum as the learner knew it and its sum at the draw",
+}
+"""Metrics of a shard of the replay, `replay/shard-K/<name>`."""
 
 KEYS: dict[str, str] = {
     "global_step": "Steps of experience that were learned from, over all environments and over all resumes of the run.",
@@ -96,6 +104,8 @@ KEYS: dict[str, str] = {
     "replay/overwritten": "Transitions so far that were overwritten before they were evicted.",
     "replay/evicted": "Transitions evicted so far.",
     "replay/bytes_per_transition": "Memory of one transition (bytes).",
+    "replay/shards": "Replay in shards: shards that are there.",
+    **{f"replay/shard-K/{name}": f"Replay in shards, shard of node K: {text}." for name, text in OF_SHARD.items()},
     **{
         f"time/{part}/{name}": f"{PARTS[part].capitalize()}: share of time {phase.description}."
         for part, phases in PHASES.items()

@@ -3,7 +3,7 @@ control."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from headrace.shm.weight_store import WeightStore
 if TYPE_CHECKING:
     from torch import nn
 
-    from headrace.experience.replay.buffer import Replay
+    from headrace.experience.replay.buffer import LearnerReplay
 
 Agent = tuple[Any, "nn.Module"]
 """An algorithm (`headrace.learning.algorithm.Algorithm`) and its model."""
@@ -37,7 +37,7 @@ class PolicyMemory:
     weights: WeightStore
     device_observations: DeviceObservations | None = None
     """A second copy of the observations on the device that acting and learning share."""
-    replay: Replay | None = None
+    replay: LearnerReplay | None = None
     """The replay, if there is one; it outlives the learner's process."""
     learns: bool = True
     """Whether it has a learner. Without one its trajectories are discarded."""
@@ -86,13 +86,17 @@ class RunMemory:
 
 
 def make_run_memory(
-    configs: Sequence[Config], spec: EnvSpec, agents: Sequence[Agent | None], members: Members | None = None
+    configs: Sequence[Config],
+    spec: EnvSpec,
+    agents: Sequence[Agent | None],
+    members: Members | None = None,
+    kept: Collection[str] | None = None,
 ) -> RunMemory:
     """Allocate the memory of a run. With one agent per environment a group is one lane, and policy g modulo P acts for group g.
     In a multi-agent environment every agent is a lane, and the matchmaker chooses the member that acts for it.
 
     `configs`: the settings of each policy that learns. `agents`: of these policies, then of the static `members`; None for
-    scripted opponents.
+    scripted opponents. `kept`: names of the fields that trajectories have; None: all that acting and learning know of.
 
     Raises `MemoryError` where there is too little memory.
     """
@@ -115,6 +119,8 @@ def make_run_memory(
         own = configs[queue_of[p]]
         extra = None if agent is None else agent[0].extra_fields(its)
         fields = trajectory_fields(its, core_widths[p], extra, asked, behind=not own.uses_replay)
+        if kept is not None:
+            fields = {name: field for name, field in fields.items() if name in kept}
         lanes = config.total_lanes if spec.agents else int((requests.policy == p).sum())
         store = TrajectoryStore(fields, own.slots_for(lanes), s.rollout, config.lane_size)
         on_device = DeviceObservations(store, own.device) if own.one_transfer and p < P else None

@@ -21,6 +21,7 @@ import importlib.util
 import math
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,26 +161,53 @@ class ReplayStats:
     evicted: int
 
 
-class Replay:
-    """The replay. Can be an argument of a process that `multiprocessing` starts; the copy shares the memory.
+class LearnerReplay(ABC):
+    """A replay as its learner sees it, wherever its transitions are: in this machine's memory (`Replay`) or elsewhere."""
 
-    Raises:
-        ValueError: a configuration that cannot work.
-        MemoryError: the machine has not the memory.
-        RuntimeError: the codec's library is not there.
-    """
+    config: ReplayConfig
+    fields: dict[str, ReplayField]
 
-    def __init__(self, config: ReplayConfig, fields: Mapping[str, ReplayField], segment: Segment | None = None) -> None:
-        self.config, self.fields = config, dict(fields)
-        create = None
-        if segment is None:
-            create = _native_config(config, self.fields)
-            segment = Segment(create.bytes_needed, purpose="the replay")
-        self.segment = segment
-        self.native = native.Replay(segment.fd, create, _codec_libraries(config.codec))
+    @abstractmethod
+    def sample(self, size: int, into: ReplayBatch | None = None, *, threads: int = 1) -> ReplayBatch | None:
+        """Draw `size` transitions with replacement; None while fewer than the minimum are there.
 
-    def __reduce__(self) -> tuple[Callable[..., Replay], tuple[Any, ...]]:
-        return type(self), (self.config, self.fields, self.segment)
+        Args:
+            into: memory of an earlier batch of that size to fill.
+            threads: that copy and decode. The interpreter is free meanwhile.
+        """
+
+    @abstractmethod
+    def sample_sequences(self, size: int, length: int, *, threads: int = 1) -> SequenceBatch | None:
+        """As `sample`, but of each transition drawn the rows [time, time + length), which must be there when its priority is
+        given."""
+
+    @abstractmethod
+    def update(self, keys: npt.NDArray[np.uint64], priorities: npt.ArrayLike) -> int:
+        """New priorities (float32 [B], not negative) of what a batch with these keys held; returns how many came too late.
+
+        Raises:
+            ValueError: a priority is negative or not finite.
+        """
+
+    @abstractmethod
+    def evict(self) -> int:
+        """Remove everything above the capacity, at once; returns how many transitions that were, as far as it is known."""
+
+    @abstractmethod
+    def stats(self) -> ReplayStats:
+        """Counters, after taking in what writers have published."""
+
+    @abstractmethod
+    def room(self) -> int:
+        """Transitions that there is room for: `capacity`, or fewer where the newest rows pack worse than `packed_share`."""
+
+    @abstractmethod
+    def held_bytes(self) -> int:
+        """Memory that the kernel has given to the replay; it grows as histories fill for the first time."""
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of its own since the last call, by metric name."""
+        return {}
 
     def empty_batch(self, size: int, pin: bool = False, channels_last: bool = False) -> ReplayBatch:
         """Memory for a batch of `size` samples, to be given to `sample` again and again. `channels_last`: image stacks [C, H, W]
@@ -197,79 +225,6 @@ class Replay:
         after = {name: empty(f) for name, f in self.fields.items() if f.stack}
         reward, discount, weights = (torch.empty(size, dtype=torch.float32, pin_memory=pin) for _ in range(3))
         return ReplayBatch(first, after, reward, discount, weights, np.empty(size, np.uint64))
-
-    def sample(self, size: int, into: ReplayBatch | None = None, *, threads: int = 1) -> ReplayBatch | None:
-        """Draw `size` transitions with replacement; None while fewer than the minimum are there.
-
-        Args:
-            into: memory of an earlier batch of that size to fill.
-            threads: that copy and decode. The interpreter is free meanwhile.
-        """
-        batch = into or self.empty_batch(size)
-        there = self.native.sample(
-            batch.keys,
-            batch.weights.numpy(),
-            self.config.beta,
-            self.config.stratified,
-            self.config.minimum,
-            [_in_memory_order(batch.first[name]) for name in self.fields],
-            [_in_memory_order(batch.next[name]) if f.stack else None for name, f in self.fields.items()],
-            batch.reward.numpy(),
-            batch.discount.numpy(),
-            None,
-            threads,
-            [not batch.first[name].is_contiguous() for name in self.fields],
-        )
-        return batch if there else None
-
-    def sample_keys(self, size: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32], npt.NDArray[np.float64]] | None:
-        """Draw without copying data: keys uint64, importance weights float32, probabilities float64, each [size]. None while
-        fewer than the minimum are there."""
-        keys, weights, probabilities = np.empty(size, np.uint64), np.empty(size, np.float32), np.empty(size)
-        there = self.native.sample(
-            keys, weights, self.config.beta, self.config.stratified, self.config.minimum, probabilities=probabilities
-        )
-        return (keys, weights, probabilities) if there else None
-
-    def sample_sequences(self, size: int, length: int, *, threads: int = 1) -> SequenceBatch | None:
-        """As `sample`, but of each transition drawn the rows [time, time + length), which must be there when its priority is
-        given."""
-        fields = {name: np.empty((size, length, *f.sample_shape), f.dtype) for name, f in self.fields.items()}
-        reward, discount = np.empty((size, length), np.float32), np.empty((size, length), np.float32)
-        flags, keys, weights = np.empty((size, length), np.uint32), np.empty(size, np.uint64), np.empty(size, np.float32)
-        rows = (list(fields.values()), reward.reshape(-1), discount.reshape(-1), flags.reshape(-1))
-        c = self.config
-        if not self.native.sample_windows(keys, weights, c.beta, c.stratified, c.minimum, length, *rows, threads):
-            return None
-        last, final = flags & native.LAST != 0, flags & native.FINAL != 0
-        return SequenceBatch(fields, reward, discount, last, final, weights, keys)
-
-    def update(self, keys: npt.NDArray[np.uint64], priorities: npt.ArrayLike) -> int:
-        """New priorities (float32 [B], not negative); returns how many came too late.
-
-        Raises:
-            ValueError: a priority is negative or not finite.
-        """
-        return int(self.native.update(keys, np.ascontiguousarray(priorities, np.float32)))
-
-    def evict(self) -> int:
-        """Remove everything above the capacity, at once; returns how many transitions that were."""
-        return int(self.native.evict(self.config.capacity))
-
-    def stats(self) -> ReplayStats:
-        """Counters, after taking in what writers have published."""
-        return ReplayStats(**self.native.statistics())
-
-    def room(self) -> int:
-        """Transitions that there is room for: `capacity`, or fewer where the newest rows pack worse than `packed_share`."""
-        c = self.config
-        kept = [_ring_bytes(c, self.fields) / packed for packed in self.native.packed_row_bytes() if packed]
-        rows = int(min([c.rows, *kept])) - c.n_step - c.block
-        return min(c.capacity, max(0, rows) * c.histories // c.period)
-
-    def held_bytes(self) -> int:
-        """Memory that the kernel has given to the replay; it grows as histories fill for the first time."""
-        return os.fstat(self.segment.fd).st_blocks * 512
 
     def may_sample(self, size: int) -> bool:
         """Is the minimum there, and does the samples-per-insert limit allow `size` more samples?"""
@@ -295,7 +250,85 @@ class Replay:
         return True
 
 
-def _in_memory_order(x: torch.Tensor) -> npt.NDArray[Any]:
+class Replay(LearnerReplay):
+    """The replay. Can be an argument of a process that `multiprocessing` starts; the copy shares the memory.
+
+    Raises:
+        ValueError: a configuration that cannot work.
+        MemoryError: the machine has not the memory.
+        RuntimeError: the codec's library is not there.
+    """
+
+    def __init__(self, config: ReplayConfig, fields: Mapping[str, ReplayField], segment: Segment | None = None) -> None:
+        self.config, self.fields = config, dict(fields)
+        create = None
+        if segment is None:
+            create = _native_config(config, self.fields)
+            segment = Segment(create.bytes_needed, purpose="the replay")
+        self.segment = segment
+        self.native = native.Replay(segment.fd, create, _codec_libraries(config.codec))
+
+    def __reduce__(self) -> tuple[Callable[..., Replay], tuple[Any, ...]]:
+        return type(self), (self.config, self.fields, self.segment)
+
+    def sample(self, size: int, into: ReplayBatch | None = None, *, threads: int = 1) -> ReplayBatch | None:
+        batch = into or self.empty_batch(size)
+        there = self.native.sample(
+            batch.keys,
+            batch.weights.numpy(),
+            self.config.beta,
+            self.config.stratified,
+            self.config.minimum,
+            [in_memory_order(batch.first[name]) for name in self.fields],
+            [in_memory_order(batch.next[name]) if f.stack else None for name, f in self.fields.items()],
+            batch.reward.numpy(),
+            batch.discount.numpy(),
+            None,
+            threads,
+            [not batch.first[name].is_contiguous() for name in self.fields],
+        )
+        return batch if there else None
+
+    def sample_keys(self, size: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32], npt.NDArray[np.float64]] | None:
+        """Draw without copying data: keys uint64, importance weights float32, probabilities float64, each [size]. None while
+        fewer than the minimum are there."""
+        keys, weights, probabilities = np.empty(size, np.uint64), np.empty(size, np.float32), np.empty(size)
+        there = self.native.sample(
+            keys, weights, self.config.beta, self.config.stratified, self.config.minimum, probabilities=probabilities
+        )
+        return (keys, weights, probabilities) if there else None
+
+    def sample_sequences(self, size: int, length: int, *, threads: int = 1) -> SequenceBatch | None:
+        fields = {name: np.empty((size, length, *f.sample_shape), f.dtype) for name, f in self.fields.items()}
+        reward, discount = np.empty((size, length), np.float32), np.empty((size, length), np.float32)
+        flags, keys, weights = np.empty((size, length), np.uint32), np.empty(size, np.uint64), np.empty(size, np.float32)
+        rows = (list(fields.values()), reward.reshape(-1), discount.reshape(-1), flags.reshape(-1))
+        c = self.config
+        if not self.native.sample_windows(keys, weights, c.beta, c.stratified, c.minimum, length, *rows, threads):
+            return None
+        last, final = flags & native.LAST != 0, flags & native.FINAL != 0
+        return SequenceBatch(fields, reward, discount, last, final, weights, keys)
+
+    def update(self, keys: npt.NDArray[np.uint64], priorities: npt.ArrayLike) -> int:
+        return int(self.native.update(keys, np.ascontiguousarray(priorities, np.float32)))
+
+    def evict(self) -> int:
+        return int(self.native.evict(self.config.capacity))
+
+    def stats(self) -> ReplayStats:
+        return ReplayStats(**self.native.statistics())
+
+    def room(self) -> int:
+        c = self.config
+        kept = [_ring_bytes(c, self.fields) / packed for packed in self.native.packed_row_bytes() if packed]
+        rows = int(min([c.rows, *kept])) - c.n_step - c.block
+        return min(c.capacity, max(0, rows) * c.histories // c.period)
+
+    def held_bytes(self) -> int:
+        return os.fstat(self.segment.fd).st_blocks * 512
+
+
+def in_memory_order(x: torch.Tensor) -> npt.NDArray[Any]:
     """The tensor's memory as an array without gaps."""
     return (x if x.is_contiguous() else x.permute(0, 2, 3, 1)).numpy()
 

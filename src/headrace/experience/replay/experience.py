@@ -21,9 +21,9 @@ from headrace.accelerator.staging import to_device, to_host
 from headrace.config import Config
 from headrace.experience.batch import Arrivals, Batch, Experience, Filling
 from headrace.experience.replay import state as replay_state
-from headrace.experience.replay.buffer import Replay, ReplayBatch
+from headrace.experience.replay.buffer import LearnerReplay, Replay, ReplayBatch
 from headrace.experience.replay.layout import OBSERVATION, Sequences, sequences_of
-from headrace.experience.replay.writer import TrajectoryWriter
+from headrace.experience.replay.writer import SlotWriter
 from headrace.shm.primitives import Closed
 from headrace.shm.run_control import POLL_INTERVAL, RunControl
 from headrace.shm.trajectory_store import TrajectoryStore
@@ -45,7 +45,8 @@ def replay_metrics(size: int, inserts: int, samples: int, seconds: float, nbytes
 
 
 class ReplayExperience(Experience):
-    """Writes finished trajectories to the replay and samples batches from it. See `Experience`.
+    """Writes finished trajectories to the replay and samples batches from it. See `Experience`. A replay that is not in this
+    machine's memory is written by those who finish the trajectories; their slots say what arrived.
 
     With `collect` None two threads work ahead from the first `next` on: one writes finished slots, one samples up to
     `replay.prefetch` batches and copies them to the device, on a stream of its own. Both release the interpreter lock while they
@@ -62,17 +63,16 @@ class ReplayExperience(Experience):
         config: Config,
         store: TrajectoryStore,
         control: RunControl,
-        replay: Replay,
+        replay: LearnerReplay,
         collect: Callable[[int], None] | None = None,
         reported_envs: range | None = None,
     ):
         self._settings, self._size, self._device = config.replay, config.learning.batch_size, config.device
         self._store, self._control, self._replay, self._collect = store, control, replay, collect
         self._sequences = sequences_of(config)
-        self._gamma, self._copies = config.learning.gamma, config.replay.copies
-        self._make_writer()
-        self._order: dict[int, int] = {}
-        """By the first environment of a lane, the number of its newest trajectory."""
+        self._here = replay if isinstance(replay, Replay) else None
+        """The replay, if it is in this machine's memory."""
+        self._writer = None if self._here is None else SlotWriter(self._here, store, config)
         self._reported = reported_envs or range(config.num_envs)
         self._arrived, self._lock = list[Arrivals](), threading.Lock()
         self._updates = 0
@@ -152,16 +152,18 @@ class ReplayExperience(Experience):
             "replay/late_priorities": float(stats.late),
             "replay/overwritten": float(stats.overwritten),
             "replay/evicted": float(stats.evicted),
+            **self._replay.metrics(),
         }
 
     def save(self, folder: Path) -> None:
-        """Write the replay's counters and, if asked for, its contents into `folder`."""
+        """Write the replay's counters and, if asked for, its contents into `folder`; nothing of one that is elsewhere."""
         self._enter_priorities()
-        replay_state.save(self._replay, folder / REPLAY_FOLDER, self._settings.checkpoint_contents)
+        if self._here is not None:
+            replay_state.save(self._here, folder / REPLAY_FOLDER, self._settings.checkpoint_contents)
 
     def get_state(self) -> dict[str, Any] | None:
         """What goes with the replay's contents, where everything stands still (serial). None: the contents are all there is."""
-        if self._collect is None or not self._settings.checkpoint_contents:
+        if self._collect is None or self._writer is None or not self._settings.checkpoint_contents:
             return None
         self._enter_priorities()
         return {"updates": self._updates, "largest": self._largest, "writer": self._writer.get_state()}
@@ -169,14 +171,14 @@ class ReplayExperience(Experience):
     def restore(self, folder: Path, state: dict[str, Any] | None) -> list[str]:
         """Go on from what `save` wrote and `get_state` gave, before the first batch; returns what the user should know. A replay
         that outlived its learner is newer than any checkpoint and stays as it is."""
-        if self._replay.stats().inserts or not (folder / REPLAY_FOLDER).exists():
+        if self._here is None or self._here.stats().inserts or not (folder / REPLAY_FOLDER).exists():
             return []
         try:
-            if not replay_state.restore(self._replay, folder / REPLAY_FOLDER):
+            if not replay_state.restore(self._here, folder / REPLAY_FOLDER):
                 return []
         except (ValueError, OSError) as error:
             return [f"{error}: the replay is filled again"]
-        if state is not None and self._collect is not None:
+        if state is not None and self._collect is not None and self._writer is not None:
             self._updates, self._largest = state["updates"], state.get("largest", 1.0)
             self._writer.set_state(state["writer"])
         self._before = (perf_counter(), self._replay.stats())
@@ -192,8 +194,8 @@ class ReplayExperience(Experience):
             return None
         if slot is None:
             return False
-        self._keep_order(slot)
-        self._writer.write(slot, self._largest)
+        if self._writer is not None:
+            self._writer.write(slot, self._largest)
         fields = {name: array[slot] for name, array in self._store.arrays.items()}
         env = fields["env_index"]
         arrivals = Arrivals.of(fields, (env >= self._reported.start) & (env < self._reported.stop))
@@ -201,18 +203,6 @@ class ReplayExperience(Experience):
         with self._lock:
             self._arrived.append(arrivals)
         return True
-
-    def _make_writer(self) -> None:
-        self._writer = TrajectoryWriter(self._replay, self._store.arrays, self._gamma, self._copies, self._sequences)
-
-    def _keep_order(self, slot: int) -> None:
-        """Rows that do not follow each other must not make one return. A trajectory is not the next of its lane when the ticket
-        of the one before was lost with a learner, and when that ticket is found and comes late."""
-        lane, order = int(self._store.arrays["env_index"][slot].flat[0]), int(self._store.order[slot])
-        last = self._order.get(lane)
-        self._order[lane] = order
-        if last is not None and order != last + 1 and not self._store.arrays["first"][slot, 0].all():
-            self._make_writer()  # begins anew in every history
 
     def _sample(self, memory: ReplayBatch | None) -> _Sampled | None:
         """A batch of transitions in `memory`, or one of sequences; None below the minimum."""
@@ -316,7 +306,7 @@ def _of_transitions(b: ReplayBatch) -> _Sampled:
     return _Sampled(b.keys, fields | {"reward": b.reward, "discount": b.discount, "weights": b.weights}, fields["version"], b)
 
 
-def _sample_sequences(replay: Replay, s: Sequences, size: int, threads: int) -> _Sampled | None:
+def _sample_sequences(replay: LearnerReplay, s: Sequences, size: int, threads: int) -> _Sampled | None:
     """Sequences of `s.rows` rows, [rows, B, ...], with the core state before each, `core` [B, S padded]."""
     w = replay.sample_sequences(size, s.rows, threads=threads)
     if w is None:

@@ -56,12 +56,17 @@ def observation_fields(config: Config, spec: EnvSpec) -> dict[str, ReplayField]:
 
 
 def make_replay(config: Config, spec: EnvSpec, core_width: int = 0) -> Replay:
-    """The replay of a run: one history per environment and copy, images one frame per row. With a core, the state before a
-    trajectory is laid out over its rows, so that it takes no memory in the others.
+    """The replay of a run, or the shard of a node. Raises as `replay_layout`, and `MemoryError` where there is not the memory."""
+    return Replay(*replay_layout(config, spec, core_width, config.replay_shards or 1))
 
-    Raises `ConfigError` where images are no stack of `EnvSpec.frame_stack` frames, `MemoryError` where there is not the memory.
+
+def replay_layout(config: Config, spec: EnvSpec, core_width: int, parts: int) -> tuple[ReplayConfig, dict[str, ReplayField]]:
+    """How a run's replay, or one of so many equal `parts` of it, is laid out: one history per environment and copy, images one
+    frame per row. With a core, the state before a trajectory is laid out over its rows, so that it takes no memory in the others.
+
+    Raises `ConfigError` where images are no stack of `EnvSpec.frame_stack` frames.
     """
-    r = config.replay
+    r, capacity = config.replay, -(-config.replay.capacity // parts)
     per_slot = (r.samples_per_insert or 0) * config.sampling.rollout * config.envs_per_group * r.copies
     fields = observation_fields(config, spec)
     fields["action"] = ReplayField((spec.action.width,), spec.action.dtype)
@@ -73,10 +78,10 @@ def make_replay(config: Config, spec: EnvSpec, core_width: int = 0) -> Replay:
             raise ConfigError(f"{config.env} resets in the same step; replay of sequences needs resets in the next step")
         fields["first"] = ReplayField((), np.dtype(bool))
         fields["core"] = ReplayField((-(-core_width // period),), np.dtype(np.float32))
-    return Replay(
+    return (
         ReplayConfig(
-            histories=config.num_envs * r.copies, capacity=r.capacity // period, period=period, slack=r.slack, n_step=r.n_step,
-            alpha=r.alpha, beta=r.beta,
+            histories=config.num_envs // parts * r.copies, capacity=capacity // period, period=period, slack=r.slack,
+            n_step=r.n_step, alpha=r.alpha, beta=r.beta,
             minimum=r.minimum // period, evict_alpha=r.evict_alpha, samples_per_insert=r.samples_per_insert,
             ratio_band=2 * max(config.learning.batch_size, per_slot),
             codec=r.codec, packed_share=r.packed_share, seed=config.seed,

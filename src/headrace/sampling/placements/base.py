@@ -10,7 +10,7 @@ stop()                      end the run, with a last checkpoint; yields the last
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Config, override, policy_configs
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from headrace.accelerator.weights import Publisher
+    from headrace.experience.replay.buffer import LearnerReplay
 
 
 class RunFailed(UserError, RuntimeError):
@@ -46,6 +47,8 @@ class Placement(ABC):
     Raises `MemoryError` where there is too little memory, `ConfigError` for a replay that cannot hold these observations.
     """
 
+    trajectory_fields: Collection[str] | None = None
+    """Names of the fields that trajectories have here; None: all that acting and learning know of."""
     deterministic = False
     """Whether a resumed run goes on exactly: `get_state` holds the whole state, and all policies are saved at the same moment."""
 
@@ -82,12 +85,11 @@ class Placement(ABC):
     def allocate(self, agents: list[Agent]) -> RunMemory:
         """The memory that the run's parts share."""
         from headrace.accelerator.weights import FlatWeights
-        from headrace.experience.replay.layout import make_replay
 
         past = [] if self.members is None else [agent for agent in agents for _ in range(self.members.num_past)]
         opponents = self._static[len(past) :]
         theirs = [None if member.config is None else self.make_agent(member.config, self.spec) for member in opponents]
-        memory = make_run_memory(self.configs, self.spec, [*agents, *past, *theirs], self.members)
+        memory = make_run_memory(self.configs, self.spec, [*agents, *past, *theirs], self.members, self.trajectory_fields)
         for member, agent, policy in zip(opponents, theirs, memory.policies[len(agents) + len(past) :], strict=True):
             if agent is not None:
                 _, model = agent
@@ -96,8 +98,14 @@ class Placement(ABC):
                 member.weights = None  # `members` is pickled into every process, which needs no second copy
         if self.config.uses_replay:
             for config, policy, (_, model) in zip(self.configs, memory.policies, agents, strict=True):
-                policy.replay = make_replay(config, self.spec, model.core_width)  # type: ignore[arg-type]
+                policy.replay = self.make_replay(config, model.core_width)  # type: ignore[arg-type]
         return memory
+
+    def make_replay(self, config: Config, core_width: int) -> LearnerReplay:
+        """The replay of one policy, whose recurrent state has `core_width` numbers."""
+        from headrace.experience.replay.layout import make_replay
+
+        return make_replay(config, self.spec, core_width)
 
     # -- for `train` ------------------------------------------------------------------------------------------------------
 
