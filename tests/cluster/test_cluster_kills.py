@@ -52,6 +52,9 @@ def test_every_part_that_is_killed_is_replaced(tmp_path: Path) -> None:
         run.process.send_signal(signal.SIGINT)
         assert run.end() == 130, run.story
         run.assert_nothing_left()
+        of_uplinks = [line for line in run.output.splitlines() if ": uplink" in line and " ended (" in line]
+        assert of_uplinks
+        assert not any("checkpoint" in line for line in of_uplinks)  # that is the learner's
 
 
 def test_a_hung_node_is_dropped_and_writes_no_more_when_it_goes_on(tmp_path: Path) -> None:
