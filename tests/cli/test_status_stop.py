@@ -21,7 +21,7 @@ from cluster_runs import ClusterRun
     [
         (None, "is no run folder: No such file or directory (run.lock)"),
         (f"{2**22} {platform.node()}\n", f"no training is going on in {{}}: process {2**22} has ended"),
-        (f"{os.getpid()} {platform.node()}\n", f"no training is going on in {{}}: process {os.getpid()} has ended"),  # another's id
+        (f"{os.getpid()} {platform.node()}\n", f"no training is going on in {{}}: process {os.getpid()} has ended"),
         ("17 elsewhere\n", "{} was last trained in by process 17 of elsewhere: use this command on that machine"),
         ("\0\xff", "run.lock is damaged: it does not say which process trains there"),
         ("", "run.lock is damaged"),

@@ -22,7 +22,9 @@ LIMITED = {"cluster.engine": "static", "sampling.num_workers": 1, "sampling.plac
 class ClusterRun(Run):
     """A run with `nodes` sampling nodes, processes of this machine."""
 
-    def __init__(self, folder: Path, nodes: int = 2, env: str = "counting", imports: Path | None = COUNTING, **settings: Any):
+    def __init__(
+        self, folder: Path, nodes: int | str = 2, env: str = "counting", imports: Path | None = COUNTING, **settings: Any
+    ):
         counting = {"learning.algorithm": "counting"} if env == "counting" else {}
         super().__init__(folder, env=env, imports=imports, **{"cluster.nodes": nodes, **LIMITED, **counting, **settings})
 

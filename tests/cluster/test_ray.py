@@ -73,7 +73,7 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
     made.close()
 
 
-def ray_run(folder: Path, machines: Machines, nodes: int = 2, **settings: object) -> ClusterRun:
+def ray_run(folder: Path, machines: Machines, nodes: int | str = 2, **settings: object) -> ClusterRun:
     run = ClusterRun(folder, nodes=nodes, **{"cluster.engine": "ray", **settings})
     run.environ |= machines.variables
     return run
@@ -122,6 +122,40 @@ def test_a_machine_of_ray_that_dies_is_replaced_by_another(machines: Machines, t
         assert run.end(120) == 130, run.story
         run.assert_nothing_left()
     assert not machines.nodes()
+
+
+def test_a_machine_that_is_added_is_used(machines: Machines, tmp_path: Path) -> None:
+    """A range of nodes: the run begins with the two machines that there are, and has one node on each that comes."""
+    with ray_run(tmp_path / "run", machines, nodes="2-4", **{"learning.total_steps": 10**9}) as run:
+        run.wait_for("two nodes", lambda: "2 of 4 are there" in run.output and run.step() > 1000, 280)
+        machines.ask("add")
+        began = time.monotonic()
+        run.wait_for("the third", lambda: "3 of 4 are there" in run.output, 100)
+        print(f"used {time.monotonic() - began:.1f} s after it was there", flush=True)
+        assert len(machines.nodes()) == 3
+        machines.ask("kill")
+        run.wait_for("its loss", lambda: "is gone" in run.output, 100)
+        run.process.send_signal(signal.SIGINT)
+        assert run.end(120) == 130, run.story
+        run.assert_nothing_left()
+    assert not machines.nodes()
+
+
+@pytest.mark.slow
+def test_without_rays_head_the_run_ends_with_a_checkpoint(machines: Machines, tmp_path: Path) -> None:
+    settings = {"learning.total_steps": 10**9, "run.checkpoint_interval": 600}
+    with ray_run(tmp_path / "run", machines, **settings) as run:
+        run.wait_for("both nodes", lambda: "2 of 2 are there" in run.output and run.step() > 1000, 280)
+        assert not run.checkpoints()
+        machines.ask("behead")
+        began, step = time.monotonic(), run.step()
+        run.wait_for("notice", lambda: "does not answer" in run.output)
+        run.wait_for("progress without the head", lambda: run.step() > step + 1000)
+        assert run.end(120) == 1, run.story
+        print(f"the run ended {time.monotonic() - began:.1f} s after the head", flush=True)
+        assert "has not answered for 30 s" in run.output
+        assert run.checkpoints()
+        run.assert_nothing_left()
 
 
 @pytest.mark.slow

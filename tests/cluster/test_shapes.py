@@ -48,7 +48,10 @@ def test_there_are_slots_for_every_credit_and_a_batch(nodes: int, window: int) -
     [
         ({"sampling.placement": "serial"}, "serial is one process"),
         ({"sampling.placement": "device", "sampling.num_groups": 1, "sampling.rollout": 32}, "device is one process"),
-        ({"cluster.min_nodes": 4}, r"cluster.min_nodes \(4\) is above cluster.nodes \(3\)"),
+        ({"cluster.nodes": "4-2"}, r"cluster.nodes is '4-2'; it must be a number from 1 to 1024, two with the larger one last"),
+        ({"cluster.nodes": "many"}, "cluster.nodes is 'many'"),
+        ({"cluster.nodes": "0-2"}, "cluster.nodes is '0-2'"),
+        ({"cluster.nodes": 0}, "cluster.nodes is 0; it must be at least 1"),
         ({"population.size": 2}, "a cluster trains one policy"),
         ({"learning.num_devices": 2}, "a cluster has one learner"),
         ({"cluster.tls_cert": "cert.pem", "cluster.tls_key": "key.pem"}, "belong together"),

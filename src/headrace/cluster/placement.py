@@ -39,7 +39,7 @@ class Cluster(ProcessPlacement):
     """
 
     def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent, members: Members | None = None):
-        self.nodes = config.cluster.nodes or 1
+        self.nodes = config.cluster.most_nodes
         self._given = config
         self._engine: Engine | None = make_engine(config)
         self._listen, self._own = self._engine.listen, self._engine.own
@@ -99,7 +99,7 @@ class Cluster(ProcessPlacement):
         cluster, membership = self._given.cluster, self._membership
         assert membership is not None
         assert self._engine is not None
-        here, least, now = len(membership.nodes), cluster.min_nodes or self.nodes, monotonic()
+        here, least, now = len(membership.nodes), cluster.node_range[0], monotonic()
         if here >= least:
             self._began = -1.0
         elif self._began >= 0 and now > self._began + cluster.wait:

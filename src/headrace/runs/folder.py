@@ -34,7 +34,6 @@ from headrace.runs.error_texts import reason
 from headrace.runs.files import AppendFile, free_space, write_whole
 from headrace.runs.system_facts import system_facts
 
-
 LOCK_BYTES = 300
 """Most bytes of run.lock: a process id, and the name of its machine."""
 

@@ -23,14 +23,15 @@ class StaticEngine(Engine):
 
     def __init__(self, config: Config) -> None:
         cluster, self._machines = config.cluster, roles.machine()
-        self._count = (cluster.nodes or 1) - (self._machines.count - 1)
-        if self._count < 0:
+        (least, most), others = cluster.node_range, self._machines.count - 1
+        self._count = max(0, least - others)
+        if others > most:
             raise ConfigError(
-                f"{self._machines.source} has started {self._machines.count} machines: the first learns, and the others are "
-                f"{self._machines.count - 1} sampling nodes; cluster.nodes is {cluster.nodes}"
+                f"{self._machines.source} has started {others + 1} machines: the first learns, and the others are "
+                f"{others} sampling nodes; cluster.nodes is {cluster.nodes}"
             )
         self.own = credentials(cluster.token_file, cluster.ca, cluster.tls_cert, cluster.tls_key)
-        alone = self._machines.count == 1
+        alone = not others
         if not self.own.token:
             if not alone:
                 raise ConfigError(
