@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -139,6 +140,49 @@ def test_a_machine_that_is_added_is_used(machines: Machines, tmp_path: Path) -> 
         assert run.end(120) == 130, run.story
         run.assert_nothing_left()
     assert not machines.nodes()
+
+
+def test_code_of_the_user_reaches_the_machines(machines: Machines, tmp_path: Path) -> None:
+    seen, code = tmp_path / "seen", tmp_path / "code"
+    seen.mkdir()
+    (code / "package").mkdir(parents=True)
+    (code / "package" / "__init__.py").write_text("")
+    (code / "package" / "name.txt").write_text("CartPole-v1")
+    (code / "beside.py").write_text("import package\n")
+    (code / "world.py").write_text(
+        "import os, gymnasium\nfrom pathlib import Path\nimport beside\nfrom headrace.envs import register\n"
+        "@register('mine')\ndef make(options, *, render_mode=None):\n"
+        "    name = Path(beside.package.__file__).with_name('name.txt')\n"
+        f"    Path({str(seen)!r}, str(os.getpid())).write_text(f'{{__file__}} {{name}}')\n"
+        "    return gymnasium.make(name.read_text())\n"
+    )
+    settings = {"learning.num_minibatches": 1, "learning.total_steps": 5000}
+    with ray_run(tmp_path / "run", machines, env="mine", imports=code / "world.py", **settings) as run:
+        assert run.end(280) == 0, run.story
+        assert "2 of 2 are there" in run.output
+        run.assert_nothing_left()
+    assert not machines.nodes()
+    there = [path for path in seen.iterdir() if "headrace-code-" in path.read_text()]
+    assert len(there) == 2  # a rollout worker of each node
+    for path in there:
+        file, name = map(Path, path.read_text().split())
+        assert (file.name, name.parts[-2:]) == ("world.py", ("package", "name.txt"))
+        assert "headrace-code-" in str(name)
+        assert not file.exists()  # it went with its node
+
+
+@pytest.mark.slow
+def test_a_machine_without_headrace_is_named_with_pips_command(machines: Machines, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nclass Lacks:\n    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'headrace':\n            raise ModuleNotFoundError(\"No module named 'headrace'\", name=name)\n"
+        "sys.meta_path.insert(0, Lacks())\n"
+    )
+    machines.ask(f"add PYTHONPATH={tmp_path}")
+    with ray_run(tmp_path / "run", machines, nodes=3, **{"sampling.max_restarts": 2}) as run:
+        assert run.end(280) == 1, run.story
+        assert f"The module headrace is not installed there: pip install \"headrace=={version('headrace')}\"" in run.output
+        run.assert_nothing_left()
 
 
 @pytest.mark.slow

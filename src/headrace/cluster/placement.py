@@ -15,6 +15,7 @@ from headrace.cluster.receiver import receiver_main
 from headrace.cluster.shapes import whole, workers_of
 from headrace.cluster.shared import Shared
 from headrace.cluster.trajectory_codec import TrajectoryCodec
+from headrace.cluster.user_code import pack
 from headrace.config import Config, to_dict
 from headrace.envs.core.contract import EnvSpec
 from headrace.envs.core.description import spec_to_json
@@ -48,11 +49,12 @@ class Cluster(ProcessPlacement):
         super().__init__(whole(config), spec, make_agent, members)
         self.rollout_workers = range(self.nodes)
         self.role_names = {"rollout": "receiver of node"}
+        self._code = pack(config)
         # refuses what is too large, before anything is started
         TrajectoryCodec(self.memory.policies[0].trajectories, spec.frame_stack, config.cluster.compression)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_engine": None, "_membership": None, "_shared": None}
+        return super().__getstate__() | {"_engine": None, "_membership": None, "_shared": None, "_code": b""}
 
     def workers(self) -> dict[Role, tuple[range, Main]]:
         return {"rollout": (self.rollout_workers, partial(receiver_main, self._shared))}
@@ -63,7 +65,7 @@ class Cluster(ProcessPlacement):
         super().start(learn, main)
         endpoint = Endpoint(protocol.MEMBERSHIP, self._listen, self._own, 1 << 24)
         welcome = {"config": to_dict(self._given), "spec": spec_to_json(self.spec)}
-        self._membership = Membership(endpoint, self._shared, self.memory.control, self._rows, welcome, self.nodes)
+        self._membership = Membership(endpoint, self._shared, self.memory.control, self._rows, welcome, self._code)
         address = f"{self._listen.rpartition(':')[0]}:{self._membership.port}"
         self._engine.start(Link(address, self._own, self._given.cluster.wait))
 

@@ -5,6 +5,7 @@ The membership stream, between the main processes, is JSON:
     node                              learner
     hello, versions, host     ->
                               <-      welcome: settings, specification, number, generation, port; or busy; or refused
+                              <-      the user's code, if hello asked for it: a zip file in parts, as many as welcome says
     status: clocks, restarts  ->      every second
     message, failed           ->
                               <-      end
@@ -35,7 +36,7 @@ from headrace.transport.failures import TlsFlags
 from headrace.transport.messages import LARGEST_MESSAGE, ProtocolError, Refused, read_json
 from headrace.transport.streams import Endpoint, Service
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of this protocol. Both sides must have the same."""
 MEMBERSHIP = Service("/headrace.Cluster/Membership", "learner of a cluster")
 TRAJECTORIES = Service("/headrace.Cluster/Trajectories", "learner of a cluster")

@@ -22,6 +22,7 @@ from typing import Any
 from headrace.cluster.engines import Engine
 from headrace.cluster.engines.node_process import NodeProcess
 from headrace.cluster.protocol import Link
+from headrace.cluster.user_code import missing_package
 from headrace.config import Config, ConfigError
 from headrace.envs.core.errors import MissingExtra
 from headrace.processes import leftovers
@@ -219,7 +220,8 @@ class RayEngine(Engine):
             self._actors.remove(actor)
             if actor.machine:
                 return f"Ray has lost the machine {actor.address}, or the actor there; another one is used if there is room"
-            return self._note_failure(f"a machine of Ray cannot run a sampling node: {_last_line(error)}")
+            why = _last_line(error)
+            return self._note_failure(f"a machine of Ray cannot run a sampling node: {why}{missing_package(why)}")
         if actor.machine:
             if answer:
                 self._drop(actor)

@@ -40,7 +40,7 @@ class StaticEngine(Engine):
                 )
             self.own = replace(self.own, token=secrets.token_urlsafe(32))
         self.listen = cluster.listen or ("127.0.0.1:0" if alone else f"0.0.0.0:{roles.PORT}")
-        self._failures = Failures(config.sampling)
+        self._failures, self._imports = Failures(config.sampling), config.imports
         self._nodes: list[NodeProcess] = []
         self._link: Link | None = None
 
@@ -48,7 +48,7 @@ class StaticEngine(Engine):
         host, _, port = link.address.rpartition(":")
         here = "127.0.0.1" if host == "0.0.0.0" else "[::1]" if host == "[::]" else host
         self._link = replace(link, address=f"{here}:{port}")
-        self._nodes = [NodeProcess(self._link) for _ in range(self._count)]
+        self._nodes = [NodeProcess(self._link, self._imports) for _ in range(self._count)]
 
     def look(self) -> list[str]:
         assert self._link is not None
@@ -62,7 +62,7 @@ class StaticEngine(Engine):
             if too_many := self._failures.add(monotonic()):
                 raise RunFailed(f"{what}, {too_many}")
             texts.append(f"{what}; another one starts")
-            self._nodes[i] = NodeProcess(self._link)
+            self._nodes[i] = NodeProcess(self._link, self._imports)
         return texts
 
     def missing(self, here: int) -> str:
