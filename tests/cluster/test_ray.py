@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster_runs import ClusterRun
+from cluster_runs import TRIES, ClusterRun
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
@@ -185,8 +185,9 @@ def test_a_machine_without_headrace_is_named_with_pips_command(machines: Machine
         run.assert_nothing_left()
 
 
+@TRIES
 @pytest.mark.slow
-def test_without_rays_head_the_run_ends_with_a_checkpoint(machines: Machines, tmp_path: Path) -> None:
+def test_without_rays_head_the_run_ends_with_a_checkpoint(attempt: int, machines: Machines, tmp_path: Path) -> None:
     settings = {"learning.total_steps": 10**9, "run.checkpoint_interval": 600}
     with ray_run(tmp_path / "run", machines, **settings) as run:
         run.wait_for("both nodes", lambda: "2 of 2 are there" in run.output and run.step() > 1000, 280)
@@ -202,8 +203,9 @@ def test_without_rays_head_the_run_ends_with_a_checkpoint(machines: Machines, tm
         run.assert_nothing_left()
 
 
+@TRIES
 @pytest.mark.slow
-def test_kill_9_of_the_command_ends_its_nodes(machines: Machines, tmp_path: Path) -> None:
+def test_kill_9_of_the_command_ends_its_nodes(attempt: int, machines: Machines, tmp_path: Path) -> None:
     with ray_run(tmp_path / "run", machines, **{"learning.total_steps": 10**9}) as run:
         run.wait_for("both nodes", lambda: "2 of 2 are there" in run.output and run.step() > 1000, 200)
         run.process.kill()

@@ -120,9 +120,8 @@ class RayEngine(Engine):
         machines = {node["NodeManagerAddress"] for node in self._alive}
         self.listen = cluster.listen or ("127.0.0.1:0" if machines <= {here, "127.0.0.1"} else f"{here}:0")
         self._head = ray.get_runtime_context().gcs_address
-        self._head_lost = False
-        self._answered = monotonic()
-        """When the head has answered last."""
+        self._answered, self._silence = False, 0.0
+        """Whether the head has answered since the last look, and for how many seconds it has not, while this process ran."""
         self._placing = threading.Thread(target=self._place)
         self._actors: list[_Actor] = []
         self._link: Link | None = None
@@ -161,26 +160,30 @@ class RayEngine(Engine):
         return [node for node in self._ray.nodes() if node["Alive"]]
 
     def start(self, link: Link) -> None:
-        self._link, self._answered = link, monotonic()
+        self._link, self._looked = link, monotonic() - LOOK_INTERVAL
 
     def look(self) -> list[str]:
         texts, self._notices = self._notices, []
-        if monotonic() < self._looked + LOOK_INTERVAL:
+        if (elapsed := monotonic() - self._looked) < LOOK_INTERVAL:
             return texts
-        self._looked = monotonic()
+        self._looked += elapsed
         for actor in list(self._actors):
             if (text := self._take_answer(actor)) is not None:
                 texts.append(text)
         if not self._placing.is_alive():
             self._placing = threading.Thread(target=self._place, name="Ray", daemon=True)
             self._placing.start()
-        return texts + self._check_head()
+        return texts + self._check_head(min(elapsed, 2 * LOOK_INTERVAL))
 
     def _place(self) -> None:
         """See which machines there are, and ask for the actors that are missing. This is a thread, since calls to Ray's head
         do not return while it is gone."""
-        self._alive = self._alive_now()
-        self._answered = monotonic()
+        with suppress(self._ray.exceptions.RayError):
+            self._alive = self._alive_now()
+            self._make_actors()
+            self._answered = True
+
+    def _make_actors(self) -> None:
         # No machine has two nodes: those that have one are left out, and of two that Ray places at once one is dropped.
         used = [actor.machine for actor in self._actors if actor.machine]
         remote = self._ray.remote(NodeActor).options(
@@ -190,23 +193,23 @@ class RayEngine(Engine):
         for _ in range(self._most - len(self._actors)):
             handle = remote.remote()
             self._actors.append(_Actor(handle, handle.machine.remote()))
-        self._answered = monotonic()
 
-    def _check_head(self) -> list[str]:
+    def _check_head(self, elapsed: float) -> list[str]:
         """What the user should know of Ray's head. Raises `RunFailed` if it is gone for too long."""
-        silent, before = monotonic() - self._answered, self._head_lost
-        self._head_lost = silent > HEAD_NOTICE
-        if silent > HEAD_TIMEOUT:
+        before = self._silence
+        self._silence = 0.0 if self._answered else before + elapsed
+        self._answered = False
+        if self._silence > HEAD_TIMEOUT:
             raise RunFailed(
                 f"Ray's head {self._head} has not answered for {HEAD_TIMEOUT:.0f} s, and Ray ends all machines of a cluster "
                 "without one. The same command goes on from the last checkpoint as soon as there is a cluster"
             )
-        if self._head_lost == before:
-            return []
-        if before:
+        if before > HEAD_NOTICE and not self._silence:
             return [f"Ray's head {self._head} answers again"]
-        left = HEAD_TIMEOUT - silent
-        return [f"Ray's head {self._head} does not answer: the run ends with a checkpoint if that is so for {left:.0f} s more"]
+        if before <= HEAD_NOTICE < self._silence:
+            left = HEAD_TIMEOUT - self._silence
+            return [f"Ray's head {self._head} does not answer: the run ends with a checkpoint if it is silent {left:.0f} s more"]
+        return []
 
     def _take_answer(self, actor: _Actor) -> str | None:
         """Take an actor's answer, if there is one, and ask again; returns what the user should know. An actor that is of no more
@@ -217,8 +220,8 @@ class RayEngine(Engine):
         try:
             answer = ray.get(actor.asked)
         except ray.exceptions.RayError as error:
-            self._actors.remove(actor)
-            if actor.machine:
+            self._drop(actor)
+            if actor.machine and isinstance(error, ray.exceptions.RayActorError):
                 return f"Ray has lost the machine {actor.address}, or the actor there; another one is used if there is room"
             why = _last_line(error)
             return self._note_failure(f"a machine of Ray cannot run a sampling node: {why}{missing_package(why)}")
