@@ -56,7 +56,7 @@ WARM_UP = 10.0
 
 def fill(placement: ProcessPlacement, count: int) -> list[int]:
     """Slots with trajectories of the game under random actions, by an environment group of this process."""
-    from headrace.envs.core.rows import lane_row, obs_row
+    from headrace.envs.core.contract import LaneRow, ObsRow
     from headrace.envs.groups.base import Completion
     from headrace.envs.make import make_group
 
@@ -67,7 +67,7 @@ def fill(placement: ProcessPlacement, count: int) -> list[int]:
     for _ in range(count):
         slot = store.acquire(0, 1)
         assert slot is not None
-        first = obs_row(store.arrays, (slot, 0))
+        first = ObsRow.view(store.arrays, (slot, 0))
         if not slots:
             group.reset(0, [first])
             completion.wait()
@@ -77,7 +77,7 @@ def fill(placement: ProcessPlacement, count: int) -> list[int]:
                     store.arrays[name][slot, 0] = store.arrays[name][slots[-1], store.T]
         for t in range(store.T):
             store.arrays["action"][slot, t] = rng.integers(0, 4, store.arrays["action"][slot, t].shape)
-            group.send([lane_row(store.arrays, (slot, t), (slot, t + 1))])
+            group.send([LaneRow.view(store.arrays, (slot, t), (slot, t + 1))])
             completion.wait()
         slots.append(slot)
     group.close()
@@ -170,7 +170,7 @@ def measure_weights(env: str, versions: int) -> dict[str, Any]:
         found, _, _ = counted(shared, send)
     return {
         "env": env, "weights": int(found["weights"]), "bytes per version": int(found["weight_bytes"] / found["weights"]),
-        "receiver ms per version": round(1e3 * found["seconds"] / found["weights"], 2),
+        "receiver ms per version": round(float(1e3 * found["seconds"] / found["weights"]), 2),
     }  # fmt: skip
 
 

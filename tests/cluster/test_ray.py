@@ -22,14 +22,14 @@ MARK = "HEADRACE_RAY_TEST"
 
 
 class Machines:
-    """A Ray cluster; each raylet is a machine for Ray."""
+    """A Ray cluster; each raylet is a machine for Ray, with two CPUs."""
 
     def __init__(self, count: int, folder: Path):
         self.mark = uuid.uuid4().hex
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex * 2}
         self._out = (folder / "ray.out").open("w")
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("ray_machines.py")), str(count), "1"],
+            [sys.executable, str(Path(__file__).with_name("ray_machines.py")), str(count), "2"],  # room for two nodes on each
             env=os.environ | token | {MARK: self.mark},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
