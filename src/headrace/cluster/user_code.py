@@ -6,6 +6,7 @@ and code would depend on the engine. A node that a person has started runs its o
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import io
 import json
@@ -65,13 +66,20 @@ def pack(config: Config) -> bytes:
 
 def unpack(packed: bytes, config: Config) -> Config:
     """Write what `pack` gave to a folder that ends with this process; `config` with the imports as they are named there."""
+    folder = _folder(packed)
+    names = json.loads((folder / _NAMES).read_text())
+    imports = [str(folder / there) if (there := names.get(absolute(name))) else name for name in config.imports]
+    return replace(config, imports=tuple(imports))
+
+
+@functools.cache
+def _folder(packed: bytes) -> Path:
+    """Where the code is; a node that joins again with the same code has it, and has imported it, already."""
     folder = Path(tempfile.mkdtemp(prefix="headrace-code-", dir=util.get_temp_dir()))
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         archive.extractall(folder)
-    names = json.loads((folder / _NAMES).read_text())
     sys.path += [str(path) for path in sorted(folder.iterdir()) if path.is_dir()]  # for modules; child processes get it too
-    imports = [str(folder / there) if (there := names.get(absolute(name))) else name for name in config.imports]
-    return replace(config, imports=tuple(imports))
+    return folder
 
 
 def parts(packed: bytes) -> list[bytes]:
