@@ -49,7 +49,7 @@ class Cluster(ProcessPlacement):
         super().__init__(whole(config), spec, make_agent, members)
         self.rollout_workers = range(self.nodes)
         self.role_names = {"rollout": "receiver of node"}
-        self._code = pack(config)
+        self._code = pack(config) if self._engine.sends_code else b""
         # refuses what is too large, before anything is started
         TrajectoryCodec(self.memory.policies[0].trajectories, spec.frame_stack, config.cluster.compression)
 

@@ -36,16 +36,16 @@ def pack(config: Config) -> bytes:
 
     Raises `ConfigError` if it is too large.
     """
-    names: dict[str, str | None] = {}
+    names: dict[str, str] = {}
     folders: dict[Path, int] = {}
     units: dict[Path, None] = {}
     for name in map(absolute, needed_code(config)):
         unit = Path(name) if os.sep in name else _unit_of(name)
         if unit is None or _is_installed(unit):
-            names[name] = None if os.sep not in name else name
             continue
         number = folders.setdefault(unit.parent, len(folders))
-        names[name] = f"{number}/{unit.name}" if os.sep in name else None
+        if os.sep in name:
+            names[name] = f"{number}/{unit.name}"
         units |= dict.fromkeys([unit, *_imported_in(unit.parent)])
     if not units:
         return b""
@@ -68,7 +68,7 @@ def unpack(packed: bytes, config: Config) -> Config:
     """Write what `pack` gave to a folder that ends with this process; `config` with the imports as they are named there."""
     folder = _folder(packed)
     names = json.loads((folder / _NAMES).read_text())
-    imports = [str(folder / there) if (there := names.get(absolute(name))) else name for name in config.imports]
+    imports = [str(folder / names[path]) if (path := absolute(name)) in names else name for name in config.imports]
     return replace(config, imports=tuple(imports))
 
 
@@ -113,10 +113,8 @@ def _unit_of(module: str) -> Path | None:
 
 def _is_installed(unit: Path) -> bool:
     """Whether it came with Python or pip."""
-    prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
-    library = any(part in ("site-packages", "dist-packages") for part in unit.parts) or Path(os.__file__).parent in unit.parents
-    editable = _unit_of("headrace") == unit
-    return library or editable or any(unit.is_relative_to(prefix / "lib") for prefix in prefixes)
+    by_pip = any(part in ("site-packages", "dist-packages") for part in unit.parts)
+    return by_pip or Path(os.__file__).parent in unit.parents or unit == _unit_of("headrace")
 
 
 def _imported_in(folder: Path) -> Iterator[Path]:

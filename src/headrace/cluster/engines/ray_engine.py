@@ -93,6 +93,8 @@ def _set_token() -> bool:
 class RayEngine(Engine):
     """Raises `MissingExtra` where Ray is not installed, and `ConfigError` if no cluster can be joined or started."""
 
+    sends_code = True
+
     def __init__(self, config: Config) -> None:
         has_token = _set_token()  # before the import, which reads it
         try:
