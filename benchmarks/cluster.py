@@ -1,6 +1,8 @@
 """What it costs to send trajectories from a sampling node to the learner: processor time per step on both sides, and bytes.
 
-    python benchmarks/cluster.py [--game breakout] [--trajectories 200] [--samples] [--json FILE]
+    python benchmarks/cluster.py [--game breakout] [--trajectories 200] [--json FILE]
+    python benchmarks/cluster.py --samples [--batches 50] [--json FILE]
+    python benchmarks/cluster.py --scaling [1 2 4 8] [--seconds 60] [--json FILE]
 
 A sender with the codec and the stream of a node's uplink, and a receiver process of the learner's side, over loopback. What is
 sent are trajectories of a real game under random actions (84x84 frames, stacks of four), written once. No environment is stepped
@@ -9,14 +11,22 @@ each process, whoever else uses the machine; the rate is not, and says little on
 
 `--samples` measures batches of Ape-X from two shards of a replay instead, everything but the stream itself: what a node needs to
 draw and write them, a receiver to check and store them, and the learner to stack the frames in a batch.
+
+`--scaling` trains with so many sampling nodes on this machine, whose environments sleep instead of computing (`sleeping.py`), and
+compares their steps per second with those of one node. What is measured is whether the nodes hold each other up.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,12 +50,17 @@ from headrace.envs import describe_run
 from headrace.experience.replay.layout import replay_layout
 from headrace.learning.algorithm import make_agent
 from headrace.make_config import make_config
+from headrace.runs.metrics import read_jsonl
 from headrace.sampling.placements import make_placement
 from headrace.sampling.placements.processes import ProcessPlacement
 from headrace.shm.primitives import Closed
 from headrace.transport.credentials import Credentials
 from headrace.transport.messages import HEADER, header
 from headrace.transport.streams import Caller
+
+SLEEPING = Path(__file__).with_name("sleeping.py")
+WARM_UP = 10.0
+"""Seconds after the last node has come that are not counted."""
 
 
 def fill(placement: ProcessPlacement, count: int) -> list[int]:
@@ -82,7 +97,7 @@ class Sender:
     """A node's side of the stream."""
 
     def __init__(self, shared: Shared, codec: TrajectoryCodec, weights: int) -> None:
-        self.codec, self.credits = codec, threading.Semaphore(0)
+        self.codec, self.credits, self.weights = codec, threading.Semaphore(0), threading.Semaphore(0)
         self.stream = Caller(shared.endpoint(0), protocol.FLAGS).open()
         hello = {"generation": shared.generation.load(0), "arrays": codec.schema(), "weights": weights}
         self.stream.send(protocol.to_bytes("hello", hello))
@@ -95,6 +110,9 @@ class Sender:
         for message in messages:
             if header(message)[0] == CREDIT:
                 self.credits.release()
+            else:
+                self.stream.send(HEADER.pack(WANT, 0))
+                self.weights.release()
 
     def send(self, slot: int) -> None:
         """One trajectory, when there is a credit."""
@@ -102,8 +120,9 @@ class Sender:
         self.stream.send(self.codec.encode(slot))
 
 
-def measure(env: str, rollout: int, compression: str, trajectories: int) -> dict[str, Any]:
-    """One row of the table."""
+@contextmanager
+def receiving(env: str, rollout: int, compression: str) -> Iterator[tuple[ProcessPlacement, Shared, Sender, list[int]]]:
+    """A receiver's process, a sender that it has greeted, and slots with trajectories to send."""
     settings = {"sampling.placement": "inline", "sampling.rollout": rollout, "sampling.envs_per_worker": 16, "cluster.nodes": 1}
     config = make_config(env, "impala", **settings, **{"cluster.engine": "static", "cluster.compression": compression})
     config = override(config, **{"learning.device": "cpu", "cluster.window": 2, "sampling.num_slots": 16})
@@ -125,24 +144,74 @@ def measure(env: str, rollout: int, compression: str, trajectories: int) -> dict
                 store.release(slot)
 
     threading.Thread(target=learner, daemon=True).start()
-    for i in range(10):
-        sender.send(slots[i % len(slots)])
+    try:
+        for i in range(10):
+            sender.send(slots[i % len(slots)])
+        yield placement, shared, sender, slots
+    finally:
+        placement.memory.stop()
+        placement.kill()
+
+
+def counted(shared: Shared, send: Callable[[], None]) -> tuple[dict[str, float], float, float]:
+    """What the receiver counts meanwhile, processor time of this process, and time (seconds)."""
     time.sleep(1.0)
     before, cpu, began = shared.counts[0].copy(), time.process_time(), time.perf_counter()
-    for i in range(trajectories):
-        sender.send(slots[i % len(slots)])
-    cpu = time.process_time() - cpu
-    seconds = time.perf_counter() - began
+    send()
+    cpu, seconds = time.process_time() - cpu, time.perf_counter() - began
     time.sleep(1.0)
-    counted = dict(zip(COUNTS, shared.counts[0] - before, strict=True))
-    placement.memory.stop()
-    placement.kill()
+    return dict(zip(COUNTS, shared.counts[0] - before, strict=True)), cpu, seconds
+
+
+def measure_weights(env: str, versions: int) -> dict[str, Any]:
+    """Bytes, and processor time of the receiver, of a version of the weights."""
+    with receiving(env, 20, "none") as (placement, shared, sender, _):
+        store = placement.memory.policies[0].weights
+        content = np.zeros(store.nbytes, np.uint8)
+
+        def send() -> None:
+            for version in range(2, versions + 2):
+                store.publish(content, version)
+                sender.weights.acquire()
+
+        store.publish(content, 1)
+        sender.weights.acquire()
+        found, _, _ = counted(shared, send)
+    return {
+        "env": env, "weights": int(found["weights"]), "bytes per version": int(found["weight_bytes"] / found["weights"]),
+        "receiver ms per version": round(float(1e3 * found["seconds"] / found["weights"]), 2),
+    }  # fmt: skip
+
+
+def plan(row: dict[str, Any], weights: dict[str, Any], nodes: int, rate: float, link: float) -> dict[str, Any]:
+    """What so many nodes of `rate` steps per second each would ask of a learner's machine with one link of so many Gbit/s in each
+    direction: computed from a row of `measure` and from `measure_weights`, as if everything grew in proportion."""
+    steps, gigabit = nodes * rate, 8e-9
+    versions = link / (weights["bytes per version"] * gigabit) / nodes
+    return {
+        "nodes": nodes, "compression": row["compression"], "steps/s": steps,
+        "Gbit/s in": round(steps * row["bytes per step"] * gigabit, 2),
+        "cores for trajectories": round(steps * row["receiver us per step"] * 1e-6, 2),
+        "most versions/s of each node": round(versions, 2),
+        "cores for them": round(versions * nodes * weights["receiver ms per version"] * 1e-3, 2),
+    }  # fmt: skip
+
+
+def measure(env: str, rollout: int, compression: str, trajectories: int) -> dict[str, Any]:
+    """One row of the table."""
+    with receiving(env, rollout, compression) as (_, shared, sender, slots):
+
+        def send() -> None:
+            for i in range(trajectories):
+                sender.send(slots[i % len(slots)])
+
+        found, cpu, seconds = counted(shared, send)
     row = {
-        "env": env, "rollout": rollout, "compression": compression, "steps": counted["steps"],
-        "bytes per step": counted["bytes"] / counted["steps"],
-        "receiver us per step": 1e6 * counted["seconds"] / counted["steps"],
-        "sender us per step": 1e6 * cpu / counted["steps"],
-        "steps/s": counted["steps"] / seconds,
+        "env": env, "rollout": rollout, "compression": compression, "steps": found["steps"],
+        "bytes per step": found["bytes"] / found["steps"],
+        "receiver us per step": 1e6 * found["seconds"] / found["steps"],
+        "sender us per step": 1e6 * cpu / found["steps"],
+        "steps/s": found["steps"] / seconds,
     }  # fmt: skip
     return {name: value if isinstance(value, str | int) else round(float(value), 2) for name, value in row.items()}
 
@@ -222,6 +291,46 @@ def measure_samples(env: str, compression: str, batches: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def scaling(nodes: int, seconds: float) -> dict[str, Any]:
+    """Steps per second of a real run with so many nodes, over `seconds` seconds in which all of them were there."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "headrace.cli", "train", "--env", "sleeping", "--import", str(SLEEPING)]
+        settings = {
+            "learning.algorithm": "impala", "learning.batch-size": 40 * nodes, "learning.total-steps": 10**9,
+            "learning.num-threads": 1, "sampling.num-workers": 1, "sampling.envs-per-worker": 2, "sampling.rollout": 20,
+            "sampling.placement": "inline", "cluster.engine": "static", "cluster.nodes": nodes, "run.folder": f"{folder}/run",
+            "run.log-interval": 1.0,
+        }  # fmt: skip
+        command += [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        command += ["--run.no-video", "--run.no-dashboard"]
+        run = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            whole: list[dict[str, float]] = []
+            while not whole or whole[-1]["time"] < whole[0]["time"] + seconds + WARM_UP:
+                time.sleep(1.0)
+                if run.poll() is not None:
+                    raise RuntimeError(f"the run has ended with exit code {run.returncode}")
+                found = read_jsonl(path) if (path := Path(folder, "run", "metrics.jsonl")).exists() else []
+                whole = [line for line in found if line.get("cluster/nodes") == nodes]
+        finally:
+            run.send_signal(signal.SIGINT)
+            run.wait(60)
+    first = next(line for line in whole if line["time"] >= whole[0]["time"] + WARM_UP)
+    rate = (whole[-1]["global_step"] - first["global_step"]) / (whole[-1]["time"] - first["time"])
+    return {"nodes": nodes, "steps/s": round(rate, 1), "cpu": round(float(np.mean([line["system/cpu"] for line in whole])), 2)}
+
+
+def measure_scaling(counts: list[int], seconds: float) -> list[dict[str, Any]]:
+    """A row for each number of nodes, with its steps per second as a share of so many times those of the first."""
+    rows: list[dict[str, Any]] = []
+    for count in counts:
+        row = scaling(count, seconds)
+        one = (rows[0] if rows else row)["steps/s"] / counts[0]
+        rows.append(row | {"of linear": round(row["steps/s"] / (count * one), 3)})
+        print(rows[-1], flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--game", default="breakout")
@@ -229,19 +338,37 @@ def main() -> None:
     parser.add_argument("--trajectories", type=int, default=200)
     parser.add_argument("--samples", action="store_true", help="batches from shards of a replay instead of trajectories")
     parser.add_argument("--batches", type=int, default=50)
+    parser.add_argument("--scaling", type=int, nargs="*", help="numbers of nodes; without one 1 2 4 8")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--nodes", type=int, default=100, help="of the plan")
+    parser.add_argument("--rate", type=float, default=2500.0, help="of the plan: steps per second of each node")
+    parser.add_argument("--link", type=float, default=10.0, help="of the plan: Gbit/s of the learner's machine")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rows = []
+    if args.scaling is not None:
+        rows = measure_scaling(args.scaling or [1, 2, 4, 8], args.seconds)
+        if args.json:
+            summary.write(args.json, {"machine": summary.machine(), "scaling": rows})
+        return
+    env, rows = f"atari/{args.game}", []
     with using_threads(1):
-        for compression in ("none", "lz4"):
-            for rollout in args.rollout if not args.samples else ():
-                rows.append(measure(f"atari/{args.game}", rollout, compression, args.trajectories))
+        if args.samples:
+            for compression in ("none", "lz4"):
+                rows.append(measure_samples(env, compression, args.batches))
                 print(rows[-1], flush=True)
-            if args.samples:
-                rows.append(measure_samples(f"atari/{args.game}", compression, args.batches))
+            if args.json:
+                summary.write(args.json, {"machine": summary.machine(), "samples": rows})
+            return
+        for rollout in args.rollout:
+            for compression in ("none", "lz4"):
+                rows.append(measure(env, rollout, compression, args.trajectories))
                 print(rows[-1], flush=True)
+        weights = measure_weights(env, 200)
+        print(weights, flush=True)
+    plans = [plan(row, weights, args.nodes, args.rate, args.link) for row in rows[-2:]]
+    print(*plans, sep="\n")
     if args.json:
-        summary.write(args.json, {"machine": summary.machine(), "rows": rows})
+        summary.write(args.json, {"machine": summary.machine(), "rows": rows, "weights": weights, "plan": plans})
 
 
 if __name__ == "__main__":

@@ -143,6 +143,8 @@ OPTIONS = {
     "compare": cli.compare.Compare,
     "search": cli.search.SearchOptions,
     "report": cli.report.Report,
+    "status": cli.status.Status,
+    "stop": cli.stop.Stop,
 }
 TRAINS = ("train", "tune", "compare", "search")
 """Commands that take the flags of `headrace train`."""

@@ -18,7 +18,7 @@ from headrace.config import envs, learning, policy, run, sampling, settings
 
 def help_texts():
     """Dotted name and text of every field that is no group of settings."""
-    commands = (cli.options, cli.eval, cli.watch, cli.play, cli.envs, cli.serve_envs, cli.tune)
+    commands = (cli.options, cli.eval, cli.watch, cli.play, cli.envs, cli.serve_envs, cli.tune, cli.status, cli.stop)
     for module in (envs, learning, policy, run, sampling, settings, *commands):
         for cls in ast.parse(inspect.getsource(module)).body:
             if isinstance(cls, ast.ClassDef):

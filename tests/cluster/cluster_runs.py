@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -11,18 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 # Behind the folders of other tests, which have modules of the same names.
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 from harness import COUNTING, Run
 
+TRIES = pytest.mark.parametrize("attempt", range(int(os.environ.get("HEADRACE_TRIES", 1))))
+"""For a test of one fault: how often it is tried."""
 LIMITED = {"cluster.engine": "static", "sampling.num_workers": 1, "sampling.placement": "inline"}
 
 
 class ClusterRun(Run):
     """A run with `nodes` sampling nodes, processes of this machine."""
 
-    def __init__(self, folder: Path, nodes: int = 2, env: str = "counting", imports: Path | None = COUNTING, **settings: Any):
+    def __init__(
+        self, folder: Path, nodes: int | str = 2, env: str = "counting", imports: Path | None = COUNTING, **settings: Any
+    ):
         counting = {"learning.algorithm": "counting"} if env == "counting" else {}
         super().__init__(folder, env=env, imports=imports, **{"cluster.nodes": nodes, **LIMITED, **counting, **settings})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 from ray.cluster_utils import Cluster
@@ -12,10 +14,15 @@ def main(count: int, cpus: int) -> None:
     others = [cluster.add_node(num_cpus=cpus) for _ in range(count - 1)]
     print(cluster.address, flush=True)
     for line in sys.stdin:
-        if line.strip() == "kill":
+        what, *arguments = line.split()
+        if what == "kill":
             cluster.remove_node(others.pop(), allow_graceful=False)
-        elif line.strip() == "add":
-            others.append(cluster.add_node(num_cpus=cpus))
+        elif what == "add":  # NAME=VALUE: variables of the machine
+            variables = dict(argument.split("=", 1) for argument in arguments)
+            others.append(cluster.add_node(num_cpus=cpus, env_vars=variables))
+        elif what == "behead":
+            (server,) = cluster.head_node.all_processes["gcs_server"]
+            os.kill(server.process.pid, signal.SIGKILL)
         print("done", flush=True)
     cluster.shutdown()
 

@@ -81,7 +81,7 @@ def test_a_node_that_cannot_make_the_environment_ends_the_run_with_its_error(tmp
     world = tmp_path / "world.py"
     world.write_text(
         "import os, gymnasium\nfrom headrace.envs import register\n@register('mine')\ndef make(options, *, render_mode=None):\n"
-        "    if 'LACKS_WORLD' in os.environ:\n        raise ImportError('no module of that world here')\n"
+        "    if 'LACKS_WORLD' in os.environ:\n        import module_of_that_world\n"
         "    return gymnasium.make('CartPole-v1')\n"
     )
     settings = {"cluster.listen": f"127.0.0.1:{port}", "learning.num_minibatches": 1, "sampling.max_restarts": 1}
@@ -91,8 +91,8 @@ def test_a_node_that_cannot_make_the_environment_ends_the_run_with_its_error(tmp
         run.environ["LACKS_WORLD"] = "1"
         node = start_node(run)
         assert run.end(120) == 1, run.story
-        assert "no module of that world here" in node.communicate(timeout=60)[0]
+        assert "No module named 'module_of_that_world'" in node.communicate(timeout=60)[0]
         assert "node 0 (" in run.output
-        assert "no module of that world here" in run.output
+        assert "The module module_of_that_world is not installed there: pip install module_of_that_world" in run.output
         run.environ = plain
         run.assert_nothing_left()

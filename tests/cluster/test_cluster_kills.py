@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from cluster_runs import ClusterRun, free_ports, machine_of, start_node
+from cluster_runs import TRIES, ClusterRun, free_ports, machine_of, start_node
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -52,9 +52,13 @@ def test_every_part_that_is_killed_is_replaced(tmp_path: Path) -> None:
         run.process.send_signal(signal.SIGINT)
         assert run.end() == 130, run.story
         run.assert_nothing_left()
+        of_uplinks = [line for line in run.output.splitlines() if ": uplink" in line and " ended (" in line]
+        assert of_uplinks
+        assert not any("checkpoint" in line for line in of_uplinks)  # that is the learner's
 
 
-def test_a_hung_node_is_dropped_and_writes_no_more_when_it_goes_on(tmp_path: Path) -> None:
+@TRIES
+def test_a_hung_node_is_dropped_and_writes_no_more_when_it_goes_on(attempt: int, tmp_path: Path) -> None:
     with ClusterRun(tmp_path / "run", **ENDLESS) as run:
         run.wait_for("both nodes", lambda: "2 of 2 are there" in run.output and run.step() > 2000)
         old = run.nodes()[0]
@@ -111,7 +115,8 @@ class Link:
             server.close()
 
 
-def test_a_link_that_is_cut_and_comes_back(tmp_path: Path) -> None:
+@TRIES
+def test_a_link_that_is_cut_and_comes_back(attempt: int, tmp_path: Path) -> None:
     port = free_ports()
     settings = {"cluster.listen": f"127.0.0.1:{port}", **ENDLESS, "run.checkpoint_interval": 60}
     run = ClusterRun(tmp_path / "run", nodes=2, **settings)  # one beside the learner, one elsewhere
@@ -138,7 +143,8 @@ def test_a_link_that_is_cut_and_comes_back(tmp_path: Path) -> None:
         link.close()
 
 
-def test_nodes_elsewhere_end_when_the_command_is_killed(tmp_path: Path) -> None:
+@TRIES
+def test_nodes_elsewhere_end_when_the_command_is_killed(attempt: int, tmp_path: Path) -> None:
     port = free_ports()
     run = ClusterRun(tmp_path / "run", nodes=1, **{"cluster.listen": f"127.0.0.1:{port}", **ENDLESS})
     run.environ, plain = machine_of(run, 0), run.environ
@@ -154,7 +160,8 @@ def test_nodes_elsewhere_end_when_the_command_is_killed(tmp_path: Path) -> None:
         run.assert_nothing_left()
 
 
-def test_a_node_that_is_interrupted_leaves_and_the_run_goes_on(tmp_path: Path) -> None:
+@TRIES
+def test_a_node_that_is_interrupted_leaves_and_the_run_goes_on(attempt: int, tmp_path: Path) -> None:
     port = free_ports()
     run = ClusterRun(tmp_path / "run", nodes=2, **{"cluster.listen": f"127.0.0.1:{port}", **ENDLESS})
     run.environ, plain = machine_of(run, 0), run.environ
@@ -171,7 +178,8 @@ def test_a_node_that_is_interrupted_leaves_and_the_run_goes_on(tmp_path: Path) -
         run.assert_nothing_left()
 
 
-def test_kill_9_of_the_command_leaves_nothing_and_the_same_command_goes_on(tmp_path: Path) -> None:
+@TRIES
+def test_kill_9_of_the_command_leaves_nothing_and_the_same_command_goes_on(attempt: int, tmp_path: Path) -> None:
     with ClusterRun(tmp_path / "run", **ENDLESS) as run:
         for starts in range(1, 4):
             run.wait_for("a checkpoint", run.checkpoints)

@@ -9,11 +9,12 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
 import pytest
-from cluster_runs import ClusterRun
+from cluster_runs import TRIES, ClusterRun
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
@@ -21,15 +22,16 @@ MARK = "HEADRACE_RAY_TEST"
 
 
 class Machines:
-    """A Ray cluster; each raylet is a machine for Ray."""
+    """A Ray cluster; each raylet is a machine for Ray, with two CPUs."""
 
     def __init__(self, count: int, folder: Path):
         self.mark = uuid.uuid4().hex
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex * 2}
+        slow = {"RAY_raylet_start_wait_time_s": "120"}  # on a busy machine
         self._out = (folder / "ray.out").open("w")
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("ray_machines.py")), str(count), "1"],
-            env=os.environ | token | {MARK: self.mark},
+            [sys.executable, str(Path(__file__).with_name("ray_machines.py")), str(count), "2"],  # room for two nodes on each
+            env=os.environ | token | slow | {MARK: self.mark},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._out,
@@ -73,7 +75,7 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
     made.close()
 
 
-def ray_run(folder: Path, machines: Machines, nodes: int = 2, **settings: object) -> ClusterRun:
+def ray_run(folder: Path, machines: Machines, nodes: int | str = 2, **settings: object) -> ClusterRun:
     run = ClusterRun(folder, nodes=nodes, **{"cluster.engine": "ray", **settings})
     run.environ |= machines.variables
     return run
@@ -124,8 +126,87 @@ def test_a_machine_of_ray_that_dies_is_replaced_by_another(machines: Machines, t
     assert not machines.nodes()
 
 
+def test_a_machine_that_is_added_is_used(machines: Machines, tmp_path: Path) -> None:
+    """A range of nodes: the run begins with the two machines that there are, and has one node on each that comes."""
+    with ray_run(tmp_path / "run", machines, nodes="2-4", **{"learning.total_steps": 10**9}) as run:
+        run.wait_for("two nodes", lambda: "2 of 4 are there" in run.output and run.step() > 1000, 280)
+        machines.ask("add")
+        began = time.monotonic()
+        run.wait_for("the third", lambda: "3 of 4 are there" in run.output, 100)
+        print(f"used {time.monotonic() - began:.1f} s after it was there", flush=True)
+        assert len(machines.nodes()) == 3
+        machines.ask("kill")
+        run.wait_for("its loss", lambda: "is gone" in run.output, 100)
+        run.process.send_signal(signal.SIGINT)
+        assert run.end(120) == 130, run.story
+        run.assert_nothing_left()
+    assert not machines.nodes()
+
+
+def test_code_of_the_user_reaches_the_machines(machines: Machines, tmp_path: Path) -> None:
+    seen, code = tmp_path / "seen", tmp_path / "code"
+    seen.mkdir()
+    (code / "package").mkdir(parents=True)
+    (code / "package" / "__init__.py").write_text("")
+    (code / "package" / "name.txt").write_text("CartPole-v1")
+    (code / "beside.py").write_text("import package\n")
+    (code / "world.py").write_text(
+        "import os, gymnasium\nfrom pathlib import Path\nimport beside\nfrom headrace.envs import register\n"
+        "@register('mine')\ndef make(options, *, render_mode=None):\n"
+        "    name = Path(beside.package.__file__).with_name('name.txt')\n"
+        f"    Path({str(seen)!r}, str(os.getpid())).write_text(f'{{__file__}} {{name}}')\n"
+        "    return gymnasium.make(name.read_text())\n"
+    )
+    settings = {"learning.num_minibatches": 1, "learning.total_steps": 5000}
+    with ray_run(tmp_path / "run", machines, env="mine", imports=code / "world.py", **settings) as run:
+        assert run.end(280) == 0, run.story
+        assert "2 of 2 are there" in run.output
+        run.assert_nothing_left()
+    assert not machines.nodes()
+    there = [path for path in seen.iterdir() if "headrace-code-" in path.read_text()]
+    assert len(there) == 2  # a rollout worker of each node
+    for path in there:
+        file, name = map(Path, path.read_text().split())
+        assert (file.name, name.parts[-2:]) == ("world.py", ("package", "name.txt"))
+        assert "headrace-code-" in str(name)
+        assert not file.exists()  # it went with its node
+
+
 @pytest.mark.slow
-def test_kill_9_of_the_command_ends_its_nodes(machines: Machines, tmp_path: Path) -> None:
+def test_a_machine_without_headrace_is_named_with_pips_command(machines: Machines, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nclass Lacks:\n    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'headrace':\n            raise ModuleNotFoundError(\"No module named 'headrace'\", name=name)\n"
+        "sys.meta_path.insert(0, Lacks())\n"
+    )
+    machines.ask(f"add PYTHONPATH={tmp_path}")
+    with ray_run(tmp_path / "run", machines, nodes=3, **{"sampling.max_restarts": 2}) as run:
+        assert run.end(280) == 1, run.story
+        assert f"The module headrace is not installed there: pip install \"headrace=={version('headrace')}\"" in run.output
+        run.assert_nothing_left()
+
+
+@TRIES
+@pytest.mark.slow
+def test_without_rays_head_the_run_ends_with_a_checkpoint(attempt: int, machines: Machines, tmp_path: Path) -> None:
+    settings = {"learning.total_steps": 10**9, "run.checkpoint_interval": 600}
+    with ray_run(tmp_path / "run", machines, **settings) as run:
+        run.wait_for("both nodes", lambda: "2 of 2 are there" in run.output and run.step() > 1000, 280)
+        assert not run.checkpoints()
+        machines.ask("behead")
+        began, step = time.monotonic(), run.step()
+        run.wait_for("notice", lambda: "does not answer" in run.output)
+        run.wait_for("progress without the head", lambda: run.step() > step + 1000)
+        assert run.end(120) == 1, run.story
+        print(f"the run ended {time.monotonic() - began:.1f} s after the head", flush=True)
+        assert "has not answered for 30 s" in run.output
+        assert run.checkpoints()
+        run.assert_nothing_left()
+
+
+@TRIES
+@pytest.mark.slow
+def test_kill_9_of_the_command_ends_its_nodes(attempt: int, machines: Machines, tmp_path: Path) -> None:
     with ray_run(tmp_path / "run", machines, **{"learning.total_steps": 10**9}) as run:
         run.wait_for("both nodes", lambda: "2 of 2 are there" in run.output and run.step() > 1000, 200)
         run.process.kill()

@@ -173,7 +173,7 @@ def test_membership_admits_as_many_nodes_as_there_are_places(parts: Any) -> None
     placement, shared, _ = parts
     control = placement.memory.control
     endpoint = Endpoint(protocol.MEMBERSHIP, "127.0.0.1:0", OWN, LARGEST_MESSAGE)
-    membership = Membership(endpoint, shared, control, lambda role, node: slice(None), {"config": {}}, 1)
+    membership = Membership(endpoint, shared, control, lambda role, node: slice(None), {"config": {}}, b"")
 
     def dial(**hello: Any) -> tuple[str, Any, Any]:
         stream = Caller(replace(endpoint, address=f"127.0.0.1:{membership.port}"), protocol.FLAGS).open()

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from headrace.cluster import protocol, roles
+from headrace.cluster.engines import static_engine
 from headrace.cluster.engines.static_engine import StaticEngine
+from headrace.cluster.protocol import Link
 from headrace.cluster.roles import Machine, first_host, machine_of
 from headrace.cluster.shapes import of_node, whole, workers_of
 from headrace.config import Config, ConfigError
@@ -15,7 +17,7 @@ from headrace.make_config import check_config, make_config
 from headrace.transport.messages import ProtocolError, Refused
 
 
-def cluster_config(nodes: int = 3, **settings: Any) -> Config:
+def cluster_config(nodes: int | str = 3, **settings: Any) -> Config:
     name = settings.pop("learning.algorithm", "appo")
     return make_config("gym/CartPole-v1", name, **{"cluster.nodes": nodes, "cluster.engine": "static", **settings})
 
@@ -52,7 +54,10 @@ def test_there_are_slots_for_every_credit_and_a_batch(nodes: int, window: int) -
     [
         ({"sampling.placement": "serial"}, "serial is one process"),
         ({"sampling.placement": "device", "sampling.num_groups": 1, "sampling.rollout": 32}, "device is one process"),
-        ({"cluster.min_nodes": 4}, r"cluster.min_nodes \(4\) is above cluster.nodes \(3\)"),
+        ({"cluster.nodes": "4-2"}, r"cluster.nodes is '4-2'; it must be a number from 1 to 1024, two with the larger one last"),
+        ({"cluster.nodes": "many"}, "cluster.nodes is 'many'"),
+        ({"cluster.nodes": "0-2"}, "cluster.nodes is '0-2'"),
+        ({"cluster.nodes": 0}, "cluster.nodes is 0; it must be at least 1"),
         ({"population.size": 2}, "a cluster trains one policy"),
         ({"learning.num_devices": 2}, "a cluster has one learner"),
         ({"learning.num_devices": 2, **SHARDED}, "serve one learner; there are 2 ranks"),
@@ -106,6 +111,20 @@ def test_machines_have_a_token_in_common_and_are_not_too_many(monkeypatch: pytes
     assert alone.listen == "127.0.0.1:0"
     assert alone.own.token != other.own.token
     assert alone.own.token not in repr(alone.own)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "machines", "processes"), [(3, 1, 3), (3, 3, 1), ("2-4", 1, 2), ("2-4", 2, 1), ("1-4", 3, 0), ("auto", 1, 1)]
+)
+def test_the_first_machine_is_the_nodes_that_are_lacking(
+    nodes: int | str, machines: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roles, "machine", lambda: Machine(0, machines, "here", "Slurm"))
+    monkeypatch.setattr(static_engine, "NodeProcess", lambda link, imports: link)
+    monkeypatch.setenv("HEADRACE_TOKEN", "a-token-of-tests")
+    engine = StaticEngine(cluster_config(nodes))
+    engine.start(Link("0.0.0.0:7780", engine.own, 1.0))
+    assert [link.address for link in engine._nodes] == ["127.0.0.1:7780"] * processes
 
 
 @pytest.mark.parametrize(

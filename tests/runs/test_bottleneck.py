@@ -57,6 +57,35 @@ def test_planted(metrics, part, words, two_cores):
     assert words in str(found)
 
 
+ENVIRONMENTS, LEARNER = shares((0.97, 0.02, 0.01), (0.2, 0.8), (0.3, 0.7)), shares((0.3, 0.1, 0.6), (0.2, 0.8), (0.98, 0.02))
+BETWEEN = shares((0.3, 0.05, 0.65), (0.1, 0.9), (0.2, 0.8))
+
+
+def nodes(speeds, cores):
+    each = enumerate(zip(speeds, cores, strict=True))
+    return {f"cluster/node-{k}/{name}": v for k, of in each for name, v in zip(("SPS", "receiver_cores"), of, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "part", "words"),
+    [
+        (ENVIRONMENTS | nodes((900, 100, 1000), (0.1, 0.1, 0.1)), "node", "Node 1 is slow (100 steps/s; the median of"),
+        (ENVIRONMENTS | nodes((900, 100), (0.1, 0.1)), "node", "makes 900"),
+        (ENVIRONMENTS | nodes((900, 800), (0.1, 0.1)), "environments", "num-workers"),
+        (LEARNER | nodes((900, 100), (0.1, 0.1)), "learner", "batch-size"),
+        (BETWEEN | nodes((900, 100), (0.1, 0.3)), "network", "nodes wait 65% of their time to send trajectories, the learner"),
+        (BETWEEN | nodes((900, 800), (0.1, 0.1)), "network", "cluster.compression lz4"),
+        (BETWEEN | nodes((900, 800), (0.2, 0.96)), "receiver", "receiver of node 1 is the bottleneck (96% of a core"),
+        (BETWEEN | nodes((900, 800), (0.1, 0.1)) | {"system/cpu": 0.97}, "processor", "97% in use"),
+        (BETWEEN, "handover", "Every part waits"),
+    ],
+)
+def test_planted_in_a_cluster(metrics, part, words, two_cores):
+    found = find(metrics, override(Config(), **{"sampling.num_workers": 1}))
+    assert found.part == part
+    assert words in str(found)
+
+
 @pytest.mark.parametrize("replay", [False, True])
 @pytest.mark.parametrize("placement", ["served", "inline", "device"])
 @pytest.mark.parametrize("busiest", ["environments", "policy", "learner"])

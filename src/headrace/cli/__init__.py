@@ -1,5 +1,5 @@
-"""The command line: headrace train | tune | compare | search | report | eval | watch | play | export | share | envs | serve-envs.
-Each command has a file.
+"""The command line: headrace train | tune | compare | search | report | status | stop | eval | watch | play | export | share |
+envs | serve-envs. Each command has a file.
 
 An error that the user can correct is one message and exit code 2. A run that failed ends with exit code 1.
 """
@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headrace.cli import compare, envs, eval, export, play, report, search, serve_envs, share, train, tune, watch
+from headrace.cli import compare, envs, eval, export, play, report, search, serve_envs, share, status, stop, train, tune, watch
 from headrace.config import Config, hardware
 from headrace.processes import ranks
 from headrace.processes.output import show, show_without_source, tolerantly
@@ -27,6 +27,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "compare": compare.run,
     "search": search.run,
     "report": report.run,
+    "status": status.run,
+    "stop": stop.run,
     "eval": eval.run,
     "export": export.run,
     "share": share.run,
@@ -42,6 +44,8 @@ USAGE = """usage: headrace COMMAND [OPTIONS]
   compare      train combinations of settings with several seeds, and keep them in one folder
   search       search settings that learn better, with several seeds per trial
   report       make one HTML file of any runs: curves, scores with intervals, speed, settings
+  status       show what a run does whose terminal is gone
+  stop         end such a run with a checkpoint, as Ctrl-C does
   eval         play whole games with a trained policy and report their returns
   watch        record a video of a trained policy
   play         play matches of one policy against another

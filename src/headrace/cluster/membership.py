@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.cluster import protocol
+from headrace.cluster import protocol, user_code
 from headrace.cluster.shared import COUNTS, Shared
 from headrace.shm.run_control import RunControl
 from headrace.transport.listeners import Listener
@@ -47,6 +47,7 @@ class Membership:
     Args:
         rows: rows of a role in the run's clocks for a node's workers, by (role, node).
         welcome: the rest of a welcome: what every node is told.
+        code: what `headrace.cluster.user_code.pack` gives, for nodes that ask for it.
 
     Raises `ConfigError` if it cannot listen.
     """
@@ -58,9 +59,10 @@ class Membership:
         control: RunControl,
         rows: Callable[[str, int], slice],
         welcome: dict[str, Any],
-        places: int,
+        code: bytes,
     ) -> None:
-        self._shared, self._control, self._rows, self._welcome, self._places = shared, control, rows, welcome, places
+        self._shared, self._control, self._rows, self._welcome = shared, control, rows, welcome
+        self._code, self._places = user_code.parts(code), shared.nodes
         self.nodes: dict[int, Node] = {}
         """Those that are there, by number."""
         self.notices: deque[str] = deque()
@@ -72,7 +74,7 @@ class Membership:
         self._ending = False
         self._lock = threading.Lock()
         self._before = (monotonic(), self._shared.counts.copy())
-        self._listener = Listener(endpoint, self._answer, streams=places + SPARE_STREAMS)
+        self._listener = Listener(endpoint, self._answer, streams=self._places + SPARE_STREAMS)
 
     @property
     def port(self) -> int:
@@ -101,7 +103,9 @@ class Membership:
         threading.Thread(target=self._receive, args=(node, messages), name=f"node {node.number}", daemon=True).start()
         place = {"node": node.number, "generation": node.generation, "port": self._shared.port.load(node.number)}
         try:
-            yield protocol.to_bytes("welcome", self._welcome | place)
+            code = self._code if hello.get("code") else []
+            yield protocol.to_bytes("welcome", self._welcome | place | {"code": len(code)})
+            yield from code
             yield from stream.outgoing()
         finally:
             self._leave(node, stream.ended or "it has gone")
@@ -143,7 +147,8 @@ class Membership:
                 elif kind == "message":
                     self.notices.append(f"Node {node.number}: {str(content)[:10_000]}")
                 elif kind == "failed":
-                    self.failures.append(f"node {node.number} ({node.host}): {str(content)[:100_000]}")
+                    text = str(content)[:100_000]
+                    self.failures.append(f"node {node.number} ({node.host}): {text}{user_code.missing_package(text)}")
         except (ProtocolError, Refused, KeyError, TypeError, ValueError) as error:
             node.stream.close(f"it sent what is no report: {error}")
         self._leave(node, node.stream.ended)

@@ -21,6 +21,7 @@ from headrace.cluster import protocol
 from headrace.cluster.protocol import Link
 from headrace.cluster.shapes import of_node, workers_of
 from headrace.cluster.uplink import Uplink, uplink_main
+from headrace.cluster.user_code import unpack
 from headrace.config import ConfigError, from_dict
 from headrace.config.errors import RANK_LOST, UserError
 from headrace.envs.core.description import spec_from_json
@@ -54,8 +55,8 @@ class Lost(UserError):
 def run_node(link: Link, imports: tuple[str, ...] | None = None, say: Callable[[str], None] = show) -> int:
     """Be a sampling node until the run ends. Returns the exit code: 0 at the end of the run, 130 if this node was interrupted.
 
-    `imports`: Python files of the run as they are named on this machine; None: as the learner names them. `say`: shows a text to
-    whoever started the node.
+    `imports`: Python files of the run as they are named on this machine; None: those that the learner sends. `say`: shows a
+    text to whoever started the node.
 
     Raises `UserError` if the learner cannot be reached or refuses the node, or if sampling fails.
     """
@@ -64,7 +65,7 @@ def run_node(link: Link, imports: tuple[str, ...] | None = None, say: Callable[[
     with interrupts(stopped.set):
         gone_timeout = link.wait
         while not stopped.is_set():
-            member = _join(link, gone_timeout, stopped, say)
+            member = _join(link, gone_timeout, imports is None, stopped, say)
             if member is None:
                 break
             if _take_part(member, link, imports, stopped):
@@ -80,6 +81,8 @@ class _Member:
 
     def __init__(self, stream: Stream, messages: Iterator[bytes], place: Any) -> None:
         self.stream, self.place = stream, place
+        self.code = b"".join(next(messages, b"") for _ in range(place["code"]))
+        """What `headrace.cluster.user_code.pack` gave; b"" if this node has its own."""
         self.received: queue.SimpleQueue[str] = queue.SimpleQueue()
         """"end": the run has ended; "lost": the stream has."""
         threading.Thread(target=self._receive, args=(messages,), name="membership", daemon=True).start()
@@ -102,15 +105,21 @@ class _Member:
         return None
 
 
-def _join(link: Link, gone_timeout: float, stopped: threading.Event, say: Callable[[str], None]) -> _Member | None:
-    """A place in the run, asked for again and again; None if `stopped`. Raises `ConfigError` if this node is refused, and `Lost`
-    after `link.wait` seconds, or after `gone_timeout` if the machine answers and nobody listens there."""
+def _join(
+    link: Link, gone_timeout: float, wants_code: bool, stopped: threading.Event, say: Callable[[str], None]
+) -> _Member | None:
+    """A place in the run, asked for again and again; None if `stopped`. `wants_code`: the learner's machine is to send it.
+
+    Raises `ConfigError` if this node is refused, and `Lost` after `link.wait` seconds, or after `gone_timeout` if the machine
+    answers and nobody listens there.
+    """
     caller, backoff = Caller(link.endpoint(protocol.MEMBERSHIP), protocol.FLAGS), Backoff()
     began, said = monotonic(), ""
     while not stopped.is_set():
         stream = caller.open()
         stream.timeout = ANSWER_TIMEOUT
-        stream.request(protocol.to_bytes("hello", {"host": platform.node(), "versions": protocol.versions()}))
+        hello = {"host": platform.node(), "versions": protocol.versions(), "code": wants_code}
+        stream.request(protocol.to_bytes("hello", hello))
         messages = iter(stream)
         try:
             first = next(messages, None)
@@ -136,7 +145,7 @@ def _take_part(member: _Member, link: Link, imports: tuple[str, ...] | None, sto
     if sampling fails, which the learner is told first."""
     placement: ProcessPlacement | None = None
     try:
-        placement = _sampler(member.place, imports)
+        placement = _sampler(member, imports)
         placement.start(Uplink(link, member.place["port"], member.place["generation"]), uplink_main)
         ended = _sample(placement, member, stopped)
         for _ in placement.stop():
@@ -155,14 +164,17 @@ def _take_part(member: _Member, link: Link, imports: tuple[str, ...] | None, sto
         member.stream.close()
 
 
-def _sampler(place: dict[str, Any], imports: tuple[str, ...] | None) -> ProcessPlacement:
+def _sampler(member: _Member, imports: tuple[str, ...] | None) -> ProcessPlacement:
     """The placement of this node."""
     from headrace.learning.algorithm import make_agent
     from headrace.sampling.placements import make_placement
 
+    place = member.place
     config = from_dict(place["config"])
     if imports is not None:
         config = replace(config, imports=imports)
+    elif member.code:
+        config = unpack(member.code, config)
     import_files(config.imports)
     placement = make_placement(own := of_node(config), spec_from_json(place["spec"]), make_agent)
     assert isinstance(placement, ProcessPlacement)  # the learner's side refuses others

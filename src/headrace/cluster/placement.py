@@ -18,6 +18,7 @@ from headrace.cluster.shard_table import DRAWS, ShardTable
 from headrace.cluster.sharded_replay import ShardedReplay
 from headrace.cluster.shared import Shared
 from headrace.cluster.trajectory_codec import TrajectoryCodec
+from headrace.cluster.user_code import pack
 from headrace.config import Config, to_dict
 from headrace.envs.core.contract import EnvSpec
 from headrace.envs.core.description import spec_to_json
@@ -44,7 +45,7 @@ class Cluster(ProcessPlacement):
     """
 
     def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent, members: Members | None = None):
-        self.nodes = config.cluster.nodes or 1
+        self.nodes = config.cluster.most_nodes
         self._given = config
         self._engine: Engine | None = make_engine(config)
         self._listen, self._own = self._engine.listen, self._engine.own
@@ -54,11 +55,12 @@ class Cluster(ProcessPlacement):
         super().__init__(whole(config), spec, make_agent, members)
         self.rollout_workers = range(self.nodes)
         self.role_names = {"rollout": "receiver of node"}
+        self._code = pack(config) if self._engine.sends_code else b""
         # refuses what is too large, before anything is started
         TrajectoryCodec(self.memory.policies[0].trajectories, spec.frame_stack, config.cluster.compression)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_engine": None, "_membership": None, "_shared": None}
+        return super().__getstate__() | {"_engine": None, "_membership": None, "_shared": None, "_code": b""}
 
     def make_replay(self, config: Config, core_width: int) -> LearnerReplay:
         if config.replay_shards is None:
@@ -77,7 +79,7 @@ class Cluster(ProcessPlacement):
         super().start(learn, main)
         endpoint = Endpoint(protocol.MEMBERSHIP, self._listen, self._own, 1 << 24)
         welcome = {"config": to_dict(self._given), "spec": spec_to_json(self.spec)}
-        self._membership = Membership(endpoint, self._shared, self.memory.control, self._rows, welcome, self.nodes)
+        self._membership = Membership(endpoint, self._shared, self.memory.control, self._rows, welcome, self._code)
         address = f"{self._listen.rpartition(':')[0]}:{self._membership.port}"
         self._engine.start(Link(address, self._own, self._given.cluster.wait))
 
@@ -113,7 +115,7 @@ class Cluster(ProcessPlacement):
         cluster, membership = self._given.cluster, self._membership
         assert membership is not None
         assert self._engine is not None
-        here, least, now = len(membership.nodes), cluster.min_nodes or self.nodes, monotonic()
+        here, least, now = len(membership.nodes), cluster.node_range[0], monotonic()
         if here >= least:
             self._began = -1.0
         elif self._began >= 0 and now > self._began + cluster.wait:

@@ -5,6 +5,7 @@ The membership stream, between the main processes, is JSON:
     node                              learner
     hello, versions, host     ->
                               <-      welcome: settings, specification, number, generation, port; or busy; or refused
+                              <-      the user's code, if hello asked for it: a zip file in parts, as many as welcome says
     status: clocks, restarts  ->      every second
     message, failed           ->
                               <-      end

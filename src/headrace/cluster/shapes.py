@@ -16,7 +16,7 @@ from headrace.config import Config, hardware, override
 def whole(config: Config) -> Config:
     """The learner's settings: the workers of all nodes as those of one run. Slots are for what is under way from each node, and
     for the learner's batches as on one machine."""
-    N, s = config.cluster.nodes or 1, config.sampling
+    N, s = config.cluster.most_nodes, config.sampling
     settings: dict[str, Any] = {
         "sampling.num_workers": N * s.num_workers,
         "sampling.num_policy_workers": N * s.num_policy_workers,
@@ -35,7 +35,7 @@ def of_node(config: Config) -> Config:
     s = config.sampling
     here = len(os.sched_getaffinity(0))
     settings: dict[str, Any] = {
-        "sampling.num_workers": (config.cluster.nodes or 1) * s.num_workers,
+        "sampling.num_workers": config.cluster.most_nodes * s.num_workers,
         "sampling.one_transfer": "off",
         "sampling.num_slots": config.most_lanes + config.cluster.window,
         "sampling.min_request_groups": config.min_request_groups,
@@ -49,5 +49,4 @@ def of_node(config: Config) -> Config:
 
 def workers_of(node: int, config: Config) -> range:
     """The rollout workers of a node, by their numbers among all nodes'. `config`: as the user gave it, or of a node."""
-    nodes = config.cluster.nodes or 1
-    return range(node, config.sampling.num_workers, nodes)
+    return range(node, config.sampling.num_workers, config.cluster.most_nodes)

@@ -22,7 +22,7 @@ class Shared(Mapped):
 
     def __init__(self, nodes: int, listen: str, own: Credentials) -> None:
         """`listen`: address at which the learner's machine listens; its receivers have the ports that follow, or free ones."""
-        self._nodes, self._listen, self._own = nodes, listen, own
+        self.nodes, self._listen, self._own = nodes, listen, own
         self.generation = Words(nodes)
         """The generation of each node; trajectories of an older one are refused."""
         self.port = Words(nodes)
@@ -37,5 +37,5 @@ class Shared(Mapped):
         return Endpoint(TRAJECTORIES, f"{host}:{port}", self._own, LARGEST_MESSAGE)
 
     def _map(self) -> None:
-        self.counts = self._segment.ndarray(np.float64, (self._nodes, len(COUNTS)))
+        self.counts = self._segment.ndarray(np.float64, (self.nodes, len(COUNTS)))
         """float64 [nodes, COUNTS]; each receiver writes its own row."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from headrace.config.errors import ConfigError
+from headrace.config.file_reading import shortened
 from headrace.config.ranges import Range, Timeout
 
-Nodes = Annotated[int, Range(1, 1024)]
+MOST_NODES = 1024
+AUTO_NODES = 16
+"""Largest number of nodes of `cluster.nodes auto`."""
 Engine = Literal["ray", "static"]
 
 
@@ -15,12 +20,11 @@ Engine = Literal["ray", "static"]
 class ClusterConfig:
     """Several machines: sampling nodes step environments and act, each with its own workers; one machine learns."""
 
-    nodes: Nodes | None = None
-    """Number of sampling nodes. Each has `sampling.num_workers` rollout workers, and, in the `served` placement,
-    `sampling.num_policy_workers` policy workers. None: this process samples and learns, without a cluster."""
-    min_nodes: Nodes | None = None
-    """Fewest nodes: the run ends if fewer are there `cluster.wait` seconds after its start. Later it goes on with those that are
-    there, and others may join at any time. None: all of `cluster.nodes`."""
+    nodes: Annotated[int, Range(1, MOST_NODES)] | str | None = None
+    """Number of sampling nodes, or a range such as 2-8: the run begins with as many as there are, fails if there are fewer than 2
+    `cluster.wait` seconds after its start, and uses up to 8 that join at any time. `auto` is 1-16. Each has
+    `sampling.num_workers` rollout workers, and, in the `served` placement, `sampling.num_policy_workers` policy workers. None:
+    this process samples and learns, without a cluster."""
     engine: Engine = "ray"
     """What starts sampling nodes. `ray`: a Ray cluster, with one actor on each machine. `static`: the same command on every
     machine, with the variables of torchrun, Slurm or SkyPilot. The first machine learns, every other is a sampling node; nodes
@@ -30,7 +34,7 @@ class ClusterConfig:
     follow, one for each node. None: free ports of 127.0.0.1 if all nodes are on this machine; else all addresses of it, with
     engine `static` from port 7780 on."""
     wait: Timeout = 300.0
-    """Longest time (seconds) that the run waits for `cluster.min_nodes` nodes at its start, and that a node waits for the
+    """Longest time (seconds) that the run waits for the fewest nodes at its start, and that a node waits for the
     learner."""
     window: Annotated[int, Range(1, 1024)] = 1
     """Number of trajectories that may be under way from each node to the learner. More make up for a network with a long delay,
@@ -47,3 +51,24 @@ class ClusterConfig:
     """File with the learner's TLS certificate. None: no TLS."""
     tls_key: str | None = None
     """File with the private key of `tls_cert`."""
+
+    @property
+    def node_range(self) -> tuple[int, int]:
+        """The fewest nodes and the most that `nodes` allows; (1, 1) without a cluster. Raises `ConfigError` for other texts."""
+        if not isinstance(self.nodes, str):
+            return (self.nodes or 1,) * 2
+        if self.nodes == "auto":
+            return 1, AUTO_NODES
+        numbers = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", self.nodes)
+        least, most = (int(numbers[1]), int(numbers[2] or numbers[1])) if numbers else (0, 0)
+        if not 1 <= least <= most <= MOST_NODES:
+            raise ConfigError(
+                f"cluster.nodes is {shortened(self.nodes, 100)!r}; it must be a number from 1 to {MOST_NODES}, two with the "
+                "larger one last (2-8), or auto"
+            )
+        return least, most
+
+    @property
+    def most_nodes(self) -> int:
+        """The largest number of nodes, by which they and their workers are numbered."""
+        return self.node_range[1]

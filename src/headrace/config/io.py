@@ -19,7 +19,9 @@ FORMAT = 2
 """Version of config.json. It goes up when a setting keeps its name and changes its meaning; settings that come, go or are renamed
 are noticed without it. Format 1 had no number."""
 
-LATER = ("cluster", "policy.previous_action", "policy.previous_reward", "replay.packed_share", "sampling.policy_lag")
+LATER = (
+    "cluster", "policy.previous_action", "policy.previous_reward", "replay.packed_share", "replay.shards", "sampling.policy_lag",
+)  # fmt: skip
 """Settings, and groups of them, that came while the format stayed. A file without them is older; what they were then is their
 default."""
 

@@ -120,7 +120,7 @@ class ReplaySettings:
     more memory."""
     shards: Literal["learner", "node"] = "learner"
     """Where the replay of a cluster is. `learner`: in the memory of the learner's machine. `node`: every sampling node keeps what
-    it samples, `capacity / cluster.nodes` transitions, and only sampled batches cross the network. Sampling is by all
+    it samples, `capacity` divided by the most nodes, and only sampled batches cross the network. Sampling is by all
     priorities, as from one replay. A node that is lost takes its shard with it; the others are sampled meanwhile."""
     minimum: Count = 50_000
     """Learning starts when the replay holds this many transitions. If the replay is lost, learning pauses until it is filled to

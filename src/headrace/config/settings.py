@@ -129,7 +129,8 @@ class Config:
     @property
     def replay_shards(self) -> int | None:
         """K: parts of the replay, one on each sampling node; None: it is in the learner's memory."""
-        return self.cluster.nodes if self.uses_replay and self.replay.shards == "node" else None
+        sharded = self.cluster.nodes is not None and self.uses_replay and self.replay.shards == "node"
+        return self.cluster.most_nodes if sharded else None
 
     @property
     def slots_per_batch(self) -> int:

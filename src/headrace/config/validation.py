@@ -107,8 +107,7 @@ def _cluster_faults(config: Config) -> Iterator[str]:
     c, ranks = config.cluster, max(config.learning.num_devices, hardware.rank().size)
     if (placement := config.sampling.placement) not in ("served", "inline"):
         yield f"sampling.placement {placement} is one process, which cannot be on several machines: use served or inline"
-    if c.min_nodes is not None and c.nodes is not None and c.min_nodes > c.nodes:
-        yield f"cluster.min_nodes ({c.min_nodes}) is above cluster.nodes ({c.nodes})"
+    _ = c.node_range  # raises for a text that is none
     if config.population.size > 1:
         yield f"a cluster trains one policy; population.size is {config.population.size}"
     if config.envs.num_agents:

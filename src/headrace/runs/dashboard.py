@@ -99,11 +99,19 @@ class Dashboard:
 
     def update(self, metrics: dict[str, float]) -> None:
         """Show the metrics of one interval. Keys are those of `headrace.runs.metrics.KEYS`; a missing one is not shown."""
-        self.metrics = {"sampling/faults": 0.0, **metrics, _BEST: max(self._returns, default=math.nan)}
+        self._take(metrics)
         if self._live is not None:
             tolerantly(self._live.refresh, self.console.file)
         else:
             self.message(self._line())
+
+    def picture(self, metrics: dict[str, float]) -> None:
+        """Print the screen of these metrics, once."""
+        self._take(metrics)
+        tolerantly(lambda: self.console.print(self._screen()), self.console.file)
+
+    def _take(self, metrics: dict[str, float]) -> None:
+        self.metrics = {"sampling/faults": 0.0, **metrics, _BEST: max(self._returns, default=math.nan)}
 
     def curve(self, returns: Iterable[float]) -> None:
         """Further points of the curve of mean returns, which the next `update` shows."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -32,6 +33,9 @@ from headrace.runs.changed_settings import compare
 from headrace.runs.error_texts import reason
 from headrace.runs.files import AppendFile, free_space, write_whole
 from headrace.runs.system_facts import system_facts
+
+LOCK_BYTES = 300
+"""Most bytes of run.lock: a process id, and the name of its machine."""
 
 
 class FolderInUse(UserError, RuntimeError):
@@ -185,24 +189,65 @@ def has_checkpoints(run: Path) -> bool:
 
 
 def _lock(path: Path) -> int:
-    """Lock `path` for this process. The file has the process id, for the error message of a second process."""
+    """Lock `path` for this process. The file has its id and host, for `training_process` and for a second process's error."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        pid, host = _written(os.pread(fd, LOCK_BYTES, 0))
         os.close(fd)
+        where = f" of {host}" if host not in ("", platform.node()) else ""
         raise FolderInUse(
-            f"{path.parent} is in use by process {holder}: two runs in one folder would overwrite each other. "
+            f"{path.parent} is in use by process {pid or 'unknown'}{where}: two runs in one folder would overwrite each other. "
             "Wait for it, stop it, or choose another run.folder, run.name or seed"
         ) from None
     try:
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(fd, f"{os.getpid()} {platform.node()}\n".encode()[:LOCK_BYTES], 0)
     except OSError:
         os.close(fd)
         raise
     return fd
+
+
+def _written(lock: bytes) -> tuple[int, str]:
+    """Process id and host that a lock file names; 0 for what is no id."""
+    pid, _, host = lock[:LOCK_BYTES].decode(errors="replace").strip().partition(" ")
+    return int(pid) if pid.isascii() and pid.isdigit() else 0, host
+
+
+class NotRunning(UserError, RuntimeError):
+    """No process of this machine that can be asked trains in a run folder; the message says what is known."""
+
+    exit_code = 2
+
+
+def training_process(run: Path) -> int:
+    """The id of the process that trains in a run folder. It is on this machine, and has the folder's lock file open.
+
+    Raises `NotRunning` where there is none: the run has ended, or is on another machine, or nobody has ever trained there.
+    """
+    lock = run / "run.lock"
+    try:
+        here = os.stat(lock)
+        pid, host = _written(lock.read_bytes())
+    except OSError as error:
+        raise NotRunning(f"{run} is no run folder: {reason(error)} (run.lock)") from error
+    try:
+        open_files = list(Path(f"/proc/{pid}/fd").iterdir()) if pid else []
+        for file in open_files:
+            with suppress(FileNotFoundError):  # it was closed meanwhile
+                if os.path.samestat(os.stat(file), here):
+                    return pid
+    except PermissionError as error:
+        raise NotRunning(f"process {pid}, which has trained in {run}, belongs to another user") from error
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    if host not in ("", platform.node()):
+        raise NotRunning(f"{run} was last trained in by process {pid} of {host}: use this command on that machine")
+    if not pid:
+        raise NotRunning(f"{lock} is damaged: it does not say which process trains there")
+    raise NotRunning(f"no training is going on in {run}: process {pid} has ended. log.txt there says why")
 
 
 @contextmanager

@@ -262,7 +262,9 @@ class Supervisor:
             recovered = f"{requests.requeue_requests_of(child.index)} requests asked again"
         else:
             freed = policies[child.index].trajectories.free_learner()
-            recovered = f"{freed} slots returned, its samplers wait for the newest checkpoint"
+            recovered = f"{freed} slots returned"
+            if "learner" not in self.placement.role_names:  # what has taken a learner's place loads no checkpoint
+                recovered += ", its samplers wait for the newest checkpoint"
         self._notices.append(
             f"{child.name} ended ({child.end_reason()}): {recovered}; a new one starts (restart {self.placement.restarts})"
         )

@@ -21,6 +21,9 @@ class Engine(ABC):
     own: Credentials
     """The learner's credentials, with the token that nodes are given."""
 
+    sends_code = False
+    """Whether the nodes that it starts need the user's code from this machine."""
+
     @abstractmethod
     def start(self, link: Link) -> None:
         """Start nodes, which find the learner by `link`. Raises `RunFailed` if that is not possible."""

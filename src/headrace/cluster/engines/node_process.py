@@ -19,7 +19,7 @@ from headrace.processes.ranks import die_with_starter
 class NodeProcess:
     """`python -m headrace.cluster`. It is told where the learner is through a pipe, since the token must not be seen among
     its arguments or environment variables. It dies with the thread that started it. `imports`: Python files of the run, as they
-    are named on this machine; None: as on the learner's."""
+    are named on this machine; None: those that the learner sends."""
 
     def __init__(self, link: Link, imports: tuple[str, ...] | None = None) -> None:
         self._process = subprocess.Popen(

@@ -8,10 +8,13 @@ authentication and without a dashboard, and ends with the run.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
+import socket
+import threading
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -19,6 +22,7 @@ from typing import Any
 from headrace.cluster.engines import Engine
 from headrace.cluster.engines.node_process import NodeProcess
 from headrace.cluster.protocol import Link
+from headrace.cluster.user_code import missing_package
 from headrace.config import Config, ConfigError
 from headrace.envs.core.errors import MissingExtra
 from headrace.processes import leftovers
@@ -26,26 +30,53 @@ from headrace.processes.failures import Failures
 from headrace.sampling.placements.base import RunFailed
 from headrace.transport.credentials import credentials
 
-PLACE_TIMEOUT = 10.0
-"""Seconds that Ray may take to reserve the machines, before the run says what is there and goes on waiting."""
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 LOOK_INTERVAL = 2.0
 """Seconds between two questions to every actor whether its node lives."""
+HEAD_TIMEOUT = 30.0
+"""Seconds after which a run ends whose Ray head does not answer. Ray ends every machine of the cluster 60 s after its head."""
+HEAD_NOTICE = 6.0
+"""Seconds after which the user is told that the head does not answer."""
+RECONNECT_TIMEOUT = "600"
+"""Seconds after which Ray ends this process at once because its head is gone: enough for a last checkpoint. Ray's own is 60."""
+CONNECT_TIMEOUT = 10.0
+"""Seconds that the head may take to accept a connection; `ray.init` would wait for minutes for one that is not there."""
 
 
 class NodeActor:
     """Runs on its machine for as long as the run wants. Calls may be repeated without harm."""
 
-    def __init__(self, link: Link) -> None:
-        self._process = NodeProcess(link)
+    def __init__(self) -> None:
+        self._process: NodeProcess | None = None
 
-    def ended(self) -> str:
-        """How the node has ended; "" while it lives."""
+    def machine(self) -> tuple[str, str]:
+        """Ray's id of the machine, and its address."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+
+    def ended(self, link: Link) -> str:
+        """Start the node if it was not; how it has ended, "" while it lives."""
+        if self._process is None:
+            self._process = NodeProcess(link)
         return "" if self._process.exit_code is None else self._process.end_reason()
 
     def end(self, timeout: float) -> None:
         """Wait for the node's end, which it was told of, and end it if it takes longer."""
-        self._process.end(monotonic() + timeout)
+        if self._process is not None:
+            self._process.end(monotonic() + timeout)
+
+
+@dataclass(eq=False)
+class _Actor:
+    """An actor of the run, which Ray has placed or will place."""
+
+    handle: Any
+    asked: Any
+    """The call that is not answered yet: `machine` at first, later `ended`."""
+    machine: str = ""
+    """Ray's id of its machine; "" before Ray has placed it."""
+    address: str = ""
 
 
 def _set_token() -> bool:
@@ -62,9 +93,12 @@ def _set_token() -> bool:
 class RayEngine(Engine):
     """Raises `MissingExtra` where Ray is not installed, and `ConfigError` if no cluster can be joined or started."""
 
+    sends_code = True
+
     def __init__(self, config: Config) -> None:
         has_token = _set_token()  # before the import, which reads it
         try:
+            os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", RECONNECT_TIMEOUT)
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # actors without a GPU see those that there are
             import ray
         except ImportError as error:
@@ -74,7 +108,7 @@ class RayEngine(Engine):
             ) from error
         self._ray: Any = ray
         cluster = config.cluster
-        self._nodes, self._failures = cluster.nodes or 1, Failures(config.sampling)
+        (self._least, self._most), self._failures = cluster.node_range, Failures(config.sampling)
         self._cores = config.sampling.num_workers
         self.own = credentials(cluster.token_file, cluster.ca, cluster.tls_cert, cluster.tls_key)
         if not self.own.token:
@@ -84,11 +118,14 @@ class RayEngine(Engine):
         """Temporary folder of a cluster that this run has started."""
         self._connect(has_token)
         here = ray.util.get_node_ip_address()
-        machines = {node["NodeManagerAddress"] for node in self._alive()}
+        self._alive = self._alive_now()
+        machines = {node["NodeManagerAddress"] for node in self._alive}
         self.listen = cluster.listen or ("127.0.0.1:0" if machines <= {here, "127.0.0.1"} else f"{here}:0")
-        self._group: Any = None
-        self._actors: dict[int, Any] = {}
-        self._asked: dict[int, Any] = {}
+        self._head = ray.get_runtime_context().gcs_address
+        self._answered, self._silence = False, 0.0
+        """Whether the head has answered since the last look, and for how many seconds it has not, while this process ran."""
+        self._placing = threading.Thread(target=self._place)
+        self._actors: list[_Actor] = []
         self._link: Link | None = None
         self._looked = 0.0
 
@@ -98,14 +135,16 @@ class RayEngine(Engine):
         if ray.is_initialized():
             return
         try:
+            if address and (found := re.fullmatch(r"([\w.-]+):(\d+)", address)):
+                socket.create_connection((found[1], int(found[2])), CONNECT_TIMEOUT).close()
             ray.init(address="auto", **QUIET)
-        except (ConnectionError, ray.exceptions.RayError) as error:
+        except (OSError, OverflowError, ray.exceptions.RayError) as error:
             if address:
                 why = str(error).strip().splitlines()[0]
                 raise ConfigError(f"the Ray cluster at {address} (RAY_ADDRESS) cannot be joined: {why}") from error
-            if self._nodes > 1:
+            if self._least > 1:
                 raise ConfigError(
-                    f"{self._nodes} sampling nodes need a Ray cluster of {self._nodes} machines, and this machine belongs to "
+                    f"{self._least} sampling nodes need a Ray cluster of {self._least} machines, and this machine belongs to "
                     "none: start one (ray start) or name one (RAY_ADDRESS). Several nodes on one machine: cluster.engine static"
                 ) from error
             self._folder = leftovers.make_folder("ray")
@@ -119,73 +158,107 @@ class RayEngine(Engine):
                     "its ports can run code"
                 )
 
-    def _alive(self) -> list[dict[str, Any]]:
+    def _alive_now(self) -> list[dict[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
     def start(self, link: Link) -> None:
-        self._link = link
-        ray = self._ray
-        from ray.util.placement_group import placement_group
-
-        bundle = {"CPU": float(self._cores)}
-        self._group = placement_group([bundle] * self._nodes, strategy="STRICT_SPREAD")
-        if not self._group.wait(PLACE_TIMEOUT):
-            self._notices.append(f"Ray has not placed the sampling nodes yet: {self.missing(0)}")
-        for k in range(self._nodes):
-            self._actors[k] = self._actor(ray, k)
-
-    def _actor(self, ray: Any, k: int) -> Any:
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=k)
-        options = {"num_cpus": self._cores, "max_restarts": -1, "max_task_retries": 0}
-        return ray.remote(NodeActor).options(scheduling_strategy=where, **options).remote(self._link)
+        self._link, self._looked = link, monotonic() - LOOK_INTERVAL
 
     def look(self) -> list[str]:
-        ray = self._ray
         texts, self._notices = self._notices, []
-        if monotonic() < self._looked + LOOK_INTERVAL:
+        if (elapsed := monotonic() - self._looked) < LOOK_INTERVAL:
             return texts
-        self._looked = monotonic()
-        for k, actor in self._actors.items():
-            asked = self._asked.setdefault(k, None)
-            if asked is None:
-                self._asked[k] = actor.ended.remote()
-                continue
-            ready, _ = ray.wait([asked], timeout=0)
-            if not ready:
-                continue
-            self._asked[k] = None
-            try:
-                ended = ray.get(asked)
-            except ray.exceptions.RayError:  # Ray starts the actor again, as soon as there is a machine
-                continue
-            if ended:
-                texts.append(self._start_again(k, ended))
-        return texts
+        self._looked += elapsed
+        for actor in list(self._actors):
+            if (text := self._take_answer(actor)) is not None:
+                texts.append(text)
+        if not self._placing.is_alive():
+            self._placing = threading.Thread(target=self._place, name="Ray", daemon=True)
+            self._placing.start()
+        return texts + self._check_head(min(elapsed, 2 * LOOK_INTERVAL))
 
-    def _start_again(self, k: int, ended: str) -> str:
-        what = f"The sampling node of Ray's actor {k} has ended ({ended})"
+    def _place(self) -> None:
+        """See which machines there are, and ask for the actors that are missing. This is a thread, since calls to Ray's head
+        do not return while it is gone."""
+        with suppress(self._ray.exceptions.RayError):
+            self._alive = self._alive_now()
+            self._make_actors()
+            self._answered = True
+
+    def _make_actors(self) -> None:
+        # No machine has two nodes: those that have one are left out, and of two that Ray places at once one is dropped.
+        used = [actor.machine for actor in self._actors if actor.machine]
+        remote = self._ray.remote(NodeActor).options(
+            num_cpus=self._cores, scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0,
+            label_selector={"ray.io/node-id": f"!in({','.join(used)})"} if used else {},
+        )  # fmt: skip
+        for _ in range(self._most - len(self._actors)):
+            handle = remote.remote()
+            self._actors.append(_Actor(handle, handle.machine.remote()))
+
+    def _check_head(self, elapsed: float) -> list[str]:
+        """What the user should know of Ray's head. Raises `RunFailed` if it is gone for too long."""
+        before = self._silence
+        self._silence = 0.0 if self._answered else before + elapsed
+        self._answered = False
+        if self._silence > HEAD_TIMEOUT:
+            raise RunFailed(
+                f"Ray's head {self._head} has not answered for {HEAD_TIMEOUT:.0f} s, and Ray ends all machines of a cluster "
+                "without one. The same command goes on from the last checkpoint as soon as there is a cluster"
+            )
+        if before > HEAD_NOTICE and not self._silence:
+            return [f"Ray's head {self._head} answers again"]
+        if before <= HEAD_NOTICE < self._silence:
+            left = HEAD_TIMEOUT - self._silence
+            return [f"Ray's head {self._head} does not answer: the run ends with a checkpoint if it is silent {left:.0f} s more"]
+        return []
+
+    def _take_answer(self, actor: _Actor) -> str | None:
+        """Take an actor's answer, if there is one, and ask again; returns what the user should know. An actor that is of no more
+        use is forgotten."""
+        ray = self._ray
+        if not ray.wait([actor.asked], timeout=0)[0]:
+            return None
+        try:
+            answer = ray.get(actor.asked)
+        except ray.exceptions.RayError as error:
+            self._drop(actor)
+            if actor.machine and isinstance(error, ray.exceptions.RayActorError):
+                return f"Ray has lost the machine {actor.address}, or the actor there; another one is used if there is room"
+            why = _last_line(error)
+            return self._note_failure(f"a machine of Ray cannot run a sampling node: {why}{missing_package(why)}")
+        if actor.machine:
+            if answer:
+                self._drop(actor)
+                return self._note_failure(f"the sampling node on Ray's machine {actor.address} has ended ({answer})")
+        elif answer[0] in {other.machine for other in self._actors}:
+            self._drop(actor)
+            return None
+        else:
+            actor.machine, actor.address = answer
+        actor.asked = actor.handle.ended.remote(self._link)
+        return None
+
+    def _drop(self, actor: _Actor) -> None:
+        self._actors.remove(actor)
+        self._ray.kill(actor.handle)
+
+    def _note_failure(self, what: str) -> str:
         if too_many := self._failures.add(monotonic()):
             raise RunFailed(f"{what}, {too_many}")
-        self._ray.kill(self._actors[k], no_restart=True)
-        self._actors[k] = self._actor(self._ray, k)
-        return f"{what}; another one starts"
+        return f"{what[0].upper()}{what[1:]}; another one starts"
 
     def missing(self, here: int) -> str:
-        alive = self._alive()
-        cores = ", ".join(f"{node['Resources'].get('CPU', 0):.0f}" for node in alive)
-        return (
-            f"{self._nodes} nodes need {self._nodes} machines with {self._cores} CPUs each (sampling.num_workers); this Ray "
-            f"cluster has {len(alive)} machine{'' if len(alive) == 1 else 's'}, with {cores} CPUs"
-        )
+        need = f"{self._least} nodes need {self._least} machines with {self._cores} CPUs each (sampling.num_workers)"
+        cores, count = ", ".join(f"{node['Resources'].get('CPU', 0):.0f}" for node in self._alive), len(self._alive)
+        return f"{need}; this Ray cluster has {count} machine{'' if count == 1 else 's'}, with {cores} CPUs"
 
     def stop(self, timeout: float) -> None:
         ray = self._ray
         if not ray.is_initialized():
             return
         with suppress(ray.exceptions.RayError):
-            ends = [actor.end.remote(timeout) for actor in self._actors.values()]
+            ends = [actor.handle.end.remote(timeout) for actor in self._actors if actor.machine]
             ray.wait(ends, num_returns=len(ends), timeout=timeout)
         self.kill()
 
@@ -194,13 +267,14 @@ class RayEngine(Engine):
         if not ray.is_initialized():
             return
         with suppress(ray.exceptions.RayError):
-            for actor in self._actors.values():
-                ray.kill(actor, no_restart=True)
-            if self._group is not None:
-                from ray.util.placement_group import remove_placement_group
-
-                remove_placement_group(self._group)
+            for actor in self._actors:
+                ray.kill(actor.handle)
         self._actors.clear()
         ray.shutdown()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _last_line(error: Exception) -> str:
+    """The last line of an error of Ray, which ends with the cause's type and text."""
+    return next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__).strip()

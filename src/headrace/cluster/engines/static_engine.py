@@ -23,14 +23,15 @@ class StaticEngine(Engine):
 
     def __init__(self, config: Config) -> None:
         cluster, self._machines = config.cluster, roles.machine()
-        self._count = (cluster.nodes or 1) - (self._machines.count - 1)
-        if self._count < 0:
+        (least, most), others = cluster.node_range, self._machines.count - 1
+        self._count = max(0, least - others)
+        if others > most:
             raise ConfigError(
-                f"{self._machines.source} has started {self._machines.count} machines: the first learns, and the others are "
-                f"{self._machines.count - 1} sampling nodes; cluster.nodes is {cluster.nodes}"
+                f"{self._machines.source} has started {others + 1} machines: the first learns, and the others are "
+                f"{others} sampling nodes; cluster.nodes is {cluster.nodes}"
             )
         self.own = credentials(cluster.token_file, cluster.ca, cluster.tls_cert, cluster.tls_key)
-        alone = self._machines.count == 1
+        alone = not others
         if not self.own.token:
             if not alone:
                 raise ConfigError(
@@ -39,7 +40,7 @@ class StaticEngine(Engine):
                 )
             self.own = replace(self.own, token=secrets.token_urlsafe(32))
         self.listen = cluster.listen or ("127.0.0.1:0" if alone else f"0.0.0.0:{roles.PORT}")
-        self._failures = Failures(config.sampling)
+        self._failures, self._imports = Failures(config.sampling), config.imports
         self._nodes: list[NodeProcess] = []
         self._link: Link | None = None
 
@@ -47,7 +48,7 @@ class StaticEngine(Engine):
         host, _, port = link.address.rpartition(":")
         here = "127.0.0.1" if host == "0.0.0.0" else "[::1]" if host == "[::]" else host
         self._link = replace(link, address=f"{here}:{port}")
-        self._nodes = [NodeProcess(self._link) for _ in range(self._count)]
+        self._nodes = [NodeProcess(self._link, self._imports) for _ in range(self._count)]
 
     def look(self) -> list[str]:
         assert self._link is not None
@@ -61,7 +62,7 @@ class StaticEngine(Engine):
             if too_many := self._failures.add(monotonic()):
                 raise RunFailed(f"{what}, {too_many}")
             texts.append(f"{what}; another one starts")
-            self._nodes[i] = NodeProcess(self._link)
+            self._nodes[i] = NodeProcess(self._link, self._imports)
         return texts
 
     def missing(self, here: int) -> str:

@@ -1,0 +1,65 @@
+"""headrace status."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from headrace.cli.options import parse
+from headrace.config import Config, ConfigError, load, override
+from headrace.processes.output import show
+from headrace.runs.dashboard import Dashboard, duration
+from headrace.runs.folder import training_process
+from headrace.runs.metrics import CURVE, read_jsonl
+
+LAST_LINES = 5
+"""Lines of log.txt that are shown."""
+LOG_BYTES = 1 << 16
+
+
+@dataclasses.dataclass(kw_only=True)
+class Status:
+    """Show what a training run does whose terminal is gone, from its folder and on its machine: the dashboard as it is now,
+    with a line for each sampling node of a cluster, and the last lines of its log."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Run folder."""
+
+
+def run(arguments: list[str]) -> int:
+    asked: Status = parse(Status, "status", arguments)
+    pid = training_process(asked.run)
+    config = load(asked.run / "config.json")
+    show(f"{asked.run}: process {pid} is training")
+    try:
+        _show(asked.run, override(config, **{"run.dashboard": False, "run.folder": str(asked.run)}))
+    except OSError as error:
+        raise ConfigError(f"{asked.run} cannot be read: {error.strerror}") from error
+    return 0
+
+
+def _show(folder: Path, config: Config) -> None:
+    policy = config.policy_folder(0)
+    metrics = read_jsonl(path) if (path := policy / "metrics.jsonl").exists() else []
+    with Dashboard(config) as dashboard:
+        if (path := policy / CURVE).exists():
+            dashboard.curve(line["mean"] for line in read_jsonl(path) if "mean" in line)
+        if metrics:
+            age = duration(max(0.0, time.time() - metrics[-1].get("time", time.time())))
+            dashboard.message(f"Metrics of {age} ago:")
+            dashboard.picture(metrics[-1])
+        else:
+            dashboard.message("No metrics yet.")
+        for line in _tail(folder / "log.txt"):
+            dashboard.message(line)
+
+
+def _tail(log: Path) -> list[str]:
+    with log.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_BYTES))
+        return file.read().decode(errors="replace").splitlines()[-LAST_LINES:]

@@ -1,0 +1,52 @@
+"""headrace stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import select
+import signal
+from pathlib import Path
+from typing import IO, Annotated
+
+import tyro
+
+from headrace.cli.options import parse
+from headrace.processes.output import show
+from headrace.runs.folder import NotRunning, training_process
+
+LOOK_INTERVAL = 0.5
+"""Seconds between two looks at the log."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Stop:
+    """End a training run whose terminal is gone, from its folder and on its machine: with a last checkpoint and the end of all
+    of its processes, on every machine of a cluster, as by Ctrl-C. Waits for the end, and shows what the run says meanwhile."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Run folder."""
+
+
+def run(arguments: list[str]) -> int:
+    asked: Stop = parse(Stop, "stop", arguments)
+    pid = training_process(asked.run)
+    try:
+        process = os.pidfd_open(pid)
+        training_process(asked.run)  # that id means the same process still
+        with (asked.run / "log.txt").open(errors="replace") as log:
+            log.seek(0, os.SEEK_END)
+            signal.pidfd_send_signal(process, signal.SIGHUP)  # of which a second one does no harm
+            while not select.select([process], [], [], LOOK_INTERVAL)[0]:
+                _show_new(log)
+            _show_new(log)
+    except ProcessLookupError as error:
+        raise NotRunning(f"no training is going on in {asked.run}: process {pid} has just ended") from error
+    show(f"{asked.run}: process {pid} has ended")
+    return 0
+
+
+def _show_new(log: IO[str]) -> None:
+    """Show what was written since the last call."""
+    if text := log.read().rstrip("\n"):
+        show(text)

@@ -1,0 +1,73 @@
+"""`headrace status` and `headrace stop`: of a cluster whose terminal is gone, and of folders where nothing goes on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace import cli
+
+sys.path.append(str(Path(__file__).parents[1] / "cluster"))
+from cluster_runs import ClusterRun
+
+
+@pytest.mark.parametrize(
+    ("lock", "words"),
+    [
+        (None, "is no run folder: No such file or directory (run.lock)"),
+        (f"{2**22} {platform.node()}\n", f"no training is going on in {{}}: process {2**22} has ended"),
+        (f"{os.getpid()} {platform.node()}\n", f"no training is going on in {{}}: process {os.getpid()} has ended"),
+        ("17 elsewhere\n", "{} was last trained in by process 17 of elsewhere: use this command on that machine"),
+        ("\0\xff", "run.lock is damaged: it does not say which process trains there"),
+        ("", "run.lock is damaged"),
+        ("9" * 5000, "no training is going on in {}"),
+    ],
+)
+@pytest.mark.parametrize("command", ["status", "stop"])
+def test_where_nothing_goes_on(
+    command: str, lock: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if lock is not None:
+        (tmp_path / "run.lock").write_text(lock)
+    assert cli.main([command, str(tmp_path)]) == 2
+    errors = capsys.readouterr().err
+    assert words.format(tmp_path) in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.process
+def test_a_cluster_is_shown_and_stopped_from_its_folder(tmp_path: Path) -> None:
+    def headrace(command: str) -> tuple[int, str]:
+        arguments = [sys.executable, "-m", "headrace.cli", command, str(tmp_path / "run")]
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=100, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    with ClusterRun(tmp_path / "run", **{"learning.total_steps": 10**9, "run.checkpoint_interval": 600}) as run:
+        run.wait_for("both nodes", lambda: "cluster/node-1/SPS" in (run.metrics() or [{}])[-1], 200)
+        code, shown = headrace("status")
+        assert code == 0, shown
+        assert f"process {run.process.pid} is training" in shown
+        assert "node 0" in shown
+        assert "node 1" in shown
+        assert " MB/s  lag " in shown
+        (run.folder / "config.json").rename(tmp_path / "config.json")
+        code, shown = headrace("status")
+        assert code == 2, shown
+        assert "Traceback" not in shown
+        (tmp_path / "config.json").rename(run.folder / "config.json")
+        assert not run.checkpoints()
+        code, shown = headrace("stop")
+        assert code == 0, shown
+        assert f"process {run.process.pid} has ended" in shown
+        assert "Stopping: one more checkpoint" in shown
+        assert run.end(5) == 130, run.story
+        assert run.checkpoints()
+        run.assert_nothing_left()
+    code, shown = headrace("stop")
+    assert code == 2
+    assert "no training is going on" in shown
