@@ -195,7 +195,7 @@ def test_one_of_several_agents_is_refused_with_what_to_do() -> None:
     class Match(Plain):
         possible_agents = ("first", "second")
 
-    with pytest.raises(ConfigError, match="Match is an environment of several agents: register .*register_parallel"):
+    with pytest.raises(ConfigError, match=r"Match is an environment of several agents: register .*register_parallel"):
         complete(Match())
 
 
