@@ -71,7 +71,7 @@ def seen() -> Iterator[None]:
 
 @pytest.mark.usefixtures("seen")
 def test_what_somebodys_environment_observes_is_looked_up() -> None:
-    for algorithm, setting, of_images in (("dqn", "replay.capacity", 200_000), ("impala", "learning.learning_rate", 5e-4)):
+    for algorithm, setting, of_images in (("dqn", "replay.capacity", 200_000), ("impala", "learning.learning_rate", 1e-3)):
         group, name = setting.split(".")
 
         def value(algorithm: str = algorithm, group: str = group, name: str = name, **settings: Any) -> Any:

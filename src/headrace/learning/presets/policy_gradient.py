@@ -140,8 +140,7 @@ _ONE_PASS: Settings = {
     "learning.max_grad_norm": 0.5,
 }  # fmt: skip
 ONE_PASS: ByObservations = {
-    # Larger steps or less entropy end in one action before there is anything to choose from (docs/results.md).
-    "images": _ONE_PASS | {"learning.learning_rate": 5e-4, "learning.entropy_coef": 0.02},
+    "images": _ONE_PASS | {"learning.learning_rate": 1e-3},
     # With ReLU the entropy of continuous actions falls far below that of uniform ones at once, and comes back late.
     "vectors": _ONE_PASS
     | {
