@@ -242,7 +242,7 @@ def test_quick_start_commands_run_in_order(tmp_path, monkeypatch, quiet):
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_quick_start_python_runs(tmp_path, monkeypatch, quiet):
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks("python")
+    _, code = blocks("python")  # the first is an environment, with which tests/test_pages_run.py trains
     exec(compile(code.replace("20_000", "1500"), "quick-start.md", "exec"), {})
     assert "mean return" in quiet()
 

@@ -19,8 +19,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$|((?:^    \S[^\n]*\n)+)", re.MULTILINE | re.DOTALL)
 COMMANDS = ("headrace", "python", "pip", "openssl", "cp", "make", "git", "torchrun", "echo", "--")
-ELSEWHERE = re.compile(r"<this repository>|\bHOST\b|^python benchmarks/|^make train$|^pip install -e", re.MULTILINE)
-"""In a block: it needs other machines, or this repository."""
+ELSEWHERE = re.compile(
+    r"<this repository>|\bHOST\b|^python benchmarks/|^make train$|^pip install -e| --push$| --demo\b|import torch\"", re.MULTILINE
+)
+"""In a block: it needs other machines, this repository, or a hub, npm, a Python without PyTorch (tests/export has those)."""
 HEADRACE = f"""#!/bin/sh
 command=$1
 case "$*" in *" vizdoom/"*) few="--sampling.num-workers 2 --sampling.envs-per-worker 2" ;; esac
@@ -88,11 +90,12 @@ def run(command: list[str], folder: Path, programs: dict[str, str], what: str) -
 
 
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
-OWN_TESTS = {"docs/remote.md", "docs/export.md"}
-"""Pages for which others stand: of several machines (below); of a hub and a Python without PyTorch (tests/export)."""
+SEVERAL_MACHINES = {"docs/remote.md"}
+"""Pages with a test of their own, below."""
 SLOW = {
     "docs/ape-x.md",
     "docs/device.md",
+    "docs/export.md",
     "docs/laboratory.md",
     "docs/multi-agent.md",
     "docs/multi-gpu.md",
@@ -108,7 +111,7 @@ SLOW = {
     [
         pytest.param(page, marks=pytest.mark.slow if page in SLOW else pytest.mark.process)
         for page in PAGES
-        if blocks(page) and page not in OWN_TESTS
+        if blocks(page) and page not in SEVERAL_MACHINES
     ],
 )
 def test_every_block_runs(page: str, tmp_path: Path, programs: dict[str, str]) -> None:

@@ -124,7 +124,12 @@ TASKS = {
         note="Ape-X DQN; protocol dqn; raw returns of whole games",
     ),
     "apex-minatar-breakout": Task(
-        "minatar/breakout", 10, 15, {"learning.algorithm": "apex-dqn"}, WORLDS, note="Ape-X DQN; 10x10 board, sticky actions 0.1"
+        "minatar/breakout",
+        10,
+        15,
+        {"learning.algorithm": "apex-dqn", "policy.encoder": "minatar-conv"},
+        WORLDS,
+        note="Ape-X DQN; 10x10 board, sticky actions 0.1",
     ),
     "apex-cartpole-swingup": Task("dm_control/cartpole-swingup", 800, 13, {"learning.algorithm": "apex-dpg"}, note="Ape-X DPG"),
     "apex-walker-walk": Task("dm_control/walker-walk", 800, 13, {"learning.algorithm": "apex-dpg"}, note="Ape-X DPG"),

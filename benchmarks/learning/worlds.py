@@ -274,15 +274,21 @@ class MinAtar(gymnasium.Env[np.ndarray, int]):
         return np.ascontiguousarray(self._game.state().transpose(2, 0, 1), dtype=np.uint8) * np.uint8(255)
 
 
-@register_network("minatar")
-def minatar_network(observation: dict[str, ArraySpec], config: PolicyConfig) -> Any:
-    """The paper's convolution, 16@3s1; the head's streams are its linear layer."""
+def minatar_network(observation: dict[str, ArraySpec], config: PolicyConfig, *, linear: bool) -> Any:
+    """The paper's: a convolution, 16@3s1, and a linear layer of 128."""
     from headrace.policies.encoders import ConvEncoder, MultiEncoder, convolutions
 
     def encoder(spec: ArraySpec) -> ConvEncoder:
-        return ConvEncoder(spec.shape, convolutions(spec.shape[0], ((16, 3, 1),), "relu"), "relu")
+        layers = convolutions(spec.shape[0], ((16, 3, 1),), "relu")
+        return ConvEncoder(spec.shape, layers, "relu", config.hidden if linear else None)
 
     return MultiEncoder({name: encoder(spec) for name, spec in observation.items()})
+
+
+# Without the linear layer only for heads of Q-learning that have one of their own: a policy whose heads are linear in 3x3 patches
+# cannot relate the ball to the paddle.
+register_network("minatar")(partial(minatar_network, linear=True))
+register_network("minatar-conv")(partial(minatar_network, linear=False))
 
 
 def minatar(options: EnvConfig, *, render_mode: str | None = None, game: str) -> MinAtar:

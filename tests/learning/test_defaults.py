@@ -32,7 +32,8 @@ LEARNS = importlib.import_module("learning.run").LEARNS
         *(
             pytest.param(task, algorithm, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
             for task, algorithm in (
-                ("cartpole", "pqn"), ("cartpole", "apex-dqn"), ("levers", "ppo"), ("lunar-lander", "ppo"),
+                ("cartpole", "pqn"), ("cartpole", "apex-dqn"), ("grid", "r2d2"), ("levers", "ppo"), ("levers", "appo"),
+                ("lunar-lander", "ppo"),
                 ("pendulum", "ppo"), ("pendulum", "impala"), ("pendulum", "a2c"), ("pendulum", "apex-dpg"),
             )
         ),

@@ -14,7 +14,7 @@ import pytest
 
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core import imports
-from headrace.envs.core.construct import construct
+from headrace.envs.core.construct import complete, construct
 from headrace.envs.core.errors import cause
 from headrace.envs.core.imports import import_files
 from headrace.envs.core.registry import register
@@ -189,6 +189,14 @@ def test_what_an_environment_leaves_out_is_completed() -> None:
     assert describe("my/plain", EnvConfig()).observation["obs"].shape == (2,)
     with pytest.raises(ConfigError, match="has no render mode 'rgb_array'"):
         make_env("my/plain", EnvConfig(), render_mode="rgb_array")
+
+
+def test_one_of_several_agents_is_refused_with_what_to_do() -> None:
+    class Match(Plain):
+        possible_agents = ("first", "second")
+
+    with pytest.raises(ConfigError, match=r"Match is an environment of several agents: register .*register_parallel"):
+        complete(Match())
 
 
 def test_gymnasiums_constructors_need_no_render_mode() -> None:

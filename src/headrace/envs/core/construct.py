@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium
 
-from headrace.config import EnvConfig
+from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core.family_interface import Env
 
 
@@ -29,7 +29,15 @@ def construct(make: Any, options: EnvConfig, render_mode: str | None = None) -> 
 
 
 def complete(env: Any) -> Env:
-    """The environment itself, or as a `gymnasium.Env` if it has the methods of one without being one."""
+    """The environment itself, or as a `gymnasium.Env` if it has the methods of one without being one.
+
+    Raises `ConfigError` for an environment of several agents.
+    """
+    if hasattr(env, "possible_agents"):
+        raise ConfigError(
+            f"{type(env).__qualname__} is an environment of several agents: register a function that makes it with "
+            "@headrace.envs.register_parallel(ID, agents=NUMBER), and train ID (docs/multi-agent.md)"
+        )
     return env if isinstance(env, gymnasium.Env) else Completed(env)
 
 

@@ -232,7 +232,7 @@ def _nearest(env_id: str) -> str:
     by_lower |= {known.rpartition("/")[2].lower(): known for known in by_lower.values()}
     nearest = [by_lower[match] for match in difflib.get_close_matches(env_id.lower(), by_lower, n=5, cutoff=0.5)]
     if nearest:
-        return f"nearest: {', '.join(dict.fromkeys(nearest))}"
+        return f"nearest: {', '.join(dict.fromkeys(nearest))}; your own: give the file that registers it by --import"
     return f"ids are family/name with the families {', '.join(FAMILIES)}; `headrace envs` lists them"
 
 

@@ -19,6 +19,8 @@ _OBSERVE_IMAGES = (":AtariEnv", ":CarRacing")
 """Suffixes of the entry points of environments that observe images."""
 
 _MUJOCO_MODULE = "gymnasium.envs.mujoco"
+_EXTRAS = {_MUJOCO_MODULE: "mujoco", "gymnasium.envs.box2d": "box2d"}
+"""Extras of ours that have what a module of environments needs."""
 _SKIPPED = ("GymV2", "phys2d/", "tabular/", "headrace/")
 """Prefixes of ids that are not listed: adapters to other packages, JAX environments, and ours, listed as atari/<game>."""
 
@@ -63,7 +65,8 @@ def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> En
             warnings.filterwarnings("ignore", ".*not in the possible render_modes")  # `make_env` refuses it
             env = gymnasium.make(name, disable_env_checker=True, **kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
-        advice = 'pip install "headrace[mujoco]"' if _is_mujoco(name) else str(error)
+        extra = next((extra for module, extra in _EXTRAS.items() if _entry_point(name).startswith(module)), None)
+        advice = f'pip install "headrace[{extra}]"' if extra else str(error)
         raise ConfigError(f"gym/{name} needs packages that are not installed: {advice}") from error
     except TypeError as error:
         if render_mode is not None and "'render_mode'" in str(error):
