@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -52,19 +53,18 @@ def test_the_wheels_install_and_train_where_there_is_no_compiler(tmp_path):
         ["make", "wheel", f"VENV={tmp_path / 'tools'}", f"DIST={tmp_path / 'dist'}", f"PYTHON={sys.executable}"],
         cwd=ROOT, check=True, timeout=1500,
     )  # fmt: skip
-    wheels = {tuple(wheel.name.split("-")[::4]): wheel for wheel in (tmp_path / "dist").iterdir()}
-    # RHEL 8 has glibc 2.28.
-    assert wheels.keys() == {(name, f"manylinux_2_28_{machine}.whl") for name in PARTS for machine in MACHINES}
-    for (name, platform), wheel in wheels.items():
+    wheels = {(wheel.name.split("-")[0], wheel.stem[-7:].strip("_")): wheel for wheel in (tmp_path / "dist").iterdir()}
+    assert wheels.keys() == {(name, machine) for name in PARTS for machine in MACHINES}
+    for (name, machine), wheel in wheels.items():
+        assert min(map(int, re.findall(r"manylinux_2_(\d+)_", wheel.name))) <= 28, "RHEL 8 has glibc 2.28"
         assert wheel.stat().st_size < 5e6
-        machine = platform.removeprefix("manylinux_2_28_").removesuffix(".whl")
         with ZipFile(wheel) as files:
             modules = [file for file in files.namelist() if file.endswith(".so")]
             assert {Path(module).name.split(".")[0] for module in modules} == PARTS[name]
             assert {int.from_bytes(files.read(module)[18:20], "little") for module in modules} == {MACHINES[machine]}
             assert any("x86_64_v" in module for module in modules) == (machine == "x86_64")
             assert {f"{name}/_native/{part}.pyi" for part in PARTS[name] - {"doom_yield"}} <= set(files.namelist())
-    mine = [wheels[name, f"manylinux_2_28_{os.uname().machine}.whl"] for name in PARTS]
+    mine = [wheels[name, os.uname().machine] for name in PARTS]
     venv.create(tmp_path / "clean", with_pip=True)
     binaries = tmp_path / "clean/bin"
     environment = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or "proxy" in name.lower()}
