@@ -49,7 +49,7 @@ docs: $(VENV)/.test
 	$(SAY) "open build/site/index.html"
 
 # For processors of every age and systems from glibc 2.28 on (RHEL 8): zig's compiler links against that version, for both
-# architectures, wherever it runs. auditwheel refuses a wheel that needs more of a system. This machine's own
+# architectures, wherever it runs. auditwheel says in its name what a wheel needs of a system. This machine's own
 # architecture comes first, since the other wheel takes the stubs of its modules.
 HOST  := $(shell uname -m)
 ARCHS ?= $(HOST) $(filter-out $(HOST),x86_64 aarch64)
@@ -62,7 +62,7 @@ define build_wheel
 	rm -rf build/wheel
 	$(CROSS) CXX="$(ZIG) c++ -target $(1)-linux-gnu.2.28" HEADRACE_WHEEL=$(1) \
 	  $(PIP) wheel -q --no-deps --no-build-isolation -w build/wheel ./$(ATARI) .
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --plat manylinux_2_28_$(1) --only-plat -w $(DIST) build/wheel/*.whl
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair -w $(DIST) build/wheel/*.whl
 
 endef
 wheel: $(VENV)/.tools

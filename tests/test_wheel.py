@@ -87,12 +87,11 @@ def test_a_release_installs_from_an_index_and_trains_where_there_is_no_compiler(
     )  # fmt: skip
     assert re.search(r"^## 9\.8\.7 - ", (source / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert sorted(path.name for path in dist.glob("*.tar.gz")) == ["headrace-9.8.7.tar.gz", "headrace_atari-9.8.7.tar.gz"]
-    wheels = {tuple(wheel.name.split("-")[::4]): wheel for wheel in dist.glob("*.whl")}
-    # RHEL 8 has glibc 2.28.
-    assert wheels.keys() == {(name, f"manylinux_2_28_{machine}.whl") for name in PARTS for machine in MACHINES}
-    for (name, platform), wheel in wheels.items():
+    wheels = {(wheel.name.split("-")[0], wheel.stem[-7:].strip("_")): wheel for wheel in dist.glob("*.whl")}
+    assert wheels.keys() == {(name, machine) for name in PARTS for machine in MACHINES}
+    for (name, machine), wheel in wheels.items():
+        assert min(map(int, re.findall(r"manylinux_2_(\d+)_", wheel.name))) <= 28, "RHEL 8 has glibc 2.28"
         assert wheel.stat().st_size < 5e6
-        machine = platform.removeprefix("manylinux_2_28_").removesuffix(".whl")
         with ZipFile(wheel) as files:
             modules = [file for file in files.namelist() if file.endswith(".so")]
             assert {Path(module).name.split(".")[0] for module in modules} == PARTS[name]
