@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from stand_in_device import NAME, OnDevice, calls, stand_in_device
-from test_replay_experience import Rig
+from test_replay_experience import SLOTS, Rig
 from torch import nn
 
 import headrace
@@ -127,8 +127,8 @@ def test_a_learner_on_replay_waits_for_no_batch_and_for_no_priorities(algorithm:
     update = rig.replay.update
     rig.replay.update = lambda keys, new: (entered.append(new), update(keys, new))[1]  # type: ignore[method-assign, func-returns-value]
     try:
-        for _ in range(8):
-            rig.finish()
+        for _ in range(SLOTS):
+            assert rig.finish()
         rig.next_batch()
         rig.experience.release()
         mine = threading.current_thread().name

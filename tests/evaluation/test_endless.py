@@ -102,6 +102,7 @@ def test_games_are_cut_off_at_the_limit(run: str) -> None:
         evaluate(run, 5, max_episode_steps=0)
 
 
+@pytest.mark.process
 def test_the_commands_take_the_limit(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["eval", run, "--episodes", "3", "--max-episode-steps", "6", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["lengths"] == [6] * 3

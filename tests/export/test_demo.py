@@ -191,6 +191,7 @@ def test_a_policy_with_memory_acts_in_the_page_as_in_python(browser, runtime, tm
 # -- what is refused --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_what_a_page_cannot_play_is_said_before_the_work(tmp_path, monkeypatch):
     run = trained("gym/CartPole-v1", tmp_path / "run", **{"envs.frame_stack": 2})
     with pytest.raises(ConfigError, match=r"the plain one; this policy has envs\.frame_stack"):

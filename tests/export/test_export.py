@@ -53,6 +53,7 @@ def test_file_and_contract_of_a_policy_with_a_core(cartpole, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["policy.json", "policy.onnx"]
 
 
+@pytest.mark.process
 def test_the_file_plays_the_same_games_as_the_checkpoint(cartpole, tmp_path):
     path = export(cartpole, to=tmp_path / "policy.onnx").path
     for deterministic in (True, False):
@@ -281,6 +282,7 @@ def test_other_files_are_not_overwritten(cartpole, tmp_path):
         export(cartpole, to=tmp_path / "folder.onnx")
 
 
+@pytest.mark.process
 def test_a_population_needs_a_number(tmp_path):
     run = trained("gym/CartPole-v1", tmp_path / "run", **{"population.size": 2, "sampling.placement": "served"})
     with pytest.raises(ConfigError, match="2 policies: choose one with --policy"):

@@ -247,6 +247,7 @@ def test_many_producers_and_consumers_lose_and_double_nothing():
     assert (got == 1).all()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_queue_survives_hundreds_of_kills(seed):
     """Producers and consumers are killed inside puts and gets. Survivors must go on, ten values before the next kill; values must

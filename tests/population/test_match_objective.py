@@ -145,6 +145,7 @@ class Paid:
 register_parallel("paid", agents=2)(lambda options, render_mode=None: Paid())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=pytest.mark.slow)])
 def test_each_agent_is_paid_by_the_weights_of_the_policy_that_acts_for_it(tmp_path: Path, placement: str) -> None:
     config = make_config("paid", imports=[str(Path(__file__).resolve())], **{

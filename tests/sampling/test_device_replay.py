@@ -220,6 +220,7 @@ def test_every_part_of_rainbow_is_a_switch(part: str) -> None:
         assert model is not None
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("algorithm", ["dqn", "rainbow"])
 def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path, algorithm: str) -> None:
     settings: dict[str, Any] = {
