@@ -147,6 +147,21 @@ def test_a_fork_server_that_was_killed_is_replaced_by_one_that_does_the_same(pro
     assert program.nothing_is_left()
 
 
+def test_a_temporary_directory_whose_path_is_too_long_for_sockets(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    program = (
+        "import tempfile\nfrom multiprocessing import util\nfrom headrace.processes.start import start_fork_server\n"
+        "if __name__ == '__main__':\n    start_fork_server()\n    print(tempfile.gettempdir(), util.get_temp_dir())\n"
+    )
+    environment = os.environ | {"TMPDIR": str(folder)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    users, of_sockets = done.stdout.split()
+    assert users == str(folder), "what else is temporary is where the user wants it"
+    assert Path(of_sockets).parent == Path("/tmp")
+    assert until(lambda: not Path(of_sockets).exists())
+
+
 def test_the_folder_of_a_program_that_lives_is_left_alone(tmp_path: Path) -> None:
     """A run in a child of multiprocessing has the temporary folder of the user's program."""
     (tmp_path / "children.py").write_text(CHILDREN)

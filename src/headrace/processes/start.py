@@ -34,6 +34,8 @@ _preloaded = ["headrace.sampling.preload"]
 STARTED_BY = "HEADRACE_FORK_SERVER_STARTED_BY"
 """An environment variable, there only while the fork server is started: the process that starts it, its origin (see
 `programs`) and its temporary folder, which holds the fork server's socket ("" where another process removes the folder)."""
+SOCKET_PATH = 107
+"""Bytes of the longest path that a Unix socket can have."""
 CHILDREN_END = 2.0
 """Seconds that the fork server waits for the end of children whose parent was killed."""
 FILES_OF_A_CHILD = 64
@@ -54,8 +56,9 @@ def start_fork_server() -> None:
         multiprocessing.get_context("forkserver").set_forkserver_preload(_preloaded)
         # `forkserver.ensure_running` would start it, too, but behind the lines that block signals, and that unblocks two of them.
         resource_tracker.ensure_running()
-        folder = _own_folder()
-        leftovers.sweep(tempfile.gettempdir())
+        with _folder_for_sockets():
+            folder = _own_folder()
+            leftovers.sweep(tempfile.gettempdir())
         # Ctrl-C, `timeout` and a closed terminal signal the whole process group. The fork server must outlive them, or this
         # process would believe that all its children are dead; it inherits what is blocked here.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -65,6 +68,18 @@ def start_fork_server() -> None:
         finally:
             del os.environ[STARTED_BY]
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _folder_for_sockets() -> Iterator[None]:
+    """Meanwhile the temporary directory is /tmp if the path of the user's (TMPDIR) leaves too little room in that of a socket."""
+    before = tempfile.gettempdir()
+    if len(os.fsencode(before)) > SOCKET_PATH - len("/pymp-01234567/listener-01234567"):
+        tempfile.tempdir = "/tmp"
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def _own_folder() -> str:
