@@ -44,7 +44,7 @@ def full(run: ClusterRun) -> bool:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("goal", [50, pytest.param(195, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("goal", [40, pytest.param(195, marks=pytest.mark.slow)])
 def test_apex_dqn_on_two_shards_learns_cartpole(goal: int, tmp_path: Path) -> None:
     settings = {"learning.algorithm": "apex-dqn", "run.goal": goal, "replay.shards": "node", "learning.total_steps": 400_000}
     with ClusterRun(tmp_path / "run", env="gym/CartPole-v1", imports=None, **settings) as run:
