@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$|((?:^    \S[^\n]*\n)+)", re.MULTILINE | re.DOTALL)
 COMMANDS = ("headrace", "python", "pip", "openssl", "cp", "make", "git", "torchrun", "echo", "--")
 ELSEWHERE = re.compile(
-    r"<this repository>|\bHOST\b|^python benchmarks/|^make (?:train$|image)|^pip install -e| --push$| --demo\b|import torch\"", re.MULTILINE
+    r"<this repository>|\bHOST\b|^python benchmarks/|^make (?:train$|image)|^pip install -e| --push$| --demo\b|import torch\"",
+    re.MULTILINE,
 )
 """In a block: it needs other machines, this repository, or a hub, npm, a Python without PyTorch (tests/export has those)."""
 HEADRACE = f"""#!/bin/sh

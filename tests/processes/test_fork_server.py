@@ -154,8 +154,10 @@ def test_a_temporary_directory_whose_path_is_too_long_for_sockets(tmp_path: Path
         "import tempfile\nfrom multiprocessing import util\nfrom headrace.processes.start import start_fork_server\n"
         "if __name__ == '__main__':\n    start_fork_server()\n    print(tempfile.gettempdir(), util.get_temp_dir())\n"
     )
-    environment = os.environ | {"TMPDIR": str(folder)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | {"TMPDIR": str(folder)}, capture_output=True, text=True, timeout=60,
+        check=True,
+    )  # fmt: skip
     users, of_sockets = done.stdout.split()
     assert users == str(folder), "what else is temporary is where the user wants it"
     assert Path(of_sockets).parent == Path("/tmp")
