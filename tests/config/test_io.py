@@ -81,6 +81,12 @@ def test_a_file_from_before_some_settings_came_is_read_with_their_defaults(tmp_p
     assert (config.cluster, config.sampling.policy_lag) == (configs.Config().cluster, 0)
 
 
+def test_a_setting_that_went_is_left_out_where_it_asked_for_nothing(tmp_path):
+    assert configs.load(saved(tmp_path, lambda data: data["cluster"].update(min_nodes=None))) == Config()
+    with pytest.raises(ConfigError, match=r"\(unknown: cluster.min_nodes\)"):
+        configs.load(saved(tmp_path, lambda data: data["cluster"].update(min_nodes=2)))
+
+
 @pytest.mark.parametrize("text", ["[]", "{", '"x"', "null", "\udcff", "[" * 100_000, '{"format": 2, "run": 3}'])
 def test_a_file_that_holds_no_configuration(tmp_path, text):
     (tmp_path / "config.json").write_bytes(text.encode(errors="surrogateescape"))

@@ -25,6 +25,9 @@ LATER = (
 """Settings, and groups of them, that came while the format stayed. A file without them is older; what they were then is their
 default."""
 
+GONE = {"cluster.min_nodes": None}
+"""Settings that went while the format stayed, with the value that asked for nothing. A file with that value is read without it."""
+
 
 def to_dict(config: Any) -> dict[str, Any]:
     """The configuration as plain JSON types."""
@@ -89,6 +92,10 @@ def load(path: os.PathLike[str] | str) -> Config:
         if (found := data.pop("format", 1)) != FORMAT:
             age = "a newer" if isinstance(found, int) and found > FORMAT else "an older"
             raise ConfigError(f"it has format {found!r:.40}, not {FORMAT}. The run was made by {age} {other_version}")
+        for name, nothing in GONE.items():
+            group, _, setting = name.partition(".")
+            if isinstance(data.get(group), dict) and data[group].get(setting, ...) == nothing:
+                del data[group][setting]
         expected, names = _names(to_dict(Config())), _names(data)
         missing = {name for name in expected - names if not f"{name}.".startswith(tuple(f"{late}." for late in LATER))}
         if names - expected or missing:
