@@ -26,7 +26,7 @@ LATER = (
 default."""
 
 GONE = {"cluster.min_nodes": None}
-"""Settings that went while the format stayed, each with the value that asked for nothing. A file with that value is read still."""
+"""Settings that went while the format stayed, each with the value that asked for nothing: a file with that is read without it."""
 
 
 def to_dict(config: Any) -> dict[str, Any]:
