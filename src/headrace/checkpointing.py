@@ -174,8 +174,7 @@ class Checkpointing:
         `at_rest`: everything stands still between two updates, so that a serial sampler's half-filled trajectories can be saved.
         `ended`: this policy learns no more.
         """
-        if self._ranks.index:
-            yield Message("message", "Rank 0 writes the checkpoints", self._policy)
+        if self._ranks.index:  # rank 0 writes them
             return
         together = self._together and at_rest
         if together and self._unchanged and self._ended == ended:

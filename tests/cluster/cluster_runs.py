@@ -34,10 +34,17 @@ class ClusterRun(Run):
 
     def nodes(self) -> list[int]:
         """Pids of the nodes' main processes."""
+        return self._running("headrace.cluster")
+
+    def ranks(self) -> list[int]:
+        """Pids of the main processes of learner ranks but the first."""
+        return self._running("headrace.cli.rank")
+
+    def _running(self, module: str) -> list[int]:
         found = []
         for pid in self.pids():
             with suppress(psutil.Error):
-                if "headrace.cluster" in psutil.Process(pid).cmdline():
+                if module in psutil.Process(pid).cmdline():
                     found.append(pid)
         return sorted(found)
 
@@ -50,7 +57,7 @@ class ClusterRun(Run):
 
     def learner_parts(self, role: str) -> list[int]:
         """The same on the learner's side, where receivers are `rollout-`."""
-        others = {pid for node in self.nodes() for pid in self.parts(node, role)}
+        others = {pid for member in self.nodes() + self.ranks() for pid in self.parts(member, role)}
         return [pid for pid in self.pids(role) if pid not in others]
 
 
@@ -67,13 +74,15 @@ def free_ports() -> int:
     raise AssertionError("no free ports")
 
 
-def machine_of(run: ClusterRun, index: int, host: str = "127.0.0.1", token: str = "the-token-of-tests") -> dict[str, str]:
+def machine_of(
+    run: ClusterRun, index: int, host: str = "127.0.0.1", token: str = "the-token-of-tests", machines: int = 2
+) -> dict[str, str]:
     """Variables of one of several machines, as torchrun sets them."""
-    here = {"RANK": str(index), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": host}
+    here = {"RANK": str(index), "WORLD_SIZE": str(machines), "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": host}
     return {**run.environ, **here, "HEADRACE_TOKEN": token}
 
 
-def start_node(run: ClusterRun, **place: Any) -> subprocess.Popen[str]:
+def start_node(run: ClusterRun, index: int = 1, **place: Any) -> subprocess.Popen[str]:
     """The run's command on another machine."""
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
-    return subprocess.Popen(run.command, env=machine_of(run, 1, **place), **how)
+    return subprocess.Popen(run.command, env=machine_of(run, index, **place), **how)

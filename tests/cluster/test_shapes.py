@@ -59,8 +59,11 @@ def test_there_are_slots_for_every_credit_and_a_batch(nodes: int, window: int) -
         ({"cluster.nodes": "0-2"}, "cluster.nodes is '0-2'"),
         ({"cluster.nodes": 0}, "cluster.nodes is 0; it must be at least 1"),
         ({"population.size": 2}, "a cluster trains one policy"),
-        ({"learning.num_devices": 2}, "a cluster has one learner"),
-        ({"learning.num_devices": 2, **SHARDED}, "serve one learner; there are 2 ranks"),
+        ({"learning.num_devices": 2}, r"given by cluster.learners; there are 2 ranks \(learning.num_devices\)"),
+        ({"cluster.learners": 2, **SHARDED}, "serve one learner; cluster.learners is 2"),
+        ({"cluster.learners": 4}, r"each of the 4 learner ranks \(cluster.learners\) needs a sampling node; .* may be 3"),
+        ({"cluster.learners": 3, "cluster.nodes": "2-8"}, "cluster.nodes may be 2"),
+        ({"cluster.learners": 2, "cluster.nodes": None}, "without cluster.nodes give learning.num_devices"),
         ({"replay.checkpoint_contents": True, **SHARDED}, r"shards on nodes \(replay.shards\) are not saved"),
         ({"cluster.nodes": None, **SHARDED}, "there are none without cluster.nodes"),
         ({"cluster.tls_cert": "cert.pem", "cluster.tls_key": "key.pem"}, "belong together"),
@@ -120,11 +123,11 @@ def test_the_first_machine_is_the_nodes_that_are_lacking(
     nodes: int | str, machines: int, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(roles, "machine", lambda: Machine(0, machines, "here", "Slurm"))
-    monkeypatch.setattr(static_engine, "NodeProcess", lambda link, imports: link)
+    monkeypatch.setattr(static_engine, "MemberProcess", lambda link, imports, rank: link)
     monkeypatch.setenv("HEADRACE_TOKEN", "a-token-of-tests")
     engine = StaticEngine(cluster_config(nodes))
     engine.start(Link("0.0.0.0:7780", engine.own, 1.0))
-    assert [link.address for link in engine._nodes] == ["127.0.0.1:7780"] * processes
+    assert [link.address for link in engine._members] == ["127.0.0.1:7780"] * processes
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ Numbers of a rank travel by gloo in host memory, gradients by NCCL where the dev
 from __future__ import annotations
 
 import os
+import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from headrace.config import hardware
-from headrace.config.errors import UserError
+from headrace.config.errors import RANK_LOST, UserError
 
 TIMEOUT = float(os.environ.get("HEADRACE_RANK_TIMEOUT", 600))
 """Seconds that a rank waits for the others, which may be writing a checkpoint."""
@@ -28,6 +30,8 @@ TIMEOUT = float(os.environ.get("HEADRACE_RANK_TIMEOUT", 600))
 
 class RankLost(UserError, RuntimeError):
     """Another rank has ended or did not answer. The run goes on from its newest checkpoint when all ranks are started again."""
+
+    exit_code = RANK_LOST
 
 
 class Ranks:
@@ -42,19 +46,28 @@ class Ranks:
         if self.size == 1:
             return
         with self._others():
+            meeting = os.environ.get(hardware.RANK_STORE, "")
+            address = re.fullmatch(r"tcp://(.+):(\d+)", meeting)
             dist.init_process_group(
                 "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
-                init_method=f"file://{os.environ[hardware.RANK_STORE]}" if hardware.RANK_STORE in os.environ else "env://",
+                init_method=None if address else f"file://{meeting}" if meeting else "env://",
+                store=self._store(address[1], int(address[2])) if address else None,
                 rank=self.index,
                 world_size=self.size,
                 timeout=timedelta(seconds=TIMEOUT),
             )
 
+    def _store(self, host: str, port: int) -> dist.Store:
+        """A store at the first rank, which listens at this address alone."""
+        fd = socket.create_server((host, port)).detach() if self.index == 0 else None
+        near = "127.0.0.1" if host == "0.0.0.0" else host
+        return dist.TCPStore(near, port, self.size, self.index == 0, timedelta(seconds=TIMEOUT), master_listen_fd=fd)
+
     @contextmanager
     def _others(self) -> Iterator[None]:
         try:
             yield
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, OSError) as error:
             said = (str(error) or type(error).__name__).splitlines()[0]
             again = "When all ranks are started again, the run goes on from its newest checkpoint"
             raise RankLost(f"rank {self.index} of {self.size} lost the others ({said}). {again}") from error

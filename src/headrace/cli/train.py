@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # torch takes seconds
 def run(arguments: list[str]) -> int:
     """`headrace train`. Exit code 0 if the run ended by itself, 130 if it was interrupted."""
     config = parse_config(arguments)
-    if config.cluster.nodes is not None and (code := _as_node(config)) is not None:
+    if config.cluster.nodes is not None and (code := _as_member(config)) is not None:
         return code
     check_config(config)
     if ranks.needs_launch(config):
@@ -45,16 +45,18 @@ def run(arguments: list[str]) -> int:
     return 130 if result.reason == "interrupted" else 0
 
 
-def _as_node(config: Config) -> int | None:
-    """The exit code of a sampling node, which this command is on every machine but the first; None on the first."""
+def _as_member(config: Config) -> int | None:
+    """The exit code of a learner rank or a sampling node, which this command is on every machine but the first; None there."""
     cluster.check_transport()
-    from headrace.cluster.roles import link_of_node  # imports gRPC
+    from headrace.cluster.roles import link_of_member, machine  # imports gRPC
 
-    if (link := link_of_node(config)) is None:
+    if (link := link_of_member(config)) is None:
         return None
     from headrace.cluster.node import run_node
+    from headrace.cluster.rank import keep_rank
 
-    return run_node(link, config.imports)
+    here = machine().index
+    return keep_rank(link, here, config.imports) if here < config.cluster.learners else run_node(link, config.imports)
 
 
 def _next_commands(result: TrainResult, config: Config) -> list[str]:

@@ -1,6 +1,6 @@
-"""A run on many machines: sampling nodes elsewhere, one learner. docs/cluster.md is the manual.
+"""A run on many machines: sampling nodes elsewhere, one learner or several ranks. docs/cluster.md is the manual.
 
-On the learner's side `placement.Cluster` is a placement whose rollout workers are receivers of nodes' trajectories. On a node
+On the learner's side `placement.Receivers` is a placement whose rollout workers are receivers of nodes' trajectories. On a node
 (`node`) the ordinary placement samples, with an `uplink` in the place of its learner. Nothing else knows of the cluster.
 """
 
@@ -24,9 +24,11 @@ def make_placement(config: Config, spec: EnvSpec, make_agent: MakeAgent, members
     if config.cluster.nodes is None:
         return placements.make_placement(config, spec, make_agent, members)
     check_transport()
-    from headrace.cluster.placement import Cluster
+    from headrace.cluster.placement import Cluster, LaterRank
+    from headrace.cluster.rank import this_process
 
-    return Cluster(config, spec, make_agent, members)
+    joined = this_process()
+    return Cluster(config, spec, make_agent) if joined is None else LaterRank(config, spec, make_agent, joined)
 
 
 def check_transport() -> None:

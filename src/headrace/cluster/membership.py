@@ -1,10 +1,10 @@
-"""Which nodes take part: the learner's side of the membership streams, in the main process."""
+"""Which nodes and learner ranks take part: the first rank's side of the membership streams, in its main process."""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic
@@ -28,6 +28,20 @@ SPARE_STREAMS = 64
 
 
 @dataclass(eq=False)
+class Rank:
+    """A learner rank that takes part, other than the first."""
+
+    number: int
+    host: str
+    stream: Stream
+
+    @property
+    def name(self) -> str:
+        """What log lines call it."""
+        return f"learner rank {self.number} ({self.host})"
+
+
+@dataclass(eq=False)
 class Node:
     """A node that takes part."""
 
@@ -40,13 +54,19 @@ class Node:
     clocks: dict[str, np.ndarray] = field(default_factory=dict)
     """What it reported last, see `RunControl.clocks`."""
 
+    @property
+    def name(self) -> str:
+        """What log lines call it."""
+        return f"node {self.number} ({self.host})"
+
 
 class Membership:
-    """Admits nodes, and passes on what they report.
+    """Admits nodes and learner ranks, and passes on what they report. Node k sends to rank k mod R. Nodes are admitted while all
+    ranks are there, so that each gets its share of them.
 
     Args:
         rows: rows of a role in the run's clocks for a node's workers, by (role, node).
-        welcome: the rest of a welcome: what every node is told.
+        welcome: the rest of a welcome: what every member is told.
         code: what `headrace.cluster.user_code.pack` gives, for nodes that ask for it.
 
     Raises `ConfigError` if it cannot listen.
@@ -65,6 +85,10 @@ class Membership:
         self._code, self._places = user_code.parts(code), shared.nodes
         self.nodes: dict[int, Node] = {}
         """Those that are there, by number."""
+        self.ranks: dict[int, Rank] = {}
+        """The same for learner ranks; the first is this process."""
+        self._hosts: dict[int, str] = {}
+        """Where the receivers of each rank are, or were last."""
         self.notices: deque[str] = deque()
         """Texts for the user, not yet passed on."""
         self.failures: deque[str] = deque()
@@ -92,66 +116,115 @@ class Membership:
                 raise ProtocolError("the first message is no hello")
             host = str(hello.get("host"))[:100]
             protocol.check_versions(hello.get("versions"), host)
+            member = self._admit(host, stream) if (rank := hello.get("rank")) is None else self._admit_rank(rank, host, stream)
         except (Refused, ProtocolError) as error:
             self.notices.append(f"A node was refused: {error}")
             yield protocol.to_bytes("refused", str(error))
             return
-        node = self._admit(host, stream)
-        if node is None:
-            yield protocol.to_bytes("busy", f"all of the {self._places} nodes of the run are there (cluster.nodes)")
+        if member is None:
+            lacks = len(self.ranks) + 1 < self._shared.learners
+            all_there = f"all of the {self._places} nodes of the run are there (cluster.nodes)"
+            yield protocol.to_bytes("busy", "a learner rank is not there" if lacks else all_there)
             return
-        threading.Thread(target=self._receive, args=(node, messages), name=f"node {node.number}", daemon=True).start()
-        place = {"node": node.number, "generation": node.generation, "port": self._shared.port.load(node.number)}
+        threading.Thread(target=self._receive, args=(member, messages), name=member.name, daemon=True).start()
         try:
             code = self._code if hello.get("code") else []
-            yield protocol.to_bytes("welcome", self._welcome | place | {"code": len(code)})
+            yield protocol.to_bytes("welcome", self._welcome | self._place(member) | {"code": len(code)})
             yield from code
             yield from stream.outgoing()
         finally:
-            self._leave(node, stream.ended or "it has gone")
+            self._leave(member, stream.ended or "it has gone")
+
+    def _place(self, member: Node | Rank) -> dict[str, Any]:
+        """What a member is told of its own place."""
+        if isinstance(member, Rank):
+            return {"ports": self._ports(), "generations": self._generations()}
+        k, port = member.number, self._shared.port.load(member.number)
+        host = self._hosts.get(k % self._shared.learners, "")
+        return {"node": k, "generation": member.generation, "port": port, "receiver": host and f"{host}:{port}"}
+
+    def _ports(self) -> list[int]:
+        return [self._shared.port.load(k) for k in range(self._places)]
+
+    def _generations(self) -> list[int]:
+        return [self._shared.generation.load(k) for k in range(self._places)]
 
     def _admit(self, host: str, stream: Stream) -> Node | None:
-        """Give a free place to a node, the last one first: the last workers explore least, and their episodes are reported."""
+        """Give a free place to a node: one of the rank that has the fewest, and of these the last: the last workers explore
+        least, and their episodes are reported."""
         with self._lock:
-            listening = [k for k in range(self._places) if self._shared.port.load(k)]
-            free = [k for k in listening if k not in self.nodes]
-            if not free or self._ending:
+            free = [k for k in range(self._places) if k not in self.nodes and self._shared.port.load(k)]
+            have = Counter(k % self._shared.learners for k in self.nodes)
+            if not free or self._ending or len(self.ranks) + 1 < self._shared.learners:
                 return None
-            number = free[-1]
-            self._shared.generation.add(number, 1)
+            number = min(free, key=lambda k: (have[k % self._shared.learners], -k))
+            self._next_generation(number)
             node = self.nodes[number] = Node(number, self._shared.generation.load(number), host, stream)
         self.notices.append(f"Node {number} ({host}) takes part: {len(self.nodes)} of {self._places} are there")
         return node
 
-    def _leave(self, node: Node, why: str) -> None:
+    def _admit_rank(self, number: Any, host: str, stream: Stream) -> Rank | None:
+        """Raises `Refused` for a number that no rank has."""
+        if number not in range(1, self._shared.learners):
+            raise Refused(f"{host} is to be learner rank {number!r:.40}; cluster.learners is {self._shared.learners}")
         with self._lock:
-            if self.nodes.get(node.number) is not node:
+            if number in self.ranks or self._ending:
+                return None
+            rank = self.ranks[number] = Rank(number, host, stream)
+        self.notices.append(f"Learner rank {number} ({host}) takes part")
+        return rank
+
+    def _next_generation(self, node: int) -> None:
+        self._shared.generation.add(node, 1)
+        if (rank := self.ranks.get(node % self._shared.learners)) is not None:
+            rank.stream.send(protocol.to_bytes("generations", self._generations()))
+
+    def _leave(self, member: Node | Rank, why: str) -> None:
+        there: dict[int, Any] = self.nodes if isinstance(member, Node) else self.ranks
+        with self._lock:
+            if there.get(member.number) is not member:
                 return
-            del self.nodes[node.number]
-            self._shared.generation.add(node.number, 1)  # its receiver takes no more from it
+            del there[member.number]
+            if isinstance(member, Node):
+                self._next_generation(member.number)  # its receiver takes no more from it
         if not self._ending:
             self.restarts += 1
-            there = f"{len(self.nodes)} of {self._places} are there"
-            self.notices.append(f"Node {node.number} ({node.host}) is gone ({why}): {there}")
-        node.stream.close()
+            left = f": {len(self.nodes)} of {self._places} are there" if isinstance(member, Node) else ""
+            self.notices.append(f"{_capital(member.name)} is gone ({why}){left}")
+        member.stream.close()
 
-    def _receive(self, node: Node, messages: Iterator[bytes]) -> None:
+    def _receive(self, member: Node | Rank, messages: Iterator[bytes]) -> None:
         late = f"no report for {SILENCE:.0f} s"
         try:
-            node.stream.expect(START_TIMEOUT, late)
+            member.stream.expect(START_TIMEOUT, late)
             for message in messages:
-                node.stream.expect(SILENCE, late)
+                member.stream.expect(SILENCE, late)
                 kind, content = protocol.from_bytes(message)
-                if kind == "status":
-                    self._note(node, content)
+                if kind == "status" and isinstance(member, Node):
+                    self._note(member, content)
+                elif kind == "receivers" and isinstance(member, Rank):
+                    self._note_receivers(member, content)
                 elif kind == "message":
-                    self.notices.append(f"Node {node.number}: {str(content)[:10_000]}")
+                    self.notices.append(f"{_capital(member.name)}: {str(content)[:10_000]}")
                 elif kind == "failed":
                     text = str(content)[:100_000]
-                    self.failures.append(f"node {node.number} ({node.host}): {text}{user_code.missing_package(text)}")
+                    self.failures.append(f"{member.name}: {text}{user_code.missing_package(text)}")
         except (ProtocolError, Refused, KeyError, TypeError, ValueError) as error:
-            node.stream.close(f"it sent what is no report: {error}")
-        self._leave(node, node.stream.ended)
+            member.stream.close(f"it sent what is no report: {error}")
+        self._leave(member, member.stream.ended)
+
+    def _note_receivers(self, rank: Rank, content: dict[str, Any]) -> None:
+        """Take where the rank's receivers listen and what they have received. Nodes that send to another host than that join
+        again."""
+        own = range(rank.number, self._places, self._shared.learners)
+        host, ports, counts = str(content["host"]), content["ports"], np.asarray(content["counts"], np.float64)
+        if self._hosts.get(rank.number, host) != host:
+            for node in [node for k, node in self.nodes.items() if k in own]:
+                node.stream.close("its learner rank is on another machine now")
+        self._hosts[rank.number] = host
+        self._shared.counts[own.start :: own.step] = counts
+        for k, port in zip(own, ports, strict=True):
+            self._shared.port.store(k, int(port))
 
     def _note(self, node: Node, status: dict[str, Any]) -> None:
         """Add what its workers have done since the last status to the run's clocks, and its restarts to the run's."""
@@ -189,12 +262,16 @@ class Membership:
         return found
 
     def end(self) -> None:
-        """Tell every node that the run ends, and admit no more."""
+        """Tell every member that the run ends, and admit no more."""
         self._ending = True
-        for node in list(self.nodes.values()):
-            node.stream.send(protocol.to_bytes("end", None))
+        for member in (*self.nodes.values(), *self.ranks.values()):
+            member.stream.send(protocol.to_bytes("end", None))
 
     def close(self) -> None:
         """Stop listening; streams that are open are ended."""
         self._ending = True
         self._listener.stop(0.2)
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]

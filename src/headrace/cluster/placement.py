@@ -9,10 +9,12 @@ from typing import Any
 
 from headrace.cluster import protocol
 from headrace.cluster.engines import Engine, make_engine
+from headrace.cluster.joining import Lost
 from headrace.cluster.membership import Membership
 from headrace.cluster.protocol import Link
+from headrace.cluster.rank import Joined, free_port, learner_of_rank, place_of
 from headrace.cluster.receiver import receiver_main
-from headrace.cluster.shapes import whole, workers_of
+from headrace.cluster.shapes import nodes_of, whole, workers_of
 from headrace.cluster.shard import SUMMARY, make_codec
 from headrace.cluster.shard_table import DRAWS, ShardTable
 from headrace.cluster.sharded_replay import ShardedReplay
@@ -25,42 +27,43 @@ from headrace.envs.core.description import spec_to_json
 from headrace.experience.replay.buffer import LearnerReplay
 from headrace.experience.replay.layout import replay_layout
 from headrace.runs.messages import Message
-from headrace.sampling.match_protocols import Members
 from headrace.sampling.placements.base import Learn, RunFailed
 from headrace.sampling.placements.processes import Main, ProcessPlacement
 from headrace.sampling.run_memory import MakeAgent
 from headrace.sampling.worker_process import Role
+from headrace.transport.credentials import Credentials
 from headrace.transport.streams import Endpoint
 
+REPORT_INTERVAL = 1.0
+"""Seconds between two reports of a learner rank to the first."""
 END_TIMEOUT = 15.0
 """Seconds that nodes have to end by themselves."""
 WAITING_INTERVAL = 15.0
 """Seconds between two lines about nodes that are missing."""
 
 
-class Cluster(ProcessPlacement):
-    """Receivers in the place of rollout workers, one for each node; nodes that `cluster.engine` starts. See `Placement`.
+class Receivers(ProcessPlacement):
+    """A learner rank of a cluster: receivers in the place of rollout workers, one for each of its nodes. See `Placement`. A
+    learner that is lost starts again here, with those of the other ranks.
 
-    Raises `ConfigError` if it cannot listen or the engine cannot be used.
+    Args:
+        rank: this rank; it listens at the address `listen`, with its `own` credentials.
     """
 
-    def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent, members: Members | None = None):
-        self.nodes = config.cluster.most_nodes
-        self._given = config
-        self._engine: Engine | None = make_engine(config)
-        self._listen, self._own = self._engine.listen, self._engine.own
-        self._shared = Shared(self.nodes, self._listen, self._own)
+    def __init__(self, config: Config, spec: EnvSpec, agent: MakeAgent, rank: int, listen: str, own: Credentials):
+        self.nodes, self._given, self._listen, self._own = config.cluster.most_nodes, config, listen, own
+        self._shared = Shared(self.nodes, listen, own, config.cluster.learners)
+        self._place: dict[str, str] = {}
+        """Environment variables that place this rank's learner among the others."""
         self.trajectory_fields = SUMMARY if config.replay_shards else None
-        self._membership: Membership | None = None
-        super().__init__(whole(config), spec, make_agent, members)
-        self.rollout_workers = range(self.nodes)
+        super().__init__(whole(config), spec, agent)
+        self.rollout_workers = nodes_of(rank, config)
         self.role_names = {"rollout": "receiver of node"}
-        self._code = pack(config) if self._engine.sends_code else b""
         # refuses what is too large, before anything is started
         TrajectoryCodec(self.memory.policies[0].trajectories, spec.frame_stack, config.cluster.compression)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_engine": None, "_membership": None, "_shared": None, "_code": b""}
+        return super().__getstate__() | {"_shared": None}
 
     def make_replay(self, config: Config, core_width: int) -> LearnerReplay:
         if config.replay_shards is None:
@@ -74,11 +77,34 @@ class Cluster(ProcessPlacement):
         return {"rollout": (self.rollout_workers, partial(receiver_main, self._shared))}
 
     def start(self, learn: Learn, main: Main | None = None) -> None:
+        super().start(learn, main or partial(learner_of_rank, self._place))
+
+
+class Cluster(Receivers):
+    """The first learner rank, and members that `cluster.engine` starts: other ranks, sampling nodes.
+
+    Raises `ConfigError` if it cannot listen or the engine cannot be used.
+    """
+
+    def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent):
+        self._engine: Engine | None = make_engine(config)
+        self._membership: Membership | None = None
+        super().__init__(config, spec, make_agent, 0, self._engine.listen, self._engine.own)
+        self._code = pack(config) if self._engine.sends_code else b""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_engine": None, "_membership": None, "_code": b""}
+
+    def start(self, learn: Learn, main: Main | None = None) -> None:
         assert self._engine is not None
         self._began, self._waiting = monotonic(), monotonic()
+        host, _, port = self._listen.rpartition(":")
+        store = int(port) + self.nodes + 1 if int(port) else free_port(host)
+        self._place = place_of(0, self._given.cluster.learners, f"{host}:{store}", self._engine.alone)
         super().start(learn, main)
         endpoint = Endpoint(protocol.MEMBERSHIP, self._listen, self._own, 1 << 24)
         welcome = {"config": to_dict(self._given), "spec": spec_to_json(self.spec)}
+        welcome |= {"store": store, "alone": self._engine.alone}
         self._membership = Membership(endpoint, self._shared, self.memory.control, self._rows, welcome, self._code)
         address = f"{self._listen.rpartition(':')[0]}:{self._membership.port}"
         self._engine.start(Link(address, self._own, self._given.cluster.wait))
@@ -111,21 +137,21 @@ class Cluster(ProcessPlacement):
         self.restarts, membership.restarts = self.restarts + membership.restarts, 0
 
     def _check_waiting(self) -> None:
-        """Once a while say that too few nodes are there. Raises `RunFailed` if that is so for too long at the start."""
+        """Once a while say that members are missing. Raises `RunFailed` if that is so for too long at the start."""
         cluster, membership = self._given.cluster, self._membership
         assert membership is not None
         assert self._engine is not None
         here, least, now = len(membership.nodes), cluster.node_range[0], monotonic()
-        if here >= least:
+        ranks, missing = len(membership.ranks) + 1, self._engine.missing(here)
+        of_ranks = f"{ranks} of {cluster.learners} learner ranks, " if cluster.learners > 1 else ""
+        if complete := here >= least and ranks == cluster.learners:
             self._began = -1.0
         elif self._began >= 0 and now > self._began + cluster.wait:
-            raise RunFailed(
-                f"{here} of at least {least} sampling nodes are there after {cluster.wait:.0f} s (cluster.wait): "
-                f"{self._engine.missing(here)}"
-            )
-        if here < least and now > self._waiting + WAITING_INTERVAL:
+            there = f"{of_ranks}{here} of at least {least} sampling nodes are there"
+            raise RunFailed(f"{there} after {cluster.wait:.0f} s (cluster.wait): {missing}")
+        if not complete and now > self._waiting + WAITING_INTERVAL:
             self._waiting = now
-            membership.notices.append(f"Waiting for sampling nodes: {here} of {least} are there. {self._engine.missing(here)}")
+            membership.notices.append(f"Waiting for sampling nodes: {of_ranks}{here} of {least} are there. {missing}")
 
     def stop(self) -> Iterator[Message]:
         if self._membership is not None:
@@ -143,3 +169,47 @@ class Cluster(ProcessPlacement):
         super().kill()
         if self._engine is not None:
             self._engine.kill()
+
+
+class LaterRank(Receivers):
+    """A learner rank but the first, which this process has `joined` as."""
+
+    def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent, joined: Joined):
+        self._joined, place = joined, joined.member.place
+        own = joined.link.own
+        super().__init__(config, spec, make_agent, joined.rank, joined.listen, own)
+        for k in self.rollout_workers:  # where nodes look for them, if this rank takes the place of one that was lost
+            self._shared.port.store(k, place["ports"][k])
+        self._note_generations(place["generations"])
+        self._reported = 0.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_joined": None}
+
+    def start(self, learn: Learn, main: Main | None = None) -> None:
+        self._place = self._joined.variables
+        super().start(learn, main)
+
+    def _note_generations(self, generations: list[int]) -> None:
+        for k in self.rollout_workers:
+            self._shared.generation.store(k, generations[k])
+
+    def messages(self, timeout: float) -> Iterator[Message]:
+        for message in super().messages(timeout):
+            if message.kind == "message":
+                self._joined.member.send("message", message.content)
+            yield message
+        while (received := self._joined.member.next(0)) is not None:
+            kind, content = received
+            if kind == "generations":
+                self._note_generations(content)
+            elif kind == "end":
+                self.memory.stop()  # the learner ends, if it has not
+                self._joined.ended = True
+            elif kind == "lost":
+                raise Lost(f"the first learner rank {self._joined.link.address} is lost")
+        if monotonic() > self._reported + REPORT_INTERVAL:
+            self._reported = monotonic()
+            ports = [self._shared.port.load(k) for k in self.rollout_workers]
+            counts = self._shared.counts[list(self.rollout_workers)].tolist()
+            self._joined.member.send("receivers", {"host": self._joined.host, "ports": ports, "counts": counts})

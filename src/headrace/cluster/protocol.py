@@ -4,10 +4,21 @@ The membership stream, between the main processes, is JSON:
 
     node                              learner
     hello, versions, host     ->
-                              <-      welcome: settings, specification, number, generation, port; or busy; or refused
+                              <-      welcome: settings, specification, number, generation, receiver; or busy; or refused
                               <-      the user's code, if hello asked for it: a zip file in parts, as many as welcome says
     status: clocks, restarts  ->      every second
     message, failed           ->
+                              <-      end
+
+Learner ranks but the first join in the same way, and have the receivers of every R-th node:
+
+    rank                              first rank
+    hello, versions, host, rank ->
+                              <-      welcome: settings, specification, ports of receivers, where ranks meet; or busy; or refused
+                              <-      the user's code, as above
+    receivers: host, and of each its port and counts    ->      every second
+    message, failed           ->
+                              <-      generations: of all nodes, whenever one changes
                               <-      end
 
 The trajectory stream, between the node's uplink and the learner's receiver of that node:
@@ -42,7 +53,7 @@ from headrace.transport.failures import TlsFlags
 from headrace.transport.messages import LARGEST_MESSAGE, ProtocolError, Refused, read_json
 from headrace.transport.streams import Endpoint, Service
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of this protocol. Both sides must have the same."""
 MEMBERSHIP = Service("/headrace.Cluster/Membership", "learner of a cluster")
 TRAJECTORIES = Service("/headrace.Cluster/Trajectories", "learner of a cluster")
@@ -98,4 +109,3 @@ def check_versions(theirs: Any, host: str) -> None:
         named = theirs if isinstance(theirs, dict) else {}
         unlike = [f"{name} {named.get(name)!s:.40} there, {own[name]} here" for name in own if named.get(name) != own[name]]
         raise Refused(f"{host} has other versions than the learner's machine: {', '.join(unlike)}")
-

@@ -69,16 +69,16 @@ def machine() -> Machine:
     return found
 
 
-def link_of_node(config: Config) -> Link | None:
-    """How this machine reaches the learner if it is to be a sampling node; None if it is not. Raises `ConfigError` without a
-    token."""
+def link_of_member(config: Config) -> Link | None:
+    """How this machine reaches the first one if it is to be a learner rank or a sampling node; None for the first. Raises
+    `ConfigError` without a token."""
     cluster = config.cluster
     if cluster.nodes is None or cluster.engine != "static" or (here := machine()).index == 0:
         return None
-    own = credentials(cluster.token_file, cluster.ca)
+    own = credentials(cluster.token_file, cluster.ca, cluster.tls_cert, cluster.tls_key)
     if not own.token:
         raise ConfigError(
-            "a node needs the token of the learner's machine: a file (cluster.token_file), or the environment variable "
+            "this machine needs the token of the learner's machine: a file (cluster.token_file), or the environment variable "
             f"{TOKEN_VARIABLE}"
         )
     port = int((cluster.listen or "").rpartition(":")[2] or PORT)

@@ -14,9 +14,9 @@ from headrace.config import Config, hardware, override
 
 
 def whole(config: Config) -> Config:
-    """The learner's settings: the workers of all nodes as those of one run. Slots are for what is under way from each node, and
-    for the learner's batches as on one machine."""
-    N, s = config.cluster.most_nodes, config.sampling
+    """The settings of a learner rank: the workers of all nodes as those of one run. Slots are for what is under way from each of
+    its nodes, and for its batches as on one machine."""
+    N, s, R = config.cluster.most_nodes, config.sampling, config.cluster.learners
     settings: dict[str, Any] = {
         "sampling.num_workers": N * s.num_workers,
         "sampling.num_policy_workers": N * s.num_policy_workers,
@@ -24,8 +24,8 @@ def whole(config: Config) -> Config:
     }
     all_nodes = override(config, **settings)
     # As on one machine without the slots that lanes fill, which are the nodes'; those that nodes have credits for are among them.
-    lanes, batch = all_nodes.most_lanes, all_nodes.slots_per_batch
-    slots = s.num_slots or batch + max(N * config.cluster.window, min(lanes - batch, batch))
+    lanes, batch = all_nodes.most_lanes // R, all_nodes.slots_per_batch
+    slots = s.num_slots or batch + max(-(-N // R) * config.cluster.window, min(lanes - batch, batch))
     return override(all_nodes, **{"sampling.num_slots": slots})
 
 
@@ -45,6 +45,11 @@ def of_node(config: Config) -> Config:
     if config.learning.device.startswith("cuda") and hardware.default_device() == "cpu":
         settings["learning.device"] = "cpu"
     return override(config, **settings)
+
+
+def nodes_of(rank: int, config: Config) -> range:
+    """The nodes of a learner rank, by their numbers among all."""
+    return range(rank, config.cluster.most_nodes, config.cluster.learners)
 
 
 def workers_of(node: int, config: Config) -> range:

@@ -20,9 +20,9 @@ were sent to it, and their bytes."""
 class Shared(Mapped):
     """Tables by node; made by the parent, passed to every receiver."""
 
-    def __init__(self, nodes: int, listen: str, own: Credentials) -> None:
-        """`listen`: address at which the learner's machine listens; its receivers have the ports that follow, or free ones."""
-        self.nodes, self._listen, self._own = nodes, listen, own
+    def __init__(self, nodes: int, listen: str, own: Credentials, learners: int = 1) -> None:
+        """`listen`: address at which this rank's machine listens; its receivers have the ports that follow, or free ones."""
+        self.nodes, self.learners, self._listen, self._own = nodes, learners, listen, own
         self.generation = Words(nodes)
         """The generation of each node; trajectories of an older one are refused."""
         self.port = Words(nodes)

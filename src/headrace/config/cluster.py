@@ -25,10 +25,14 @@ class ClusterConfig:
     `cluster.wait` seconds after its start, and uses up to 8 that join at any time. `auto` is 1-16. Each has
     `sampling.num_workers` rollout workers, and, in the `served` placement, `sampling.num_policy_workers` policy workers. None:
     this process samples and learns, without a cluster."""
+    learners: Annotated[int, Range(1, 64)] = 1
+    """Number of learner ranks R, which learn the policy together: each has a machine or a GPU of its own, batches of
+    `learning.batch_size`, and the trajectories of every R-th node. The first is this process, and has the run folder. When one is
+    lost, all learners start again from the newest checkpoint."""
     engine: Engine = "ray"
     """What starts sampling nodes. `ray`: a Ray cluster, with one actor on each machine. `static`: the same command on every
-    machine, with the variables of torchrun, Slurm or SkyPilot. The first machine learns, every other is a sampling node; nodes
-    that no other machine provides are processes of the first."""
+    machine, with the variables of torchrun, Slurm or SkyPilot. The first `learners` machines learn, every other is a sampling
+    node; learner ranks and nodes that no other machine provides are processes of the first."""
     listen: str | None = None
     """Address at which the learner's machine listens for nodes, as HOST:PORT; the nodes' trajectories arrive at the ports that
     follow, one for each node. None: free ports of 127.0.0.1 if all nodes are on this machine; else all addresses of it, with

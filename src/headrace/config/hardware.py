@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RANK_STORE = "HEADRACE_RANK_STORE"
-"""Environment variable: a file through which the ranks of one machine find each other. Without it they use MASTER_ADDR and
-MASTER_PORT, which `torchrun` sets."""
+"""Environment variable: a file through which the ranks of one machine find each other, or tcp://HOST:PORT at the first rank.
+Without it they use MASTER_ADDR and MASTER_PORT, which `torchrun` sets."""
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,8 @@ def _faults(config: Config) -> Iterator[str]:
     yield from _slot_faults(config)
     if config.cluster.nodes is not None:
         yield from _cluster_faults(config)
+    elif config.cluster.learners > 1:
+        yield "cluster.learners shares out the nodes of a cluster; without cluster.nodes give learning.num_devices"
     elif config.replay.shards == "node":
         yield "replay.shards node has a shard of the replay on every sampling node; there are none without cluster.nodes"
 
@@ -104,18 +106,19 @@ def _slot_faults(config: Config) -> Iterator[str]:
 
 
 def _cluster_faults(config: Config) -> Iterator[str]:
-    c, ranks = config.cluster, max(config.learning.num_devices, hardware.rank().size)
+    c = config.cluster
     if (placement := config.sampling.placement) not in ("served", "inline"):
         yield f"sampling.placement {placement} is one process, which cannot be on several machines: use served or inline"
-    _ = c.node_range  # raises for a text that is none
+    if c.learners > (least := c.node_range[0]):
+        yield f"each of the {c.learners} learner ranks (cluster.learners) needs a sampling node; cluster.nodes may be {least}"
     if config.population.size > 1:
         yield f"a cluster trains one policy; population.size is {config.population.size}"
     if config.envs.num_agents:
         yield f"a cluster samples environments of one agent; {config.env} has {config.envs.num_agents} agents"
-    if config.replay.shards == "node" and ranks > 1:
-        yield f"shards of a replay (replay.shards node) serve one learner; there are {ranks} ranks (learning.num_devices)"
-    if ranks > 1:
-        yield f"a cluster has one learner; there are {ranks} ranks (learning.num_devices)"
+    if config.replay.shards == "node" and c.learners > 1:
+        yield f"shards of a replay (replay.shards node) serve one learner; cluster.learners is {c.learners}"
+    if (ranks := max(config.learning.num_devices, hardware.rank().size)) > 1:
+        yield f"learner ranks of a cluster are given by cluster.learners; there are {ranks} ranks (learning.num_devices)"
     if config.replay.shards == "node" and config.replay.checkpoint_contents:
         yield "replay.checkpoint_contents saves a replay in the learner's memory; shards on nodes (replay.shards) are not saved"
     if (c.tls_cert is None) != (c.ca is None):

@@ -148,11 +148,18 @@ def end_rank(run: Callable[[], int]) -> NoReturn:
 
 @contextmanager
 def settings_of_rank(config: Config) -> Iterator[Config]:
-    """The run folder and the terminal are rank 0's. The others have a temporary folder, and neither dashboard nor videos nor
-    evaluations; their errors are shown."""
+    """The settings of this rank: those of the run for the first, see `settings_beside_first` for the others."""
     if hardware.rank().index == 0:
         yield config
         return
+    with settings_beside_first(config) as own:
+        yield own
+
+
+@contextmanager
+def settings_beside_first(config: Config) -> Iterator[Config]:
+    """The run folder and the terminal are rank 0's. The others have a temporary folder, and neither dashboard nor videos nor
+    evaluations; their errors are shown."""
     # Within the folder that the fork server removes if this rank is killed.
     with tempfile.TemporaryDirectory(prefix="headrace-rank-", dir=util.get_temp_dir()) as folder:
         run = dataclasses.replace(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.config import Config, ConfigError, hardware, seeds
+from headrace.config.errors import RANK_LOST, UserError
 from headrace.config.seeds import Use
 from headrace.envs.core.errors import EnvironmentFault, OutOfBounds
 from headrace.processes.reports import ReportWriter
@@ -63,6 +64,9 @@ def run_worker(report: ReportWriter, main: Callable[[Start], None], *arguments: 
         text = explained[0] if explained else traceback.format_exc()
         if isinstance(error, ConfigError | ImportError | SyntaxError):
             kind = "refused"
+        elif isinstance(error, UserError) and error.exit_code == RANK_LOST:  # it is no error of this process
+            start.report.send(Message("message", text))
+            sys.exit(RANK_LOST)
     start.report.send(Message(kind, text))
     sys.exit(1)
 

@@ -1,4 +1,4 @@
-"""Engines: what starts the sampling nodes of a run, watches them, and ends them."""
+"""Engines: what starts the sampling nodes of a run and its learner ranks but the first, watches them, and ends them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ class Engine(ABC):
     """Address at which the learner's machine is to listen."""
     own: Credentials
     """The learner's credentials, with the token that nodes are given."""
+    alone = False
+    """Whether all learner ranks are on this machine."""
 
     sends_code = False
     """Whether the nodes that it starts need the user's code from this machine."""
 
     @abstractmethod
     def start(self, link: Link) -> None:
-        """Start nodes, which find the learner by `link`. Raises `RunFailed` if that is not possible."""
+        """Start members, which find the learner by `link`. Raises `RunFailed` if that is not possible."""
 
     @abstractmethod
     def look(self) -> list[str]:
@@ -34,15 +36,15 @@ class Engine(ABC):
 
     @abstractmethod
     def missing(self, here: int) -> str:
-        """Why nodes are missing where only `here` are there, and what to do."""
+        """Why members are missing where only `here` nodes are there, and what to do."""
 
     @abstractmethod
     def stop(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds for nodes to end, which were told to, and end the others."""
+        """Wait up to `timeout` seconds for members to end, which were told to, and end the others."""
 
     @abstractmethod
     def kill(self) -> None:
-        """End every node that this engine has started."""
+        """End every member that this engine has started."""
 
 
 def make_engine(config: Config) -> Engine:

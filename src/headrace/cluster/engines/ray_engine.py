@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any
 
 from headrace.cluster.engines import Engine
-from headrace.cluster.engines.node_process import NodeProcess
+from headrace.cluster.engines.member_process import MemberProcess
 from headrace.cluster.protocol import Link
 from headrace.cluster.user_code import missing_package
 from headrace.config import Config, ConfigError
@@ -47,7 +47,7 @@ class NodeActor:
     """Runs on its machine for as long as the run wants. Calls may be repeated without harm."""
 
     def __init__(self) -> None:
-        self._process: NodeProcess | None = None
+        self._process: MemberProcess | None = None
 
     def machine(self) -> tuple[str, str]:
         """Ray's id of the machine, and its address."""
@@ -58,7 +58,7 @@ class NodeActor:
     def ended(self, link: Link) -> str:
         """Start the node if it was not; how it has ended, "" while it lives."""
         if self._process is None:
-            self._process = NodeProcess(link)
+            self._process = MemberProcess(link)
         return "" if self._process.exit_code is None else self._process.end_reason()
 
     def end(self, timeout: float) -> None:

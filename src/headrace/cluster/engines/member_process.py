@@ -1,4 +1,4 @@
-"""A sampling node as a process of this machine, started by an engine."""
+"""A sampling node, or a learner rank but the first, as a process of this machine that an engine starts."""
 
 from __future__ import annotations
 
@@ -14,25 +14,33 @@ from time import monotonic, sleep
 
 from headrace.cluster.protocol import Link
 from headrace.processes.ranks import die_with_starter
+from headrace.transport.credentials import Credentials
 
 
-class NodeProcess:
-    """`python -m headrace.cluster`. It is told where the learner is through a pipe, since the token must not be seen among
-    its arguments or environment variables. It dies with the thread that started it. `imports`: Python files of the run, as they
-    are named on this machine; None: those that the learner sends."""
+class MemberProcess:
+    """`python -m headrace.cluster`, or of a learner rank `python -m headrace.cli.rank`. It is told where the first rank is
+    through a pipe, since the token must not be seen among its arguments or environment variables. It dies with the thread that
+    started it. `imports`: Python files of the run, as they are named on this machine; None: those that the learner sends.
+    `rank`: number of a learner rank; 0: it is a sampling node."""
 
-    def __init__(self, link: Link, imports: tuple[str, ...] | None = None) -> None:
+    def __init__(self, link: Link, imports: tuple[str, ...] | None = None, rank: int = 0) -> None:
+        self.rank = rank
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.cluster"],
+            [sys.executable, "-m", "headrace.cli.rank" if rank else "headrace.cluster"],
             stdin=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches the learner's machine, which tells its nodes
             preexec_fn=partial(die_with_starter, os.getpid()),
         )
         assert self._process.stdin is not None
-        told = {"link": dataclasses.asdict(link), "imports": imports}
+        told = {"link": dataclasses.asdict(link), "imports": imports, "rank": rank}
         with suppress(BrokenPipeError):  # it has ended already, as its exit code says
             self._process.stdin.write(json.dumps(told).encode())
             self._process.stdin.close()
+
+    @property
+    def name(self) -> str:
+        """What log lines call it."""
+        return f"learner rank {self.rank}" if self.rank else "sampling node"
 
     @property
     def exit_code(self) -> int | None:
@@ -59,3 +67,11 @@ class NodeProcess:
         """End it at once."""
         self._process.kill()
         self._process.wait()
+
+
+def told() -> tuple[Link, tuple[str, ...] | None, int]:
+    """What this process was told by the engine that started it: the arguments of `MemberProcess`."""
+    read = json.loads(sys.stdin.read())
+    link, imports = read["link"], read["imports"]
+    own = Credentials(**link["own"])
+    return Link(link["address"], own, link["wait"]), None if imports is None else tuple(imports), read["rank"]

@@ -1,0 +1,133 @@
+"""Several learner ranks in a cluster: the same mathematics, real runs, and what happens when a rank dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cluster_runs import TRIES, ClusterRun, free_ports, machine_of, start_node
+
+from headrace.cluster.rank import free_port, place_of
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+WORK = Path(__file__).with_name("rank_work.py")
+TWO = {"cluster.learners": 2}
+ENDLESS = {**TWO, "learning.total_steps": 10**9, "run.checkpoint_interval": 2.0, "learning.update_timeout": 60}
+
+
+def work(size: int) -> list[dict[str, Any]]:
+    """What each of `size` learners, placed as a cluster places them, has learned from its share of the same batches."""
+    store = f"127.0.0.1:{free_port('127.0.0.1')}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(WORK)],
+            env=os.environ | place_of(rank, size, store, True),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
+    return [json.loads(output.splitlines()[0]) for output in outputs]
+
+
+def test_two_ranks_with_half_the_batch_each_learn_as_one() -> None:
+    (alone,), ranks = work(1), work(2)
+    assert ranks[0] == ranks[1], "the same bits"
+    for mine, whole in zip(ranks[0]["weights"], alone["weights"], strict=True):
+        np.testing.assert_allclose(mine, whole, rtol=1e-5)
+    assert ranks[0]["global_step"] == alone["global_step"]
+
+
+def learns_on(run: ClusterRun, steps: int = 2000) -> None:
+    before = run.step()
+    run.wait_for("progress", lambda: run.step() > before + steps, 200)
+
+
+def test_two_ranks_and_two_nodes_train_cartpole_to_its_goal_though_a_rank_is_killed(tmp_path: Path) -> None:
+    goal = {**TWO, "run.goal": 50, "learning.batch_size": 256, "sampling.envs_per_worker": 16, "sampling.rollout": 16}
+    with ClusterRun(tmp_path / "run", env="gym/CartPole-v1", imports=None, **goal) as run:
+        run.wait_for("a checkpoint", run.checkpoints)
+        os.kill(run.ranks()[0], signal.SIGKILL)
+        run.wait_for("its return", lambda: run.output.count("Learner rank 1") >= 3)
+        run.wait_for("the checkpoint taken up", lambda: "Going on from" in run.output)
+        assert run.end(200) == 0, run.story
+        last = run.metrics()[-1]
+        assert last["charts/episodic_return_100"] >= 50
+        assert last["cluster/nodes"] == 2
+        for node in range(2):  # of both ranks
+            assert max(line.get(f"cluster/node-{node}/SPS", 0) for line in run.metrics()) > 0
+        run.assert_nothing_left()
+
+
+@TRIES
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["rank", "its learner", "first learner", "node", "receiver of the rank"])
+def test_a_part_of_a_run_with_two_ranks_is_killed(victim: str, attempt: int, tmp_path: Path) -> None:
+    """The learners check every number."""
+    with ClusterRun(tmp_path / "run", nodes=4, **ENDLESS) as run:
+        run.wait_for("all nodes", lambda: "4 of 4 are there" in run.output and run.step() > 2000 and run.checkpoints(), 200)
+        (rank,) = run.ranks()
+        find = {
+            "rank": lambda: [rank],
+            "its learner": lambda: run.parts(rank, "learner-"),
+            "first learner": lambda: run.learner_parts("learner-"),
+            "node": run.nodes,
+            "receiver of the rank": lambda: run.parts(rank, "rollout-"),
+        }
+        nodes = run.nodes()
+        os.kill(find[victim]()[0], signal.SIGKILL)
+        began = time.monotonic()
+        if victim in ("rank", "its learner", "first learner"):
+            run.wait_for("the checkpoint taken up", lambda: "Going on from" in run.output)
+        learns_on(run)
+        print(f"{victim}: learning on after {time.monotonic() - began:.1f} s", flush=True)
+        if victim != "node":
+            assert run.nodes() == nodes, "nodes go on"
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 130, run.story
+        run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_the_first_machines_of_a_launcher_are_learner_ranks(tmp_path: Path) -> None:
+    settings = {**ENDLESS, "cluster.listen": f"127.0.0.1:{free_ports()}"}
+    run = ClusterRun(tmp_path / "run", nodes=2, **settings)  # one beside the first rank, one elsewhere
+    run.environ, plain = machine_of(run, 0, machines=3), run.environ
+    with run:
+        rank, node = start_node(run, 1, machines=3), start_node(run, 2, machines=3)
+        run.wait_for("a checkpoint", lambda: "2 of 2 are there" in run.output and run.step() > 2000 and run.checkpoints(), 200)
+        os.kill(run.ranks()[0], signal.SIGKILL)
+        run.wait_for("the checkpoint taken up", lambda: "Going on from" in run.output)
+        learns_on(run)
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 130, run.story
+        assert (rank.wait(60), node.wait(60)) == (0, 0)
+        run.environ = plain
+        run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_learner_ranks_elsewhere_end_when_the_command_is_killed(tmp_path: Path) -> None:
+    settings = {**ENDLESS, "cluster.listen": f"127.0.0.1:{free_ports()}"}
+    run = ClusterRun(tmp_path / "run", nodes=2, **settings)
+    run.environ, plain = machine_of(run, 0), run.environ
+    with run:
+        rank = start_node(run)
+        run.wait_for("first steps", lambda: run.step() > 2000, 200)
+        run.process.kill()
+        began = time.monotonic()
+        assert "cannot be reached" in rank.communicate(timeout=120)[0]
+        print(f"the rank ended {time.monotonic() - began:.1f} s later", flush=True)
+        assert rank.returncode == 2
+        run.environ = plain
+        run.assert_nothing_left()
