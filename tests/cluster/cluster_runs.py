@@ -40,6 +40,10 @@ class ClusterRun(Run):
         """Pids of the main processes of learner ranks but the first."""
         return self._running("headrace.cli.rank")
 
+    def ranks_gone(self) -> list[str]:
+        """Lines that tell of learner ranks that were lost."""
+        return [line for line in self.output.splitlines() if line.startswith("Learner rank") and ") is gone (" in line]
+
     def _running(self, module: str) -> list[int]:
         found = []
         for pid in self.pids():

@@ -126,6 +126,53 @@ def test_a_machine_of_ray_that_dies_is_replaced_by_another(machines: Machines, t
     assert not machines.nodes()
 
 
+@pytest.mark.slow
+def test_learner_ranks_are_on_machines_of_their_own_and_one_that_dies_is_replaced(machines: Machines, tmp_path: Path) -> None:
+    settings = {"cluster.learners": 2, "learning.total_steps": 10**9, "run.checkpoint_interval": 2.0}
+    with ray_run(tmp_path / "run", machines, **settings) as run:
+        run.wait_for("all", lambda: "2 of 2 are there" in run.output and run.step() > 1000 and run.checkpoints(), 280)
+        for lost in range(int(os.environ.get("HEADRACE_KILLS", 1))):
+            machines.ask("kill")  # the machine of a rank and of a node
+            run.wait_for("its loss", lambda: len(run.ranks_gone()) == lost + 1, 280)  # noqa: B023
+            machines.ask("add")
+            began = time.monotonic()
+            run.wait_for("its return", lambda: run.output.count("Going on from") > lost, 280)  # noqa: B023
+            step = run.step()
+            run.wait_for("progress", lambda: run.step() > step + 1000, 280)  # noqa: B023
+            print(f"learning on {time.monotonic() - began:.1f} s after another machine was there", flush=True)
+        run.process.send_signal(signal.SIGINT)
+        assert run.end(120) == 130, run.story
+        run.assert_nothing_left()
+    assert not machines.nodes()
+
+
+@pytest.mark.slow
+def test_shards_of_a_replay_are_on_machines_of_ray(machines: Machines, tmp_path: Path) -> None:
+    settings = {"learning.algorithm": "apex-dqn", "replay.shards": "node", "replay.minimum": 500, "learning.total_steps": 10**9}
+    with ray_run(tmp_path / "run", machines, env="gym/CartPole-v1", imports=None, **settings) as run:
+
+        def shards(count: int) -> bool:
+            last = run.metrics()[-1] if run.metrics() else {}
+            return last.get("replay/shards", 0) == count and last["charts/updates"] > 0
+
+        def learns_on() -> None:
+            before = run.metrics()[-1]["charts/updates"]
+            run.wait_for("progress", lambda: run.metrics()[-1]["charts/updates"] > before + 50, 280)
+
+        run.wait_for("both shards", lambda: shards(2), 280)
+        learns_on()
+        machines.ask("kill")
+        run.wait_for("one shard", lambda: shards(1), 280)
+        learns_on()
+        machines.ask("add")
+        run.wait_for("both shards", lambda: shards(2), 280)
+        learns_on()
+        run.process.send_signal(signal.SIGINT)
+        assert run.end(120) == 130, run.story
+        run.assert_nothing_left()
+    assert not machines.nodes()
+
+
 def test_a_machine_that_is_added_is_used(machines: Machines, tmp_path: Path) -> None:
     """A range of nodes: the run begins with the two machines that there are, and has one node on each that comes."""
     with ray_run(tmp_path / "run", machines, nodes="2-4", **{"learning.total_steps": 10**9}) as run:

@@ -37,10 +37,10 @@ def learns_on(run: ClusterRun, updates: int = 100) -> None:
     run.wait_for("progress", lambda: checked() > before + updates, 120)
 
 
-def full(run: ClusterRun) -> bool:
-    """Whether each of the two shards holds more than the minimum."""
+def full(run: ClusterRun, shards: int = 2) -> bool:
+    """Whether each of the shards holds more than the minimum."""
     last = run.metrics()[-1] if run.metrics() else {}
-    return all(last.get(f"replay/shard-{k}/size", 0) > 600 for k in range(2))
+    return all(last.get(f"replay/shard-{k}/size", 0) > 600 for k in range(shards))
 
 
 @pytest.mark.timeout(900)
@@ -64,6 +64,24 @@ def test_sequences_of_shards_are_right(tmp_path: Path) -> None:
     with counting_run(tmp_path / "run", "counting-sequences", **settings) as run:
         assert run.end(300) == 0, run.story
         assert run.metrics()[-1]["losses/rows_checked"] > 0
+        run.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_three_shards_and_one_that_is_lost_and_comes_back(tmp_path: Path) -> None:
+    with counting_run(tmp_path / "run", nodes=3) as run:
+        for lost in range(2):
+            run.wait_for("all shards", lambda: run.output.count("3 of 3 are there") == lost + 1 and full(run, 3), 250)  # noqa: B023
+            learns_on(run)
+            shares = [run.metrics()[-1][f"replay/shard-{k}/share"] for k in range(3)]
+            assert sum(shares) == pytest.approx(1)
+            assert min(shares) > 0
+            os.kill(run.nodes()[0], signal.SIGKILL)
+            run.wait_for("its loss", lambda: run.output.count("is gone") == lost + 1)  # noqa: B023
+            learns_on(run)
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 130, run.story
         run.assert_nothing_left()
 
 

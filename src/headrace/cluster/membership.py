@@ -264,7 +264,8 @@ class Membership:
     def end(self) -> None:
         """Tell every member that the run ends, and admit no more."""
         self._ending = True
-        for member in (*self.nodes.values(), *self.ranks.values()):
+        members: list[Node | Rank] = [*self.nodes.values(), *self.ranks.values()]
+        for member in members:
             member.stream.send(protocol.to_bytes("end", None))
 
     def close(self) -> None:

@@ -79,6 +79,11 @@ class Receivers(ProcessPlacement):
     def start(self, learn: Learn, main: Main | None = None) -> None:
         super().start(learn, main or partial(learner_of_rank, self._place))
 
+    @property
+    def waits_for_ranks(self) -> bool:
+        """Whether the learner has not found those of the other ranks yet; then it does not see that the run ends."""
+        return self._given.cluster.learners > 1 and not self.memory.control.heartbeat("learner", 0)
+
 
 class Cluster(Receivers):
     """The first learner rank, and members that `cluster.engine` starts: other ranks, sampling nodes.
@@ -103,7 +108,7 @@ class Cluster(Receivers):
         self._place = place_of(0, self._given.cluster.learners, f"{host}:{store}", self._engine.alone)
         super().start(learn, main)
         endpoint = Endpoint(protocol.MEMBERSHIP, self._listen, self._own, 1 << 24)
-        welcome = {"config": to_dict(self._given), "spec": spec_to_json(self.spec)}
+        welcome: dict[str, Any] = {"config": to_dict(self._given), "spec": spec_to_json(self.spec)}
         welcome |= {"store": store, "alone": self._engine.alone}
         self._membership = Membership(endpoint, self._shared, self.memory.control, self._rows, welcome, self._code)
         address = f"{self._listen.rpartition(':')[0]}:{self._membership.port}"
@@ -156,6 +161,8 @@ class Cluster(Receivers):
     def stop(self) -> Iterator[Message]:
         if self._membership is not None:
             self._membership.end()
+        if self.waits_for_ranks:
+            super().kill()  # it has nothing to save
         yield from super().stop()
         if self._engine is not None:
             self._engine.stop(END_TIMEOUT)
@@ -204,10 +211,13 @@ class LaterRank(Receivers):
             if kind == "generations":
                 self._note_generations(content)
             elif kind == "end":
-                self.memory.stop()  # the learner ends, if it has not
+                self.memory.stop()  # the learner ends with those of the other ranks
                 self._joined.ended = True
             elif kind == "lost":
                 raise Lost(f"the first learner rank {self._joined.link.address} is lost")
+        there = any(child.role == "learner" for child in self._supervisor.children)
+        if self._joined.ended and (self.waits_for_ranks or not there):
+            raise KeyboardInterrupt  # this learner cannot take part in the end of the others
         if monotonic() > self._reported + REPORT_INTERVAL:
             self._reported = monotonic()
             ports = [self._shared.port.load(k) for k in self.rollout_workers]

@@ -1,4 +1,5 @@
-"""The engine `ray`: one actor on each machine of a Ray cluster, which starts that machine's sampling node and watches it.
+"""The engine `ray`: one actor on each machine of a Ray cluster, which starts that machine's sampling node and watches it; and one
+for every learner rank but the first.
 
 Ray places, watches and starts again; trajectories and weights go over the streams of `headrace.cluster.protocol`. A cluster that
 is there is used (`RAY_ADDRESS`, or one that this machine belongs to); else one of this machine alone is started, with token
@@ -43,10 +44,11 @@ CONNECT_TIMEOUT = 10.0
 """Seconds that the head may take to accept a connection; `ray.init` would wait for minutes for one that is not there."""
 
 
-class NodeActor:
-    """Runs on its machine for as long as the run wants. Calls may be repeated without harm."""
+class MemberActor:
+    """Runs on its machine for as long as the run wants. Calls may be repeated without harm. `rank`: see `MemberProcess`."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
         self._process: MemberProcess | None = None
 
     def machine(self) -> tuple[str, str]:
@@ -56,13 +58,13 @@ class NodeActor:
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
     def ended(self, link: Link) -> str:
-        """Start the node if it was not; how it has ended, "" while it lives."""
+        """Start the member if it was not; how it has ended, "" while it lives."""
         if self._process is None:
-            self._process = MemberProcess(link)
+            self._process = MemberProcess(link, rank=self._rank)
         return "" if self._process.exit_code is None else self._process.end_reason()
 
     def end(self, timeout: float) -> None:
-        """Wait for the node's end, which it was told of, and end it if it takes longer."""
+        """Wait for the member's end, which it was told of, and end it if it takes longer."""
         if self._process is not None:
             self._process.end(monotonic() + timeout)
 
@@ -72,11 +74,18 @@ class _Actor:
     """An actor of the run, which Ray has placed or will place."""
 
     handle: Any
+    rank: int
+    """Of a learner rank; 0: it has a sampling node."""
     asked: Any
     """The call that is not answered yet: `machine` at first, later `ended`."""
     machine: str = ""
     """Ray's id of its machine; "" before Ray has placed it."""
     address: str = ""
+
+    @property
+    def name(self) -> str:
+        """What runs there."""
+        return f"learner rank {self.rank}" if self.rank else "sampling node"
 
 
 def _set_token() -> bool:
@@ -110,6 +119,9 @@ class RayEngine(Engine):
         cluster = config.cluster
         (self._least, self._most), self._failures = cluster.node_range, Failures(config.sampling)
         self._cores = config.sampling.num_workers
+        self._learners, self._threads = cluster.learners, config.learning.num_threads or 1
+        self._gpus = int(cluster.learners > 1 and config.device != "cpu")
+        """GPUs of a learner rank."""
         self.own = credentials(cluster.token_file, cluster.ca, cluster.tls_cert, cluster.tls_key)
         if not self.own.token:
             self.own = replace(self.own, token=secrets.token_urlsafe(32))
@@ -118,6 +130,7 @@ class RayEngine(Engine):
         """Temporary folder of a cluster that this run has started."""
         self._connect(has_token)
         here = ray.util.get_node_ip_address()
+        self._own_machine = ray.get_runtime_context().get_node_id()
         self._alive = self._alive_now()
         machines = {node["NodeManagerAddress"] for node in self._alive}
         self.listen = cluster.listen or ("127.0.0.1:0" if machines <= {here, "127.0.0.1"} else f"{here}:0")
@@ -186,15 +199,23 @@ class RayEngine(Engine):
             self._answered = True
 
     def _make_actors(self) -> None:
-        # No machine has two nodes: those that have one are left out, and of two that Ray places at once one is dropped.
-        used = [actor.machine for actor in self._actors if actor.machine]
-        remote = self._ray.remote(NodeActor).options(
-            num_cpus=self._cores, scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0,
-            label_selector={"ray.io/node-id": f"!in({','.join(used)})"} if used else {},
-        )  # fmt: skip
-        for _ in range(self._most - len(self._actors)):
-            handle = remote.remote()
-            self._actors.append(_Actor(handle, handle.machine.remote()))
+        ranks = set(range(1, self._learners)) - {actor.rank for actor in self._actors}
+        nodes = self._most - sum(not actor.rank for actor in self._actors)
+        for rank in (*sorted(ranks), *[0] * nodes):
+            # No machine has two of a kind: those that have one are left out, and of two that Ray places at once one is dropped.
+            used = self._used_by(bool(rank))
+            remote = self._ray.remote(MemberActor).options(
+                num_cpus=self._threads if rank else self._cores, num_gpus=self._gpus if rank else 0,
+                scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0,
+                label_selector={"ray.io/node-id": f"!in({','.join(used)})"} if used else {},
+            )  # fmt: skip
+            handle = remote.remote(rank)
+            self._actors.append(_Actor(handle, rank, handle.machine.remote()))
+
+    def _used_by(self, ranks: bool) -> list[str]:
+        """Ray's ids of the machines that have a learner rank, or those that have a node."""
+        used = [actor.machine for actor in self._actors if actor.machine and bool(actor.rank) == ranks]
+        return [self._own_machine, *used] if ranks else used  # the first rank is this process
 
     def _check_head(self, elapsed: float) -> list[str]:
         """What the user should know of Ray's head. Raises `RunFailed` if it is gone for too long."""
@@ -226,12 +247,12 @@ class RayEngine(Engine):
             if actor.machine and isinstance(error, ray.exceptions.RayActorError):
                 return f"Ray has lost the machine {actor.address}, or the actor there; another one is used if there is room"
             why = _last_line(error)
-            return self._note_failure(f"a machine of Ray cannot run a sampling node: {why}{missing_package(why)}")
+            return self._note_failure(f"a machine of Ray cannot run a {actor.name}: {why}{missing_package(why)}")
         if actor.machine:
             if answer:
                 self._drop(actor)
-                return self._note_failure(f"the sampling node on Ray's machine {actor.address} has ended ({answer})")
-        elif answer[0] in {other.machine for other in self._actors}:
+                return self._note_failure(f"the {actor.name} on Ray's machine {actor.address} has ended ({answer})")
+        elif answer[0] in self._used_by(bool(actor.rank)):
             self._drop(actor)
             return None
         else:
@@ -250,6 +271,8 @@ class RayEngine(Engine):
 
     def missing(self, here: int) -> str:
         need = f"{self._least} nodes need {self._least} machines with {self._cores} CPUs each (sampling.num_workers)"
+        if self._learners > 1:
+            need += f", {self._learners - 1} learner ranks machines other than this one"
         cores, count = ", ".join(f"{node['Resources'].get('CPU', 0):.0f}" for node in self._alive), len(self._alive)
         return f"{need}; this Ray cluster has {count} machine{'' if count == 1 else 's'}, with {cores} CPUs"
 
