@@ -17,7 +17,7 @@ import pytest
 from cluster_runs import TRIES, ClusterRun
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
-pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]
 MARK = "HEADRACE_RAY_TEST"
 
 
@@ -130,7 +130,7 @@ def test_a_machine_of_ray_that_dies_is_replaced_by_another(machines: Machines, t
 def test_learner_ranks_are_on_machines_of_their_own_and_one_that_dies_is_replaced(machines: Machines, tmp_path: Path) -> None:
     settings = {"cluster.learners": 2, "learning.total_steps": 10**9, "run.checkpoint_interval": 2.0}
     with ray_run(tmp_path / "run", machines, **settings) as run:
-        run.wait_for("all", lambda: "2 of 2 are there" in run.output and run.step() > 1000 and run.checkpoints(), 280)
+        run.wait_for("all", lambda: "2 of 2 are there" in run.output and run.step() > 1000 and run.checkpoints(), 600)
         for lost in range(int(os.environ.get("HEADRACE_KILLS", 1))):
             machines.ask("kill")  # the machine of a rank and of a node
             run.wait_for("its loss", lambda: len(run.ranks_gone()) == lost + 1, 280)  # noqa: B023

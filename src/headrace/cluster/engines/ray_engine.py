@@ -272,7 +272,7 @@ class RayEngine(Engine):
     def missing(self, here: int) -> str:
         need = f"{self._least} nodes need {self._least} machines with {self._cores} CPUs each (sampling.num_workers)"
         if self._learners > 1:
-            need += f", {self._learners - 1} learner ranks machines other than this one"
+            need += f", and {self._learners - 1} of {self._learners} learner ranks machines other than this one"
         cores, count = ", ".join(f"{node['Resources'].get('CPU', 0):.0f}" for node in self._alive), len(self._alive)
         return f"{need}; this Ray cluster has {count} machine{'' if count == 1 else 's'}, with {cores} CPUs"
 
