@@ -27,7 +27,7 @@ class Machines:
     def __init__(self, count: int, folder: Path):
         self.mark = uuid.uuid4().hex
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex * 2}
-        slow = {"RAY_raylet_start_wait_time_s": "120"}  # on a busy machine
+        slow = {"RAY_raylet_start_wait_time_s": "600"}  # on a busy machine
         self._out = (folder / "ray.out").open("w")
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("ray_machines.py")), str(count), "2"],  # room for two nodes on each

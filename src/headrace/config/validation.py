@@ -80,11 +80,13 @@ def _faults(config: Config) -> Iterator[str]:
     if P > 1 and (ranks := max(r.num_devices, hardware.rank().size)) > 1:
         yield f"several devices learn one policy together; population.size is {P} and there are {ranks} ranks"
     yield from _slot_faults(config)
-    if config.cluster.nodes is not None:
-        yield from _cluster_faults(config)
-    elif config.cluster.learners > 1:
+    yield from _cluster_faults(config) if config.cluster.nodes is not None else _faults_without_cluster(config)
+
+
+def _faults_without_cluster(config: Config) -> Iterator[str]:
+    if config.cluster.learners > 1:
         yield "cluster.learners shares out the nodes of a cluster; without cluster.nodes give learning.num_devices"
-    elif config.replay.shards == "node":
+    if config.replay.shards == "node":
         yield "replay.shards node has a shard of the replay on every sampling node; there are none without cluster.nodes"
 
 
