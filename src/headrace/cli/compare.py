@@ -24,7 +24,8 @@ OF_A_RUN = {
     "run.goal": ("--run.goal", "None"), "run.video": ("--run.no-video",), "run.dashboard": ("--run.no-dashboard",),
     "run.log_interval": ("--run.log-interval", "1"),
 }  # fmt: skip
-"""What a run of an experiment has in the place of a default: it trains until its budget is used up, and shows nothing."""
+"""Flags, by setting, that the runs of an experiment get unless the user gives others: a run trains until its budget is used up,
+and shows nothing."""
 DECIDED = {"seed": "--seeds", "run.folder": "--folder", "learning.total_steps": "--budget", "run.max_minutes": "--budget"}
 """Settings that an option of the command decides."""
 

@@ -34,7 +34,7 @@ CONTRACT_VERSION = 1
 SCHEMA = Path(__file__).with_name("contract.schema.json")
 
 OBSERVES = ("core", "previous_action", "previous_reward")
-"""Settings of the network that decide what is observed beside the environment."""
+"""Settings of the network that decide what a policy observes beside what the environment gives it."""
 
 
 def package(name: str, extra: str = "export") -> Any:
