@@ -106,7 +106,8 @@ SLOW = {
     "docs/quick-start.md",
     "docs/vizdoom.md",
 }
-"""Those with many trainings. tests/test_docs.py runs the commands of README.md and docs/quick-start.md in its own process, sooner."""
+"""Pages with many trainings. The commands of README.md and docs/quick-start.md are also run by tests/test_docs.py, in its own
+process, which takes less time."""
 
 
 @pytest.mark.timeout(1800)

@@ -45,11 +45,11 @@ def package(name: str, extra: str = "export") -> Any:
         raise ConfigError(f'this needs {name}, which is not installed: pip install "headrace[{extra}]"') from error
 
 
-def session(model: os.PathLike[str] | str | bytes, threads: int = 1) -> Any:
-    """An `onnxruntime.InferenceSession` of a file or its bytes, on the CPU. Raises `ConfigError` for what is no such file."""
+def session(model: os.PathLike[str] | str | bytes) -> Any:
+    """An `onnxruntime.InferenceSession` of a file or its bytes, on one core. Raises `ConfigError` for what is no such file."""
     runtime = package("onnxruntime")
     options = runtime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
     source = model if isinstance(model, bytes) else os.fspath(model)
     try:
         return runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
