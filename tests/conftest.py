@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from headrace.processes.start import preload
+
 # Threads of one process that wait for each other at every barrier lose far more than they gain when cores are busy.
 torch.set_num_threads(1)
 
 # As `headrace.envs.remote` sets it, for tests that import grpc before that: programs that are started beside it would crash.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+
+# The fork server of the tests' process starts learners and policy workers of many short trainings, each of which would import
+# torch for seconds. Runs that tests start as programs have fork servers of their own, as users' runs have.
+preload("headrace.train")
 
 _CONFIGURATION = tempfile.TemporaryDirectory(prefix="headrace-tests-")
 os.environ["XDG_CONFIG_HOME"] = _CONFIGURATION.name

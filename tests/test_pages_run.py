@@ -94,6 +94,7 @@ PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").g
 SEVERAL_MACHINES = {"docs/remote.md"}
 """Pages with a test of their own, below."""
 SLOW = {
+    "README.md",
     "docs/ape-x.md",
     "docs/device.md",
     "docs/export.md",
@@ -102,8 +103,11 @@ SLOW = {
     "docs/multi-gpu.md",
     "docs/multi-task.md",
     "docs/populations.md",
+    "docs/quick-start.md",
     "docs/vizdoom.md",
 }
+"""Pages with many trainings. The commands of README.md and docs/quick-start.md are also run by tests/test_docs.py, in its own
+process, which takes less time."""
 
 
 @pytest.mark.timeout(1800)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,3 +103,18 @@ def test_lean_adam_is_adam_to_the_last_bit_through_saving_and_loading() -> None:
     for a, b in zip(lean.state.values(), adam.state.values(), strict=True):
         assert a.keys() == b.keys()
         assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_training_does_not_import_the_compiler(tmp_path: Path) -> None:
+    """PyTorch's optimizers would, and every learner would take seconds longer to begin."""
+    program = """
+import sys, headrace
+for optimizer in ("adam", "rmsprop"):
+    small = {"learning.total_steps": 64, "learning.batch_size": 64, "learning.num_minibatches": 1, "sampling.rollout": 8}
+    where = {"run.folder": f"run-{optimizer}", "run.video": False, "sampling.placement": "serial", "learning.device": "cpu"}
+    config = headrace.make_config("gym/CartPole-v1", "a2c", **small, **where, **{"learning.optimizer": optimizer})
+    headrace.train(config)
+    assert headrace.train(config).global_step >= 64, "and goes on from a checkpoint"
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL, timeout=200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_what_a_learner_decides_once_more_is_recorded_once(tmp_path: Path) -> No
 def test_standings_are_drawn_with_the_colours_of_their_win_rates(tmp_path: Path) -> None:
     image, colors = pytest.importorskip("matplotlib.image"), pytest.importorskip("matplotlib").colormaps["RdBu"]
     config = settings(tmp_path)
-    with MetricsWriter(tmp_path, config) as writer:
+    with closing(MetricsWriter(tmp_path, config)) as writer:
         for step in range(100, 600, 100):
             writer.write({"global_step": step, "matches/elo": 1200.0 + step})
     table = {

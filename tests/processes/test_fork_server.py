@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -56,11 +59,11 @@ class Program:
     """Starts the fork server and says its pid; when it is asked to, starts another child and says the fork server's pid again.
     With "early" in `arguments` it starts no children, and says the pid while the fork server is still importing."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, temporary: Path | None = None) -> None:
         (folder / "program.py").write_text(PROGRAM)
         (folder / "children.py").write_text(CHILDREN)
-        self.temporary = folder / "tmp"
-        self.temporary.mkdir(exist_ok=True)
+        # A path of its own: the test's may be too long for the fork server's socket, which is then elsewhere.
+        self.temporary = temporary or Path(tempfile.mkdtemp(prefix="headrace-tests-", dir="/tmp"))
         self.process = subprocess.Popen(
             [sys.executable, folder / "program.py", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env=os.environ | {"TMPDIR": str(self.temporary)}, start_new_session=True,
@@ -81,6 +84,11 @@ class Program:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+    def close(self) -> None:
+        """End it, and remove its temporary directory."""
+        self.kill()
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
     def nothing_is_left(self) -> bool:
         return until(lambda: ended(self.server) and not list(self.temporary.iterdir()))
@@ -103,10 +111,21 @@ def until(condition: Callable[[], bool]) -> bool:
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Iterator[Program]:
-    program = Program(tmp_path)
-    yield program
-    program.kill()
+def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
+    """Starts a program, which ends with the test."""
+    with ExitStack() as stack:
+
+        def started(*arguments: str) -> Program:
+            program = Program(tmp_path, *arguments)
+            stack.callback(program.close)
+            return program
+
+        yield started
+
+
+@pytest.fixture
+def program(start: Callable[..., Program]) -> Program:
+    return start()
 
 
 def test_a_normal_end(program: Program) -> None:
@@ -117,17 +136,17 @@ def test_a_normal_end(program: Program) -> None:
 
 @pytest.mark.parametrize("attempt", [0, 1, *(pytest.param(i, marks=pytest.mark.slow) for i in range(2, 40))])
 @pytest.mark.parametrize("when", ["early", "late"])
-def test_the_parent_is_killed(tmp_path: Path, when: str, attempt: int) -> None:
-    program = Program(tmp_path, when)
+def test_the_parent_is_killed(start: Callable[..., Program], when: str, attempt: int) -> None:
+    program = start(when)
     program.kill()
     assert program.nothing_is_left()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("when", ["early", "late"])
-def test_signals_to_the_process_group(tmp_path: Path, when: str, number: signal.Signals) -> None:
+def test_signals_to_the_process_group(start: Callable[..., Program], when: str, number: signal.Signals) -> None:
     """As a terminal, `timeout` and service managers send them: they are the parent's to answer."""
-    program = Program(tmp_path, when)
+    program = start(when)
     os.killpg(program.process.pid, number)
     time.sleep(0.2)
     assert program.again() == program.server

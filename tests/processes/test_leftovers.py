@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,15 +24,15 @@ pytestmark = pytest.mark.process
 
 def test_what_a_killed_process_group_leaves_is_removed_by_the_next_start(tmp_path: Path) -> None:
     """With the fork server dies who would have removed the folder."""
-    program = Program(tmp_path)
-    os.killpg(program.process.pid, signal.SIGKILL)
-    program.process.wait()
-    assert until(lambda: ended(program.server))
-    (left,) = program.temporary.iterdir()
-    again = Program(tmp_path)
-    assert not left.exists()
-    again.kill()
-    assert again.nothing_is_left()
+    with closing(Program(tmp_path)) as program:
+        os.killpg(program.process.pid, signal.SIGKILL)
+        program.process.wait()
+        assert until(lambda: ended(program.server))
+        (left,) = program.temporary.iterdir()
+        with closing(Program(tmp_path, temporary=program.temporary)) as again:
+            assert not left.exists()
+            again.kill()
+            assert again.nothing_is_left()
 
 
 MARK_IT = "import sys; from headrace.processes.leftovers import mark; mark(sys.argv[1])"

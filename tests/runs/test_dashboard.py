@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from contextlib import closing
 
 import pytest
 from rich.console import Console
@@ -26,7 +27,7 @@ METRICS = {
 
 def draw(metrics_list, width=130, height=50, **settings):
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None)
-    with Dashboard(override(Config(), **{"learning.device": "cpu", **settings}), console) as dashboard:
+    with closing(Dashboard(override(Config(), **{"learning.device": "cpu", **settings}), console)) as dashboard:
         for metrics in metrics_list:
             dashboard.curve([metrics.get("charts/episodic_return_100", 0.0)])
             dashboard.update(metrics)
@@ -94,7 +95,7 @@ def test_the_screen_fits_into_the_terminal_to_its_last_word(width, height):
 
 def test_without_a_terminal_one_line_per_interval():
     console = Console(file=io.StringIO(), width=60)
-    with Dashboard(Config(), console) as dashboard:
+    with closing(Dashboard(Config(), console)) as dashboard:
         dashboard.update(METRICS)
         dashboard.message("[note] a message of two\nlines")
         dashboard.update(METRICS)
@@ -113,9 +114,10 @@ def test_serial_runs_have_no_bottleneck():
 
 
 FAILING = """
+    from contextlib import closing
     from headrace.config import Config
     from headrace.runs.dashboard import Dashboard
-    with Dashboard(Config()) as dashboard:
+    with closing(Dashboard(Config())) as dashboard:
         dashboard.update({"global_step": 1})
         raise RuntimeError("the run failed")
 """

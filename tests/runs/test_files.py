@@ -67,11 +67,12 @@ def test_what_a_full_disk_refuses_is_written_when_there_is_room(tmp_path):
 
 METRICS = """
     import resource, sys
+    from contextlib import closing
     from headrace.config import Config
     from headrace.runs.metrics import MetricsWriter
     def room(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-    with MetricsWriter(sys.argv[1], Config()) as writer:
+    with closing(MetricsWriter(sys.argv[1], Config())) as writer:
         writer.write({"global_step": 1, "charts/SPS": 1.0})
         room(10)
         problems = [writer.write({"global_step": step, "charts/SPS": 1.0}) for step in (2, 3, 4)]
@@ -82,11 +83,12 @@ METRICS = """
 
 REWIND = """
     import resource, sys
+    from contextlib import closing
     from headrace.config import Config
     from headrace.runs.metrics import MetricsWriter
     def room(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-    with MetricsWriter(sys.argv[1], Config()) as writer:
+    with closing(MetricsWriter(sys.argv[1], Config())) as writer:
         for step in range(1, 9):
             writer.write({"global_step": step, "charts/SPS": 1.0})
             writer.write_curve([(step, 1.0, 0.0, 2.0)])

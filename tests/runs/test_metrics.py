@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from headrace.shm.phases import PARTS, PHASES
 
 
 def write(folder, steps, resume_step=None, value=1.0):
-    with MetricsWriter(folder, Config()) as writer:
+    with closing(MetricsWriter(folder, Config())) as writer:
         if resume_step is not None:
             writer.rewind(resume_step)
         for step in steps:
@@ -42,7 +43,7 @@ def test_weights_and_biases_goes_on_with_the_same_run(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     ids = set()
     for _ in range(2):
-        with MetricsWriter(tmp_path, override(Config(), **{"run.track": True})) as writer:
+        with closing(MetricsWriter(tmp_path, override(Config(), **{"run.track": True}))) as writer:
             writer.write({"global_step": 100, "charts/SPS": 1.0})
             assert writer._wandb.summary["global_step"] == 100
             ids.add(writer._wandb.id)
@@ -74,7 +75,7 @@ def test_what_a_crash_left_at_the_end_is_dropped(tmp_path, tail):
 
 
 def test_a_step_is_needed(tmp_path):
-    with MetricsWriter(tmp_path, Config()) as writer, pytest.raises(KeyError, match="global_step"):
+    with closing(MetricsWriter(tmp_path, Config())) as writer, pytest.raises(KeyError, match="global_step"):
         writer.write({"charts/SPS": 1.0})
 
 

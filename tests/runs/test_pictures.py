@@ -3,6 +3,7 @@
 import os
 import stat
 import sys
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from headrace.runs.video import VideoFailed, VideoWriter
 def run(tmp_path):
     folder = tmp_path / "a-run"
     folder.mkdir()
-    with MetricsWriter(folder, Config()) as writer:
+    with closing(MetricsWriter(folder, Config())) as writer:
         writer.write({"global_step": 0, "charts/SPS": 1.0})
         for step in range(100, 600, 100):
             writer.write({"global_step": step, "charts/episodic_return_100": step / 50})
@@ -42,7 +43,7 @@ def test_learning_curve_draws_a_line_where_the_values_are(run, tmp_path):
 
 def test_the_curve_of_returns_has_a_band_and_more_points_than_the_metrics(run, tmp_path):
     image = pytest.importorskip("matplotlib.image")
-    with MetricsWriter(run, Config()) as writer:
+    with closing(MetricsWriter(run, Config())) as writer:
         writer.write_curve([(step, step / 50, step / 50 - 4, step / 50 + 2) for step in range(100, 510, 10)])
     assert [len(column) for column in band(run)] == [41] * 4
     learning_curve([run], tmp_path / "curve.png")
@@ -59,7 +60,7 @@ def test_the_curve_of_returns_has_a_band_and_more_points_than_the_metrics(run, t
 
 def test_every_task_has_a_panel_of_its_own(run, tmp_path):
     image = pytest.importorskip("matplotlib.image")
-    with MetricsWriter(run, Config()) as writer:
+    with closing(MetricsWriter(run, Config())) as writer:
         for step in range(100, 600, 100):
             writer.write({"global_step": step, "tasks/a/one/episodic_return": step / 50, "tasks/a/two/episodic_return": -step})
     task_curves(run, tmp_path / "tasks.png", ("a/one", "a/two", "a/three"))
@@ -72,7 +73,7 @@ def test_every_task_has_a_panel_of_its_own(run, tmp_path):
 
 
 def test_a_resumed_run_removes_the_points_that_it_repeats(run):
-    with MetricsWriter(run, Config()) as writer:
+    with closing(MetricsWriter(run, Config())) as writer:
         writer.write_curve([(step, 1.0, 0.0, 2.0) for step in (100, 200, 300)])
         writer.rewind(200)
         writer.write_curve([(250, 1.0, 0.0, 2.0)])

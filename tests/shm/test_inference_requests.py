@@ -320,7 +320,7 @@ def act(r: InferenceRequests, policy_worker: int) -> None:
         r.answer(mine, policy_worker)
 
 
-@pytest.mark.parametrize("kills", [40, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [15, pytest.param(400, marks=pytest.mark.slow)])
 def test_kills(kills: int) -> None:
     """Rollout and policy workers killed at random instants: every request is answered once, and never the request of the dead."""
     rng, r = random.Random(4), make(num_workers=2, num_groups=2)

@@ -256,7 +256,7 @@ def learn(store: TrajectoryStore, taken: Any) -> None:
         taken[0] += 1
 
 
-@pytest.mark.parametrize("kills", [40, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [15, pytest.param(400, marks=pytest.mark.slow)])
 def test_kills(kills: int) -> None:
     """Two workers and a learner, killed at random instants: no slot is mixed, none is lost."""
     rng, store = random.Random(3), TrajectoryStore(FIELDS, NUM_SLOTS, T=20, C=2)

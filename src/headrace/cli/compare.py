@@ -11,7 +11,7 @@ from typing import Annotated
 import tyro
 
 from headrace.cli.flags import given_settings, parse_config, setting_name
-from headrace.cli.options import parse
+from headrace.cli.options import ExperimentOptions, parse
 from headrace.config import ConfigError
 from headrace.config.ranges import Range
 from headrace.experiments import progress
@@ -24,13 +24,14 @@ OF_A_RUN = {
     "run.goal": ("--run.goal", "None"), "run.video": ("--run.no-video",), "run.dashboard": ("--run.no-dashboard",),
     "run.log_interval": ("--run.log-interval", "1"),
 }  # fmt: skip
-"""What a run of an experiment has in the place of a default: it trains until its budget is used up, and shows nothing."""
+"""Flags, by setting, that the runs of an experiment get unless the user gives others: a run trains until its budget is used up,
+and shows nothing."""
 DECIDED = {"seed": "--seeds", "run.folder": "--folder", "learning.total_steps": "--budget", "run.max_minutes": "--budget"}
 """Settings that an option of the command decides."""
 
 
-@dataclasses.dataclass
-class Compare:
+@dataclasses.dataclass(kw_only=True)
+class Compare(ExperimentOptions):
     """Train every combination of some settings with several seeds, and keep everything in one folder.
 
     Each run is a `headrace train` of its own. The same command goes on with an experiment that was stopped or killed: finished
@@ -38,12 +39,6 @@ class Compare:
     count for all runs; `run.goal` is off unless it is given. `headrace report` draws what there is at any time.
     """
 
-    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
-    """Environment, as family/name."""
-    folder: Path
-    """Folder of the experiment."""
-    budget: str
-    """When each run ends: after a time of training (30s, 5m, 1h) or a number of steps (20000, 500k, 2M)."""
     vary: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="SETTING=VALUE,VALUE")] = ()
     """A setting and the values that are compared; may be given several times, and all combinations are run. The values of a
     list are separated by spaces: --vary "policy.mlp=64 64,256 256"."""

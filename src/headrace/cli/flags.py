@@ -103,7 +103,7 @@ def setting_name(word: str) -> str:
 
 
 def _perhaps(flag: str) -> str:
-    """What a flag may mean that does not exist."""
+    """A hint about a flag that does not exist."""
     meant = suggestions(flag, _SETTINGS)
     flags = " or ".join(f"--{name.replace('_', '-')}" for name in meant)
     return f"did you mean {flags}?" if meant else "headrace train --help-all shows every flag"

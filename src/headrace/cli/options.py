@@ -36,6 +36,36 @@ class PolicyOptions:
     """Python files to import first: those that the run was trained with. The run folder names them, but no file runs unasked."""
 
 
+@dataclasses.dataclass(kw_only=True)
+class ExportOptions:
+    """Which policy of a run is written elsewhere."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Run folder."""
+    which: Literal["newest", "best"] = "newest"
+    """Checkpoint that is written."""
+    policy: Annotated[int, Range(0, 255)] | None = None
+    """Number of the policy, from 0; needed where the run trained several (`population.size`)."""
+    seed: Annotated[int, Range(0, 2**53)] = 0
+    """Seed of the games that it plays."""
+    licence: str | None = None
+    """Licence of the weights, as the Hugging Face hub names it, such as apache-2.0. None: none is stated."""
+    imports: Imports = ()
+    """Python files to import first: those that the run was trained with. The run folder names them, but no file runs unasked."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class ExperimentOptions:
+    """Many trainings in one environment, kept in one folder."""
+
+    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
+    """Environment, as family/name."""
+    folder: Path
+    """Folder in which everything is kept."""
+    budget: str
+    """When each run ends: after a time of training (30s, 5m, 1h) or a number of steps (20000, 500k, 2M)."""
+
+
 def parse(kind: type, command: str, arguments: Sequence[str], **more: Any) -> Any:
     """Parse a command's options with `tyro.cli`. A closed pipe ends its help quietly (`headrace eval --help | head`).
 

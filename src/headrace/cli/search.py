@@ -6,14 +6,13 @@ import dataclasses
 import os
 import shlex
 from operator import attrgetter
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from headrace.cli.compare import check_combinations, flags_for_all
 from headrace.cli.flags import parse_config, setting_name
-from headrace.cli.options import parse
+from headrace.cli.options import ExperimentOptions, parse
 from headrace.config.ranges import Range
 from headrace.experiments import progress
 from headrace.experiments.search import BEST, Search, Searcher
@@ -21,8 +20,8 @@ from headrace.experiments.space import Dimension, default_ranges, parse_over
 from headrace.processes.output import show
 
 
-@dataclasses.dataclass
-class SearchOptions:
+@dataclasses.dataclass(kw_only=True)
+class SearchOptions(ExperimentOptions):
     """Search settings that learn better, with several seeds per trial, and compare the best with the defaults on unseen seeds.
 
     The first trial has the defaults. A trial ends early where its first run is far behind, and where it is worse than the best
@@ -31,12 +30,6 @@ class SearchOptions:
     all runs.
     """
 
-    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
-    """Environment, as family/name."""
-    folder: Path
-    """Folder of the search."""
-    budget: str
-    """When each run ends: after a time of training (30s, 5m, 1h) or a number of steps (20000, 500k, 2M)."""
     over: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="SETTING=RANGE")] = ()
     """A setting and what to try: a range LOW:HIGH, a range on a logarithmic scale LOW:HIGH:log, or values VALUE,VALUE. May be
     given several times. Without it, the ranges that are kept for the algorithm."""

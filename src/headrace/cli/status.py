@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -46,7 +47,7 @@ def run(arguments: list[str]) -> int:
 def _show(folder: Path, config: Config) -> None:
     policy = config.policy_folder(0)
     metrics = read_jsonl(path) if (path := policy / "metrics.jsonl").exists() else []
-    with Dashboard(config) as dashboard:
+    with closing(Dashboard(config)) as dashboard:
         if (path := policy / CURVE).exists():
             dashboard.curve(line["mean"] for line in read_jsonl(path) if "mean" in line)
         if metrics:

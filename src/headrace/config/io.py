@@ -22,11 +22,12 @@ are noticed without it. Format 1 had no number."""
 LATER = (
     "cluster", "policy.previous_action", "policy.previous_reward", "replay.packed_share", "replay.shards", "sampling.policy_lag",
 )  # fmt: skip
-"""Settings, and groups of them, that came while the format stayed. A file without them is older; what they were then is their
-default."""
+"""Settings and groups of settings that were added without a new format number. A file without them is older, and their defaults
+are what runs did then."""
 
 GONE = {"cluster.min_nodes": None}
-"""Settings that went while the format stayed, each with the value that asked for nothing: a file with that is read without it."""
+"""Settings that were removed without a new format number, each with the value that turned it off. A file in which a setting has
+that value is read without it."""
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from headrace.config.errors import ConfigError
 RANGE = 2**29
 """Environment seeds of each use."""
 MOST = 2**28
-"""Environments of the largest run that the settings allow: what a seed may be counted up for."""
+"""Environments of the largest run that the settings allow. Environment i has the first one's seed + i."""
 
 
 class Use(IntEnum):

@@ -1,4 +1,4 @@
-"""Which setting is meant by a word that is none: one of another library, or a misspelt one."""
+"""Suggestions for a word that is no setting: it may be another library's name for one, or misspelt."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _action_leaves(space: spaces.Space[Any]) -> list[ActionLeaf]:
 
 
 def raw_dtype(leaf: Leaf) -> np.dtype:
-    """Of what the environment gives; int64 for choices, whose spaces may be of any integer type."""
+    """Dtype of the observation as the environment gives it; int64 for choices, whose spaces may have any integer type."""
     return np.dtype(np.int64) if isinstance(leaf.source, spaces.Discrete | spaces.MultiDiscrete) else np.dtype(leaf.source.dtype)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 # SciPy is imported in the functions: `scipy.stats` takes more than a second, and loading a policy does not need it.
 
 
-def bootstrap_ci(*groups: np.ndarray, resamples: int = 10_000, seed: int = 0) -> tuple[float, float]:
+def bootstrap_ci(*groups: np.ndarray, resamples: int = 10_000) -> tuple[float, float]:
     """95 % bootstrap interval of the mean of the means of `groups` ([n] each); NaN where a group has fewer than two values.
 
     Of one group: bias-corrected and accelerated (BCa, Efron 1987: for skewed values it is skewed). Of several, each of which is
@@ -24,7 +24,7 @@ def bootstrap_ci(*groups: np.ndarray, resamples: int = 10_000, seed: int = 0) ->
 
     found = bootstrap(
         groups, lambda *samples, axis: np.mean([values.mean(axis) for values in samples], axis=0), vectorized=True,
-        n_resamples=resamples, batch=1000, method="BCa" if len(groups) == 1 else "percentile", rng=np.random.default_rng(seed),
+        n_resamples=resamples, batch=1000, method="BCa" if len(groups) == 1 else "percentile", rng=np.random.default_rng(0),
     )  # fmt: skip
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
 

@@ -53,7 +53,8 @@ def _parameters(output: Any) -> dict[str, Tensor]:
 
 
 class PolicyModule(nn.Module):
-    """What an environment gives, to what it takes: `TrainedPolicy.module` makes one, `headrace export` exports one.
+    """Maps observations, in the form in which the environment gives them, to actions in the form in which it takes them.
+    `TrainedPolicy.module` makes one, `headrace export` exports one.
 
     Everything is differentiable but the choice of a discrete action; it needs no engine and draws nothing at random. Its
     parameters are those of `model`, its buffers hold the statistics of observations, which a forward pass never changes.

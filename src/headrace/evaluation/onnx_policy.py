@@ -34,7 +34,7 @@ CONTRACT_VERSION = 1
 SCHEMA = Path(__file__).with_name("contract.schema.json")
 
 OBSERVES = ("core", "previous_action", "previous_reward")
-"""Settings of the network that decide what is observed beside the environment."""
+"""Settings of the network that decide what a policy observes beside what the environment gives it."""
 
 
 def package(name: str, extra: str = "export") -> Any:
@@ -45,11 +45,11 @@ def package(name: str, extra: str = "export") -> Any:
         raise ConfigError(f'this needs {name}, which is not installed: pip install "headrace[{extra}]"') from error
 
 
-def session(model: os.PathLike[str] | str | bytes, threads: int = 1) -> Any:
-    """An `onnxruntime.InferenceSession` of a file or its bytes, on the CPU. Raises `ConfigError` for what is no such file."""
+def session(model: os.PathLike[str] | str | bytes) -> Any:
+    """An `onnxruntime.InferenceSession` of a file or its bytes, on one core. Raises `ConfigError` for what is no such file."""
     runtime = package("onnxruntime")
     options = runtime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
     source = model if isinstance(model, bytes) else os.fspath(model)
     try:
         return runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])

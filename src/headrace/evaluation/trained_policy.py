@@ -72,7 +72,7 @@ class TrainedPolicy:
         `deterministic`: draw nothing at random; the most probable action, or the one of the highest value. `headrace eval` and
         `evaluate` draw actions as in training unless they are told otherwise: `deterministic=False` acts as they do.
 
-        Raises `headrace.envs.core.spaces.BadObservation` for observations that are not in the environment's space, `ValueError`
+        Raises `headrace.envs.core.errors.BadObservation` for observations that are not in the environment's space, `ValueError`
         where the reward is needed and not given.
         """
         if reward is None and PREVIOUS_REWARD in self.spec.observation and not self._first[0]:

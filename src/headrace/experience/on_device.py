@@ -37,8 +37,8 @@ indices of the B environments."""
 
 
 def counted(fields: dict[str, Tensor], envs: range, reported: range) -> tuple[dict[str, Tensor], Arrivals]:
-    """The fields `COUNTED` of what `Collect` gave in host memory, and what arrived with them; waits for the device once.
-    `reported`: the environments whose episodes are reported."""
+    """Copies of the fields `COUNTED` in host memory, and the steps and episodes in them; waits for the device once. `fields` and
+    `envs`: what `Collect` gave. `reported`: the environments whose episodes are reported."""
     host = {name: to_host(fields[name]) for name in COUNTED if name in fields}
     arrived = Marker(str(fields["valid"].device))
     arrived.set()

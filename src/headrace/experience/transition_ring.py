@@ -120,7 +120,7 @@ class TransitionRing:
         index = torch.arange(start, start + count + self.n_step, device=self.device) % self.rows
         first, valid = self.columns["first"][index], self.columns["valid"][index]
         ended = self.columns["terminated"][index] | self.columns["truncated"][index]
-        # Whether the row behind a row is none that follows it: after a stop, episodes may begin anew in the middle.
+        # Whether the next row does not continue this one: after a stop, episodes may begin anew in the middle.
         astray = ~valid[1:] | (first[1:] & valid[:-1])
         astray = torch.where(ended[:-1], valid[1:] & (not self._same_step), astray)
         whole, running = valid[:count].clone(), torch.ones_like(valid[:count])

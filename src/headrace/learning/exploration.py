@@ -49,7 +49,7 @@ class EpsilonGreedy(Configured):
         return {"action": action.int().unsqueeze(-1), "value": out.value} | self._replayed(taken, envs), out.core
 
     def _replayed(self, taken: Tensor, envs: Tensor) -> Tensors:
-        """The algorithm's `extra_fields`: of the values of the actions taken and the environments' indices, [N] each."""
+        """The fields that `extra_fields` names, from the values of the actions taken and the environments' indices, [N] each."""
         return {}
 
     @abstractmethod

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from headrace.config import Config
 
@@ -21,12 +23,14 @@ class LeanAdam(torch.optim.Adam):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One step for every parameter that has a gradient."""
-        if closure is not None or any(p.grad is not None and not self.state[p] for g in self.param_groups for p in g["params"]):
-            return super().step(closure)  # which makes the state of new parameters
+        if closure is not None:
+            return super().step(closure)
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             if not parameters:
                 continue
+            if not all(self.state[p] for p in parameters):
+                self._init_group(group, [], [], [], [], [], [])  # makes the state of new parameters
             states = [self.state[p] for p in parameters]
             steps = [state["step"] for state in states]
             torch._foreach_add_(steps, 1)
@@ -38,7 +42,7 @@ class LeanAdam(torch.optim.Adam):
         return None
 
 
-class RMSprop(torch.optim.Optimizer):
+class RMSprop(Optimizer):
     """RMSProp without momentum, as PyTorch computes it or as TensorFlow 1 does (`tf.train.RMSPropOptimizer`), which IMPALA, Ape-X
     and OpenAI Baselines' A2C were trained with; the original DQN has its epsilon where TensorFlow has it.
 
@@ -109,9 +113,20 @@ def clip_gradients(parameters: Iterable[nn.Parameter], most: float | None) -> Te
     return norm
 
 
-def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+def _spare_the_compiler() -> None:
+    """Keep PyTorch from importing its compiler, which takes two seconds of processor time, only to exclude these methods from
+    what it compiles. Without effect on a process that has imported it."""
+    if "torch._dynamo" not in sys.modules:
+        for method in (Optimizer.add_param_group, Optimizer.state_dict, Optimizer.load_state_dict, Optimizer.zero_grad):
+            plain = getattr(method, "__wrapped__", method)
+            vars(plain).setdefault("__dynamo_disable", plain)
+
+
+def make_optimizer(model: nn.Module, config: Config) -> Optimizer:
     """The optimizer that `learning.optimizer` names, for all parameters of the model."""
     c = config.learning
+    if not c.compile:
+        _spare_the_compiler()
     parameters: Any = model.parameters()
     graphs = config.cuda_graphs
     # A recorded step reads the learning rate from the device.

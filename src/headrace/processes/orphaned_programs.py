@@ -23,7 +23,7 @@ AGAIN = 1.0
 
 
 def origin() -> str:
-    """Stands for this process in that variable, where it has child processes."""
+    """The name of this process in the variable `STARTED_BY` of the programs that its child processes start."""
     return f"{_unique}-{os.getpid()}"
 
 

@@ -32,8 +32,9 @@ from headrace.processes.interrupt import SIGNALS
 _preloaded = ["headrace.sampling.preload"]
 """Imported by the fork server, in this order."""
 STARTED_BY = "HEADRACE_FORK_SERVER_STARTED_BY"
-"""An environment variable, there only while the fork server is started: the process that starts it, its origin (see
-`programs`) and its temporary folder, which holds the fork server's socket ("" where another process removes the folder)."""
+"""An environment variable that is set only while the fork server is being started. It holds the id of the process that starts
+it, that process's origin (`orphaned_programs.origin`) and its temporary folder with the fork server's socket ("" where another
+process removes the folder)."""
 SOCKET_PATH = 107
 """Bytes of the longest path that a Unix socket can have."""
 CHILDREN_END = 2.0

@@ -33,7 +33,7 @@ class Callbacks:
                 raise ConfigError(f"{name} is {callback!r}, must be a function of a dictionary")
 
     def receive(self, message: Message) -> bool:
-        """Call those whom the message concerns; whether one of them wants the end."""
+        """Call the callbacks for messages of this kind. Returns whether one of them asks for the end of training."""
         policy = {"policy": message.policy}
         if message.kind == "metrics" and self.on_update is not None:
             return _is_true(self.on_update(message.content | policy))
@@ -46,5 +46,5 @@ class Callbacks:
 
 
 def _is_true(answer: object) -> bool:
-    """Other objects that count as true, such as what a list's method gives, are no wish to end."""
+    """Whether a callback has returned True. Another object that Python takes for true, such as a list, does not end training."""
     return isinstance(answer, bool | np.bool_) and bool(answer)

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -84,7 +83,7 @@ class _Screen(Console):
 class Dashboard:
     """Shows the progress of a run: `update` takes the metrics of each interval, `message` a text for the user.
 
-    It never waits for the terminal, and is a context manager, which restores the terminal however the run ends.
+    It never waits for the terminal, which `close` restores.
     """
 
     def __init__(self, config: Config, console: Console | None = None) -> None:
@@ -130,12 +129,6 @@ class Dashboard:
             self._live = None
         if isinstance(self.console.file, BackgroundOutput):
             self.console.file.drain(LAST_OUTPUT_TIMEOUT)
-
-    def __enter__(self) -> Dashboard:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     # -- what is shown ---------------------------------------------------------------------------------------------
 

@@ -117,7 +117,7 @@ class RunFolder:
         return os.path.lexists(self.config_path)
 
     def check(self) -> None:
-        """Whether the folder is still there and this process's.
+        """Check that the folder is still there and still belongs to this process.
 
         Raises `FolderUnusable` if it was deleted meanwhile: it is then made again, with the settings, for a last checkpoint.
         Raises `FolderInUse` if another run has begun where it was: nothing more may be written there.

@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from headrace.config import Config, ConfigError, flattened, to_dict
@@ -192,12 +191,6 @@ class MetricsWriter:
                 closing.callback(self._wandb.finish)
             for file in (self._jsonl, self._curve, self._events):
                 closing.callback(file.close)
-
-    def __enter__(self) -> MetricsWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
 
 def read_jsonl(path: os.PathLike[str] | str) -> list[dict[str, float]]:

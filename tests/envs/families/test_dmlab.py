@@ -17,6 +17,7 @@ from headrace.config.seeds import Use, environment_seed
 from headrace.envs.core import registry
 from headrace.envs.core.errors import EnvironmentFault, MissingExtra, UnknownEnvironment
 from headrace.envs.core.reference_scores import reference
+from headrace.envs.families.level_cache import LevelCache
 from headrace.envs.make import make_env
 from headrace.make_config import make_config
 from headrace.runs.metrics import read_jsonl
@@ -116,8 +117,6 @@ def test_levels_are_compiled_once(lab: ModuleType, tmp_path: Path) -> None:
             env.reset(seed=1 if episode == 0 else None)
     assert len(lab.compiled) == 3
     assert len(list((tmp_path / "levels").iterdir())) == 3, "and nothing half written"
-    from headrace.envs.families.dmlab import LevelCache  # importable with the stand-in only
-
     cache = LevelCache(str(tmp_path / "levels"))
     (tmp_path / "new.pk3").write_bytes(b"level")
     for key in ("../outside", "/etc/passwd", "x" * 300, ".hidden", "maze-1_2.pk3"):

@@ -1,22 +1,12 @@
 """``dmlab/<level>``: levels of DeepMind Lab (Beattie et al. 2016, arXiv 1612.03801), by name (``dmlab/rooms_watermaze``) or by
-path (``dmlab/contributed/dmlab30/rooms_watermaze``). One step is 4 frames. Episodes end with a termination, after which the
-package gives no picture.
-
-The package `deepmind_lab` has to be built (https://github.com/google-deepmind/lab/blob/master/docs/users/build.md). This adapter
-has been tested with a stand-in that has its documented interface (tests/envs/lab_stand_in.py), never with the package itself.
-"""
+path (``dmlab/contributed/dmlab30/rooms_watermaze``). The package `deepmind_lab` has to be built. This adapter has been tested
+with a stand-in that has its documented interface (tests/envs/lab_stand_in.py), never with the package itself."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import tempfile
 import zlib
 from collections.abc import Mapping
-from contextlib import suppress
-from hashlib import sha256
-from pathlib import Path
 from typing import Any, Literal
 
 import deepmind_lab
@@ -27,11 +17,16 @@ from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core.family_interface import Env, Family
 from headrace.envs.core.reference_scores import DMLAB_30
 from headrace.envs.core.wrappers import preprocess
+from headrace.envs.families.level_cache import LevelCache
 
 FRAMESKIP, SIZE = 4, (72, 96)
-PICTURE, WORDS = "RGB_INTERLEAVED", "INSTR"
+PICTURE, INSTRUCTION = "RGB_INTERLEAVED", "INSTR"
 FOLDER = "contributed/dmlab30/"  # the package's folder of the levels of DMLab-30
 BUCKETS, MOST_WORDS = 1000, 16  # instructions: the hash of a word gives its bucket, 1 to 999; 0 means no word
+WORDS = {
+    "buckets": gymnasium.spaces.Box(0, BUCKETS - 1, (MOST_WORDS,), np.float32),  # of the words in their order
+    "bag": gymnasium.spaces.Box(0, 1, (BUCKETS,), np.float32),  # 1 for each bucket that occurs
+}
 ACTIONS = {
     "impala": (
         (0, 0, 0, 1, 0), (0, 0, 0, -1, 0), (0, 0, -1, 0, 0), (0, 0, 1, 0, 0), (-20, 0, 0, 0, 0), (20, 0, 0, 0, 0),
@@ -60,9 +55,8 @@ def knows(name: str) -> bool:
 class LabEnv(gymnasium.Env):
     """One level.
 
-    Observation: uint8 [H, W, 3]; with `instructions` a Dict of this image as "obs" and of "instruction": the words' buckets in
-    order, float32 [16] from 0 to 999 ("buckets"), or 1 for each bucket that occurs, float32 [1000] ("bag"). Rewards are raw,
-    summed over frames. docs/environments.md explains the arguments.
+    Observation: uint8 [H, W, 3]; with `instructions` a Dict of this image as "obs" and one of `WORDS` as "instruction". Rewards
+    are raw, summed over frames. Episodes end with a termination. docs/environments.md explains the arguments.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 60 // FRAMESKIP}  # noqa: RUF012
@@ -74,8 +68,8 @@ class LabEnv(gymnasium.Env):
     ) -> None:  # fmt: skip
         if actions not in ACTIONS:
             raise ConfigError(f"dmlab: there are no actions {actions!r}; there are {', '.join(ACTIONS)}")
-        if instructions not in (None, "buckets", "bag"):
-            raise ConfigError(f"dmlab: instructions is {instructions!r}; it must be null, buckets or bag")
+        if instructions not in (None, *WORDS):
+            raise ConfigError(f"dmlab: instructions is {instructions!r}; it must be null, {' or '.join(WORDS)}")
         if level_seeds is not None and level_seeds < 1:
             raise ConfigError(f"dmlab: level_seeds is {level_seeds}; it must be at least 1")
         size, self._frameskip = options.resize or SIZE, options.frameskip or FRAMESKIP
@@ -83,7 +77,7 @@ class LabEnv(gymnasium.Env):
         self._actions = np.pad(np.array(ACTIONS[actions], np.intc), ((0, 0), (0, 2)))
         self.lab = deepmind_lab.Lab(
             FOLDER + name if name in ids() else name,
-            [PICTURE, WORDS] if instructions else [PICTURE],
+            [PICTURE, INSTRUCTION] if instructions else [PICTURE],
             config={key: str(value) for key, value in {"width": size[1], "height": size[0], **(config or {})}.items()},
             renderer=renderer,
             level_cache=None if level_cache is None else LevelCache(level_cache),
@@ -92,11 +86,7 @@ class LabEnv(gymnasium.Env):
         image = gymnasium.spaces.Box(0, 255, (*size, 3), np.uint8)
         self.observation_space: gymnasium.Space[Any] = image
         if instructions:
-            words, most = (MOST_WORDS, BUCKETS - 1) if instructions == "buckets" else (BUCKETS, 1)
-            bounds = gymnasium.spaces.Box(0, most, (words,), np.float32)
-            self.observation_space = gymnasium.spaces.Dict({"obs": image, "instruction": bounds})
-        self._picture = np.zeros((*size, 3), np.uint8)
-        self._last: Any = None
+            self.observation_space = gymnasium.spaces.Dict({"obs": image, "instruction": WORDS[instructions]})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -108,21 +98,19 @@ class LabEnv(gymnasium.Env):
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         reward = float(self.lab.step(self._actions[action], num_steps=self._frameskip))
         over = not self.lab.is_running()
-        # there is no picture after the end, so the last one is repeated; a terminated episode is never bootstrapped
+        # After the end the package has no picture: the last one is repeated. A terminated episode is never bootstrapped.
         return self._last if over else self._observe(), reward, over, False, {}
 
     def _observe(self) -> Any:
         observations = self.lab.observations()
         self._last = self._picture = observations[PICTURE].copy()  # a copy: the package may reuse the memory
         if self._instructions:
-            self._last = {"obs": self._picture, "instruction": self._words(str(np.asarray(observations[WORDS]).item()))}
+            words = str(np.asarray(observations[INSTRUCTION]).item()).split()
+            buckets = [1 + zlib.crc32(word.encode()) % (BUCKETS - 1) for word in words]
+            in_order = (buckets + [0] * MOST_WORDS)[:MOST_WORDS]
+            numbers = np.isin(np.arange(BUCKETS), buckets) if self._instructions == "bag" else in_order
+            self._last = {"obs": self._picture, "instruction": np.array(numbers, np.float32)}
         return self._last
-
-    def _words(self, instruction: str) -> np.ndarray:
-        buckets = [1 + zlib.crc32(word.encode()) % (BUCKETS - 1) for word in instruction.split()]
-        if self._instructions == "bag":
-            return np.isin(np.arange(BUCKETS), buckets).astype(np.float32)
-        return np.array((buckets + [0] * MOST_WORDS)[:MOST_WORDS], np.float32)
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
         """The last picture, three times as large: uint8 [3 H, 3 W, 3]."""
@@ -130,31 +118,6 @@ class LabEnv(gymnasium.Env):
 
     def close(self) -> None:
         self.lab.close()
-
-
-class LevelCache:
-    """The `level_cache` of `deepmind_lab.Lab`: a folder of compiled levels, since compiling one can take seconds. Files are named
-    by their keys and have the package's own format, so that other programs' folders can be used. Processes may share a folder."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
-
-    def _path(self, key: str) -> Path:
-        return self.folder / (key if re.fullmatch(r"[\w-][\w.-]{0,199}", key) else sha256(key.encode()).hexdigest())
-
-    def fetch(self, key: str, pk3_path: str) -> bool:
-        """Copy the level with this key to `pk3_path`; return False if there is none."""
-        with suppress(FileNotFoundError):
-            shutil.copyfile(self._path(key), pk3_path)
-            return True
-        return False
-
-    def write(self, key: str, pk3_path: str) -> None:
-        """Store the level at `pk3_path`, atomically for other processes."""
-        if not self._path(key).exists():
-            with tempfile.TemporaryDirectory(dir=self.folder, prefix=".writing-") as unfinished:
-                os.replace(shutil.copy(pk3_path, unfinished), self._path(key))
 
 
 def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
@@ -171,11 +134,10 @@ def defaults(name: str) -> dict[str, Any]:
     """The clipping of rewards, network, trajectories, learning rate and policy lag of Petrenko et al. 2020 (Sample Factory) for
     DMLab-30, in smaller batches; they have not been tried here."""
     return {
-        **{"envs.reward_soft_clip": 5.0, "policy.encoder": "impala-resnet", "policy.core": "lstm", "policy.core_size": 256},
-        **{"sampling.num_workers": 2, "sampling.envs_per_worker": 8, "sampling.rollout": 32},
-        **{"learning.algorithm": "appo", "learning.batch_size": 512, "learning.precision": "auto"},
-        **{"learning.learning_rate": 1e-4, "learning.max_policy_lag": 35},
-    }
+        "envs.reward_soft_clip": 5.0, "policy.encoder": "impala-resnet", "policy.core": "lstm", "policy.core_size": 256,
+        "sampling.num_workers": 2, "sampling.envs_per_worker": 8, "sampling.rollout": 32, "learning.algorithm": "appo",
+        "learning.batch_size": 512, "learning.precision": "auto", "learning.learning_rate": 1e-4, "learning.max_policy_lag": 35,
+    }  # fmt: skip
 
 
 FAMILY = Family(make, defaults, ids, knows, FRAMESKIP)
