@@ -113,8 +113,7 @@ def make_vec(
         options = default_options(env_id)
     with _making(env_id):
         family, name = family_of(env_id)
-        if family.make_vector is not None:
-            envs = family.make_vector(name, options, num_envs)
+        if family.make_vector is not None and (envs := family.make_vector(name, options, num_envs)) is not None:
             if mode in (None, envs.metadata.get("autoreset_mode")):
                 return envs
             envs.close()
@@ -168,8 +167,8 @@ def make_group(
             return multi_agent_group(cast(Any, envs.__next__), options, num_envs, env_id, family.frameskip)
         if family.make_group is not None:
             return family.make_group(name, options, num_envs, **how)
-        if family.make_vector is not None:
-            return VectorGroup(family.make_vector(name, options, num_envs), options, env_id)
+        if family.make_vector is not None and (batch := family.make_vector(name, options, num_envs)) is not None:
+            return VectorGroup(batch, options, env_id)
     return _local_group(env_id, options, num_envs, family.frameskip)
 
 

@@ -66,8 +66,9 @@ class Family:
     settings except those of rewards applied; None if this name is a single-agent environment."""
     make_tensor: Callable[[str, EnvConfig, int, str], TensorEnv] | None = None
     """From name, options, number and device: tensor environments. Reward settings are applied to the result."""
-    make_vector: Callable[[str, EnvConfig, int], VectorEnv] | None = None
-    """From name, options and number: a vector environment of whole games that is faster than Gymnasium's `SyncVectorEnv`."""
+    make_vector: Callable[[str, EnvConfig, int], VectorEnv | None] | None = None
+    """From name, options and number: a vector environment of whole games that is faster than Gymnasium's `SyncVectorEnv`. None if
+    there is none for this name or these options."""
     agreement: Callable[[Sequence[str], EnvConfig], dict[str, Any]] | None = None
     """From names and options: entries of `EnvConfig.kwargs` that give these environments the same spaces, so that one policy can
     learn all of them."""

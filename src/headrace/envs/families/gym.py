@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
 
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core.family_interface import Env, Family, Observes
@@ -73,6 +74,25 @@ def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> En
             raise ConfigError(f"gym/{name} has no render mode {render_mode!r}: its constructor takes none") from error
         raise
     return preprocess(env, options)
+
+
+_CARTPOLE_CLASS = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
+_FEWEST = 6
+"""Fewer environments are faster one by one."""
+
+
+def make_vector(name: str, options: EnvConfig, num_envs: int) -> VectorEnv | None:
+    """CartPole without settings of its own, all environments in one batch with the episodes of single environments; None for
+    others: the vector environments of other makers draw all first states from one generator."""
+    o = options
+    images = o.resize is not None or o.grayscale or (o.frame_stack or 1) > 1
+    changed = images or o.info_action_mask or (o.frameskip or 1) > 1 or o.kwargs or o.reward_weights
+    if _entry_point(name) != _CARTPOLE_CLASS or num_envs < _FEWEST or changed:
+        return None
+    from headrace.envs.families.gym_cartpole import CartPoles
+
+    spec = gymnasium.registry[name]
+    return CartPoles(num_envs, options.max_episode_steps or spec.max_episode_steps)
 
 
 def _is_mujoco(name: str) -> bool:
@@ -197,4 +217,4 @@ def _module_of(spec: EnvSpec) -> str:
     return made_by.partition(":")[0] if isinstance(made_by, str) else str(getattr(made_by, "__module__", ""))
 
 
-FAMILY = Family(make, defaults, ids, knows, observes=observes, code=code)
+FAMILY = Family(make, defaults, ids, knows, observes=observes, code=code, make_vector=make_vector)
