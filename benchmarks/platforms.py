@@ -34,7 +34,7 @@ RESULT = REPOSITORY / "benchmarks/results/platforms.json"
 PAGE = REPOSITORY / "docs/installing.md"
 DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
 FROM_HERE = ("etc/ssl/certs/ca-certificates.crt", "etc/resolv.conf", "etc/hosts")
-TO_COMPILE = "build-essential,libssl-dev,zlib1g-dev,libffi-dev,libbz2-dev,liblzma-dev,libsqlite3-dev"
+TO_COMPILE = "build-essential,libssl-dev,zlib1g-dev,libffi-dev,libbz2-dev,liblzma-dev,libsqlite3-dev,libexpat1-dev"
 TO_COPY = ("pyproject.toml", "benchmarks/wheel_check.py", "packages/headrace-atari/native/atari/games.json")
 CONSOLE_TESTS = tuple(f"packages/headrace-atari/tests/test_{name}.py" for name in ("env", "games", "starts", "vector"))
 
@@ -45,7 +45,7 @@ class System:
 
     suite: str | None
     machine: str = platform.machine()
-    torch: str | None = None  # a requirement for a build without CUDA; None: there is none for this Python and machine
+    torch: str | None = None  # a requirement for a build without CUDA, or `DEBIAN_TORCH`; None: there is neither
     compiled: tuple[str, str] | None = None  # Python's source package, and the suite that has it
     interpreter: str | None = None  # of this system
     tests: tuple[str, ...] = CONSOLE_TESTS
@@ -59,11 +59,13 @@ class System:
         return self.interpreter or (f"/opt/{self.compiled[0]}/bin/{self.compiled[0]}" if self.compiled else "/usr/bin/python3")
 
 
-# The package index has builds of torch without CUDA only for aarch64, up to 2.10; one for x86-64 has to be in `--links`.
+# The package index has builds of torch without CUDA only for aarch64, up to 2.10. For x86-64 there is Debian's, for the Python of
+# its suite, and what is in `--links`.
+DEBIAN_TORCH = "python3-torch"
 SYSTEMS = (
     System("bullseye", "x86_64", torch="torch==2.13.0", compiled=("python3.11", "bookworm")),
-    System("trixie", "x86_64"),
-    System("sid", "x86_64"),
+    System("trixie", "x86_64", torch=DEBIAN_TORCH),
+    System("sid", "x86_64", torch=DEBIAN_TORCH),
     System("bookworm", "aarch64", torch="torch==2.9.1", tests=CONSOLE_TESTS[:1]),
     System("trixie", "aarch64", torch="torch==2.9.1", tests=CONSOLE_TESTS[:1]),
     System("sid", "aarch64", torch="torch==2.9.1", tests=CONSOLE_TESTS[:1]),
@@ -90,11 +92,13 @@ class Root:
             (self.path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(f"/{name}", self.path / name)
         if self.system.compiled and not (self.path / self.system.python[1:]).exists():
-            name, suite = self.system.compiled
+            name, suite = self.system.compiled  # pyexpat is built in, as Debian does: its patches need that
             self.run(
                 f"cd /etc/apt && sed -n 's/^deb \\([^ ]*\\) .*/deb-src \\1 {suite} main/p' sources.list >sources.list.d/src.list"
                 f" && apt-get -q update && cd /opt && apt-get -q source {name} && cd {name}-*/"
-                f" && ./configure -q --prefix=/opt/{name} && make -s -j{len(os.sched_getaffinity(0))} && make -s install"
+                f" && echo 'pyexpat pyexpat.c -lexpat' >Modules/Setup.local"
+                f" && ./configure -q --without-ensurepip --prefix=/opt/{name}"
+                f" && make -s -j{len(os.sched_getaffinity(0))} && make -s install"
             )
 
     def run(self, command: str, **options: Any) -> str:
@@ -130,11 +134,16 @@ def try_system(system: System, args: argparse.Namespace) -> dict[str, Any]:
         shutil.copy(REPOSITORY / path, copy / path)
     for path in (*wheels, *(args.links.glob("torch-*.whl") if args.links else ())):
         shutil.copy(path, copy)
-    required = " ".join([f"./{wheel.name}" for wheel in wheels] + ([system.torch] if system.torch else []))
+    required, options = [f"./{wheel.name}" for wheel in wheels], ""
+    if system.torch == DEBIAN_TORCH:
+        root.run(f"apt-get -q update && apt-get -q install --yes --no-install-recommends {DEBIAN_TORCH}")
+        options = "--system-site-packages"
+    elif system.torch:
+        required.append(system.torch)
     there = f"cd {root.prefix}/checkout"
     pip = f"{environment}/bin/pip install -q --no-compile --only-binary :all: --find-links ."
     begun = time.perf_counter()
-    root.run(f"{there} && rm -rf {environment} && {system.python} -m venv {environment} && {pip} {required}")
+    root.run(f"{there} && rm -rf {environment} && {system.python} -m venv {options} {environment} && {pip} {' '.join(required)}")
     seconds = round(time.perf_counter() - begun)
     options = f"--minutes {args.minutes} --placement {args.placement}"
     printed = root.run(f"{there} && {environment}/bin/python benchmarks/wheel_check.py {options}")
