@@ -3,12 +3,13 @@
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from headrace.processes.start import preload
+from headrace.processes import start
 
 # Threads of one process that wait for each other at every barrier lose far more than they gain when cores are busy.
 torch.set_num_threads(1)
@@ -18,7 +19,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 # The fork server of the tests' process starts learners and policy workers of many short trainings, each of which would import
 # torch for seconds. Runs that tests start as programs have fork servers of their own, as users' runs have.
-preload("headrace.train")
+start.preload("headrace.train")
 
 _CONFIGURATION = tempfile.TemporaryDirectory(prefix="headrace-tests-")
 os.environ["XDG_CONFIG_HOME"] = _CONFIGURATION.name
@@ -26,6 +27,14 @@ os.environ["XDG_CONFIG_HOME"] = _CONFIGURATION.name
 # Programs that a shell starts in the background ignore Ctrl-C, and so do the programs that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module")
+def bare_fork_server() -> Iterator[None]:
+    """For tests that kill the fork server again and again: the next one imports no more than a user's."""
+    before, start._preloaded[:] = start._preloaded[:], start._preloaded[:1]
+    yield
+    start._preloaded[:] = before
 
 
 @pytest.fixture(autouse=True)

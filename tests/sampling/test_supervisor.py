@@ -27,7 +27,7 @@ from headrace.shm import run_control
 from headrace.shm.inference_requests import TAKEN, WAITING
 from headrace.shm.population import Standings
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("bare_fork_server")]
 
 
 class Run:

@@ -32,7 +32,7 @@ from headrace.envs.make import describe, describe_here
 from headrace.processes.child import Child
 from headrace.processes.start import start_child
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("bare_fork_server")]
 
 ODD = Path(__file__).parents[1] / "odd_constructors.py"
 PLAIN = EnvConfig()
