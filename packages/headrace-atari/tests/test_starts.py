@@ -12,13 +12,14 @@ from gymnasium.vector import AutoresetMode
 
 from headrace_atari import AtariVector, KernelOptions, read_states, save_states
 
-TORCH = importlib.util.find_spec("torch") is not None
+# Wheels do not have them.
+KERNELS = all(importlib.util.find_spec(name) for name in ("torch", "headrace_atari._native.atari_kernels"))
 DEVICES = [
     pytest.param({"num_threads": 1}, id="cpu"),
     pytest.param(
         {"device": "cuda", "kernels": KernelOptions("interpreter", 32)},
         id="kernels",
-        marks=pytest.mark.skipif(not TORCH, reason="no torch"),
+        marks=pytest.mark.skipif(not KERNELS, reason="no torch, or no kernels for tests"),
     ),
 ]
 SMALL: dict[str, Any] = {"img_height": 24, "img_width": 20, "reward_clipping": False}
@@ -26,7 +27,7 @@ SMALL: dict[str, Any] = {"img_height": 24, "img_width": 20, "reward_clipping": F
 
 @pytest.fixture(autouse=True)
 def kernels_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    if TORCH:
+    if KERNELS:
         from host_kernels import HostKernels
 
         from headrace_atari import kernels
