@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,10 @@ def headrace(env: str, envs: int, batch: int, folder: Path, like: dict[str, Any]
     return command, steps
 
 
-def measure(make: System, env: str, batch: int, seconds: float) -> float:
-    """Steps per second that the learner trains on."""
+@contextlib.contextmanager
+def running(make: System, env: str) -> Iterator[tuple[str, Callable[[], list[int]]]]:
+    """A training in a folder that goes away: `MARK` of its processes, and what reads the steps trained on so far, in order. That
+    raises RuntimeError once the training has ended, or has lasted five minutes without a step."""
     with tempfile.TemporaryDirectory() as temporary:
         command, steps = make(env, Path(temporary) / "run")
         log = Path(temporary) / "output"
@@ -81,39 +83,55 @@ def measure(make: System, env: str, batch: int, seconds: float) -> float:
             process = subprocess.Popen(
                 marked, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True, cwd=temporary
             )
+        started = time.monotonic()
+
+        def counted() -> list[int]:
+            found = steps(log.read_text(errors="replace"))
+            if process.poll() is not None or (not found and time.monotonic() - started > 300):
+                raise RuntimeError(f"{command[:3]} does not train:\n{log.read_text(errors='replace')[-3000:]}")
+            return found
+
         try:
-            first: tuple[float, int] | None = None
-            started, last = time.monotonic(), 0
-            while True:
-                time.sleep(0.05)
-                if process.poll() is not None or time.monotonic() - started > 300:
-                    raise RuntimeError(f"{command[:3]} does not train:\n{log.read_text(errors='replace')[-3000:]}")
-                counted = steps(log.read_text(errors="replace"))
-                if not counted or counted[-1] == last:
-                    continue
-                now, last = time.monotonic(), counted[-1]
-                if first is None and last >= 2 * batch:
-                    first = now, last
-                elif first is not None and now - first[0] >= seconds:
-                    return (last - first[1]) / (now - first[0])
+            yield f"{MARK}={process.pid}", counted
         finally:
             end(process)
+
+
+def measure(make: System, env: str, batch: int, seconds: float) -> float:
+    """Steps per second that the learner trains on."""
+    with running(make, env) as (_, steps):
+        first: tuple[float, int] | None = None
+        last = 0
+        while True:
+            time.sleep(0.05)
+            counted = steps()
+            if not counted or counted[-1] == last:
+                continue
+            now, last = time.monotonic(), counted[-1]
+            if first is None and last >= 2 * batch:
+                first = now, last
+            elif first is not None and now - first[0] >= seconds:
+                return (last - first[1]) / (now - first[0])
+
+
+def marked_processes(mark: str) -> Iterator[int]:
+    """The ids of all processes that descend from the one with this mark, itself included."""
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if mark.encode() in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                yield int(entry)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Kill everything that descends from the process. What Sample Factory leaves behind then is removed: torch's shared memory,
     Doom engines and theirs. Python's resource trackers are left to end by themselves: they remove semaphores then."""
     ids, engines = {process.pid}, set()
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if f"{MARK}={process.pid}".encode() in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
-                words = Path(f"/proc/{entry}/cmdline").read_text().split("\0")
-                if any("multiprocessing.resource_tracker" in word for word in words):
-                    continue
-                ids.add(int(entry))
+    for pid in marked_processes(f"{MARK}={process.pid}"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            if not any("multiprocessing.resource_tracker" in word for word in words):
+                ids.add(pid)
                 engines |= {words[i + 1] for i, word in enumerate(words) if word == "+viz_instance_id"}
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
     for pid in ids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

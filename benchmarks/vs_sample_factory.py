@@ -25,7 +25,7 @@ from training_contest import ROLLOUT, SAME_LEARNING, SAME_MEANS, WORKERS, Comman
 
 def sample_factory(python: str, env: str, envs: int, batch: int, folder: Path) -> Command:
     """Sample Factory with these numbers."""
-    name = {"atari/breakout": "atari_breakout", "vizdoom/basic": "doom_basic"}[env]
+    name = {"atari/breakout": "atari_breakout", "atari/pong": "atari_pong", "vizdoom/basic": "doom_basic"}[env]
     flags: dict[str, Any] = {
         "env": name,
         "experiment": "speed",

@@ -103,9 +103,9 @@ def make_vec(
     """`num_envs` environments as a `gymnasium.vector.VectorEnv`, for use in another training loop.
 
     `options` default to those that `headrace train` uses for this environment. Episodes are whole games, rewards are raw. Atari
-    games run as the native batch, other environments are stepped one after the other. `autoreset_mode`: Gymnasium's; None: that
-    of the native batch, and NEXT_STEP for others. With a mode that the native batch does not have, Atari games too are stepped
-    one after the other. The metadata say which it is. Raises what `make_env` raises.
+    games run as the native batch, six and more CartPoles as one batch too, other environments are stepped one after the other.
+    `autoreset_mode`: Gymnasium's; None: that of the batch, and NEXT_STEP for others. With a mode that the batch does not have,
+    its environments too are stepped one after the other. The metadata say which it is. Raises what `make_env` raises.
     """
     mode = None if autoreset_mode is None else AutoresetMode(autoreset_mode)
     check_one(env_id)

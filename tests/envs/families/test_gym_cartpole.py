@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from headrace.config import EnvConfig
 from headrace.envs.core.contract import LaneRow, ObsRow, StepRow
+from headrace.envs.core.errors import EnvironmentFault
 from headrace.envs.families.gym_cartpole import CartPoles
 from headrace.envs.groups.local import LocalGroup
 from headrace.envs.groups.vector import VectorGroup
@@ -64,9 +65,12 @@ def test_the_group_writes_what_single_environments_write_and_goes_on_from_its_st
     assert isinstance(group, VectorGroup)
     local = LocalGroup([gymnasium.make("CartPole-v1", max_episode_steps=60) for _ in range(N)], group.spec, lambda raw: raw)
     rows = [LaneRow(np.zeros((N, 1), np.int32), StepRow.zeros(N), ObsRow.zeros(group.spec, N)) for _ in range(3)]
+    local.remember()
     group.reset(9, [rows[0].after])
     local.reset(9, [rows[1].after])
     assert trace(group, 700, rows[0]) == trace(local, 700, rows[1])
+    with pytest.raises(EnvironmentFault, match="saved one by one"):
+        other.set_state(local.get_state())
     other.set_state(group.get_state())
     rows[2].after.copy_from(rows[0].after)
     assert trace(group, 300, rows[0]) == trace(other, 300, rows[2])

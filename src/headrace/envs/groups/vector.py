@@ -142,6 +142,8 @@ class VectorGroup(OneAgentGroup):
         return None if state is None else self._own_state() | {"in_game": on_host(self._in_game), "envs": state}
 
     def set_state(self, state: dict[str, Any]) -> None:
+        if "in_game" not in state:  # of a checkpoint of an older version
+            raise EnvironmentFault(f"{self.spec.name}: the environments were saved one by one, and are stepped in a batch now")
         super().set_state(state)
         self._in_game[:] = state["in_game"]
         try:
