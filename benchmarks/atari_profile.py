@@ -71,8 +71,8 @@ def translated_share(game: str) -> float | None:
         return None
     with tempfile.TemporaryDirectory() as folder:
         samples = f"{folder}/samples"
-        command = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "2000", "-o", samples, sys.executable, __file__, "--play", game]
-        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+        perf = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "2000", "-o", samples]
+        subprocess.run([*perf, sys.executable, __file__, "--play", game], check=True, stderr=subprocess.DEVNULL)
         report = ["perf", "report", "-i", samples, "--no-children", "-s", "dso"]
         lines = subprocess.run(report, check=True, capture_output=True, text=True).stdout
     shares = {name: float(share) for share, name in re.findall(r"^ +([\d.]+)% +(\S+)", lines, re.MULTILINE)}

@@ -73,7 +73,7 @@ HR_HD inline void make_area_axis(AreaAxis& axis, int in, int out) {
 // How images of one size become images of another size. Plain data, constant after make_area_resize.
 struct AreaResize {
   // Readable bytes needed behind the last pixel of a line.
-  static constexpr int kPadding = 64;
+  static constexpr int kPadding = 32;
 
   // Working memory of one call, of the caller.
   struct Scratch {
@@ -127,7 +127,8 @@ struct AreaResize {
         const __m512i sources = _mm512_sub_epi32(_mm512_loadu_si512(x.first + d), _mm512_set1_epi32(x.first[d]));
         __m512 total = _mm512_setzero_ps();
         for (int k = 0; k < x.taps; ++k) {
-          const __m512i values = _mm512_maskz_permutexvar_epi8(0x1111111111111111, sources, _mm512_loadu_si512(window + k));
+          const __m512i bytes = _mm512_zextsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(window + k)));
+          const __m512i values = _mm512_maskz_permutexvar_epi8(0x1111111111111111, sources, bytes);
           total = _mm512_add_ps(total, _mm512_mul_ps(_mm512_cvtepi32_ps(values), _mm512_loadu_ps(group_weights + k * stride + d)));
         }
         _mm512_storeu_ps(sums + d, total);
