@@ -1,6 +1,6 @@
 """Where the time of a step of `AtariVector` goes, per game: microseconds of processor time of one console and one step.
 
-    python benchmarks/atari_profile.py --json benchmarks/results/atari_profile.json
+    python benchmarks/atari_profile.py --json FILE
 
 Steps of 4 frames, 16 environments, no pool of threads, no sticky actions, random actions. By differences between vectors that
 take turns, medians of the rounds:
