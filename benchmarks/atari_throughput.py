@@ -6,7 +6,8 @@ All sides: 84x84 gray, 4 frames per step (the brighter of the last two), 4 image
 random actions of the minimal set, `--num-envs` environments stepped together by `--threads` threads. A *frame* is one frame
 of the emulator, a quarter of a step. The sides take turns, several rounds per game, and the median of the rounds is kept,
 so that what else the machine does falls on all of them alike. `--clock cpu` divides by the processor time of the process
-instead of the time that passed, which is fairer still on a busy machine and counts per core.
+instead of the time that passed, which is fairer still on a busy machine and counts per core. `headrace-caller` has no pool of
+threads: the thread that calls `step` steps the consoles, which saves two hand-overs per step. The others cannot do so.
 
 envpool lives in an environment of its own (pip install envpool): give its interpreter with `--envpool`. Without it, or for
 a game that a side does not have, that column stays empty. `raw` is emulation without observations: one console, no
@@ -35,6 +36,14 @@ GAMES = [
     *("pong", "breakout", "space_invaders", "seaquest", "ms_pacman", "qbert", "montezuma_revenge", "beam_rider"),
     *("enduro", "assault", "asteroids", "pitfall", "road_runner", "robotank", "hero"),
 ]
+RATIOS = {
+    "ratio_ale": ("headrace", "ale"),
+    "ratio_envpool": ("headrace", "envpool"),
+    "ratio_caller_ale": ("headrace-caller", "ale"),
+    "ratio_caller_envpool": ("headrace-caller", "envpool"),
+    "ratio_raw": ("headrace-raw", "ale-raw"),
+}
+"""Which sides each ratio is of."""
 OPTIONS: dict[str, Any] = {"noop_max": 30, "repeat_action_probability": 0.0, "reward_clipping": True}
 Stepper = Callable[[np.ndarray], object]
 
@@ -52,8 +61,8 @@ def measure(step: Stepper, num_actions: int, num_envs: int, seconds: float, cloc
     return 4 * steps * num_envs / (clock() - begin)
 
 
-def side(name: str, game: str, num_envs: int, threads: int) -> tuple[Stepper, int]:
-    """The step function of one contender after its reset, and the number of actions."""
+def side(name: str, game: str, num_envs: int, threads: int | None) -> tuple[Stepper, int]:
+    """The step function of one contender after its reset, and the number of actions. `threads`: None for no pool."""
     if name == "envpool":
         import envpool
 
@@ -160,20 +169,20 @@ def serve(arguments: argparse.Namespace) -> None:
             rate = measure_raw(frame, arguments.seconds, clock)
         else:
             if changed:
-                step, num_actions = side(name, game, arguments.num_envs, arguments.threads)
+                step, num_actions = side(name, game, arguments.num_envs, None if what == "caller" else arguments.threads)
             rate = measure(step, num_actions, arguments.num_envs, arguments.seconds, clock)
         print(rate, flush=True)
 
 
 def compare(arguments: argparse.Namespace) -> list[dict[str, object]]:
     """One row per game: frames per second of each side and the ratios to ours."""
-    pythons = {"headrace": sys.executable, "ale": sys.executable}
+    pythons = {"headrace": sys.executable, "headrace-caller": sys.executable, "ale": sys.executable}
     if arguments.envpool:
         pythons["envpool"] = arguments.envpool
     pythons |= {"headrace-raw": sys.executable, "ale-raw": sys.executable}
     contenders = {name: Contender(python, name, arguments) for name, python in pythons.items()}
     rows: list[dict[str, object]] = []
-    print(f"{'game':20}" + "".join(f"{name:>14}" for name in contenders) + "    / ale  / envpool   raw / ale")
+    print(f"{'game':20}" + "".join(f"{name:>16}" for name in contenders) + "".join(f"{ratio:>22}" for ratio in RATIOS))
     for game in arguments.games:
         turns: dict[str, list[float]] = {name: [] for name in contenders}
         for _ in range(arguments.rounds):
@@ -181,13 +190,11 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, object]]:
                 turns[name].append(contender.turn(game))
         fps = {name: statistics.median(values) for name, values in turns.items()}
         row: dict[str, object] = {"game": game, **{name: round(value) for name, value in fps.items()}}
-        row["ratio_ale"] = fps["headrace"] / fps["ale"]
-        row["ratio_envpool"] = fps["headrace"] / fps["envpool"] if "envpool" in fps else None
-        row["ratio_raw"] = fps["headrace-raw"] / fps["ale-raw"]
+        for ratio, (ours, other) in RATIOS.items():
+            row[ratio] = fps[ours] / fps[other] if other in fps else None
         rows.append(row)
-        envpool = f"{row['ratio_envpool']:11.1f}" if "envpool" in fps else f"{'-':>11}"
-        rates = "".join(f"{rate:14,.0f}" for rate in fps.values())
-        print(f"{game:20}{rates}{row['ratio_ale']:9.1f}{envpool}{row['ratio_raw']:12.1f}", flush=True)
+        ratios = "".join(f"{row[ratio]:22.1f}" if row[ratio] else f"{'-':>22}" for ratio in RATIOS)
+        print(f"{game:20}" + "".join(f"{rate:16,.0f}" for rate in fps.values()) + ratios, flush=True)
     for contender in contenders.values():
         contender.close()
     return rows
@@ -229,11 +236,11 @@ def main() -> None:
         print("envpool is left out: name an interpreter that has it with --envpool")
     rows = compare(arguments)
     ratios: dict[str, object] = {}
-    for column in ("ratio_ale", "ratio_envpool", "ratio_raw"):
+    for column in RATIOS:
         values = [value for row in rows if isinstance(value := row[column], float)]
         if values:
             ratios[column] = {"median": statistics.median(values), "least": min(values)}
-            print(f"{column:14} median {statistics.median(values):5.1f}, least {min(values):5.1f}")
+            print(f"{column:20} median {statistics.median(values):5.1f}, least {min(values):5.1f}")
     ratios["seconds_to_create_1024"] = creation(1024)
     print(f"1,024 consoles created and reset in {ratios['seconds_to_create_1024']:.2f} s")
     if arguments.json:

@@ -27,6 +27,28 @@ HR_INLINE uint64_t widen_16_by_4(uint64_t bits) {
          static_cast<uint64_t>(widen_4(static_cast<uint32_t>(bits >> 8 & 0xFF))) << 32;
 }
 
+#ifdef HR_AVX2
+
+// A mask in a vector register.
+using LineBits = uint64_t __attribute__((vector_size(32)));
+HR_INLINE LineBits load_mask(const LineMask& mask) { return (LineBits)_mm256_load_si256(reinterpret_cast<const __m256i*>(&mask)); }
+HR_INLINE LineMask mask_of(LineBits bits) {
+  LineMask mask;
+  _mm256_store_si256(reinterpret_cast<__m256i*>(&mask), (__m256i)bits);
+  return mask;
+}
+
+// Repeats each of 16 bits 4 times, in each of 4 words.
+HR_INLINE LineBits widen_16_by_4(LineBits bits) {
+  bits = (bits | bits << 24) & 0x000000FF000000FF;
+  bits = (bits | bits << 12) & 0x000F000F000F000F;
+  bits = (bits | bits << 6) & 0x0303030303030303;
+  bits = (bits | bits << 3) & 0x1111111111111111;
+  return (bits << 4) - bits;
+}
+
+#endif
+
 // Adds `pattern` (at most 64 pixels) from pixel x (0..159) on; what passes the right edge enters at the left.
 HR_INLINE void add_pattern(LineMask& mask, uint64_t pattern, uint32_t x) {
 #ifdef HR_AVX2
@@ -105,7 +127,13 @@ HR_INLINE LineMask playfield_mask(const Console& s) {
     right = (reverse_byte(left & 0xFF) << 12) | (reverse_byte(left >> 8 & 0xFF) << 4) | (reverse_byte(left >> 16) >> 4);
   }
   const uint64_t line = left | right << 20;  // 40 blocks of 4 pixels
+#ifdef HR_AVX2
+  // Stored as a whole: loading a vector that was stored word by word takes many times as long.
+  const __m256i words = _mm256_srlv_epi64(_mm256_set1_epi64x(static_cast<int64_t>(line)), _mm256_setr_epi64x(0, 16, 32, 64));
+  return mask_of(widen_16_by_4((LineBits)words & 0xFFFF));
+#else
   return {{widen_16_by_4(line & 0xFFFF), widen_16_by_4(line >> 16 & 0xFFFF), widen_16_by_4(line >> 32), 0}};
+#endif
 }
 
 // Brings the masks of a set of objects up to date. The masks of objects without pixels are always empty.
@@ -121,10 +149,42 @@ HR_INLINE void refresh_masks(Console& s, uint8_t set) {
   if (todo & 1 << kPlayfield) s.mask[kPlayfield] = playfield_mask(s);
 }
 
+#ifdef HR_AVX2
+
+// The bits of a mask whose pixels lie in from <= x < to.
+HR_INLINE LineBits range_of_line(int32_t from, int32_t to) {
+  // Shifts by 64 and more leave nothing. Differences below 0 become 0.
+  const __m256i begin = _mm256_setr_epi64x(0, 64, 128, 192), end = _mm256_setr_epi64x(64, 128, 192, 256);
+  const __m256i all = _mm256_set1_epi64x(-1);
+  return (LineBits)_mm256_sllv_epi64(all, _mm256_subs_epu16(_mm256_set1_epi64x(from), begin)) &
+         (LineBits)_mm256_srlv_epi64(all, _mm256_subs_epu16(end, _mm256_set1_epi64x(to)));
+}
+
+// Whether two masks share a pixel of the range.
+HR_INLINE bool meet(const LineMask& a, const LineMask& b, LineBits range) {
+  return !_mm256_testz_si256((__m256i)(load_mask(a) & load_mask(b)), (__m256i)range);
+}
+
+#else
+
 // The bits of a mask's word whose pixels lie in from <= x < to. The word must have at least one of these pixels.
 HR_INLINE uint64_t range_of_word(int32_t word, int32_t from, int32_t to) {
   const int32_t begin = from - 64 * word, end = to - 64 * word;
   return (begin > 0 ? ~0ull << begin : ~0ull) & (end < 64 ? ~(~0ull << end) : ~0ull);
 }
+
+struct PixelRange {
+  int32_t from, to;
+};
+HR_INLINE PixelRange range_of_line(int32_t from, int32_t to) { return {from, to}; }
+
+// Whether two masks share a pixel of the range.
+HR_INLINE bool meet(const LineMask& a, const LineMask& b, PixelRange range) {
+  for (int32_t word = range.from >> 6; 64 * word < range.to; ++word)
+    if (a.word[word] & b.word[word] & range_of_word(word, range.from, range.to)) return true;
+  return false;
+}
+
+#endif
 
 }  // namespace headrace::atari

@@ -73,7 +73,21 @@ HR_HD inline void look_up(const uint8_t* table, const uint8_t* a, const uint8_t*
 #endif
 }
 
-HR_HD inline bool same_as_above(const uint8_t* row) { return equal_bytes(row, row - kScreenWidth, kScreenWidth); }
+HR_HD inline bool same_as_above(const uint8_t* row) {
+#ifdef HR_AVX512BW
+  static_assert(kScreenWidth == 160);
+  const uint8_t* const above = row - kScreenWidth;
+  const __m256i last = _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + 128)),
+                                        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(above + 128)));
+  __m512i differs = _mm512_xor_si512(_mm512_loadu_si512(row), _mm512_loadu_si512(above));
+  constexpr int or_xor = 0xF6;  // differs | (row ^ above)
+  differs = _mm512_ternarylogic_epi64(differs, _mm512_loadu_si512(row + 64), _mm512_loadu_si512(above + 64), or_xor);
+  differs = _mm512_or_si512(differs, _mm512_zextsi256_si512(last));
+  return _mm512_test_epi64_mask(differs, differs) == 0;
+#else
+  return equal_bytes(row, row - kScreenWidth, kScreenWidth);
+#endif
+}
 
 }  // namespace detail
 

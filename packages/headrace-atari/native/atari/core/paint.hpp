@@ -7,41 +7,55 @@
 
 namespace headrace::atari {
 
-// Where each colour shows within 64 pixels. The masks are disjoint; what is in none is background.
+// Where each colour shows. The masks are disjoint; what is in none is background.
+template <class Bits>
 struct Layers {
-  uint64_t p0, p1, playfield;
+  Bits p0, p1, playfield;
 };
 
-HR_INLINE Layers layers_of(const Console& s, int32_t word) {
-  const uint64_t p0 = s.mask[kP0].word[word] | s.mask[kM0].word[word];
-  const uint64_t p1 = s.mask[kP1].word[word] | s.mask[kM1].word[word];
-  const uint64_t playfield = s.mask[kPlayfield].word[word], ball = s.mask[kBall].word[word];
-  if (s.ctrlpf & 4) {  // the playfield comes first
-    const uint64_t first = playfield | ball;
+// `Bits`: 64 pixels of a line, or all. `left`: those of the left half.
+template <class Bits>
+HR_INLINE Layers<Bits> layers_of(uint8_t ctrlpf, Bits p0, Bits p1, Bits playfield, Bits ball, Bits left) {
+  if (ctrlpf & 4) {  // the playfield comes first
+    const Bits first = playfield | ball;
     return {p0 & ~first, p1 & ~(first | p0), first};
   }
-  // Score mode: the left half of the playfield belongs to player 0, the right half to player 1.
-  const uint64_t left = word == 0 ? ~0ull : word == 1 ? 0xFFFF : 0;
-  const uint64_t scored = s.ctrlpf & 2 ? playfield : 0;
-  const uint64_t of_p0 = p0 | (scored & left), of_p1 = (p1 | (scored & ~left)) & ~of_p0;
-  return {of_p0, of_p1, (playfield | ball) & ~(of_p0 | of_p1)};
+  const Bits rest = playfield | ball;
+  if (ctrlpf & 2) {  // score mode: the left half of the playfield belongs to player 0, the right half to player 1
+    p0 |= playfield & left;
+    p1 |= playfield & ~left;
+  }
+  return {p0, p1 & ~p0, rest & ~(p0 | p1)};
 }
 
 #ifdef HR_AVX512BW
 
-// Paints pixels from <= x < to of the row.
-HR_INLINE void paint_layers(const Console& s, uint8_t* row, int32_t from, int32_t to) {
+// Paints pixels from <= x < to of `rows` rows, of which only a single one may be painted in part.
+HR_INLINE void paint_layers(const Console& s, uint8_t* row, int32_t from, int32_t to, int32_t rows) {
+  const Layers<LineBits> layers =
+      layers_of(s.ctrlpf, load_mask(s.mask[kP0]) | load_mask(s.mask[kM0]), load_mask(s.mask[kP1]) | load_mask(s.mask[kM1]),
+                load_mask(s.mask[kPlayfield]), load_mask(s.mask[kBall]), range_of_line(0, kScreenWidth / 2));
+  const LineMask p0 = mask_of(layers.p0), p1 = mask_of(layers.p1), playfield = mask_of(layers.playfield);
   const __m512i background = _mm512_set1_epi8(static_cast<char>(s.color[3]));
-  const __m512i p0 = _mm512_set1_epi8(static_cast<char>(s.color[0])),
-                p1 = _mm512_set1_epi8(static_cast<char>(s.color[1])),
-                playfield = _mm512_set1_epi8(static_cast<char>(s.color[2]));
-  for (int32_t word = from >> 6; 64 * word < to; ++word) {
-    const Layers layers = layers_of(s, word);
-    __m512i pixels = _mm512_mask_mov_epi8(background, layers.playfield, playfield);
-    pixels = _mm512_mask_mov_epi8(pixels, layers.p1, p1);
-    pixels = _mm512_mask_mov_epi8(pixels, layers.p0, p0);
-    _mm512_mask_storeu_epi8(row + 64 * word, range_of_word(word, from, to), pixels);
+  const auto pixels_of = [&](int32_t word) {
+    __m512i pixels = _mm512_mask_mov_epi8(background, playfield.word[word], _mm512_set1_epi8(static_cast<char>(s.color[2])));
+    pixels = _mm512_mask_mov_epi8(pixels, p1.word[word], _mm512_set1_epi8(static_cast<char>(s.color[1])));
+    return _mm512_mask_mov_epi8(pixels, p0.word[word], _mm512_set1_epi8(static_cast<char>(s.color[0])));
+  };
+  if (from == 0 && to == kScreenWidth) {
+    static_assert(kScreenWidth == 160);
+    const __m512i first = pixels_of(0), second = pixels_of(1);
+    const __m256i third = _mm512_castsi512_si256(pixels_of(2));
+    for (; rows > 0; --rows, row += kScreenWidth) {
+      _mm512_storeu_si512(row, first);
+      _mm512_storeu_si512(row + 64, second);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + 128), third);
+    }
+    return;
   }
+  const LineMask painted = mask_of(range_of_line(from, to));
+  for (int32_t word = from >> 6; 64 * word < to; ++word)
+    _mm512_mask_storeu_epi8(row + 64 * word, painted.word[word], pixels_of(word));
 }
 
 #else
@@ -52,14 +66,20 @@ HR_INLINE uint64_t bits_to_bytes(uint64_t bits) {
   return ((((spread & 0x7F7F7F7F7F7F7F7Full) + 0x7F7F7F7F7F7F7F7Full) | spread) >> 7 & 0x0101010101010101ull) * 0xFF;
 }
 
-// Paints pixels from <= x < to of the row.
-HR_INLINE void paint_layers(const Console& s, uint8_t* row, int32_t from, int32_t to) {
+HR_INLINE Layers<uint64_t> layers_of_word(const Console& s, int32_t word) {
+  const LineMask* const mask = s.mask;
+  return layers_of<uint64_t>(s.ctrlpf, mask[kP0].word[word] | mask[kM0].word[word], mask[kP1].word[word] | mask[kM1].word[word],
+                             mask[kPlayfield].word[word], mask[kBall].word[word], word == 0 ? ~0ull : word == 1 ? 0xFFFF : 0);
+}
+
+// Paints pixels from <= x < to of `rows` rows, of which only a single one may be painted in part.
+HR_INLINE void paint_layers(const Console& s, uint8_t* row, int32_t from, int32_t to, int32_t rows) {
   const uint64_t each = 0x0101010101010101ull;
   const uint64_t p0 = s.color[0] * each, p1 = s.color[1] * each, playfield = s.color[2] * each,
                  background = s.color[3] * each;
-  Layers layers = {};
+  Layers<uint64_t> layers = {};
   for (int32_t x = from & ~7, word = -1; x < to; x += 8) {
-    if (x >> 6 != word) layers = layers_of(s, word = x >> 6);
+    if (x >> 6 != word) layers = layers_of_word(s, word = x >> 6);
     const int32_t shift = x & 63;
     const uint64_t in_p0 = bits_to_bytes(layers.p0 >> shift), in_p1 = bits_to_bytes(layers.p1 >> shift);
     const uint64_t in_playfield = bits_to_bytes(layers.playfield >> shift);
@@ -72,16 +92,17 @@ HR_INLINE void paint_layers(const Console& s, uint8_t* row, int32_t from, int32_
         row[x + i] = static_cast<uint8_t>(pixels >> (8 * i));
     }
   }
+  for (; rows > 1; --rows, row += kScreenWidth) copy_bytes(row + kScreenWidth, row, kScreenWidth);
 }
 
 #endif
 
-HR_INLINE void paint(Console& s, uint8_t* row, int32_t from, int32_t to) {
+HR_INLINE void paint(Console& s, uint8_t* row, int32_t from, int32_t to, int32_t rows) {
   if (s.vblank & 2) {
-    for (int32_t x = from; x < to; ++x) row[x] = 0;
+    for (; rows > 0; --rows, row += kScreenWidth) clear_bytes(row + from, static_cast<size_t>(to - from));
   } else {
     refresh_masks(s, s.solid);
-    paint_layers(s, row, from, to);
+    paint_layers(s, row, from, to, rows);
   }
 }
 

@@ -20,6 +20,11 @@ inline constexpr int32_t kHmoveBlankPixels = 8;
 inline constexpr int32_t kNtscLineLimit = 290;
 inline constexpr int32_t kPalLineLimit = 342;
 
+// How far the beam is in its line. Unsigned, a division by a constant becomes a multiplication.
+HR_INLINE int32_t clock_in_line(int32_t clock) {
+  return static_cast<int32_t>(static_cast<uint32_t>(clock) % static_cast<uint32_t>(kLineClocks));
+}
+
 // What stays the same during a frame.
 struct Frame {
   const Cartridge* cartridge;
@@ -61,22 +66,33 @@ HR_INLINE uint16_t possible_pairs(uint8_t set) {
   return table.of[set];
 }
 
+// The pairs of each object, as bits of Console::collisions.
+struct PairsOfObjects {
+  uint16_t of[kObjects];
+};
+HR_HD constexpr PairsOfObjects make_pairs_of_objects() {
+  const PairTable table = make_pair_table();
+  PairsOfObjects pairs = {};
+  for (int object = 0; object < kObjects; ++object) pairs.of[object] = table.of[63] & ~table.of[63 & ~(1 << object)];
+  return pairs;
+}
+HR_INLINE uint16_t pairs_of(int object) {
+  static constexpr PairsOfObjects pairs = make_pairs_of_objects();
+  return pairs.of[object];
+}
+
 // Latches the collisions of pixels from <= x < to.
 HR_INLINE void collide(Console& s, int32_t from, int32_t to) {
   if (from >= s.tested_from && to <= s.tested_to) return;
   uint8_t objects = 0;
+  for (uint32_t rest = s.stale & s.solid; rest; rest &= rest - 1)
+    if (s.pending & pairs_of(lowest_bit(rest))) objects |= static_cast<uint8_t>(rest & -rest);
+  refresh_masks(s, objects);
+  const auto range = range_of_line(from, to);
+  uint32_t latched = 0;
   for (uint32_t pairs = s.pending; pairs; pairs &= pairs - 1) {
     const Pair pair = collision_pair(lowest_bit(pairs));
-    objects |= static_cast<uint8_t>(1 << pair.first | 1 << pair.second);
-  }
-  refresh_masks(s, objects);
-  uint32_t latched = 0;
-  for (int32_t word = from >> 6; 64 * word < to; ++word) {
-    const uint64_t range = range_of_word(word, from, to);
-    for (uint32_t pairs = s.pending & ~latched; pairs; pairs &= pairs - 1) {
-      const Pair pair = collision_pair(lowest_bit(pairs));
-      if (s.mask[pair.first].word[word] & s.mask[pair.second].word[word] & range) latched |= pairs & -pairs;
-    }
+    if (HR_UNLIKELY(meet(s.mask[pair.first], s.mask[pair.second], range))) latched |= pairs & -pairs;
   }
   s.collisions |= static_cast<uint16_t>(latched);
   s.pending &= static_cast<uint16_t>(~latched);
@@ -150,19 +166,6 @@ HR_INLINE void end_line(Console& s) {
   note_changes_at_line_end(s);
 }
 
-// Latches collisions and paints pixels in clocks from <= h < to of the line that starts at line_start_clock, which is on display.
-HR_INLINE void pass_clocks(Console& s, const Frame& frame, int32_t from, int32_t to) {
-  if (to <= kBlankClocks) return;
-  const int32_t first = from < kBlankClocks ? 0 : from - kBlankClocks, last = to - kBlankClocks;
-  if (first >= last) return;
-  if (s.pending && !(s.vblank & 2)) collide(s, first, last);
-  if (!frame.pixels) return;
-  uint8_t* row = frame.pixels + (s.line_start_clock - frame.display_start) / kLineClocks * kScreenWidth;
-  paint(s, row, first, last);
-  if (s.hmove_blank_clock > s.line_start_clock)
-    for (int32_t x = first; x < kHmoveBlankPixels; ++x) row[x] = 0;
-}
-
 // Whether advancing the picture would have no effect but on pixels.
 HR_INLINE bool is_quiet(const Console& s) {
   return !s.changes_at_line_end && (!s.pending || (s.vblank & 2) || (s.tested_from == 0 && s.tested_to == kScreenWidth));
@@ -170,22 +173,32 @@ HR_INLINE bool is_quiet(const Console& s) {
 
 // Advances the picture to the last access of the TIA. A line ends only when the beam goes beyond its last clock.
 HR_NOINLINE void advance_picture(Console& s, const Frame& frame) {
-  const int32_t clock = s.last_access_clock < frame.display_stop ? s.last_access_clock : frame.display_stop;
-  while (s.drawn_to_clock > s.line_start_clock + kLineClocks) s.line_start_clock += kLineClocks;
-  while (s.drawn_to_clock < clock) {
+  const int32_t clock = min_of(s.last_access_clock, frame.display_stop);
+  int32_t drawn = s.drawn_to_clock, line = s.line_start_clock;
+  if (drawn > line + kLineClocks) line += (drawn - line - 1) / kLineClocks * kLineClocks;
+  while (drawn < clock) {
     if (!frame.pixels && is_quiet(s)) break;
-    const int32_t line_end = s.line_start_clock + kLineClocks;
-    const int32_t to = clock < line_end ? clock : line_end;
-    pass_clocks(s, frame, s.drawn_to_clock - s.line_start_clock, to - s.line_start_clock);
-    s.drawn_to_clock = to;
-    if (clock > line_end) {
-      end_line(s);
-      s.line_start_clock = line_end;
+    int32_t lines = 1;  // painted at once, because nothing changes between them
+    const int32_t from = max_of(drawn - line - kBlankClocks, 0), to = min_of(clock - line, kLineClocks) - kBlankClocks;
+    if (from < to) {
+      if (s.pending && !(s.vblank & 2)) collide(s, from, to);
+      if (frame.pixels) {
+        if (from == 0 && clock - line >= 2 * kLineClocks && !s.changes_at_line_end) lines = (clock - line) / kLineClocks;
+        uint8_t* const row = frame.pixels + (line - frame.display_start) / kLineClocks * kScreenWidth;
+        paint(s, row, from, to, lines);
+        for (int32_t i = 0; i < lines && s.hmove_blank_clock > line + i * kLineClocks; ++i)
+          for (int32_t x = from; x < kHmoveBlankPixels; ++x) row[i * kScreenWidth + x] = 0;
+      }
     }
+    line += (lines - 1) * kLineClocks;
+    drawn = min_of(clock, line + kLineClocks);
+    if (clock <= drawn) break;
+    end_line(s);
+    line += kLineClocks;
   }
+  s.line_start_clock = line;
   s.drawn_to_clock = s.last_access_clock;
-  const int32_t visible_from = s.line_start_clock + kBlankClocks;
-  s.idle_until_clock = s.drawn_to_clock < visible_from ? visible_from : s.drawn_to_clock;
+  s.idle_until_clock = max_of(s.last_access_clock, line + kBlankClocks);
 }
 
 // Advances the picture to the last access if that takes no painting and no collisions; else returns false.

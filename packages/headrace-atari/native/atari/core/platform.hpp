@@ -30,7 +30,8 @@ using uint64_t = unsigned long long;
 #elif defined(__GNUC__)
 #define HR_HD
 #define HR_INLINE inline __attribute__((always_inline))
-#define HR_NOINLINE inline __attribute__((noinline))
+// Called all the time, though often from branches that are marked as unlikely, for which GCC would choose the smallest code.
+#define HR_NOINLINE inline __attribute__((noinline, hot))
 #else
 #define HR_HD
 #define HR_INLINE inline

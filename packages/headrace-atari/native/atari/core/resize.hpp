@@ -77,7 +77,7 @@ struct AreaResize {
 
   // Working memory of one call, of the caller.
   struct Scratch {
-    float* sums;        // [in_height, stride]: horizontal sums of the distinct lines
+    float* sums;        // [in_height, stride]: horizontal sums of the distinct lines, of which the newest are kept
     const float** row;  // [in_height]: the sums of each source row
   };
 
@@ -85,8 +85,8 @@ struct AreaResize {
   bool whole;      // both scales are whole numbers
   bool shuffled;   // the members below are in use
   int32_t stride;  // floats per line of sums
-  // Eight neighbouring outputs read at most 16 neighbouring bytes per tap when the scale is at most 2.
-  uint8_t shuffles[kMaxImageWidth + 8];      // [stride] source byte of an output, relative to its group of eight
+  // Eight (or 16) neighbouring outputs read at most 16 (or 32) neighbouring bytes per tap when the scale is at most 2.
+  uint8_t shuffles[kMaxImageWidth + 16];     // [stride] source byte of an output, relative to its group of eight
   int32_t group_first[kMaxImageWidth / 8];   // [stride / 8] first source byte of each group
   float group_weights[4 * kMaxImageWidth];   // [taps, stride]
 
@@ -95,25 +95,49 @@ struct AreaResize {
   template <class Line>
   HR_HD void operator()(Line&& line, uint8_t* out, const Scratch& scratch) const {
     if (whole) return average_blocks(line, out);
-    float* sums = scratch.sums;
-    for (int row = 0; row < y.in; ++row) {
+    // No output row has more source rows than taps, so a ring of as many sums and one more fits into the cache.
+    float *sums = scratch.sums, *const end = sums + min_of(y.taps + 1, y.in) * stride;
+    for (int row = 0, d = 0; row < y.in; ++row) {
       const uint8_t* pixels = line(row);
       if (pixels == nullptr) {
         scratch.row[row] = scratch.row[row - 1];
       } else {
         horizontal(pixels, sums);
         scratch.row[row] = sums;
-        sums += stride;
+        sums = sums + stride == end ? scratch.sums : sums + stride;
       }
+      for (; d < y.out && y.first[d] + taps_of(d) == row + 1; ++d) vertical(d, scratch, out + static_cast<size_t>(d) * x.out);
     }
-    for (int d = 0; d < y.out; ++d) vertical(d, scratch, out + static_cast<size_t>(d) * x.out);
   }
 
  private:
+  // Source rows of output row d.
+  HR_HD int taps_of(int d) const {
+    int taps = y.taps;
+    while (y.weights[(taps - 1) * y.out + d] == 0.0f) --taps;
+    return taps;
+  }
+
   HR_HD void horizontal(const uint8_t* pixels, float* sums) const {
-#ifdef HR_AVX2
+#ifdef HR_AVX512VBMI
     if (shuffled) {
-      for (int d = 0, g = 0; d < stride; d += 8, ++g) {
+      // Each source byte of 16 outputs goes to the lowest of an output's four bytes; what lies behind the last output has weight 0.
+      for (int d = 0; d < x.out; d += 16) {
+        const uint8_t* const window = pixels + x.first[d];
+        const __m512i sources = _mm512_sub_epi32(_mm512_loadu_si512(x.first + d), _mm512_set1_epi32(x.first[d]));
+        __m512 total = _mm512_setzero_ps();
+        for (int k = 0; k < x.taps; ++k) {
+          const __m512i bytes = _mm512_zextsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(window + k)));
+          const __m512i values = _mm512_maskz_permutexvar_epi8(0x1111111111111111, sources, bytes);
+          total = _mm512_add_ps(total, _mm512_mul_ps(_mm512_cvtepi32_ps(values), _mm512_loadu_ps(group_weights + k * stride + d)));
+        }
+        _mm512_storeu_ps(sums + d, total);
+      }
+      return;
+    }
+#elif defined(HR_AVX2)
+    if (shuffled) {
+      for (int d = 0, g = 0; d < x.out; d += 8, ++g) {
         const __m128i shuffle = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(shuffles + d));
         __m256 total = _mm256_setzero_ps();
         for (int k = 0; k < x.taps; ++k) {
@@ -135,19 +159,29 @@ struct AreaResize {
   }
 
   HR_HD void vertical(int d, const Scratch& scratch, uint8_t* out) const {
+    const int taps = taps_of(d), width = x.out;
+    const float* const* const rows = scratch.row + y.first[d];
+#ifdef HR_AVX512BW
+    for (int i = 0; i < width; i += 16) {
+      __m512 total = _mm512_mul_ps(_mm512_set1_ps(y.weights[d]), _mm512_loadu_ps(rows[0] + i));
+      for (int k = 1; k < taps; ++k)
+        total = _mm512_add_ps(total, _mm512_mul_ps(_mm512_set1_ps(y.weights[k * y.out + d]), _mm512_loadu_ps(rows[k] + i)));
+      const __m128i bytes = _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(total));  // halves to even; at most 255
+      if (i + 16 <= width) _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), bytes);
+      else _mm_mask_storeu_epi8(out + i, static_cast<__mmask16>((1 << (width - i)) - 1), bytes);
+    }
+#else
     float column[kMaxImageWidth];
-    const int width = x.out;
-    for (int k = 0; k < y.taps; ++k) {
+    for (int k = 0; k < taps; ++k) {
       const float weight = y.weights[k * y.out + d];
-      if (weight == 0.0f) break;
-      const float* sums = scratch.row[y.first[d] + k];
       if (k == 0) {
-        for (int i = 0; i < width; ++i) column[i] = product(weight, sums[i]);
+        for (int i = 0; i < width; ++i) column[i] = product(weight, rows[k][i]);
       } else {
-        for (int i = 0; i < width; ++i) column[i] = sum(column[i], product(weight, sums[i]));
+        for (int i = 0; i < width; ++i) column[i] = sum(column[i], product(weight, rows[k][i]));
       }
     }
     for (int i = 0; i < width; ++i) out[i] = static_cast<uint8_t>(min_of(round_half_even(column[i]), 255));
+#endif
   }
 
   // With whole-numbered scales OpenCV sums integers; 2 x 2 blocks are rounded half up, others half to even.
@@ -187,13 +221,13 @@ HR_HD inline bool make_area_resize(AreaResize& resize, int in_height, int in_wid
   detail::make_area_axis(x, in_width, out_width);
   detail::make_area_axis(resize.y, in_height, out_height);
   resize.whole = in_height % out_height == 0 && in_width % out_width == 0;
-  resize.stride = (out_width + 7) / 8 * 8;
+  resize.stride = (out_width + 15) / 16 * 16;
   resize.shuffled = !resize.whole && in_width <= 2 * out_width;
   clear_bytes(resize.shuffles, sizeof resize.shuffles);
   clear_bytes(resize.group_first, sizeof resize.group_first);
   clear_bytes(resize.group_weights, sizeof resize.group_weights);
   if (!resize.shuffled) return true;
-  for (int d = 0; d < resize.stride; d += 8) {
+  for (int d = 0; d < out_width; d += 8) {
     resize.group_first[d / 8] = x.first[d];
     for (int i = d; i < min_of(d + 8, out_width); ++i) {
       resize.shuffles[i] = static_cast<uint8_t>(x.first[i] - x.first[d]);

@@ -187,7 +187,7 @@ HR_NOINLINE void write_ctrlpf(Console& s, const Frame& frame, uint8_t value, int
   if (s.ctrlpf == value && !s.changes_at_line_end) return;
   catch_up(s, frame);
   s.ctrlpf = value;
-  if (clock % kLineClocks < kBlankClocks + 79) s.playfield_reflected = value & 1;
+  if (clock_in_line(clock) < kBlankClocks + 79) s.playfield_reflected = value & 1;
   note_changes_at_line_end(s);
   shape_changed(s, 1 << kPlayfield | 1 << kBall);
 }
@@ -198,7 +198,7 @@ HR_NOINLINE void write_resp(Console& s, const Frame& frame, int player, int32_t 
   note_access(s, clock);
   catch_up(s, frame);
   const Object object = player ? kP1 : kP0;
-  const int32_t h = clock % kLineClocks;
+  const int32_t h = clock_in_line(clock);
   const int32_t position = h < kBlankClocks ? 3 : static_cast<int32_t>(wrap_pixel(h - kBlankClocks + 5));
   const int32_t size = s.nusiz[player] & 7;
   const int32_t width = size == 5 ? 16 : size == 7 ? 32 : 8;
@@ -241,7 +241,7 @@ HR_HD inline int32_t reset_after_hmove(Object object, int32_t since_hmove, int32
 HR_NOINLINE void write_resm(Console& s, const Frame& frame, Object object, int32_t clock) {
   note_access(s, clock + (object == kBall ? 0 : 8));
   catch_up(s, frame);
-  const int32_t h = clock % kLineClocks;
+  const int32_t h = clock_in_line(clock);
   const int32_t position = h < kBlankClocks ? 2 : static_cast<int32_t>(wrap_pixel(h - kBlankClocks + 4));
   s.position[object] = static_cast<uint8_t>(reset_after_hmove(object, clock - s.hmove_clock, h, position));
   if (object == kM0) end_star(s);
@@ -281,7 +281,7 @@ HR_INLINE uint8_t hmove_motion(uint8_t motion, int32_t c) {
 HR_INLINE int32_t end_of_hmove_blank(const Frame& frame, int32_t clock) {
   constexpr int32_t end = kBlankClocks + kHmoveBlankPixels;
   if (clock < frame.display_start) return frame.display_start + end;
-  const int32_t h = clock % kLineClocks;
+  const int32_t h = clock_in_line(clock);
   return clock - h + end + (h < end ? 0 : kLineClocks);
 }
 
@@ -304,7 +304,7 @@ HR_INLINE void move_objects(uint8_t* position, const uint8_t* motion) {
 
 HR_NOINLINE void write_hmove(Console& s, const Frame& frame, int32_t clock) {
   note_access(s, clock);
-  const int32_t c = clock % kLineClocks / 3;
+  const int32_t c = clock_in_line(clock) / 3;
   const bool in_time = c <= 3 || c == kLineCycles - 1;  // the full motion
   const uint8_t moving = in_time ? s.moving : 0x1F;
   if (frame.pixels || s.changes_at_line_end || (moving & s.solid)) catch_up(s, frame);
@@ -362,10 +362,9 @@ HR_NOINLINE void clear_collisions(Console& s, const Frame& frame, int32_t clock)
 // VSYNC, which can end the frame, and WSYNC, which can halt the processor.
 HR_INLINE bool is_special_register(uint32_t reg) { return reg == 0 || reg == 2; }
 
-// An overlong frame ends with this write, which still takes effect.
-HR_NOINLINE void write_tia(Console& s, const Frame& frame, int reg, uint8_t value, int32_t cycle) {
+// A write in time. What `reg` is may be known when compiling: then nothing of the switch is left.
+HR_INLINE void write_in_time(Console& s, const Frame& frame, int reg, uint8_t value, int32_t cycle) {
   const int32_t clock = 3 * cycle;
-  if (HR_UNLIKELY(cycle >= frame.limit_cycle)) s.frame_complete = true;
   switch (reg) {
     case 0x00: return write_vsync(s, value, clock);
     case 0x01: return write_vblank(s, frame, value, clock);
@@ -405,15 +404,16 @@ HR_NOINLINE void write_tia(Console& s, const Frame& frame, int reg, uint8_t valu
   }
 }
 
-// Does what write_tia does, for a register other than VSYNC and WSYNC that is known when compiling: without a switch for the
-// registers that are written most often.
+// An overlong frame ends with this write, which still takes effect.
+HR_NOINLINE void write_tia(Console& s, const Frame& frame, int reg, uint8_t value, int32_t cycle) {
+  if (HR_UNLIKELY(cycle >= frame.limit_cycle)) s.frame_complete = true;
+  write_in_time(s, frame, reg, value, cycle);
+}
+
+// Does what write_tia does, for a register other than VSYNC and WSYNC that is known when compiling.
 HR_INLINE void store_register(Console& s, const Frame& frame, uint32_t reg, uint8_t value, int32_t cycle) {
-  const int32_t clock = 3 * cycle;
   if (HR_UNLIKELY(cycle >= frame.limit_cycle)) return write_tia(s, frame, static_cast<int>(reg), value, cycle);
-  if (reg >= 0x06 && reg <= 0x09) return write_color(s, frame, static_cast<int>(reg - 6), value, clock);
-  if (reg >= 0x0D && reg <= 0x0F) return write_playfield(s, frame, static_cast<int>(reg), value, clock);
-  if (reg == 0x1B || reg == 0x1C) return write_grp(s, frame, static_cast<int>(reg - 0x1B), value, clock);
-  write_tia(s, frame, static_cast<int>(reg), value, cycle);
+  write_in_time(s, frame, static_cast<int>(reg), value, cycle);
 }
 
 }  // namespace headrace::atari

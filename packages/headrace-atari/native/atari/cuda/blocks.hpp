@@ -44,11 +44,6 @@ HR_INLINE void store_registers(Console& s, const BlockRegisters& r) {
   s.cycle = static_cast<int32_t>(r.clock & (kCount - 1));
 }
 
-// Called and not inlined: the code of all blocks has to fit into the cache of instructions.
-HR_NOINLINE void write_hot_register(Console& s, const Frame& frame, uint32_t reg, uint32_t value, int32_t cycle) {
-  store_register(s, frame, reg, static_cast<uint8_t>(value), cycle);
-}
-
 inline constexpr uint64_t kWatchedClock = static_cast<uint64_t>(kWatchedInstructions) << kCountShift;
 
 // One instruction by the complete interpreter: for what has no block, and near the limit of instructions.
@@ -187,7 +182,7 @@ struct Blocks {
 #define HR_TO_REGISTER(name, source, target)                 \
   {                                                          \
     clock += kCount + 3;                                     \
-    HR_WRITTEN(write_hot_register, HR_OPERAND, source, 2)    \
+    HR_WRITTEN(write_tia, static_cast<int>(HR_OPERAND), source, 2) \
   }
 #define HR_TO_INDEXED(name, source, index)                                    \
   {                                                                           \
