@@ -70,7 +70,7 @@ def free_ports() -> int:
     for first in range(21_000, 30_000, 10):
         with contextlib.ExitStack() as opened:
             try:
-                for port in range(first, first + 3):
+                for port in range(first, first + 5):
                     opened.enter_context(socket.socket()).bind(("127.0.0.1", port))
             except OSError:
                 continue
