@@ -16,11 +16,13 @@ import pytest
 
 # Behind the folders of other tests, which have modules of the same names.
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
-from harness import COUNTING, Run
+from harness import COUNTING, PATIENCE, Run
 
 TRIES = pytest.mark.parametrize("attempt", range(int(os.environ.get("HEADRACE_TRIES", 1))))
 """For a test of one fault: how often it is tried."""
-LIMITED = {"cluster.engine": "static", "sampling.num_workers": 1, "sampling.placement": "inline"}
+LIMITED = {
+    "cluster.engine": "static", "cluster.wait": 300 * PATIENCE, "sampling.num_workers": 1, "sampling.placement": "inline"
+}  # fmt: skip
 
 
 class ClusterRun(Run):
