@@ -16,11 +16,13 @@ import pytest
 
 # Behind the folders of other tests, which have modules of the same names.
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
-from harness import COUNTING, Run
+from harness import COUNTING, PATIENCE, Run
 
 TRIES = pytest.mark.parametrize("attempt", range(int(os.environ.get("HEADRACE_TRIES", 1))))
 """For a test of one fault: how often it is tried."""
-LIMITED = {"cluster.engine": "static", "sampling.num_workers": 1, "sampling.placement": "inline"}
+LIMITED = {
+    "cluster.engine": "static", "cluster.wait": 300 * PATIENCE, "sampling.num_workers": 1, "sampling.placement": "inline"
+}  # fmt: skip
 
 
 class ClusterRun(Run):
@@ -70,7 +72,7 @@ def free_ports() -> int:
     for first in range(21_000, 30_000, 10):
         with contextlib.ExitStack() as opened:
             try:
-                for port in range(first, first + 3):
+                for port in range(first, first + 5):
                     opened.enter_context(socket.socket()).bind(("127.0.0.1", port))
             except OSError:
                 continue

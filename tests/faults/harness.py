@@ -17,6 +17,8 @@ from typing import Any
 
 COUNTING = Path(__file__).parents[1] / "sampling" / "counting.py"
 MARK = "HEADRACE_FAULT_RUN"
+PATIENCE = float(os.environ.get("HEADRACE_PATIENCE", 1))
+"""All limits of time are so many times longer, on a machine that others use."""
 
 SMALL = {
     "sampling.num_workers": 2,
@@ -136,7 +138,7 @@ class Run:
 
     def wait_for(self, what: str, condition: Callable[[], Any], seconds: float = 120) -> Any:
         """Poll until `condition()` is true; an AssertionError with the run's output if that takes longer or the run ends."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds * PATIENCE
         while not (value := condition()):
             assert self.process is not None
             code = self.process.poll()
@@ -149,7 +151,7 @@ class Run:
         """Wait for its end; the exit code."""
         assert self.process is not None
         try:
-            return self.process.wait(seconds)
+            return self.process.wait(seconds * PATIENCE)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"does not end:\n{self.story}") from None
 

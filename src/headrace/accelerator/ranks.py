@@ -59,8 +59,9 @@ class Ranks:
 
     def _store(self, host: str, port: int) -> dist.Store:
         """A store at the first rank, which listens at this address alone."""
-        fd = socket.create_server((host, port)).detach() if self.index == 0 else None
-        near = "127.0.0.1" if host == "0.0.0.0" else host
+        host, family = host.strip("[]"), socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+        fd = socket.create_server((host, port), family=family).detach() if self.index == 0 else None
+        near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         return dist.TCPStore(near, port, self.size, self.index == 0, timedelta(seconds=TIMEOUT), master_listen_fd=fd)
 
     @contextmanager

@@ -21,8 +21,8 @@ from headrace.transport.streams import Endpoint, Stream
 
 SILENCE = 20.0
 """Seconds without a report after which a node counts as lost; it reports every second."""
-START_TIMEOUT = 120.0
-"""Seconds that a node may take for its first report: it imports PyTorch and starts its workers before."""
+START_TIMEOUT = 300.0
+"""Seconds that a member may take for its first report: it imports PyTorch and starts its processes before."""
 SPARE_STREAMS = 64
 """Streams beside those of the nodes, for others that wait or are refused."""
 

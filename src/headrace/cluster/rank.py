@@ -34,8 +34,6 @@ END_TIMEOUT = 10.0
 def place_of(rank: int, learners: int, store: str, alone: bool) -> dict[str, str]:
     """Environment variables that place a learner among those of all ranks. `store`: where the ranks meet, HOST:PORT at the first.
     `alone`: all of them are on this machine."""
-    if learners == 1:
-        return {}
     local = {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": learners} if alone else {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
     place = {"RANK": rank, "WORLD_SIZE": learners, **local, hardware.RANK_STORE: f"tcp://{store}"}
     if is_local(store):
@@ -51,7 +49,7 @@ def learner_of_rank(place: dict[str, str], start: Start) -> None:
 
 def free_port(host: str) -> int:
     """A port of this host where nobody listens."""
-    with socket.create_server((host, 0)) as found:
+    with socket.create_server((host.strip("[]"), 0), family=_family(host)) as found:
         return int(found.getsockname()[1])
 
 
@@ -139,8 +137,11 @@ def keep_rank(link: Link, rank: int, imports: tuple[str, ...]) -> int:
 def _own_host(address: str) -> str:
     """The address of this machine on the way to another."""
     host, _, port = address.rpartition(":")
-    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as way:
+    with socket.socket(_family(host), socket.SOCK_DGRAM) as way:
         way.connect((host.strip("[]"), int(port)))
         own = way.getsockname()[0]
-    return f"[{own}]" if family == socket.AF_INET6 else own
+    return f"[{own}]" if ":" in own else own
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if host.startswith("[") else socket.AF_INET
