@@ -91,8 +91,8 @@ def make_vector(name: str, options: EnvConfig, num_envs: int) -> VectorEnv | Non
         return None
     from headrace.envs.families.gym_cartpole import CartPoles
 
-    spec = gymnasium.registry[name]
-    return CartPoles(num_envs, options.max_episode_steps or spec.max_episode_steps)
+    limit: Any = options.max_episode_steps or gymnasium.registry[name].max_episode_steps
+    return CartPoles(num_envs, limit)
 
 
 def _is_mujoco(name: str) -> bool:
