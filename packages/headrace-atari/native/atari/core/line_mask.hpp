@@ -31,7 +31,9 @@ HR_INLINE uint64_t widen_16_by_4(uint64_t bits) {
 
 // A mask in a vector register.
 using LineBits = uint64_t __attribute__((vector_size(32)));
-HR_INLINE LineBits load_mask(const LineMask& mask) { return (LineBits)_mm256_load_si256(reinterpret_cast<const __m256i*>(&mask)); }
+HR_INLINE LineBits load_mask(const LineMask& mask) {
+  return (LineBits)_mm256_load_si256(reinterpret_cast<const __m256i*>(&mask));
+}
 HR_INLINE LineMask mask_of(LineBits bits) {
   LineMask mask;
   _mm256_store_si256(reinterpret_cast<__m256i*>(&mask), (__m256i)bits);

@@ -106,7 +106,8 @@ struct AreaResize {
         scratch.row[row] = sums;
         sums = sums + stride == end ? scratch.sums : sums + stride;
       }
-      for (; d < y.out && y.first[d] + taps_of(d) == row + 1; ++d) vertical(d, scratch, out + static_cast<size_t>(d) * x.out);
+      for (; d < y.out && y.first[d] + taps_of(d) == row + 1; ++d)
+        vertical(d, scratch, out + static_cast<size_t>(d) * x.out);
     }
   }
 
@@ -121,7 +122,8 @@ struct AreaResize {
   HR_HD void horizontal(const uint8_t* pixels, float* sums) const {
 #ifdef HR_AVX512VBMI
     if (shuffled) {
-      // Each source byte of 16 outputs goes to the lowest of an output's four bytes; what lies behind the last output has weight 0.
+      // Each source byte of 16 outputs goes to the lowest of an output's four bytes. What lies behind the last output has
+      // weight 0.
       for (int d = 0; d < x.out; d += 16) {
         const uint8_t* const window = pixels + x.first[d];
         const __m512i sources = _mm512_sub_epi32(_mm512_loadu_si512(x.first + d), _mm512_set1_epi32(x.first[d]));
@@ -129,7 +131,8 @@ struct AreaResize {
         for (int k = 0; k < x.taps; ++k) {
           const __m512i bytes = _mm512_zextsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(window + k)));
           const __m512i values = _mm512_maskz_permutexvar_epi8(0x1111111111111111, sources, bytes);
-          total = _mm512_add_ps(total, _mm512_mul_ps(_mm512_cvtepi32_ps(values), _mm512_loadu_ps(group_weights + k * stride + d)));
+          const __m512 weights = _mm512_loadu_ps(group_weights + k * stride + d);
+          total = _mm512_add_ps(total, _mm512_mul_ps(_mm512_cvtepi32_ps(values), weights));
         }
         _mm512_storeu_ps(sums + d, total);
       }
