@@ -74,11 +74,11 @@ def free_port() -> int:
                 return port
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Poll until the condition is true; AssertionError after `seconds`."""
+def wait_until(condition: Callable[[], object], seconds: float = 60, seen: object = "") -> None:
+    """Poll until the condition is true; AssertionError after `seconds`, which shows what was `seen`."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, f"it did not happen in time {seen}"
         time.sleep(0.005)
 
 
@@ -100,7 +100,7 @@ def messages_of(group: EnvGroup, until: str, seconds: float = 60) -> list[str]:
         found.extend(str(warning.message) for warning in caught)
         return any(until in text for text in found)
 
-    wait_until(said, seconds)
+    wait_until(said, seconds, found)
     return found
 
 

@@ -153,12 +153,14 @@ class SerialSampler:
 
     def _world(self) -> dict[str, Any] | None:
         """The state of environments, lanes and requests. None if environments cannot give theirs, or a lane waits for a slot."""
+        if not self._started:  # environments that were never reset have none
+            return None
         requests = self._memory.requests
         envs = [[group.envs.get_state() for group in worker.groups] for worker in self.workers]
         groups, of_agents = self._groups, self._memory.standings is not None
         without = any(group.busy for _, group in groups)
         without |= any(lane.slot < 0 for _, group in groups for lane in group.lanes if not of_agents or lane.last is not None)
-        if not self._started or without or any(state is None for state in chain(*envs)):
+        if without or any(state is None for state in chain(*envs)):
             return None
         stores = [p.trajectories for p in self._memory.policies]
         return {
