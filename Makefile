@@ -85,14 +85,15 @@ release: $(VENV)/.tools
 # In an environment of its own, which uv fills: pip cannot choose the oldest versions. torch is that of constraints.txt in both.
 oldest: RESOLUTION := lowest-direct
 newest: RESOLUTION := highest
+oldest newest: BIN = build/$@/bin
 oldest newest:
-	@test -x build/$@/bin/python || $(PYTHON) -m venv build/$@
-	@build/$@/bin/pip --disable-pip-version-check install -q uv scikit-build-core nanobind cmake ninja
-	@build/$@/bin/pip --disable-pip-version-check install -q -c constraints.txt torch $$($(NO_GPU) && echo --extra-index-url $(CPU_INDEX))
+	@test -x $(BIN)/python || $(PYTHON) -m venv build/$@
+	@$(BIN)/pip --disable-pip-version-check install -q uv scikit-build-core nanobind cmake ninja
+	@$(BIN)/pip --disable-pip-version-check install -q -c constraints.txt torch $$($(NO_GPU) && echo --extra-index-url $(CPU_INDEX))
 	@grep ^torch== constraints.txt >build/$@/torch.txt
-	HEADRACE_TESTS=1 build/$@/bin/uv pip install -q --python build/$@ --no-build-isolation --resolution $(RESOLUTION) \
+	HEADRACE_TESTS=1 $(BIN)/uv pip install -q --python build/$@ --no-build-isolation --resolution $(RESOLUTION) \
 	  -c build/$@/torch.txt -e $(ATARI) -e ".[all,dev]"
-	build/$@/bin/python -m pytest -n auto --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 # -- setting up --------------------------------------------------------------------------------------------------------
 
