@@ -114,11 +114,11 @@ REQUIRED   = $$($(BIN)/python -c "import sys, tomllib; \
              needed = a['dependencies'] + p['dependencies'] + [r for e in sys.argv[1:] for r in p['optional-dependencies'][e]]; \
              print(*(r for r in needed if not r.startswith('headrace')), sep='\n')" $(1) | tr -d ' ')
 
-# The C++ parts are compiled while pip downloads and unpacks.
+# The C++ parts are compiled while pip downloads and unpacks, which is not to complain of the part that is not installed yet.
 $(VENV)/.train: $(VENV)/.tools $(NATIVE)
 	$(SAY) "compiling the C++ parts for this processor; meanwhile PyTorch and the packages for Atari"
 	@$(call BUILD,$(ATARI)) & consoles=$$!; $(call BUILD,.) & others=$$!; \
-	 $(INSTALL) torch $$($(NO_GPU) && echo --extra-index-url $(CPU_INDEX)) && $(INSTALL) $(call REQUIRED,atari plots video) || exit; \
+	 $(INSTALL) --no-warn-conflicts torch $$($(NO_GPU) && echo --extra-index-url $(CPU_INDEX)) && $(INSTALL) --no-warn-conflicts $(call REQUIRED,atari plots video) || exit; \
 	 wait $$consoles && wait $$others
 	$(SAY) "ready: $(BIN)/headrace --help"
 	@touch $@
