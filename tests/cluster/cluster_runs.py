@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -92,3 +93,13 @@ def start_node(run: ClusterRun, index: int = 1, **place: Any) -> subprocess.Pope
     """The run's command on another machine."""
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
     return subprocess.Popen(run.command, env=machine_of(run, index, **place), **how)
+
+
+def assert_ends_with_the_command(run: ClusterRun, member: subprocess.Popen[str], code: int) -> None:
+    """The run's command is killed: this process of another machine says so and ends with `code`."""
+    assert run.process is not None
+    run.process.kill()
+    began = time.monotonic()
+    assert "cannot be reached" in member.communicate(timeout=120)[0]
+    print(f"it ended {time.monotonic() - began:.1f} s later", flush=True)
+    assert member.returncode == code

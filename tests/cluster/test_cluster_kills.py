@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from cluster_runs import TRIES, ClusterRun, free_ports, machine_of, start_node
+from cluster_runs import TRIES, ClusterRun, assert_ends_with_the_command, free_ports, machine_of, start_node
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -51,9 +51,7 @@ def test_every_part_that_is_killed_is_replaced(tmp_path: Path) -> None:
             print(f"{name}: learning on after {time.monotonic() - began:.1f} s", flush=True)
             time.sleep(random.random())
         run.wait_for("both nodes", lambda: len(run.nodes()) == 2)
-        run.process.send_signal(signal.SIGINT)
-        assert run.end() == 130, run.story
-        run.assert_nothing_left()
+        run.interrupt()
         of_uplinks = [line for line in run.output.splitlines() if ": uplink" in line and " ended (" in line]
         assert of_uplinks
         assert not any("checkpoint" in line for line in of_uplinks)  # that is the learner's
@@ -79,9 +77,7 @@ def test_a_hung_node_is_dropped_and_writes_no_more_when_it_goes_on(tmp_path: Pat
             run.wait_for("its return", lambda: run.output.count("2 of 2 are there") == hung + 2, 200)  # noqa: B023
             print(f"hung: out after {lost - began:.1f} s, back {time.monotonic() - alone:.1f} s after it went on", flush=True)
         learns_on(run)
-        run.process.send_signal(signal.SIGINT)
-        assert run.end() == 130, run.story
-        run.assert_nothing_left()
+        run.interrupt()
 
 
 class Link:
@@ -163,11 +159,7 @@ def test_nodes_elsewhere_end_when_the_command_is_killed(attempt: int, tmp_path: 
     with run:
         node = start_node(run)
         run.wait_for("first steps", lambda: run.step() > 1000)
-        run.process.kill()
-        began = time.monotonic()
-        assert "cannot be reached" in node.communicate(timeout=120)[0]
-        print(f"the node ended {time.monotonic() - began:.1f} s later", flush=True)
-        assert node.returncode == 75
+        assert_ends_with_the_command(run, node, 75)
         run.environ = plain
         run.assert_nothing_left()
 
@@ -199,6 +191,4 @@ def test_kill_9_of_the_command_leaves_nothing_and_the_same_command_goes_on(attem
             run.kill_and_start_again()
             run.wait_for("its return", lambda: run.output.count("Going on from") == starts)  # noqa: B023
         learns_on(run)
-        run.process.send_signal(signal.SIGINT)
-        assert run.end() == 130, run.story
-        run.assert_nothing_left()
+        run.interrupt()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_runs import ClusterRun, free_ports, machine_of, start_node
+from cluster_runs import ClusterRun, assert_ends_with_the_command, free_ports, machine_of, start_node
 
 from headrace.cluster.rank import free_port, place_of
 
@@ -99,9 +99,7 @@ def test_parts_of_a_run_with_two_ranks_are_killed(tmp_path: Path) -> None:
             print(f"{name}: learning on after {time.monotonic() - began:.1f} s", flush=True)
             assert name == "node" or run.nodes() == nodes, "nodes go on"
             run.wait_for("both nodes", lambda: len(run.nodes()) == 2)
-        run.process.send_signal(signal.SIGINT)
-        assert run.end() == 130, run.story
-        run.assert_nothing_left()
+        run.interrupt()
 
 
 @pytest.mark.slow
@@ -130,10 +128,6 @@ def test_learner_ranks_elsewhere_end_when_the_command_is_killed(tmp_path: Path) 
     with run:
         rank = start_node(run)
         run.wait_for("first steps", lambda: run.step() > 2000, 200)
-        run.process.kill()
-        began = time.monotonic()
-        assert "cannot be reached" in rank.communicate(timeout=120)[0]
-        print(f"the rank ended {time.monotonic() - began:.1f} s later", flush=True)
-        assert rank.returncode == 2
+        assert_ends_with_the_command(run, rank, 2)
         run.environ = plain
         run.assert_nothing_left()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -120,9 +119,7 @@ def test_a_machine_of_ray_that_dies_is_replaced_by_another(machines: Machines, t
             machines.ask("add")
             run.wait_for("both nodes", lambda: run.output.count("2 of 2 are there") == lost + 2, 280)  # noqa: B023
             print(f"both nodes again {time.monotonic() - began:.1f} s after another machine was there", flush=True)
-        run.process.send_signal(signal.SIGINT)
-        assert run.end(120) == 130, run.story
-        run.assert_nothing_left()
+        run.interrupt(120)
     assert not machines.nodes()
 
 
@@ -140,9 +137,7 @@ def test_learner_ranks_are_on_machines_of_their_own_and_one_that_dies_is_replace
             step = run.step()
             run.wait_for("progress", lambda: run.step() > step + 1000, 280)  # noqa: B023
             print(f"learning on {time.monotonic() - began:.1f} s after another machine was there", flush=True)
-        run.process.send_signal(signal.SIGINT)
-        assert run.end(120) == 130, run.story
-        run.assert_nothing_left()
+        run.interrupt(120)
     assert not machines.nodes()
 
 
@@ -167,9 +162,7 @@ def test_shards_of_a_replay_are_on_machines_of_ray(machines: Machines, tmp_path:
         machines.ask("add")
         run.wait_for("both shards", lambda: shards(2), 280)
         learns_on()
-        run.process.send_signal(signal.SIGINT)
-        assert run.end(120) == 130, run.story
-        run.assert_nothing_left()
+        run.interrupt(120)
     assert not machines.nodes()
 
 
@@ -184,9 +177,7 @@ def test_a_machine_that_is_added_is_used(machines: Machines, tmp_path: Path) -> 
         assert len(machines.nodes()) == 3
         machines.ask("kill")
         run.wait_for("its loss", lambda: "is gone" in run.output, 100)
-        run.process.send_signal(signal.SIGINT)
-        assert run.end(120) == 130, run.story
-        run.assert_nothing_left()
+        run.interrupt(120)
     assert not machines.nodes()
 
 

@@ -155,6 +155,13 @@ class Run:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"does not end:\n{self.story}") from None
 
+    def interrupt(self, seconds: float = 90) -> None:
+        """Ctrl-C: the run ends in this time, and nothing is left."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGINT)
+        assert self.end(seconds) == 130, self.story
+        self.assert_nothing_left()
+
     def metrics(self, policy: str = "") -> list[dict[str, float]]:
         """Lines of metrics so far; `policy` as in `policy-1` where there are several."""
         path = self.folder / policy / "metrics.jsonl"

@@ -85,7 +85,7 @@ def _faults(config: Config) -> Iterator[str]:
 
 def _faults_without_cluster(config: Config) -> Iterator[str]:
     if config.cluster.learners > 1:
-        yield "cluster.learners shares out the nodes of a cluster; without cluster.nodes give learning.num_devices"
+        yield "cluster.learners needs a cluster (cluster.nodes); for several learners on one machine give learning.num_devices"
     if config.replay.shards == "node":
         yield "replay.shards node has a shard of the replay on every sampling node; there are none without cluster.nodes"
 

@@ -44,9 +44,7 @@ def steps_without(run: Run, seconds: float) -> int:
 def ends(run: Run) -> None:
     """Ctrl-C ends it, and nothing is left."""
     assert run.process is not None
-    run.process.send_signal(signal.SIGINT)
-    assert run.end() == 130, run.story
-    run.assert_nothing_left()
+    run.interrupt()
 
 
 @pytest.mark.parametrize("algorithm", [APPO, pytest.param(APEX, marks=pytest.mark.slow)], ids=["appo", "apex-dqn"])
