@@ -63,7 +63,7 @@ def test_there_are_slots_for_every_credit_and_a_batch(nodes: int, window: int) -
         ({"cluster.learners": 2, **SHARDED}, "serve one learner; cluster.learners is 2"),
         ({"cluster.learners": 4}, r"each of the 4 learner ranks \(cluster.learners\) needs a sampling node; .* may be 3"),
         ({"cluster.learners": 3, "cluster.nodes": "2-8"}, "cluster.nodes may be 2"),
-        ({"cluster.learners": 2, "cluster.nodes": None}, "without cluster.nodes give learning.num_devices"),
+        ({"cluster.learners": 2, "cluster.nodes": None}, "needs a cluster .cluster.nodes."),
         ({"replay.checkpoint_contents": True, **SHARDED}, r"shards on nodes \(replay.shards\) are not saved"),
         ({"cluster.nodes": None, **SHARDED}, "there are none without cluster.nodes"),
         ({"cluster.tls_cert": "cert.pem", "cluster.tls_key": "key.pem"}, "belong together"),
