@@ -191,7 +191,7 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, object]]:
         fps = {name: statistics.median(values) for name, values in turns.items()}
         row: dict[str, object] = {"game": game, **{name: round(value) for name, value in fps.items()}}
         for ratio, (ours, other) in RATIOS.items():
-            row[ratio] = fps[ours] / fps[other] if other in fps else None
+            row[ratio] = round(fps[ours] / fps[other], 3) if other in fps else None
         rows.append(row)
         ratios = "".join(f"{row[ratio]:22.1f}" if row[ratio] else f"{'-':>22}" for ratio in RATIOS)
         print(f"{game:20}" + "".join(f"{rate:16,.0f}" for rate in fps.values()) + ratios, flush=True)
@@ -239,9 +239,9 @@ def main() -> None:
     for column in RATIOS:
         values = [value for row in rows if isinstance(value := row[column], float)]
         if values:
-            ratios[column] = {"median": statistics.median(values), "least": min(values)}
+            ratios[column] = {"median": round(statistics.median(values), 3), "least": min(values)}
             print(f"{column:20} median {statistics.median(values):5.1f}, least {min(values):5.1f}")
-    ratios["seconds_to_create_1024"] = creation(1024)
+    ratios["seconds_to_create_1024"] = round(creation(1024), 3)
     print(f"1,024 consoles created and reset in {ratios['seconds_to_create_1024']:.2f} s")
     if arguments.json:
         import summary  # only here: envpool's interpreter lacks headrace

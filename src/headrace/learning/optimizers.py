@@ -115,7 +115,8 @@ def clip_gradients(parameters: Iterable[nn.Parameter], most: float | None) -> Te
 
 def _spare_the_compiler() -> None:
     """Keep PyTorch from importing its compiler, which takes two seconds of processor time, only to exclude these methods from
-    what it compiles. Without effect on a process that has imported it."""
+    what it compiles. Without effect on a process that has imported it, and on a PyTorch whose `torch._compile` does not look for
+    what it has made already under this name, as 2.13 does."""
     if "torch._dynamo" not in sys.modules:
         for method in (Optimizer.add_param_group, Optimizer.state_dict, Optimizer.load_state_dict, Optimizer.zero_grad):
             plain = getattr(method, "__wrapped__", method)
