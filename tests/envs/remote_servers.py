@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,26 +83,35 @@ def wait_until(condition: Callable[[], object], seconds: float = 60, seen: objec
         time.sleep(0.005)
 
 
+_said: weakref.WeakKeyDictionary[EnvGroup, list[str]] = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def hearing(group: EnvGroup) -> Iterator[list[str]]:
+    """Keep what the group says in here, for `messages_of`. A message comes with whichever call is next, also with a reset."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield _said.setdefault(group, [])
+    _said[group].extend(str(warning.message) for warning in caught)
+
+
 def finish(group: EnvGroup, seconds: float = 60) -> None:
     """Wait for a group's step or reset; its messages are dropped."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with hearing(group):
         wait_until(group.recv, seconds)
+    _said.pop(group)
 
 
 def messages_of(group: EnvGroup, until: str, seconds: float = 60) -> list[str]:
     """What the group says, up to a message that contains `until`."""
-    found: list[str] = []
 
     def said() -> bool:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with hearing(group) as texts:
             group.recv()
-        found.extend(str(warning.message) for warning in caught)
-        return any(until in text for text in found)
+        return any(until in text for text in texts)
 
-    wait_until(said, seconds, found)
-    return found
+    wait_until(said, seconds, _said.setdefault(group, []))
+    return _said.pop(group)
 
 
 class Stepper:
@@ -124,14 +134,16 @@ class Stepper:
 
     def begin_reset(self) -> None:
         """Without waiting."""
-        self.group.reset(self.seed, [self.after])
+        with hearing(self.group):
+            self.group.reset(self.seed, [self.after])
 
     def begin_step(self) -> LaneRow:
         """Send random actions."""
         now, self.after = self._rows_for()
         actions = self._rng.integers(0, 5, (self.group.num_envs, self._width)).astype(np.int32)
         row = LaneRow(actions, now, self.after)
-        self.group.send([row])
+        with hearing(self.group):
+            self.group.send([row])
         return row
 
     def step(self) -> LaneRow:
