@@ -15,16 +15,14 @@ from headrace.learning.algorithm import Algorithm, ByObservations, Declaration, 
 
 # -- what the names promise ----------------------------------------------------------------------------------------------
 
-_VTRACE: Settings = {
-    "learning.returns": "vtrace", "learning.gae_lambda": 1.0, "learning.vtrace_rho": 1.0, "learning.vtrace_c": 1.0,
-}  # fmt: skip
+_VTRACE: Settings = {"learning.returns": "vtrace", "learning.vtrace_rho": 1.0, "learning.vtrace_c": 1.0}
 _PLAIN: Settings = {
     "learning.num_epochs": 1, "learning.num_minibatches": 1, "learning.ppo_clip": None, "learning.value_clip": None,
     "learning.exploration": "entropy",
 }  # fmt: skip
 APPO: Settings = _VTRACE
 PPO: Settings = {"learning.returns": "gae"}
-IMPALA: Settings = _PLAIN | _VTRACE | {"policy.previous_action": True, "policy.previous_reward": True}
+IMPALA: Settings = _PLAIN | _VTRACE | {"learning.gae_lambda": 1.0, "policy.previous_action": True, "policy.previous_reward": True}
 # n-step returns to the end of the trajectory are GAE with lambda 1.
 A2C: Settings = _PLAIN | {"learning.returns": "gae", "learning.gae_lambda": 1.0}
 PROMISED: Mapping[str, Settings] = {"appo": APPO, "ppo": PPO, "impala": IMPALA, "a2c": A2C}
@@ -40,6 +38,7 @@ _AS_IT_IS: Settings = {
 APPO_PAPER: Settings = _AS_IT_IS | {
     "policy.core": "gru", "policy.core_size": 512,
     "sampling.rollout": 32,
+    "learning.gae_lambda": 1.0,  # the paper has none
     "learning.batch_size": 2048, "learning.num_epochs": 1, "learning.num_minibatches": 1,
     "learning.ppo_clip": 0.1, "learning.value_coef": 0.5, "learning.entropy_coef": 0.003, "learning.normalize_advantages": True,
     "learning.reduction": "mean",
@@ -153,15 +152,23 @@ LENGTH = {"impala": 20, "a2c": 16}
 """Steps of a trajectory. A batch has 8 trajectories, or those of one group where its environments are more."""
 
 
+SHORT = 32
+"""Steps of `appo`'s trajectories of images where an environment has a multiple of them. Minibatches are whole trajectories with
+V-trace: of Pong's 128 steps a minibatch has two, and the policy had learned nothing after 450,000 steps."""
+
+
 def _clipped(name: str) -> Defaults:
     """Of PPO's clipped ratio, see the module."""
 
     def defaults(observations: str, env_defaults: Mapping[str, Any], preset: str) -> Settings:
         if preset == "paper":
             return PAPER[name][observations] | PROMISED[name]
+        own = dict(PROMISED[name])
+        if name == "appo" and observations == "images" and env_defaults.get("sampling.rollout", SHORT) % SHORT == 0:
+            own["sampling.rollout"] = SHORT
         if "learning.learning_rate" in env_defaults:
-            return PROMISED[name]
-        return {setting: x for setting, x in CLIPPED[observations].items() if setting not in env_defaults} | PROMISED[name]
+            return own
+        return {setting: x for setting, x in CLIPPED[observations].items() if setting not in env_defaults} | own
 
     return defaults
 
