@@ -228,7 +228,7 @@ def test_a_default_placement_gives_way_to_what_it_cannot_do() -> None:
     """Pong takes turns in one process where there is no GPU: a default, which gives way to what the user asks for."""
     pytest.importorskip("ale_py")
     config = make_config("atari/pong")
-    assert (config.sampling.placement, config.num_envs, config.parts, config.learning.batch_size) == ("device", 8, 1, 1024)
+    assert (config.sampling.placement, config.num_envs, config.parts, config.learning.batch_size) == ("device", 32, 1, 1024)
     check_config(config)
     asked: list[dict[str, Any]] = [
         {"learning.algorithm": "apex-dqn"}, {"population.size": 2}, {"sampling.placement": "served"},
@@ -244,10 +244,11 @@ def test_a_default_placement_gives_way_to_what_it_cannot_do() -> None:
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ("", ("device", 1, 8, 1024)),
+        ("", ("device", 1, 32, 1024)),
         ("--placement served", ("served", 2, 8, 1024)),
         ("--population.size 2", ("served", 2, 8, 1024)),
-        ("--num-groups 1 --envs-per-worker 32", ("device", 1, 32, 4096)),
+        ("--num-groups 1 --envs-per-worker 64", ("device", 1, 64, 2048)),
+        ("--learning.algorithm ppo", ("device", 1, 8, 1024)),
         ("--placement served --envs-per-worker 16", ("served", 2, 16, 1024)),
     ],
 )
@@ -260,7 +261,7 @@ def test_the_command_line_asks_for_the_same(flags: str, expected: tuple[str, int
 
 
 def test_sizes_that_the_user_gave_are_kept() -> None:
-    device = {"sampling.placement": "device"}
+    device = {"sampling.placement": "device", "learning.algorithm": "ppo"}
     config = make_config("atari/pong", **device, **{"sampling.envs_per_worker": 64})
     assert (config.num_envs, config.learning.batch_size, config.parts) == (64, 8192, 1)
     config = make_config("atari/pong", **device, **{"sampling.envs_per_worker": 64, "learning.batch_size": 512})
@@ -271,7 +272,7 @@ def test_sizes_that_the_user_gave_are_kept() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"learning.batch_size": 1000}, r"batch_size \(1000\) must be sampling.rollout x environments \(128 x 32 = 4096\)"),
+        ({"learning.batch_size": 1000}, r"batch_size \(1000\) must be sampling.rollout x environments \(32 x 32 = 1024\)"),
         ({"population.size": 2}, "device trains one policy; population.size is 2"),
         ({"envs.remote": "localhost:1"}, "envs.remote cannot be used"),
     ],
