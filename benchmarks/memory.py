@@ -9,9 +9,9 @@ programs and libraries, which other programs on the machine may share, `shared` 
 `first update` is the time from the start of the command until an update is reported: Headrace does so within a tenth of a
 second, Stable-Baselines3 at once, Sample Factory every 5 s. Nothing else should run then.
 
-Headrace trains with its defaults, the others with as many environments and steps per batch, Sample Factory in two workers. What
-an environment and a slot of trajectories take is the difference between trainings with more and with fewer of them, in the
-`served` placement of two workers. Prints tables, writes results/memory.json.
+Headrace trains with its defaults and with those of PPO, the others with as many environments and steps per batch as PPO, Sample
+Factory in two workers. What an environment and a slot of trajectories take is the difference between trainings with more and with
+fewer of them, in the `served` placement of two workers. Prints tables, writes results/memory.json.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "memory.json")
     args = parser.parse_args()
 
-    served = {"sampling.placement": "served", "sampling.num_workers": 2, "sampling.num_groups": 2, "sampling.rollout": 32}
+    placed = {"sampling.placement": "served", "sampling.num_workers": 2, "sampling.num_groups": 2, "sampling.rollout": 32}
+    served = {"learning.algorithm": "ppo", **placed}
 
     def ours(**settings: Any) -> System:
         return lambda env, folder: headrace(env, folder, {name.replace("__", "."): v for name, v in settings.items()})
@@ -105,7 +106,7 @@ def main() -> None:
         counts = {"sampling.envs_per_worker": envs // 2, "sampling.num_slots": slots, "learning.batch_size": 32 * 64}
         return ours(**served, **counts)
 
-    systems: dict[str, System] = {"Headrace": ours()}
+    systems: dict[str, System] = {"Headrace, as `make train`": ours(), "Headrace, PPO": ours(learning__algorithm="ppo")}
     if args.sample_factory:
         systems["Sample Factory"] = lambda env, folder: sample_factory(args.sample_factory, env, ENVS, BATCH, folder)
     if args.stable_baselines3:
