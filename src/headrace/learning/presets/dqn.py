@@ -65,8 +65,8 @@ SMALL: ByObservations = {
 _QUIET: Settings = {"q.epsilon_last": 0.0}
 RAINBOW_SMALL: ByObservations = {
     "images": SMALL["images"] | _QUIET,
-    # Rewards of 1 a step are worth up to 100 with a discount of 0.99. From -10 to 10 all good states of CartPole have the value 10:
-    # its return rises to 343 and falls to 103.
+    # Rewards of 1 a step are worth up to 100 with a discount of 0.99. From -10 to 10 all good states of CartPole have the value
+    # 10: its return rises to 343 and falls to 103.
     "vectors": SMALL["vectors"] | _QUIET | {"q.support": (-100.0, 100.0)},
 }
 
