@@ -155,12 +155,17 @@ class Checkpointing:
         return all(bool(torch.isfinite(p).all()) for p in self._learner.model.parameters())
 
     def due(self, now: float) -> bool:
-        """Whether a checkpoint should be written: the interval is over, or a milestone or an evaluation was passed."""
+        """Whether a checkpoint should be written: the interval is over, or a milestone or an evaluation was passed. It should not
+        if nothing was learned since the last, as while samplers are lost."""
         run = self._config.run
-        return self._ranks.index == 0 and (
-            now - self._saved_at >= run.checkpoint_interval
-            or self._passed(run.milestone_steps)
-            or self._passed(run.eval_interval_steps)
+        return (
+            self._ranks.index == 0
+            and not self._unchanged
+            and (
+                now - self._saved_at >= run.checkpoint_interval
+                or self._passed(run.milestone_steps)
+                or self._passed(run.eval_interval_steps)
+            )
         )
 
     def _passed(self, interval: int | None) -> bool:

@@ -26,11 +26,11 @@ class Machines:
     def __init__(self, count: int, folder: Path):
         self.mark = uuid.uuid4().hex
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex * 2}
-        slow = {"RAY_raylet_start_wait_time_s": "600"}  # on a busy machine
+        busy = {"RAY_worker_register_timeout_seconds": "600", "RAY_worker_niceness": "0"}  # on a busy machine
         self._out = (folder / "ray.out").open("w")
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("ray_machines.py")), str(count), "2"],  # room for two nodes on each
-            env=os.environ | token | slow | {MARK: self.mark},
+            env=os.environ | token | busy | {MARK: self.mark},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._out,
@@ -104,6 +104,17 @@ def test_no_ray_at_the_address_is_a_short_error(tmp_path: Path) -> None:
         assert "the Ray cluster at 127.0.0.1:9 (RAY_ADDRESS) cannot be joined" in run.output
         assert "Traceback" not in run.output
         run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_nodes_of_a_cluster_that_the_run_starts_have_its_priority(tmp_path: Path) -> None:
+    run = ClusterRun(tmp_path / "run", nodes=1, **{"cluster.engine": "ray", "learning.total_steps": 10**9})
+    run.environ["RAY_TMPDIR"] = str(tmp_path)  # no other cluster of this machine is found
+    with run:
+        (node,) = run.wait_for("the node", run.nodes, 280)
+        assert os.getpriority(os.PRIO_PROCESS, node) == os.getpriority(os.PRIO_PROCESS, run.process.pid)
+        run.wait_for("its part", lambda: "1 of 1 are there" in run.output, 280)
+        run.interrupt(120)
 
 
 @pytest.mark.slow

@@ -47,6 +47,17 @@ def kill_workers(run: Run, roles: list[str], kills: int, rng: random.Random) -> 
     goes_on(run)
 
 
+def test_no_checkpoint_is_written_or_reported_while_nothing_is_learned(tmp_path: Path) -> None:
+    with counting_run(tmp_path / "run", **{"sampling.num_workers": 1, "sampling.placement": "inline"}) as run:
+        run.wait_for("a checkpoint", run.checkpoints)
+        worker = run.wait_for("its worker", lambda: run.signal("rollout-", signal.SIGSTOP))
+        time.sleep(3)  # some intervals between two checkpoints
+        assert "is the last" not in run.output
+        os.kill(worker, signal.SIGCONT)
+        goes_on(run)
+        stop(run)
+
+
 def stop_and_continue(run: Run, role: str) -> None:
     run.signal(role, signal.SIGSTOP)
     time.sleep(0.7)

@@ -109,6 +109,7 @@ class RayEngine(Engine):
         try:
             os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", RECONNECT_TIMEOUT)
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # actors without a GPU see those that there are
+            os.environ.setdefault("RAY_worker_niceness", "0")  # of a cluster that this run starts; Ray's own is 15
             import ray
         except ImportError as error:
             raise MissingExtra(
