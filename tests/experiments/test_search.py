@@ -13,7 +13,7 @@ from headrace import cli
 from headrace.cli.flags import parse_config
 from headrace.config import NAMES, ConfigError
 from headrace.experiments import search as searching
-from headrace.experiments.search import Behind, Search, Searcher
+from headrace.experiments.search import Search, Searcher
 from headrace.experiments.space import Dimension, default_ranges, parse_over
 from headrace.learning.algorithm import algorithm_names, declaration
 from headrace.make_config import make_config
@@ -116,15 +116,14 @@ def test_a_run_far_behind_the_others_at_the_same_point_is_ended():
         trial = SimpleNamespace(user_attrs={})
         trial.set_user_attr = trial.user_attrs.__setitem__
         one = SimpleNamespace(metrics={"charts/episodic_return_100": value, "global_step": step}, seconds=1.0)
-        Searcher._compared(searcher, trials, trial, seed)([one])
-        return trial.user_attrs
+        return Searcher._behind(searcher, trials, trial, seed, one), trial.user_attrs
 
-    assert look(12.0, 200) == {}, "not there yet"
-    assert look(21.0, 300) == {key: 21.0}
-    with pytest.raises(Behind, match="25%"):
-        look(19.0, 300)
-    assert look(19.0, 300, SimpleNamespace(get_trials=lambda deepcopy: earlier[:4])), "too few to compare with"
-    assert look(19.0, 300, seed=1001) == {"1001 at 0.25": 19.0}
+    assert look(12.0, 200) == (None, {}), "not there yet"
+    assert look(21.0, 300) == (None, {key: 21.0})
+    assert look(19.0, 300) == (0.25, {key: 19.0})
+    few = SimpleNamespace(get_trials=lambda deepcopy: earlier[:4])
+    assert look(19.0, 300, few) == (None, {key: 19.0}), "too few to compare with"
+    assert look(19.0, 300, seed=1001) == (None, {"1001 at 0.25": 19.0})
 
 
 def test_another_search_in_the_folder_is_refused(tmp_path):
