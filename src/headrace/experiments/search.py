@@ -46,8 +46,8 @@ from headrace.runs.plots import RETURNS
 FILE, JOURNAL, TRIALS, BEST, TEST = "search.json", "journal.log", "trials.json", "best.json", "test"
 PRESET = "preset.json"
 """In the folder of a trial."""
-DIRECTIONS = {"score": ["maximize"], "score-and-minutes": ["maximize", "minimize"]}
-"""By what is searched for, Optuna's directions. The first objective is always the score."""
+OBJECTIVES = {"score": {"score": "maximize"}, "score-and-minutes": {"score": "maximize", "minutes": "minimize"}}
+"""By the name of what is searched for, the objectives with Optuna's directions. The first one is always the score."""
 TUNING_SEED = 1000
 """First seed of the trials; the seeds of the final comparison begin at 0."""
 QUARTERS = (0.25, 0.5, 0.75)
@@ -75,7 +75,7 @@ class Search:
     """Of each trial."""
     sampler: str
     objectives: str = "score"
-    """See `DIRECTIONS`."""
+    """See `OBJECTIVES`."""
 
     def check_same(self, folder: Path) -> None:
         """Raise `ConfigError` where the folder holds another search."""
@@ -139,10 +139,12 @@ class Searcher:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # the pruner has been one since version 3.6
         backend = optuna.storages.journal.JournalFileBackend(str(self.folder / JOURNAL))
+        objectives = OBJECTIVES[self.search.objectives]
         study = optuna.create_study(
             storage=optuna.storages.JournalStorage(backend), study_name="headrace", load_if_exists=True,
-            directions=DIRECTIONS[self.search.objectives], pruner=optuna.pruners.WilcoxonPruner(p_threshold=P_THRESHOLD),
+            directions=[*objectives.values()], pruner=optuna.pruners.WilcoxonPruner(p_threshold=P_THRESHOLD),
         )  # fmt: skip
+        study.set_metric_names([*objectives])  # for optuna-dashboard
         study.sampler = self._sampler(len(study.trials))  # with one seed, a search that goes on would try the same values again
         known = {d.name: value for d in self.dimensions if (value := d.holds(self.defaults[d.name])) is not None}
         if not study.trials and known:
