@@ -12,7 +12,7 @@ import pytest
 from headrace import cli
 from headrace.config import ConfigError
 from headrace.experiments.plan import Budget, Plan, PlannedRun, parse_vary
-from headrace.experiments.runner import Runner
+from headrace.experiments.runner import Runner, equal_shares
 
 CARTPOLE = "gym/CartPole-v1"
 
@@ -108,7 +108,7 @@ def test_a_finished_run_is_kept(tmp_path):
     for run in done.runs():
         (tmp_path / "runs" / run.name).mkdir(parents=True)
         (tmp_path / "runs" / run.name / "ended.json").write_text("{}")
-    runner = Runner(done, tmp_path)
+    runner = Runner(done, tmp_path, equal_shares(1))
     assert runner.run(lambda runs: None)
     assert [one.process for one in runner.runs] == [None] * 4
 

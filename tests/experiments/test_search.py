@@ -1,6 +1,7 @@
 """`headrace search`: what it may try, the file of its best trial, and a real search that is killed and goes on."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from headrace import cli
 from headrace.cli.flags import parse_config
 from headrace.config import NAMES, ConfigError
 from headrace.experiments import search as searching
-from headrace.experiments.search import Behind, Search, Searcher
+from headrace.experiments.runner import equal_shares
+from headrace.experiments.search import Search, Searcher
 from headrace.experiments.space import Dimension, default_ranges, parse_over
+from headrace.experiments.trials import searched
 from headrace.learning.algorithm import algorithm_names, declaration
 from headrace.make_config import make_config
 
@@ -116,15 +119,14 @@ def test_a_run_far_behind_the_others_at_the_same_point_is_ended():
         trial = SimpleNamespace(user_attrs={})
         trial.set_user_attr = trial.user_attrs.__setitem__
         one = SimpleNamespace(metrics={"charts/episodic_return_100": value, "global_step": step}, seconds=1.0)
-        Searcher._compared(searcher, trials, trial, seed)([one])
-        return trial.user_attrs
+        return Searcher._behind(searcher, trials, trial, seed, one), trial.user_attrs
 
-    assert look(12.0, 200) == {}, "not there yet"
-    assert look(21.0, 300) == {key: 21.0}
-    with pytest.raises(Behind, match="25%"):
-        look(19.0, 300)
-    assert look(19.0, 300, SimpleNamespace(get_trials=lambda deepcopy: earlier[:4])), "too few to compare with"
-    assert look(19.0, 300, seed=1001) == {"1001 at 0.25": 19.0}
+    assert look(12.0, 200) == (None, {}), "not there yet"
+    assert look(21.0, 300) == (None, {key: 21.0})
+    assert look(19.0, 300) == (0.25, {key: 19.0})
+    few = SimpleNamespace(get_trials=lambda deepcopy: earlier[:4])
+    assert look(19.0, 300, few) == (None, {key: 19.0}), "too few to compare with"
+    assert look(19.0, 300, seed=1001) == (None, {"1001 at 0.25": 19.0})
 
 
 def test_another_search_in_the_folder_is_refused(tmp_path):
@@ -135,29 +137,69 @@ def test_another_search_in_the_folder_is_refused(tmp_path):
         search.check_same(tmp_path)
 
 
+def test_with_minutes_as_an_objective_the_report_shows_the_front_and_every_trial_is_a_preset(tmp_path):
+    optuna = pytest.importorskip("optuna", reason="the extra lab is not installed")
+    search = Search(CARTPOLE, (), {"learning.gamma": "0.9,0.99"}, "2k", 2, "tpe", "score-and-minutes")
+    over = [(Dimension.parse("learning.gamma", "0.9,0.99", 0.99), 0.99)]
+    searcher = Searcher(search, over, tmp_path, equal_shares(1), print)
+    (tmp_path / searching.FILE).write_text(json.dumps(vars(search)))
+    study = searcher._study()
+    kind = {"learning.gamma": optuna.distributions.CategoricalDistribution(("0.9", "0.99"))}
+    ended = [(20.0, 1.0), (30.0, 2.0), (25.0, 3.0), (30.0, 2.5)]
+    for values in ended:
+        made = optuna.trial.create_trial(values=values, params={"learning.gamma": "0.9"}, distributions=kind)
+        study.add_trial(made)
+    searcher._write(study)
+    trials = json.loads((tmp_path / "trials.json").read_text())
+    beaten = [any(s >= score and m <= minutes and (s, m) != (score, minutes) for s, m in ended) for score, minutes in ended]
+    shown = {trial["value"]: trial for trial in trials if trial["value"] is not None}
+    assert [trial["best"] for trial in trials if trial["state"] == "complete"] == [not one for one in beaten]
+    assert json.loads((tmp_path / "best.json").read_text())["about"]["score"] == 30.0
+    assert shown[20.0]["minutes"] == 1.0
+    section = searched(tmp_path)
+    (front,) = (item.spec for item in section.items if getattr(item, "spec", {}).get("description") == "Score and minutes")
+    (rows,) = front["datasets"].values()
+    assert {(row["x"], row["y"]) for row in rows if row["g"] == "Pareto front"} == {(1, 20), (2, 30)}
+    with pytest.raises(ConfigError, match=r"another search \(differing: objectives\)"):
+        Search(CARTPOLE, (), {"learning.gamma": "0.9,0.99"}, "2k", 2, "tpe").check_same(tmp_path)
+
+
+def test_minutes_that_are_the_same_for_all_runs_are_no_objective(tmp_path, capsys):
+    flags = ["--over", "gamma=0.9,0.99", "--budget", "1m", "--objectives", "score-and-minutes", "--folder", str(tmp_path / "s")]
+    assert cli.main(["search", CARTPOLE, *flags]) == 2
+    assert "needs a --budget of steps" in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
+
+
 @pytest.mark.process
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two trials at a time need two cores")
 def test_a_search_that_is_killed_loses_no_finished_trial(tmp_path):
     pytest.importorskip("optuna", reason="the extra lab is not installed")
     folder = tmp_path / "s"
-    command = [sys.executable, "-m", "headrace.cli", "search", CARTPOLE, "--over", "learning-rate=1e-4:1e-2:log", "--trials", "2",
+    command = [sys.executable, "-m", "headrace.cli", "search", CARTPOLE, "--over", "learning-rate=1e-4:1e-2:log", "--trials", "3",
                "--seeds", "1", "--test-seeds", "0", "--budget", "3k", "--folder", str(folder), "--placement", "serial",
-               "--num-threads", "1", "--num-epochs", "1"]  # fmt: skip
+               "--num-threads", "1", "--num-epochs", "1", "--parallel", "2"]  # fmt: skip
     started = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not list(folder.glob("trials/1/runs/*/config.json")):
+    while not list(folder.glob("trials/2/runs/*/config.json")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     started.send_signal(signal.SIGKILL)
     started.wait()
-    (first,) = json.loads((folder / "trials.json").read_text())[:1]
-    assert first["state"] == "complete"
-    assert first["params"] == {"learning.learning_rate": make_config(CARTPOLE).learning.learning_rate}, "the defaults come first"
+    before = json.loads((folder / "trials.json").read_text())
+    ended = [trial for trial in before if trial["state"] == "complete"]
+    assert ended
+    default = {"learning.learning_rate": make_config(CARTPOLE).learning.learning_rate}
+    assert before[0]["params"] == default, "the defaults come first"
     said = subprocess.run(command, timeout=200, stdout=subprocess.PIPE, text=True, check=True).stdout
-    assert "trial 0" not in said
-    assert "trial 1" in said
     trials = json.loads((folder / "trials.json").read_text())
-    assert [trial["number"] for trial in trials] == [0, 1], "the trial that was begun went on"
-    assert trials[0] == first
+    assert [trial["number"] for trial in trials] == [0, 1, 2], "the trials that were begun went on"
+    for trial in trials:
+        assert (f"trial {trial['number']}:" in said) == (trial["number"] not in [one["number"] for one in ended])
+        assert trial["state"] == "complete"
+        preset = json.loads((folder / "trials" / str(trial["number"]) / "preset.json").read_text())
+        assert preset["about"]["score"] == trial["value"]
+    assert all(trials[one["number"]] == one | {"best": trials[one["number"]]["best"]} for one in ended)
     best = max(trials, key=lambda trial: trial["value"])
     config = parse_config([CARTPOLE, "--preset", str(folder / "best.json"), "--run.folder", str(tmp_path / "run")])
     assert config.learning.learning_rate == pytest.approx(best["params"]["learning.learning_rate"], rel=1e-3)

@@ -16,7 +16,7 @@ from headrace.config import ConfigError
 from headrace.config.ranges import Range
 from headrace.experiments import progress
 from headrace.experiments.plan import Plan, parse_vary
-from headrace.experiments.runner import Runner
+from headrace.experiments.runner import Runner, equal_shares
 from headrace.make_config import check_config
 from headrace.processes.output import show
 
@@ -44,8 +44,6 @@ class Compare(ExperimentOptions):
     list are separated by spaces: --vary "policy.mlp=64 64,256 256"."""
     seeds: Annotated[int, Range(1, 1000)] = 3
     """Number of seeds of each combination: 0, 1, 2 and so on."""
-    parallel: Annotated[int, Range(1, 4096)] = 1
-    """Number of runs at a time. Each has its own share of the cores."""
 
 
 def run(arguments: list[str]) -> int:
@@ -55,7 +53,7 @@ def run(arguments: list[str]) -> int:
     flags = flags_for_all(rest, vary)
     plan = Plan(asked.env, tuple(flags), vary, tuple(range(asked.seeds)), asked.budget)
     check_combinations(plan)
-    runner = Runner(plan, asked.folder, asked.parallel)
+    runner = Runner(plan, asked.folder, equal_shares(asked.parallel))
     with progress.table(plan, asked.parallel) as shown:
         complete = runner.run(shown)
     for text in runner.failures():

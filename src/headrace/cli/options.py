@@ -64,6 +64,8 @@ class ExperimentOptions:
     """Folder in which everything is kept."""
     budget: str
     """When each run ends: after a time of training (30s, 5m, 1h) or a number of steps (20000, 500k, 2M)."""
+    parallel: Annotated[int, Range(1, 4096)] = 1
+    """Number of runs at a time. Each has its own share of the cores."""
 
 
 def parse(kind: type, command: str, arguments: Sequence[str], **more: Any) -> Any:

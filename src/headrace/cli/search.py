@@ -13,8 +13,11 @@ import tyro
 from headrace.cli.compare import check_combinations, flags_for_all
 from headrace.cli.flags import parse_config, setting_name
 from headrace.cli.options import ExperimentOptions, parse
+from headrace.config import ConfigError
 from headrace.config.ranges import Range
 from headrace.experiments import progress
+from headrace.experiments.plan import Budget
+from headrace.experiments.runner import equal_shares
 from headrace.experiments.search import BEST, Search, Searcher
 from headrace.experiments.space import Dimension, default_ranges, parse_over
 from headrace.processes.output import show
@@ -25,9 +28,10 @@ class SearchOptions(ExperimentOptions):
     """Search settings that learn better, with several seeds per trial, and compare the best with the defaults on unseen seeds.
 
     The first trial has the defaults. A trial ends early where its first run is far behind, and where it is worse than the best
-    one seed by seed. The same command goes on with a search that was stopped or killed. The best trial's settings are written to
-    best.json in the folder, for headrace train ENV --preset FILE. The flags of `headrace train` are accepted too, and count for
-    all runs.
+    one seed by seed. With --parallel, that many trials go on at a time. The same command goes on with a search that was stopped
+    or killed. The settings of the trial with the highest score are written to best.json in the folder, those of every trial N to
+    trials/N/preset.json, for headrace train ENV --preset FILE. The flags of `headrace train` are accepted too, and count for all
+    runs.
     """
 
     over: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="SETTING=RANGE")] = ()
@@ -41,6 +45,9 @@ class SearchOptions(ExperimentOptions):
     """Number of seeds, from 0, with which the best trial and the defaults are compared in the end. 0: no comparison."""
     sampler: Literal["tpe", "gp"] = "tpe"
     """How values are chosen. `tpe`: tree-structured Parzen estimator. `gp`: Gaussian process."""
+    objectives: Literal["score", "score-and-minutes"] = "score"
+    """What is searched for. `score`: a high final score. `score-and-minutes`: few minutes of training too; the report shows the
+    trials that no other one beats in both, the Pareto front. Then no trial ends early."""
 
 
 def run(arguments: list[str]) -> int:
@@ -50,20 +57,25 @@ def run(arguments: list[str]) -> int:
     flags = flags_for_all(rest, given)
     config = parse_config(["--env", asked.env, *flags, "--run.folder", os.devnull])
     over = given or default_ranges(config.learning.algorithm)
-    defaults = {name: attrgetter(name)(config) for name in over}
-    dimensions = [Dimension.parse(name, text, defaults[name]) for name, text in over.items()]
-    search = Search(asked.env, tuple(flags), over, asked.budget, asked.seeds, asked.sampler)
+    dimensions = [(Dimension.parse(name, text, default := attrgetter(name)(config)), default) for name, text in over.items()]
+    search = Search(asked.env, tuple(flags), over, asked.budget, asked.seeds, asked.sampler, asked.objectives)
     check_combinations(search.plan({}, (0,)))
-    searcher = Searcher(search, dimensions, defaults, asked.folder, show)
+    if asked.objectives != "score":
+        if Budget.parse(asked.budget).minutes is not None and config.run.goal is None:
+            raise ConfigError(
+                "--objectives score-and-minutes needs a --budget of steps, or --run.goal: else all runs take as long"
+            )
+        show("With two objectives Optuna cannot prune: every trial trains all of its seeds to the end")
+    searcher = Searcher(search, dimensions, asked.folder, equal_shares(asked.parallel), show)
     searcher.run(asked.trials)
     best = asked.folder / BEST
     if not best.exists():
         show("No trial has ended by itself: there is no best one")
         return 1
-    show(f"The best trial: {shlex.join(['headrace', 'train', asked.env, '--preset', str(best)])}")
+    show(f"The trial with the highest score: {shlex.join(['headrace', 'train', asked.env, '--preset', str(best)])}")
     if searcher.best_is_default:
         show("These are the defaults: no trial was better, and there is nothing to compare them with")
         return 0
-    complete = asked.test_seeds == 0 or searcher.test(asked.test_seeds, lambda plan: progress.table(plan, 1))
+    complete = asked.test_seeds == 0 or searcher.test(asked.test_seeds, lambda plan: progress.table(plan, asked.parallel))
     show(f"headrace report {asked.folder} draws it")
     return 0 if complete else 1

@@ -139,14 +139,14 @@ def dose_response(title: str, x: str, y: str, names: Sequence[str], rows: Rows, 
 
 
 def scatter(title: str, x: str, y: str, rows: Rows) -> Spec:
-    """Points: rows g, x (a number, or text for choices), y."""
+    """Points: rows g, t (the trial), x (a number, or text for choices), y."""
     numbers = all(isinstance(row["x"], int | float) for row in rows)
     wide = numbers and min(row["x"] for row in rows) > 0 and max(row["x"] for row in rows) > 30 * min(row["x"] for row in rows)
     along = {"scale": {"type": "log"} if wide else {"zero": False}} if numbers else {}
     at = {"x": axis("x", x, "quantitative" if numbers else "nominal", **along), "y": axis("y", y, scale={"zero": False})}
-    shown: Spec = {"tooltip": [{"field": "x", "title": x}, *tooltip(y=y)]}
+    shown: Spec = {"tooltip": [{"field": "t", "title": "trial"}, {"field": "x", "title": x}, *tooltip(y=y)]}
     layer = {"data": {"values": rows}, "mark": {"type": "point", "filled": True}, "encoding": at | shown}
-    return chart(title, [layer], ["trials"])
+    return chart(title, [layer], sorted({row["g"] for row in rows}))
 
 
 def profile(title: str, x: str, names: Sequence[str], rows: Rows) -> Spec:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,19 +60,27 @@ class Progress:
         self.metrics = tail(self.folder / "metrics.jsonl") or self.metrics
 
 
-class Runner:
-    """Runs a plan in an experiment's folder, `parallel` runs at a time with an equal share of the cores each.
+Shares = deque[frozenset[int]]
+"""Cores that a run may be given, a share for each run at a time."""
 
-    `show` is called with all runs, four times a second. Raises `ConfigError` for more parallel runs than cores, and where the
-    folder holds another experiment; `FolderInUse` while it is being run.
+
+def equal_shares(parallel: int) -> Shares:
+    """The cores of this process, divided among `parallel` runs. Raises `ConfigError` for more runs than cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    if parallel > len(cores):
+        raise ConfigError(f"--parallel {parallel}: each run needs a core of its own, and there are {len(cores)}")
+    return deque(frozenset(cores[i::parallel]) for i in range(parallel))
+
+
+class Runner:
+    """Runs a plan in an experiment's folder: as many runs at a time as there are shares of the cores, which several runners may
+    take from the same queue.
+
+    Raises `ConfigError` where the folder holds another experiment, `FolderInUse` while it is being run.
     """
 
-    def __init__(self, plan: Plan, folder: Path, parallel: int = 1):
-        cores = sorted(os.sched_getaffinity(0))
-        if parallel > len(cores):
-            raise ConfigError(f"--parallel {parallel}: each run needs a core of its own, and there are {len(cores)}")
-        self.plan, self.folder = plan, folder
-        self._shares = deque(frozenset(cores[i::parallel]) for i in range(parallel))
+    def __init__(self, plan: Plan, folder: Path, shares: Shares):
+        self.plan, self.folder, self._shares = plan, folder, shares
         self.runs = [Progress(run, folder / RUNS / run.name) for run in plan.runs()]
         for one in self.runs:
             if (one.folder / ENDED).exists():
@@ -80,25 +88,39 @@ class Runner:
             one.look()
 
     def run(self, show: Callable[[list[Progress]], None]) -> bool:
-        """Run what is left; whether every run has ended by itself. The first Ctrl-C stops the running ones with a checkpoint."""
+        """Run what is left; whether every run has ended by itself. The first Ctrl-C stops the running ones with a checkpoint.
+        `show` is called with all runs, four times a second."""
+        with interrupts(lambda: None) as interrupt:
+            for _ in self.steps(interrupt):
+                show(self.runs)
+                time.sleep(POLL)
+        return self.complete
+
+    def steps(self, interrupt: Interrupt) -> Generator[None]:
+        """Run what is left, and yield between two looks at the runs. Runs that go on when it is closed are killed."""
         self.plan.check_extends(self.folder)
-        with RunFolder(self.folder) as log, interrupts(lambda: None) as interrupt:
+        with RunFolder(self.folder) as log:
             self.plan.write(self.folder)
             log.log(f"{sum(one.state == 'done' for one in self.runs)} of {len(self.runs)} runs are done")
             try:
-                self._run(interrupt, show, log)
+                yield from self._steps(interrupt, log)
             finally:
                 for one in self._running:
                     assert one.process is not None
                     one.process.kill()
                     one.process.wait()
+                    self._shares.append(one.cores)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run has ended by itself."""
         return all(one.state == "done" for one in self.runs)
 
     @property
     def _running(self) -> list[Progress]:
         return [one for one in self.runs if one.state == "running"]
 
-    def _run(self, interrupt: Interrupt, show: Callable[[list[Progress]], None], log: RunFolder) -> None:
+    def _steps(self, interrupt: Interrupt, log: RunFolder) -> Iterator[None]:
         waiting = deque(one for one in self.runs if one.state == "waiting")
         asked = False
         while self._running or (waiting and not interrupt.requested):
@@ -115,8 +137,7 @@ class Runner:
                 if (code := one.process.poll()) is not None:  # type: ignore[union-attr]
                     self._end(one, code, asked)
                     log.log(f"{one.state} (exit code {code}): {one.run.name}")
-            show(self.runs)
-            time.sleep(POLL)
+            yield
 
     def _start(self, one: Progress) -> None:
         one.folder.mkdir(parents=True, exist_ok=True)

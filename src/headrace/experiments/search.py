@@ -3,16 +3,17 @@ search never saw.
 
 A trial whose runs do badly ends early, in two ways. Within its first run: at each quarter of the budget its return is compared
 with those of earlier trials at the same point (`BEHIND`). Between its seeds: Optuna's WilcoxonPruner compares it with the best
-trial seed by seed.
+trial seed by seed. Where minutes are an objective too, none ends early: Optuna prunes by one objective only, and a trial that is
+behind in score may be the fastest.
 
 The folder of a search:
 
     search.json    what is searched, and how
     journal.log    Optuna's journal: trials and their values; `optuna-dashboard journal.log` shows it
     trials.json    the trials, for reports
-    trials/N/      the runs of trial N, ordinary run folders (a plan of one combination)
-    best.json      the settings of the best trial: headrace train ENV --preset best.json
-    test/          the best trial and the defaults on unseen seeds
+    trials/N/      the runs of trial N, ordinary run folders (a plan of one combination), and its settings: preset.json
+    best.json      the settings of the trial with the highest score: headrace train ENV --preset best.json
+    test/          the best trial (trial-N) and the defaults on unseen seeds
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -33,13 +36,18 @@ from headrace.config import ConfigError
 from headrace.config.file_reading import Unreadable, read_json
 from headrace.experiments.plan import Budget, Plan
 from headrace.experiments.records import NotReadable, read
-from headrace.experiments.runner import Progress, Runner
+from headrace.experiments.runner import POLL, Progress, Runner, Shares
 from headrace.experiments.space import Dimension
+from headrace.processes.interrupt import Interrupt, interrupts
 from headrace.runs.files import write_whole
 from headrace.runs.folder import RunFolder
 from headrace.runs.plots import RETURNS
 
 FILE, JOURNAL, TRIALS, BEST, TEST = "search.json", "journal.log", "trials.json", "best.json", "test"
+PRESET = "preset.json"
+"""In the folder of a trial."""
+OBJECTIVES = {"score": {"score": "maximize"}, "score-and-minutes": {"score": "maximize", "minutes": "minimize"}}
+"""By the name of what is searched for, the objectives with Optuna's directions. The first one is always the score."""
 TUNING_SEED = 1000
 """First seed of the trials; the seeds of the final comparison begin at 0."""
 QUARTERS = (0.25, 0.5, 0.75)
@@ -66,6 +74,8 @@ class Search:
     seeds: int
     """Of each trial."""
     sampler: str
+    objectives: str = "score"
+    """See `OBJECTIVES`."""
 
     def check_same(self, folder: Path) -> None:
         """Raise `ConfigError` where the folder holds another search."""
@@ -85,39 +95,56 @@ class Search:
         return Plan(self.env, self.flags, {name: (value,) for name, value in values.items()}, tuple(seeds), self.budget)
 
 
-class Behind(Exception):
-    """A run is far behind those of earlier trials."""
-
-
 class Searcher:
-    """Runs a search in a folder; `defaults`: by dotted setting, the value that it has without the search."""
+    """Runs a search in a folder. `over`: what is searched, each with the value that it has without the search; `shares`:
+    of the cores, one for each run at a time."""
 
-    def __init__(self, search: Search, dimensions: Sequence[Dimension], defaults: Mapping[str, Any], folder: Path, show: Show):
-        self.search, self.dimensions, self.defaults, self.folder, self._show = search, dimensions, defaults, folder, show
+    def __init__(self, search: Search, over: Sequence[tuple[Dimension, Any]], folder: Path, shares: Shares, show: Show):
+        self.search, self.folder, self._show = search, folder, show
+        self.dimensions, self.defaults = [dimension for dimension, _ in over], {d.name: default for d, default in over}
+        self._shares, self._parallel = shares, len(shares)
         self.optuna = _optuna()
         search.check_same(folder)
 
     def run(self, trials: int) -> None:
-        """Make trials until there are so many, then write the best one's settings. Trials that ended are kept, and one that was
-        interrupted goes on."""
-        with RunFolder(self.folder) as log:
+        """Make trials until there are so many, and write the best one's settings after each. Trials that ended are kept, and
+        those that were interrupted go on."""
+        with RunFolder(self.folder) as log, interrupts(lambda: None) as interrupt:
             write_whole(self.folder / FILE, json.dumps(dataclasses.asdict(self.search), indent=2) + "\n")
             study = self._study()
-            for trial in self._trials(study, trials):
-                text = self._run_trial(study, trial)
-                log.log(text)
-                self._show(text)
-                self._write(study)
+            waiting, going = self._trials(study, trials), list[Generator[None, None, str]]()
+            try:
+                while True:
+                    while len(going) < self._parallel and not interrupt.requested and (trial := next(waiting, None)):
+                        going.append(self._run_trial(study, trial, interrupt))
+                    if not going:
+                        break
+                    for one in tuple(going):
+                        try:
+                            next(one)
+                        except StopIteration as end:
+                            going.remove(one)
+                            log.log(end.value)
+                            self._show(end.value)
+                            self._write(study)
+                    time.sleep(POLL)
+            finally:
+                for one in going:
+                    one.close()
+        if interrupt.requested:
+            raise KeyboardInterrupt
 
     def _study(self) -> Any:
         optuna = self.optuna
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # the pruner has been one since version 3.6
         backend = optuna.storages.journal.JournalFileBackend(str(self.folder / JOURNAL))
+        objectives = OBJECTIVES[self.search.objectives]
         study = optuna.create_study(
-            storage=optuna.storages.JournalStorage(backend), study_name="headrace", direction="maximize", load_if_exists=True,
-            pruner=optuna.pruners.WilcoxonPruner(p_threshold=P_THRESHOLD),
+            storage=optuna.storages.JournalStorage(backend), study_name="headrace", load_if_exists=True,
+            directions=[*objectives.values()], pruner=optuna.pruners.WilcoxonPruner(p_threshold=P_THRESHOLD),
         )  # fmt: skip
+        study.set_metric_names([*objectives])  # for optuna-dashboard
         study.sampler = self._sampler(len(study.trials))  # with one seed, a search that goes on would try the same values again
         known = {d.name: value for d in self.dimensions if (value := d.holds(self.defaults[d.name])) is not None}
         if not study.trials and known:
@@ -133,70 +160,81 @@ class Searcher:
         state = self.optuna.trial.TrialState
         for begun in study.get_trials(states=(state.RUNNING,)):
             yield self.optuna.trial.Trial(study, begun._trial_id)
-        while len(study.get_trials(states=(state.COMPLETE, state.PRUNED, state.FAIL))) < wanted:
+        while sum(trial.state != state.WAITING for trial in study.get_trials(deepcopy=False)) < wanted:
             yield study.ask()
 
-    def _run_trial(self, study: Any, trial: Any) -> str:
-        """Train the seeds of a trial, one after the other. Returns a line about it."""
-        state = self.optuna.trial.TrialState
+    def _run_trial(self, study: Any, trial: Any, interrupt: Interrupt) -> Generator[None, None, str]:
+        """Train the seeds of a trial, one after the other; yields between two looks at them. Returns a line about it."""
+        state, prunes = self.optuna.trial.TrialState, self.search.objectives == "score"
         values = {d.name: d.suggest(trial) for d in self.dimensions}
         shown = ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in values.items())
-        scores: list[float] = []
+        folder, scores, minutes, behind = self.folder / "trials" / str(trial.number), list[float](), list[float](), None
         for seed in range(TUNING_SEED, TUNING_SEED + self.search.seeds):
-            runner = Runner(self.search.plan(values, (seed,)), self.folder / "trials" / str(trial.number))
-            try:
-                complete = runner.run(self._compared(study, trial, seed))
-            except Behind as far:
+            runner = Runner(self.search.plan(values, (seed,)), folder, self._shares)
+            with closing(runner.steps(interrupt)) as steps:
+                for _ in steps:
+                    if prunes and (behind := self._behind(study, trial, seed, runner.runs[0])):
+                        break
+                    yield
+            if behind:
                 study.tell(trial, state=state.PRUNED)
-                return f"trial {trial.number} ended early, {far}: {shown}"
-            if not complete:
+                return f"trial {trial.number} ended early, behind at {behind:.0%} of its first run: {shown}"
+            if not runner.complete:
                 if failures := runner.failures():
                     study.tell(trial, state=state.FAIL)
                     return f"trial {trial.number} failed: {shown}\n{failures[0]}"
-                raise KeyboardInterrupt
-            scores.append(_score(runner.runs[0].folder))
-            trial.report(scores[-1], seed)
-            if seed < TUNING_SEED + self.search.seeds - 1 and trial.should_prune():
-                study.tell(trial, state=state.PRUNED)
-                return f"trial {trial.number} ended early, worse than the best after {len(scores)} seeds: {shown}"
-        study.tell(trial, fmean(scores))
-        return f"trial {trial.number}: {fmean(scores):.4g} ({', '.join(f'{score:.4g}' for score in scores)}), {shown}"
+                return f"trial {trial.number} was stopped, and the same command goes on with it: {shown}"
+            for kept, value in zip((scores, minutes), _objectives(runner.runs[0].folder), strict=True):
+                kept.append(value)
+            trial.set_user_attr("scores", scores)
+            if prunes:
+                trial.report(scores[-1], seed)
+                if seed < TUNING_SEED + self.search.seeds - 1 and trial.should_prune():
+                    study.tell(trial, state=state.PRUNED)
+                    return f"trial {trial.number} ended early, worse than the best after {len(scores)} seeds: {shown}"
+        self._write_preset(folder / PRESET, trial, fmean(scores))
+        study.tell(trial, [fmean(scores)] if prunes else [fmean(scores), fmean(minutes)])
+        took = "" if prunes else f", {fmean(minutes):.3g} minutes"
+        return f"trial {trial.number}: {fmean(scores):.4g} ({', '.join(f'{score:.4g}' for score in scores)}){took}, {shown}"
 
-    def _compared(self, study: Any, trial: Any, seed: int) -> Callable[[list[Progress]], None]:
-        """Called while a run goes on: notes its return at each quarter, and raises `Behind` where that is far behind. The first
-        seed only: later ones are of trials that the first did not end."""
-
-        def look(runs: list[Progress]) -> None:
-            done, value = _done(self.search.budget, runs[0]), runs[0].metrics.get(RETURNS)
-            for quarter in QUARTERS:
-                key = f"{seed} at {quarter}"
-                if value is not None and done >= quarter and key not in trial.user_attrs:
-                    others = [t.user_attrs[key] for t in study.get_trials(deepcopy=False) if key in t.user_attrs]
-                    trial.set_user_attr(key, value)
-                    if seed == TUNING_SEED and len(others) >= FIRST_TRIALS and value < np.quantile(others, BEHIND):
-                        raise Behind(f"behind at {quarter:.0%} of its first run")
-
-        return look
+    def _behind(self, study: Any, trial: Any, seed: int, run: Progress) -> float | None:
+        """Note a run's return at each quarter of its budget; the quarter at which that is far behind the others'. The first seed
+        only: later ones are of trials that the first did not end."""
+        done, value = _done(self.search.budget, run), run.metrics.get(RETURNS)
+        for quarter in QUARTERS:
+            key = f"{seed} at {quarter}"
+            if value is not None and done >= quarter and key not in trial.user_attrs:
+                others = [t.user_attrs[key] for t in study.get_trials(deepcopy=False) if key in t.user_attrs]
+                trial.set_user_attr(key, value)
+                if seed == TUNING_SEED and len(others) >= FIRST_TRIALS and value < np.quantile(others, BEHIND):
+                    return quarter
+        return None
 
     def _write(self, study: Any) -> None:
+        state = self.optuna.trial.TrialState
+        done = study.get_trials(states=(state.COMPLETE,))
+        front = {t.number for t in study.best_trials} if done else set()
         rows = [
-            {"number": t.number, "state": t.state.name.lower(), "value": t.value, "params": t.params,
-             "scores": list(t.intermediate_values.values())}
+            {"number": t.number, "state": t.state.name.lower(), "value": t.values[0] if t.values else None,
+             "minutes": t.values[1] if len(t.values or ()) > 1 else None, "best": t.number in front, "params": t.params,
+             "scores": t.user_attrs.get("scores", [])}
             for t in study.get_trials(deepcopy=False)
         ]  # fmt: skip
         write_whole(self.folder / TRIALS, json.dumps(rows, indent=1) + "\n")
-        done = [t for t in study.trials if t.state == self.optuna.trial.TrialState.COMPLETE]
         if done:
-            best, search = study.best_trial, self.search
-            values = {d.name: d.suggest(self.optuna.trial.FixedTrial(best.params)) for d in self.dimensions}
-            about = {"env": search.env, "budget": search.budget, "trial": best.number, "score": best.value}
-            flags = [part for name, value in values.items() for part in (f"--{name.replace('_', '-')}", *value.split())]
-            write_whole(self.folder / BEST, json.dumps({"about": about, "flags": flags}, indent=2) + "\n")
+            best = _best(study)
+            self._write_preset(self.folder / BEST, best, best.values[0])
+
+    def _write_preset(self, path: Path, trial: Any, score: float) -> None:
+        values = {d.name: d.suggest(self.optuna.trial.FixedTrial(trial.params)) for d in self.dimensions}
+        about = {"env": self.search.env, "budget": self.search.budget, "trial": trial.number, "score": score}
+        flags = [part for name, value in values.items() for part in (f"--{name.replace('_', '-')}", *value.split())]
+        write_whole(path, json.dumps({"about": about, "flags": flags}, indent=2) + "\n")
 
     @property
     def best_is_default(self) -> bool:
         """Whether the best trial has the values that the settings have without the search."""
-        params = self._study().best_trial.params
+        params = _best(self._study()).params
         return all(params[d.name] == d.holds(self.defaults[d.name]) for d in self.dimensions)
 
     def test(self, seeds: int, show: Callable[[Plan], Any]) -> bool:
@@ -204,9 +242,9 @@ class Searcher:
         a context manager that gives what shows the runs of a plan, see `Runner.run`."""
         best = read_json(self.folder / BEST)
         complete = True
-        for name, flags in (("defaults", ()), ("best", tuple(best["flags"]))):
+        for name, flags in (("defaults", ()), (f"trial-{best['about']['trial']}", tuple(best["flags"]))):
             plan = Plan(self.search.env, (*self.search.flags, *flags), {}, tuple(range(seeds)), self.search.budget)
-            runner = Runner(plan, self.folder / TEST / name)
+            runner = Runner(plan, self.folder / TEST / name, self._shares)
             with show(plan) as shown:
                 complete &= runner.run(shown)
             if failures := runner.failures():
@@ -226,12 +264,19 @@ def _optuna() -> Any:
     return optuna
 
 
-def _score(folder: Path) -> float:
-    """The final score of a run. Raises `ConfigError` where no episode has ended: there is nothing to compare."""
+def _best(study: Any) -> Any:
+    """The trial with the highest score: of several objectives, the end of the front."""
+    return max(study.best_trials, key=lambda trial: trial.values[0])
+
+
+def _objectives(folder: Path) -> tuple[float, float]:
+    """The final score of a run and the minutes of its training. Raises `ConfigError` where no episode has ended: there is
+    nothing to compare."""
     try:
-        return fmean(run.score for run in read(folder))
+        policies = read(folder)
     except NotReadable as error:
         raise ConfigError(f"{folder}: {error}. A larger --budget is needed") from error
+    return fmean(policy.score for policy in policies), policies[0].minutes
 
 
 def _done(budget: str, one: Progress) -> float:

@@ -10,10 +10,12 @@ from headrace.config.file_reading import Unreadable, read_json
 from headrace.experiments import charts
 from headrace.experiments.charts import rounded
 from headrace.experiments.page import Chart, Section, Table, Text
-from headrace.experiments.search import BEST, FILE, TEST, TRIALS, TUNING_SEED
+from headrace.experiments.search import BEST, FILE, PRESET, TEST, TRIALS, TUNING_SEED
 
 MOST_TRIALS = 200
 """Trials in the table, the best ones."""
+SCORE, FRONT = "mean score of the seeds", "Pareto front"
+OF_THE_FRONT = "No trial has both a higher score and fewer minutes than one on the Pareto front."
 COMPARED = "The other charts and tables compare it with the defaults on seeds that the search never saw."
 NOT_COMPARED = "The other charts and tables are of all trials, on the seeds of the search, on which the best one was chosen."
 
@@ -35,24 +37,37 @@ def compared(folder: Path) -> Path:
 def _section(folder: Path, search: dict[str, Any], trials: list[dict[str, Any]], about: dict[str, Any]) -> Section:
     ended = [trial for trial in trials if trial["state"] == "complete"]
     early = sum(trial["state"] == "pruned" for trial in trials)
+    timed = search["objectives"] == "score-and-minutes"
     text = (
         f"`{folder}`: {len(trials)} trials of {search['seeds']} seeds (from {TUNING_SEED}), budget {search['budget']} each; "
-        f"{early} ended early. The best is trial {about['trial']}, with {about['score']:.4g} on these seeds. "
+        f"{early} ended early. Trial {about['trial']} has the highest score, {about['score']:.4g} on these seeds. "
         f"{COMPARED if (folder / TEST).exists() else NOT_COMPARED} "
-        f"`headrace train {search['env']} --preset {folder / BEST}` trains with it."
+        f"`headrace train {search['env']} --preset {folder / BEST}` trains with it, "
+        f"`--preset {folder}/trials/N/{PRESET}` with trial N."
     )
     section = Section(f"Search: {folder.name}", [Text(text)])
+    if timed:
+        rows = [
+            {"g": FRONT if trial["best"] else "other trials", "t": trial["number"], "x": rounded(trial["minutes"]),
+             "y": rounded(trial["value"])}
+            for trial in ended
+        ]  # fmt: skip
+        section.items.append(Chart(charts.scatter("Score and minutes", "mean minutes of the seeds", SCORE, rows), OF_THE_FRONT))
     for name in search["over"]:
-        rows = [{"g": "trials", "x": trial["params"][name], "y": rounded(trial["value"])} for trial in ended]
+        rows = [
+            {"g": "trials", "t": trial["number"], "x": trial["params"][name], "y": rounded(trial["value"])} for trial in ended
+        ]
         if rows:
-            section.items.append(Chart(charts.scatter(f"Trials: {name}", name, "mean score of the seeds", rows)))
+            section.items.append(Chart(charts.scatter(f"Trials: {name}", name, SCORE, rows)))
     ranked = sorted(trials, key=lambda trial: (trial["value"] is None, -(trial["value"] or 0)))[:MOST_TRIALS]
-    table = [
-        (str(trial["number"]), trial["state"], "" if trial["value"] is None else f"{trial['value']:.4g}",
-         ", ".join(f"{score:.4g}" for score in trial["scores"]), *(_shown(trial["params"].get(name)) for name in search["over"]))
-        for trial in ranked
-    ]  # fmt: skip
-    heads = ("trial", "state", "mean score", "by seed", *(name.rpartition(".")[2].replace("_", " ") for name in search["over"]))
+    heads = ["trial", "state", "mean score", *(("mean minutes", "on the front") if timed else ()), "by seed"]
+    table = []
+    for trial in ranked:
+        row = [str(trial["number"]), trial["state"], _shown(trial["value"])]
+        row += [_shown(trial["minutes"]), "yes" if trial["best"] else ""] if timed else []
+        row.append(", ".join(f"{score:.4g}" for score in trial["scores"]))
+        table.append([*row, *(_shown(trial["params"].get(name)) for name in search["over"])])
+    heads += [name.rpartition(".")[2].replace("_", " ") for name in search["over"]]
     section.items.append(Table(heads, table, "Trials, the best first. Trial 0 has the defaults where the ranges hold them."))
     return section
 
