@@ -34,7 +34,7 @@ LAST_OUTPUT_TIMEOUT = 2.0
 """Seconds that the end of a run waits for a terminal that was stopped."""
 
 _BEST = "best return"
-_LOSSES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac", "grad_norm")
+_LOSSES = ("policy_loss", "value_loss", "td_error", "q_mean", "entropy", "approx_kl", "clipfrac", "epsilon", "grad_norm")
 _FACTS = {
     "Speed": {
         "steps/s": "charts/SPS_interval", "frames/s": "charts/FPS", "overall": "charts/SPS", "faults": "sampling/faults",
