@@ -2,16 +2,20 @@
 
 import copy
 import os
+import shutil
 import textwrap
 import warnings
+from pathlib import Path
 
 import pytest
+import torch
 
 import headrace
 from headrace import cli
 from headrace.cli.flags import parse_config
 from headrace.config import ConfigError, override
 from headrace.make_config import continued, make_config
+from headrace.runs.checkpoint import load_newest
 from headrace.runs.folder import RunFolder
 from headrace.sampling.placements.base import Placement
 
@@ -157,3 +161,22 @@ def test_placements_are_made_before_the_folder(tmp_path, monkeypatch):
     with pytest.raises(MemoryError, match="no room"):
         headrace.train(make_config(ENV, **{**TINY, "run.folder": str(tmp_path / "run")}))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_an_older_version_goes_on(tmp_path):
+    """`older_run` was written by commit 1f7cdc7, before classes were renamed: APPO with a GRU on CartPole, 10,295 steps."""
+    folder = tmp_path / "run"
+    shutil.copytree(Path(__file__).parent / "older_run", folder)
+    before = load_newest(folder / "checkpoints")
+    assert before is not None
+    assert before.step == 10_295
+    quiet = {"run.dashboard": False, "run.video": False, "sampling.placement": "serial", "learning.device": "cpu"}
+    settings = {"run.folder": str(folder), "learning.total_steps": 12_000, "learning.learning_rate": 1e-9, **quiet}
+    result = headrace.train(make_config(ENV, "appo", **settings))
+    assert 12_000 <= result.global_step < 14_000
+    after = load_newest(folder / "checkpoints")
+    assert after is not None
+    assert after.step == result.global_step
+    weights = [name for name, x in before.tensors.items() if name.startswith("model/") and x.is_floating_point()]
+    assert weights
+    assert all(torch.allclose(before.tensors[name], after.tensors[name], atol=1e-4) for name in weights)
