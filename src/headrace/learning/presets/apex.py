@@ -64,14 +64,15 @@ _INPUTS = {"policy.previous_action": True, "policy.previous_reward": True}
 R2D2_PAPER: ByObservations = {
     "images": _INPUTS | {"learning.total_steps": 2_500_000_000, "run.goal": None}, "vectors": _INPUTS | {"run.goal": None},
 }  # fmt: skip
-# Fewer and on vectors shorter sequences, a smaller core.
+# Fewer and shorter sequences, so that a few cores make thousands of updates, and a smaller core.
 R2D2_SMALL: ByObservations = {
     "images": {
-        "sampling.num_workers": 1, "sampling.envs_per_worker": 16, "sampling.weights_period": 20,
+        "sampling.num_workers": 1, "sampling.envs_per_worker": 16, "sampling.rollout": 10, "sampling.weights_period": 20,
         "policy.core_size": 256,
         "learning.precision": "auto", "learning.batch_size": 16,
-        "replay.capacity": 400_000, "replay.minimum": 10_000, "replay.samples_per_insert": 2.0, "replay.prefetch": 4,
-        "q.target_period": 500,
+        "learning.learning_rate": 3e-4, "learning.optimizer_eps": 1e-5,
+        "replay.capacity": 400_000, "replay.minimum": 10_000, "replay.samples_per_insert": 4.0, "replay.prefetch": 4,
+        "q.burn_in": 10, "q.sequence": 20, "q.target_period": 200,
     },
     "vectors": SMALL_NETWORK
     | {

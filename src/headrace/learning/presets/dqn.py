@@ -62,12 +62,13 @@ SMALL: ByObservations = {
         "q.target_period": 100, "q.epsilon_last": 0.02,
     },
 }  # fmt: skip
-_QUIET: Settings = {"q.epsilon_last": 0.0}
 RAINBOW_SMALL: ByObservations = {
-    "images": SMALL["images"] | _QUIET,
+    # Without noisy layers, as in Dopamine (Castro et al. 2018): with them Pong is at -20.7 after 275 K steps, and MinAtar Breakout
+    # at 5.6 after 120 K instead of 7.7.
+    "images": SMALL["images"] | {"q.noisy": False, "q.epsilon_first": 1.0, "replay.samples_per_insert": 8.0},
     # Rewards of 1 a step are worth up to 100 with a discount of 0.99. From -10 to 10 all good states of CartPole have the value
     # 10: its return rises to 343 and falls to 103.
-    "vectors": SMALL["vectors"] | _QUIET | {"q.support": (-100.0, 100.0)},
+    "vectors": SMALL["vectors"] | {"q.epsilon_last": 0.0, "q.support": (-100.0, 100.0)},
 }
 
 
