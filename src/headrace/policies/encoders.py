@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from headrace.config import ConfigError, PolicyConfig
 from headrace.envs.core.contract import ArraySpec
 from headrace.policies.activations import ACTIVATIONS
+from headrace.policies.pixels import channels_last
 from headrace.policies.registry import NETWORKS
 
 if TYPE_CHECKING:
@@ -80,8 +81,7 @@ class PixelConv2d(nn.Conv2d):
         # Straight to bf16 under autocast, instead of by way of float32: 0..255 are exact there too.
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         # Channels last, as the convolution wants it: it would convert once more for its backward pass.
-        image = image.to(dtype).contiguous(memory_format=torch.channels_last)
-        return F.conv2d(image, weight, self.bias, self.stride, self.padding)
+        return F.conv2d(channels_last(image, dtype), weight, self.bias, self.stride, self.padding)
 
 
 class ConvEncoder(nn.Module):

@@ -63,8 +63,8 @@ SMALL: ByObservations = {
     },
 }  # fmt: skip
 RAINBOW_SMALL: ByObservations = {
-    # Without noisy layers, as in Dopamine (Castro et al. 2018): with them Pong is at -20.7 after 275 K steps, and MinAtar Breakout
-    # at 5.6 after 120 K instead of 7.7.
+    # Without noisy layers, as in Dopamine (Castro et al. 2018): with them Pong is at -20.7 after 275 K steps, and MinAtar's
+    # Breakout at 5.6 after 120 K instead of 7.7.
     "images": SMALL["images"] | {"q.noisy": False, "q.epsilon_first": 1.0, "replay.samples_per_insert": 8.0},
     # Rewards of 1 a step are worth up to 100 with a discount of 0.99. From -10 to 10 all good states of CartPole have the value
     # 10: its return rises to 343 and falls to 103.

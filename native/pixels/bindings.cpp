@@ -1,0 +1,22 @@
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+
+#include "pixels/pixels.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+namespace pixels = headrace::pixels;
+
+// Addresses, as in elu/bindings.cpp. The caller vouches for them (headrace/policies/pixels.py).
+NB_MODULE(pixels, m) {
+  m.def(
+      "channels_last",
+      [](std::uintptr_t x, std::uintptr_t y, std::size_t images, std::size_t channels, std::size_t size, bool bf16) {
+        const auto* from = reinterpret_cast<const std::uint8_t*>(x);
+        return bf16 ? pixels::channels_last(from, reinterpret_cast<pixels::Bfloat16*>(y), images, channels, size)
+                    : pixels::channels_last(from, reinterpret_cast<float*>(y), images, channels, size);
+      },
+      "x"_a, "y"_a, "images"_a, "channels"_a, "size"_a, "bf16"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "Addresses of bytes [images, channels, size] and of numbers [images, size, channels]. False: not for so many channels.");
+}
