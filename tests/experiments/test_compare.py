@@ -11,8 +11,9 @@ import pytest
 
 from headrace import cli
 from headrace.config import ConfigError
+from headrace.experiments.places import Cores
 from headrace.experiments.plan import Budget, Plan, PlannedRun, parse_vary
-from headrace.experiments.runner import Runner, equal_shares
+from headrace.experiments.runner import Runner
 
 CARTPOLE = "gym/CartPole-v1"
 
@@ -108,9 +109,9 @@ def test_a_finished_run_is_kept(tmp_path):
     for run in done.runs():
         (tmp_path / "runs" / run.name).mkdir(parents=True)
         (tmp_path / "runs" / run.name / "ended.json").write_text("{}")
-    runner = Runner(done, tmp_path, equal_shares(1))
+    runner = Runner(done, tmp_path, Cores(1))
     assert runner.run(lambda runs: None)
-    assert [one.process for one in runner.runs] == [None] * 4
+    assert [one.training for one in runner.runs] == [None] * 4
 
 
 def wait_for(condition, seconds=120):
