@@ -95,6 +95,7 @@ def test_two_values_with_one_folder_are_refused():
         (["--vary", "seed=1,2"], "seed is decided by --seeds"),
         (["--total-steps", "5"], "learning.total_steps is decided by --budget"),
         (["--vary", "gamma=0.9", "--gamma", "0.5"], "learning.gamma varies, and is given as a flag too"),
+        (["--vary", "cluster.nodes=1,2", "--on", "ray"], "cluster.nodes divides a run among machines, and with --on ray"),
         (["--parallel", "4000"], "--parallel 4000: each run needs a core of its own"),
     ],
 )

@@ -67,9 +67,9 @@ class ExperimentOptions:
     parallel: Annotated[int, Range(1, 4096)] = 1
     """Number of runs at a time. On this machine each has its own share of the cores."""
     on: Literal["this-machine", "ray"] = "this-machine"
-    """Where runs are trained. `ray`: on nodes of a Ray cluster, --parallel of them at a time. A run takes all CPUs and GPUs of its
-    node, and its files are brought to --folder while it goes on. The cluster is the one that RAY_ADDRESS names, or the one that
-    this machine belongs to."""
+    """Where runs are trained. `ray`: on nodes of a Ray cluster, --parallel of them at a time. A run takes all CPUs and GPUs of
+    its node, and its files are brought to --folder while it goes on. The cluster is the one that RAY_ADDRESS names, or the one
+    that this machine belongs to."""
 
 
 def parse(kind: type, command: str, arguments: Sequence[str], **more: Any) -> Any:

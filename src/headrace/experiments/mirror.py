@@ -1,7 +1,7 @@
 """A run folder on two machines: what has changed in it on one is sent as pieces of files, and written on the other.
 
-Checkpoints are read before metrics. So the metrics that have arrived reach at least as far as the newest checkpoint, as in the
-folder of a run that was killed.
+The files are listed before any is read, and checkpoints are sent last. So the metrics that have arrived reach as far as the
+newest checkpoint, as in the folder of a run that was killed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Changes:
 
     def write(self, folder: Path) -> None:
         """Write them to the other folder. Raises `OSError`."""
-        for name, start, data in reversed(self.pieces):  # a checkpoint last
+        for name, start, data in self.pieces:
             (path := folder / name).parent.mkdir(parents=True, exist_ok=True)
             if not start:
                 write_whole(path, data)
@@ -86,10 +86,10 @@ class Mirror:
         yield found
 
     def _files(self) -> list[str]:
-        """Paths of the files below the folder, checkpoints first; what is not finished yet (.tmp-) is left out."""
+        """Paths of the files below the folder, checkpoints last; what is not finished yet (.tmp-) is left out."""
         found = [os.path.join(folder, name) for folder, _, names in os.walk(self._folder) for name in names]
         paths = [os.path.relpath(path, self._folder) for path in found]
-        return sorted((path for path in paths if ".tmp-" not in path), key=lambda path: ("checkpoints" not in path, path))
+        return sorted((path for path in paths if ".tmp-" not in path), key=lambda path: ("checkpoints" in path, path))
 
 
 def _grows(name: str) -> bool:

@@ -1,8 +1,8 @@
 """Runs of an experiment on the nodes of a Ray cluster, one on each node at a time.
 
-A run has an actor on its node, which takes the node's CPUs and GPUs and starts the same command as on this machine. The run's folder
-is in the node's temporary directory, and is brought back while the run goes on: the machines need no file system in common. The
-actor dies with this process, the run with its actor.
+A run has an actor on its node, which takes the node's CPUs and GPUs and starts the same command as on this machine. The run's
+folder is in the node's temporary directory, and is brought back while the run goes on, so the machines need share no file system.
+The actor dies with this process, the run with its actor.
 """
 
 from __future__ import annotations
