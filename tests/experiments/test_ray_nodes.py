@@ -219,14 +219,14 @@ def test_two_runs_on_two_nodes(machines: Machines, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_whose_node_dies_goes_on_on_another(machines: Machines, tmp_path: Path) -> None:
     folder = tmp_path / "x"
-    started = subprocess.Popen(compare(folder, "60k", "--run.checkpoint-interval", "0.5"), env=os.environ | machines.variables)
+    started = subprocess.Popen(compare(folder, "30k", "--run.checkpoint-interval", "0.5"), env=os.environ | machines.variables)
     wait_for(lambda: all(list(run.glob("checkpoints/0*/manifest")) for run in runs_of(folder)))
     machines.ask("kill")
     wait_for(lambda: "its machine is lost" in (folder / "log.txt").read_text(), 60)
     assert started.wait(280) == 0
     went_on = 0
     for run in runs_of(folder):
-        assert_no_step_is_there_twice(run, 60_000)
+        assert_no_step_is_there_twice(run, 30_000)
         assert (run / "ended.json").exists()
         went_on += "Going on from" in (run / "log.txt").read_text()
     assert went_on == 1

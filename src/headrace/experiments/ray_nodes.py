@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from headrace.cluster import protocol
@@ -27,6 +27,8 @@ from headrace.transport.messages import Refused
 
 LOOK = 1.0
 """Seconds that an actor waits for the end of its run before it answers with what has changed."""
+LOST_PAUSE = 30.0
+"""Seconds for which a node gets no run after one was lost there: Ray may notice so late that the node is gone."""
 STOPPED = 130
 """Exit code of a run that was stopped before it began."""
 
@@ -130,28 +132,26 @@ class RayNodes(Places):
     def __init__(self, count: int, code: bytes) -> None:
         here = f"--parallel {count} without --on ray"
         self._cluster = RayCluster("--on ray", f"--parallel {count} --on ray: {count} runs at a time", count, here)
-        if len(self._nodes()) < count:
+        if len(_with_cpus(self._cluster.alive)) < count:
             raise ConfigError(f"--parallel {count} --on ray: each run needs a node with CPUs of its own; {self._cluster.size}")
         self.count, self._names = count, names_in(code) if code else {}
         self._code = self._cluster.ray.put(code)
         self._runs: list[NodeRun] = []
-        self._losses = Counter[str]()
-        """By node, the runs that were lost there."""
+        self._lost: dict[str, float] = {}
+        """By node, when a run was lost there (monotonic)."""
 
-    def _nodes(self, used: Collection[str] = ()) -> list[dict[str, Any]]:
-        """Nodes with CPUs, but for those `used`."""
-        return [node for node in self._cluster.alive if node["Resources"].get("CPU") and node["NodeID"] not in used]
-
-    def _free_nodes(self) -> list[dict[str, Any]]:
-        return self._nodes([run.node for run in self._runs]) if len(self._runs) < self.count else []
+    def _free(self) -> list[dict[str, Any]]:
+        """Nodes on which a run may begin."""
+        out = {node for node, when in self._lost.items() if monotonic() < when + LOST_PAUSE} | {run.node for run in self._runs}
+        return [node for node in _with_cpus(self._cluster.alive) if node["NodeID"] not in out]
 
     @property
     def free(self) -> bool:
-        return bool(self._free_nodes())
+        return len(self._runs) < self.count and bool(self._free())
 
     def start(self, arguments: Sequence[str], folder: Path) -> NodeRun:
-        node = min(self._free_nodes(), key=lambda node: self._losses[node["NodeID"]])
-        self._runs.append(run := NodeRun(self._cluster.ray, node, self._code, [*map(self._there, arguments)], folder))
+        words = [*map(self._there, arguments)]
+        self._runs.append(run := NodeRun(self._cluster.ray, self._free()[0], self._code, words, folder))
         return run
 
     def _there(self, word: str) -> str:
@@ -160,8 +160,9 @@ class RayNodes(Places):
         return before + equals + self._names.get(absolute(name), name)
 
     def end(self, run: NodeRun) -> None:
-        self._losses[run.node] += run.lost
         self._runs.remove(run)
+        if run.lost:
+            self._lost[run.node] = monotonic()
         with suppress(self._cluster.ray.exceptions.RayError):
             self._cluster.ray.kill(run.actor)
 
@@ -170,3 +171,7 @@ class RayNodes(Places):
 
     def close(self) -> None:
         self._cluster.close()
+
+
+def _with_cpus(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [node for node in nodes if node["Resources"].get("CPU")]
