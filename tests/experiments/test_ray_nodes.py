@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -273,6 +274,43 @@ def test_ctrl_c_ends_the_runs_with_a_checkpoint(machines: Machines, tmp_path: Pa
         assert list(run.glob("checkpoints/0*/manifest"))
         assert not (run / "ended.json").exists()
     wait_for(lambda: not left() and not folders(), 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lacks", "said"),
+    [
+        ("if name == 'headrace': raise ModuleNotFoundError(\"No module named 'headrace'\", name=name)",
+         f'The module headrace is not installed there: pip install "headrace=={version("headrace")}"'),
+        ("if name == 'headrace':\n            import importlib.metadata as m\n            m.version = lambda package: '0.0.9'",
+         f"has other versions than this machine: headrace 0.0.9 there, {version('headrace')} here"),
+    ],
+)  # fmt: skip
+def test_a_node_without_headrace_or_with_another_version_is_named(machines: Machines, tmp_path: Path, lacks: str, said: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nclass Lacks:\n    def find_spec(self, name, path=None, target=None):\n"
+        f"        {lacks}\nsys.meta_path.insert(0, Lacks())\n"
+    )
+    machines.ask(f"add PYTHONPATH={tmp_path}")
+    command = compare(tmp_path / "x", "1h", "--seeds", "2")
+    command[command.index("--parallel") + 1] = "3"
+    environ = os.environ | machines.variables
+    done = subprocess.run(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=280)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    wait_for(lambda: not left() and not folders(), 10)
+
+
+@pytest.mark.process
+def test_no_ray_at_the_address_is_a_short_error(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
+    environ = os.environ | {"RAY_ADDRESS": "127.0.0.1:9"}
+    done = subprocess.run(compare(tmp_path / "x", "1k"), env=environ, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert done.returncode == 2
+    assert "the Ray cluster at 127.0.0.1:9 (RAY_ADDRESS) cannot be joined" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.slow
