@@ -25,6 +25,7 @@ from headrace.experiments.places import LOST, Places
 from headrace.experiments.plan import Plan
 from headrace.experiments.runner import MOST_LOST, Runner
 
+NEEDED = "Ray is not installed: pip install 'headrace[ray]'"
 VARIABLES = ("AUTH_MODE", "AUTH_TOKEN", "gcs_rpc_server_reconnect_timeout_s", "ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "worker_niceness")
 
 
@@ -145,7 +146,7 @@ def test_without_ray_the_command_names_the_extra(
 
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[Machines]:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
+    pytest.importorskip("ray", reason=NEEDED)
     made = Machines(2, tmp_path)
     yield made
     made.close()
@@ -286,7 +287,7 @@ def test_ctrl_c_ends_the_runs_with_a_checkpoint(machines: Machines, tmp_path: Pa
          f"has other versions than this machine: headrace 0.0.9 there, {version('headrace')} here"),
     ],
 )  # fmt: skip
-def test_a_node_without_headrace_or_with_another_version_is_named(machines: Machines, tmp_path: Path, lacks: str, said: str) -> None:
+def test_a_node_without_headrace_or_with_another_version(machines: Machines, tmp_path: Path, lacks: str, said: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\nclass Lacks:\n    def find_spec(self, name, path=None, target=None):\n"
         f"        {lacks}\nsys.meta_path.insert(0, Lacks())\n"
@@ -304,7 +305,7 @@ def test_a_node_without_headrace_or_with_another_version_is_named(machines: Mach
 
 @pytest.mark.process
 def test_no_ray_at_the_address_is_a_short_error(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
+    pytest.importorskip("ray", reason=NEEDED)
     environ = os.environ | {"RAY_ADDRESS": "127.0.0.1:9"}
     done = subprocess.run(compare(tmp_path / "x", "1k"), env=environ, stderr=subprocess.PIPE, text=True, timeout=100)
     assert done.returncode == 2

@@ -106,7 +106,7 @@ def missing_package(error: str) -> str:
     module = found[1].partition(".")[0]
     package = next(iter(importlib.metadata.packages_distributions().get(module, ())), module)
     try:
-        how = f'pip install "{package}=={importlib.metadata.version(package)}" (as on the learner\'s machine)'
+        how = f'pip install "{package}=={importlib.metadata.version(package)}" (as on this machine)'
     except importlib.metadata.PackageNotFoundError:
         how = f"pip install {package} (if a package of that name has it)"
     return f"\nThe module {module} is not installed there: {how}"

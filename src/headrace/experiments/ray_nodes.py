@@ -97,10 +97,11 @@ class NodeRun:
             answer = self._ray.get(self._asked)
             if not self._begun:
                 protocol.check_versions(answer, self._address, "this machine")
-        except (errors.RayActorError, errors.ActorUnschedulableError):
-            self.lost = True
-            return LOST
         except (errors.RayError, Refused) as error:
+            lost = isinstance(error, errors.RayActorError | errors.ActorUnschedulableError)
+            if lost and not getattr(error, "actor_init_failed", False):  # if it has, a package is missing there
+                self.lost = True
+                return LOST
             why = last_line(error)
             raise ConfigError(f"a run cannot start on Ray's machine {self._address}: {why}{missing_package(why)}") from error
         if not self._begun:
