@@ -192,9 +192,10 @@ def test_two_runs_on_two_nodes(machines: Machines, tmp_path: Path) -> None:
         "import os, gymnasium\nfrom headrace.envs import register\n@register('mine')\ndef make(options, *, render_mode=None):\n"
         "    print(f'made in {os.getcwd()} by {__file__}', flush=True)\n    return gymnasium.make('CartPole-v1')\n"
     )
-    folder, environ = tmp_path / "x", os.environ | machines.variables
+    folder = tmp_path / "x"
     command = compare(folder, "3k", "--import", "world.py")
     command[command.index("gym/CartPole-v1")] = "mine"
+    environ = os.environ | machines.variables
     done = subprocess.run(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True, timeout=280)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("done ") == 2
@@ -211,11 +212,17 @@ def test_two_runs_on_two_nodes(machines: Machines, tmp_path: Path) -> None:
     assert len(places) == 2
     token = machines.variables["RAY_AUTH_TOKEN"].encode()
     assert not [name for name, data in content(folder).items() if token in data]
-    command[command.index("--parallel") + 1] = "3"
-    few = subprocess.run(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True, timeout=100)
-    assert few.returncode == 2
-    assert "each run needs a node with CPUs of its own; this Ray cluster has 2 machines, with 2, 2 CPUs" in few.stderr
     wait_for(lambda: not left() and not folders(), 10)
+
+
+@pytest.mark.slow
+def test_too_few_nodes_are_a_short_error(machines: Machines, tmp_path: Path) -> None:
+    command, environ = compare(tmp_path / "x", "1h"), os.environ | machines.variables
+    command[command.index("--parallel") + 1] = "3"
+    done = subprocess.run(command, env=environ, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert done.returncode == 2
+    assert "each run needs a node with CPUs of its own; this Ray cluster has 2 machines, with 2, 2 CPUs" in done.stderr
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.slow
@@ -286,6 +293,7 @@ def test_ctrl_c_ends_the_runs_with_a_checkpoint(machines: Machines, tmp_path: Pa
         ("if name == 'headrace':\n            import importlib.metadata as m\n            m.version = lambda package: '0.0.9'",
          f"has other versions than this machine: headrace 0.0.9 there, {version('headrace')} here"),
     ],
+    ids=["without", "another version"],
 )  # fmt: skip
 def test_a_node_without_headrace_or_with_another_version(machines: Machines, tmp_path: Path, lacks: str, said: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(
