@@ -3,68 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
-import uuid
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-import psutil
 import pytest
 from cluster_runs import TRIES, ClusterRun
+from ray_machines import Machines
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]
-MARK = "HEADRACE_RAY_TEST"
-
-
-class Machines:
-    """A Ray cluster; each raylet is a machine for Ray, with two CPUs."""
-
-    def __init__(self, count: int, folder: Path):
-        self.mark = uuid.uuid4().hex
-        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex * 2}
-        busy = {"RAY_worker_register_timeout_seconds": "600", "RAY_worker_niceness": "0"}  # on a busy machine
-        self._out = (folder / "ray.out").open("w")
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("ray_machines.py")), str(count), "2"],  # room for two nodes on each
-            env=os.environ | token | busy | {MARK: self.mark},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._out,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        address = self._process.stdout.readline().strip()
-        assert address, (folder / "ray.out").read_text()
-        self.variables = token | {"RAY_ADDRESS": address}
-
-    def ask(self, what: str) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(what + "\n")
-        self._process.stdin.flush()
-        self._process.stdout.readline()
-
-    def nodes(self) -> list[int]:
-        """Pids of sampling nodes, wherever Ray has started them."""
-        found = []
-        for process in psutil.process_iter(["cmdline", "environ"]):
-            started, variables = process.info["cmdline"] or (), process.info["environ"] or {}
-            if "headrace.cluster" in started and variables.get(MARK) == self.mark:
-                found.append(process.pid)
-        return found
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(60)
-        finally:
-            self._process.kill()
-            self._out.close()
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def test_what_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     ("error", "words"),
     [
         ("ModuleNotFoundError: No module named 'gymnasium.envs'", 'gymnasium is not installed there: pip install "gymnasium=='),
-        ("No module named 'headrace'", f'pip install "headrace=={version("headrace")}" (as on the learner\'s machine)'),
+        ("No module named 'headrace'", f'pip install "headrace=={version("headrace")}" (as on this machine)'),
         ("No module named 'nobody_has_it'", "pip install nobody_has_it (if a package of that name has it)"),
     ],
 )

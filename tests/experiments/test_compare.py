@@ -11,8 +11,9 @@ import pytest
 
 from headrace import cli
 from headrace.config import ConfigError
+from headrace.experiments.places import Cores
 from headrace.experiments.plan import Budget, Plan, PlannedRun, parse_vary
-from headrace.experiments.runner import Runner, equal_shares
+from headrace.experiments.runner import Runner
 
 CARTPOLE = "gym/CartPole-v1"
 
@@ -94,6 +95,7 @@ def test_two_values_with_one_folder_are_refused():
         (["--vary", "seed=1,2"], "seed is decided by --seeds"),
         (["--total-steps", "5"], "learning.total_steps is decided by --budget"),
         (["--vary", "gamma=0.9", "--gamma", "0.5"], "learning.gamma varies, and is given as a flag too"),
+        (["--vary", "cluster.nodes=1,2", "--on", "ray"], "cluster.nodes divides a run among machines, and with --on ray"),
         (["--parallel", "4000"], "--parallel 4000: each run needs a core of its own"),
     ],
 )
@@ -108,9 +110,9 @@ def test_a_finished_run_is_kept(tmp_path):
     for run in done.runs():
         (tmp_path / "runs" / run.name).mkdir(parents=True)
         (tmp_path / "runs" / run.name / "ended.json").write_text("{}")
-    runner = Runner(done, tmp_path, equal_shares(1))
+    runner = Runner(done, tmp_path, Cores(1))
     assert runner.run(lambda runs: None)
-    assert [one.process for one in runner.runs] == [None] * 4
+    assert [one.training for one in runner.runs] == [None] * 4
 
 
 def wait_for(condition, seconds=120):

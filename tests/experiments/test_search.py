@@ -14,7 +14,7 @@ from headrace import cli
 from headrace.cli.flags import parse_config
 from headrace.config import NAMES, ConfigError
 from headrace.experiments import search as searching
-from headrace.experiments.runner import equal_shares
+from headrace.experiments.places import Cores
 from headrace.experiments.search import Search, Searcher
 from headrace.experiments.space import Dimension, default_ranges, parse_over
 from headrace.experiments.trials import searched
@@ -141,7 +141,7 @@ def test_with_minutes_as_an_objective_the_report_shows_the_front_and_every_trial
     optuna = pytest.importorskip("optuna", reason="the extra lab is not installed")
     search = Search(CARTPOLE, (), {"learning.gamma": "0.9,0.99"}, "2k", 2, "tpe", "score-and-minutes")
     over = [(Dimension.parse("learning.gamma", "0.9,0.99", 0.99), 0.99)]
-    searcher = Searcher(search, over, tmp_path, equal_shares(1), print)
+    searcher = Searcher(search, over, tmp_path, Cores(1), print)
     (tmp_path / searching.FILE).write_text(json.dumps(vars(search)))
     study = searcher._study()
     kind = {"learning.gamma": optuna.distributions.CategoricalDistribution(("0.9", "0.99"))}

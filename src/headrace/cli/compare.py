@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Collection
-from pathlib import Path
+from contextlib import closing
 from typing import Annotated
 
 import tyro
 
 from headrace.cli.flags import given_settings, parse_config, setting_name
 from headrace.cli.options import ExperimentOptions, parse
+from headrace.cluster import check_transport
 from headrace.config import ConfigError
 from headrace.config.ranges import Range
 from headrace.experiments import progress
+from headrace.experiments.places import Cores, Places
 from headrace.experiments.plan import Plan, parse_vary
-from headrace.experiments.runner import Runner, equal_shares
+from headrace.experiments.runner import Runner
 from headrace.make_config import check_config
 from headrace.processes.output import show
 
@@ -53,9 +55,10 @@ def run(arguments: list[str]) -> int:
     flags = flags_for_all(rest, vary)
     plan = Plan(asked.env, tuple(flags), vary, tuple(range(asked.seeds)), asked.budget)
     check_combinations(plan)
-    runner = Runner(plan, asked.folder, equal_shares(asked.parallel))
-    with progress.table(plan, asked.parallel) as shown:
-        complete = runner.run(shown)
+    with closing(places(asked, flags, vary)) as own:
+        runner = Runner(plan, asked.folder, own)
+        with progress.table(plan, asked.parallel) as shown:
+            complete = runner.run(shown)
     for text in runner.failures():
         show(text)
     show(f"headrace report {asked.folder} draws what there is")
@@ -73,13 +76,26 @@ def flags_for_all(rest: list[str], vary: Collection[str]) -> list[str]:
     return [*(part for name, own in OF_A_RUN.items() if name not in given for part in own), *rest]
 
 
+def places(asked: ExperimentOptions, flags: list[str], vary: Collection[str]) -> Places:
+    """Where the runs are trained. Raises `ConfigError` where there is no room for them."""
+    if asked.on == "this-machine":
+        return Cores(asked.parallel)
+    if named := sorted(name for name in {*given_settings(flags), *vary} if name.startswith("cluster.")):
+        raise ConfigError(f"{named[0]} divides a run among machines, and with --on ray each has one: leave out one of them")
+    check_transport()
+    from headrace.cluster.user_code import pack
+    from headrace.experiments.ray_nodes import RayNodes  # imports gRPC
+
+    return RayNodes(asked.parallel, pack(parse_config(["--env", asked.env, *flags, "--run.folder", os.devnull])))
+
+
 def check_combinations(plan: Plan) -> None:
     """Raise `ConfigError` that names every combination which cannot work, with the reasons, before anything starts."""
     impossible: dict[str, str] = {}
     for one in plan.runs():
         if one.seed == plan.seeds[0]:
             try:
-                check_config(parse_config(plan.command(one, Path(os.devnull))))
+                check_config(parse_config([*plan.command(one), "--run.folder", os.devnull]))
             except ConfigError as error:
                 impossible[one.label] = str(error)
     if impossible:

@@ -65,7 +65,11 @@ class ExperimentOptions:
     budget: str
     """When each run ends: after a time of training (30s, 5m, 1h) or a number of steps (20000, 500k, 2M)."""
     parallel: Annotated[int, Range(1, 4096)] = 1
-    """Number of runs at a time. Each has its own share of the cores."""
+    """Number of runs at a time. On this machine each has its own share of the cores."""
+    on: Literal["this-machine", "ray"] = "this-machine"
+    """Where runs are trained. `ray`: on nodes of a Ray cluster, --parallel of them at a time. A run takes all CPUs and GPUs of
+    its node, and its files are brought to --folder while it goes on. The cluster is the one that RAY_ADDRESS names, or the one
+    that this machine belongs to."""
 
 
 def parse(kind: type, command: str, arguments: Sequence[str], **more: Any) -> Any:

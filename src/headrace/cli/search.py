@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
+from contextlib import closing
 from operator import attrgetter
 from typing import Annotated, Literal
 
 import tyro
 
-from headrace.cli.compare import check_combinations, flags_for_all
+from headrace.cli.compare import check_combinations, flags_for_all, places
 from headrace.cli.flags import parse_config, setting_name
 from headrace.cli.options import ExperimentOptions, parse
 from headrace.config import ConfigError
 from headrace.config.ranges import Range
 from headrace.experiments import progress
 from headrace.experiments.plan import Budget
-from headrace.experiments.runner import equal_shares
 from headrace.experiments.search import BEST, Search, Searcher
 from headrace.experiments.space import Dimension, default_ranges, parse_over
 from headrace.processes.output import show
@@ -66,16 +66,17 @@ def run(arguments: list[str]) -> int:
                 "--objectives score-and-minutes needs a --budget of steps, or --run.goal: else all runs take as long"
             )
         show("With two objectives Optuna cannot prune: every trial trains all of its seeds to the end")
-    searcher = Searcher(search, dimensions, asked.folder, equal_shares(asked.parallel), show)
-    searcher.run(asked.trials)
-    best = asked.folder / BEST
-    if not best.exists():
-        show("No trial has ended by itself: there is no best one")
-        return 1
-    show(f"The trial with the highest score: {shlex.join(['headrace', 'train', asked.env, '--preset', str(best)])}")
-    if searcher.best_is_default:
-        show("These are the defaults: no trial was better, and there is nothing to compare them with")
-        return 0
-    complete = asked.test_seeds == 0 or searcher.test(asked.test_seeds, lambda plan: progress.table(plan, asked.parallel))
+    with closing(places(asked, flags, over)) as own:
+        searcher = Searcher(search, dimensions, asked.folder, own, show)
+        searcher.run(asked.trials)
+        best = asked.folder / BEST
+        if not best.exists():
+            show("No trial has ended by itself: there is no best one")
+            return 1
+        show(f"The trial with the highest score: {shlex.join(['headrace', 'train', asked.env, '--preset', str(best)])}")
+        if searcher.best_is_default:
+            show("These are the defaults: no trial was better, and there is nothing to compare them with")
+            return 0
+        complete = asked.test_seeds == 0 or searcher.test(asked.test_seeds, lambda plan: progress.table(plan, asked.parallel))
     show(f"headrace report {asked.folder} draws it")
     return 0 if complete else 1

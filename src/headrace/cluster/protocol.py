@@ -103,9 +103,9 @@ def versions() -> dict[str, Any]:
     return {"protocol": PROTOCOL, "headrace": version("headrace"), "python": ".".join(platform.python_version_tuple()[:2])}
 
 
-def check_versions(theirs: Any, host: str) -> None:
-    """Raise `Refused` for a node that has other versions than this machine."""
+def check_versions(theirs: Any, host: str, here: str = "the learner's machine") -> None:
+    """Raise `Refused` for a node that has other versions than this machine, which the message calls `here`."""
     if theirs != (own := versions()):
         named = theirs if isinstance(theirs, dict) else {}
         unlike = [f"{name} {named.get(name)!s:.40} there, {own[name]} here" for name in own if named.get(name) != own[name]]
-        raise Refused(f"{host} has other versions than the learner's machine: {', '.join(unlike)}")
+        raise Refused(f"{host} has other versions than {here}: {', '.join(unlike)}")

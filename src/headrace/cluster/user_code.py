@@ -66,8 +66,7 @@ def pack(config: Config) -> bytes:
 
 def unpack(packed: bytes, config: Config) -> Config:
     """Write what `pack` gave to a folder that ends with this process; `config` with the imports as they are named there."""
-    folder = _folder(packed)
-    names = json.loads((folder / _NAMES).read_text())
+    folder, names = _folder(packed), names_in(packed)
     imports = [str(folder / names[path]) if (path := absolute(name)) in names else name for name in config.imports]
     return replace(config, imports=tuple(imports))
 
@@ -76,10 +75,22 @@ def unpack(packed: bytes, config: Config) -> Config:
 def _folder(packed: bytes) -> Path:
     """Where the code is; a node that joins again with the same code has it, and has imported it, already."""
     folder = Path(tempfile.mkdtemp(prefix="headrace-code-", dir=util.get_temp_dir()))
+    sys.path += extract(packed, folder)  # for modules; child processes get it too
+    return folder
+
+
+def extract(packed: bytes, folder: Path) -> list[str]:
+    """Write what `pack` gave to a folder; those folders in it in which Python is to look for modules."""
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         archive.extractall(folder)
-    sys.path += [str(path) for path in sorted(folder.iterdir()) if path.is_dir()]  # for modules; child processes get it too
-    return folder
+    return [str(path) for path in sorted(folder.iterdir()) if path.is_dir()]
+
+
+def names_in(packed: bytes) -> dict[str, str]:
+    """By the absolute path of each file of the imports, its path in the folder that `extract` writes to."""
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        names: dict[str, str] = json.loads(archive.read(_NAMES))
+    return names
 
 
 def parts(packed: bytes) -> list[bytes]:
@@ -95,7 +106,7 @@ def missing_package(error: str) -> str:
     module = found[1].partition(".")[0]
     package = next(iter(importlib.metadata.packages_distributions().get(module, ())), module)
     try:
-        how = f'pip install "{package}=={importlib.metadata.version(package)}" (as on the learner\'s machine)'
+        how = f'pip install "{package}=={importlib.metadata.version(package)}" (as on this machine)'
     except importlib.metadata.PackageNotFoundError:
         how = f"pip install {package} (if a package of that name has it)"
     return f"\nThe module {module} is not installed there: {how}"

@@ -106,10 +106,9 @@ class Plan:
             for values in itertools.product(*self.vary.values()):
                 yield PlannedRun(tuple(zip(self.vary, values, strict=True)), seed)
 
-    def command(self, run: PlannedRun, folder: Path, spent: float = 0.0) -> list[str]:
-        """The arguments of `headrace train`. `folder`: the run's; `spent`: see `Budget.flags`."""
-        fixed = ["--env", self.env, *self.flags, *Budget.parse(self.budget).flags(spent)]
-        return [*fixed, *run.flags, "--run.folder", str(folder)]
+    def command(self, run: PlannedRun, spent: float = 0.0) -> list[str]:
+        """The arguments of `headrace train` but for the run's folder. `spent`: see `Budget.flags`."""
+        return ["--env", self.env, *self.flags, *Budget.parse(self.budget).flags(spent), *run.flags]
 
     def write(self, folder: Path) -> None:
         """Write plan.json into an experiment's folder. Raises `OSError`."""

@@ -7,23 +7,18 @@ from its newest checkpoint, so an experiment that was killed loses at most what 
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
-from headrace.config import ConfigError
+from headrace.experiments.places import LOST, OUTPUT, Places, Training
 from headrace.experiments.plan import Plan, PlannedRun
 from headrace.experiments.records import minutes_of, tail
 from headrace.processes.interrupt import Interrupt, interrupts
-from headrace.processes.ranks import die_with_starter
 from headrace.runs.files import write_whole
 from headrace.runs.folder import RunFolder
 
@@ -31,8 +26,8 @@ RUNS = "runs"
 """The folder of the runs in that of the experiment."""
 ENDED = "ended.json"
 """In the folder of a run that has ended by itself."""
-OUTPUT = "output.txt"
-"""In a run's folder: what the command printed."""
+MOST_LOST = 5
+"""Machines that a run may lose before it counts as failed: perhaps it ends them, by its use of memory."""
 POLL = 0.25
 """Seconds between two looks at the runs."""
 LAST_LINES = 12
@@ -52,35 +47,24 @@ class Progress:
     seconds: float = 0.0
     """For which it ran now."""
     started: float = 0.0
-    process: subprocess.Popen[bytes] | None = None
-    cores: frozenset[int] = frozenset()
+    training: Training | None = None
+    """While it is running."""
+    lost: int = 0
+    """Machines on which it ran that were lost."""
 
     def look(self) -> None:
         """Read the newest line of metrics."""
         self.metrics = tail(self.folder / "metrics.jsonl") or self.metrics
 
 
-Shares = deque[frozenset[int]]
-"""Cores that a run may be given, a share for each run at a time."""
-
-
-def equal_shares(parallel: int) -> Shares:
-    """The cores of this process, divided among `parallel` runs. Raises `ConfigError` for more runs than cores."""
-    cores = sorted(os.sched_getaffinity(0))
-    if parallel > len(cores):
-        raise ConfigError(f"--parallel {parallel}: each run needs a core of its own, and there are {len(cores)}")
-    return deque(frozenset(cores[i::parallel]) for i in range(parallel))
-
-
 class Runner:
-    """Runs a plan in an experiment's folder: as many runs at a time as there are shares of the cores, which several runners may
-    take from the same queue.
+    """Runs a plan in an experiment's folder: as many runs at a time as there are places, which several runners may share.
 
     Raises `ConfigError` where the folder holds another experiment, `FolderInUse` while it is being run.
     """
 
-    def __init__(self, plan: Plan, folder: Path, shares: Shares):
-        self.plan, self.folder, self._shares = plan, folder, shares
+    def __init__(self, plan: Plan, folder: Path, places: Places):
+        self.plan, self.folder, self._places = plan, folder, places
         self.runs = [Progress(run, folder / RUNS / run.name) for run in plan.runs()]
         for one in self.runs:
             if (one.folder / ENDED).exists():
@@ -106,10 +90,7 @@ class Runner:
                 yield from self._steps(interrupt, log)
             finally:
                 for one in self._running:
-                    assert one.process is not None
-                    one.process.kill()
-                    one.process.wait()
-                    self._shares.append(one.cores)
+                    self._places.end(one.training)
 
     @property
     def complete(self) -> bool:
@@ -127,35 +108,36 @@ class Runner:
             if interrupt.requested and not asked:
                 asked = True
                 for one in self._running:
-                    one.process.send_signal(signal.SIGINT)  # type: ignore[union-attr]
-            while waiting and self._shares and not interrupt.requested:
+                    one.training.send_signal(signal.SIGINT)  # type: ignore[union-attr]
+            while waiting and self._places.free and not interrupt.requested:
                 self._start(one := waiting.popleft())
                 log.log(f"begins: {one.run.name}")
             for one in self._running:
+                code = one.training.poll()  # type: ignore[union-attr]
                 one.look()
                 one.seconds = time.monotonic() - one.started
-                if (code := one.process.poll()) is not None:  # type: ignore[union-attr]
+                if code is not None:
                     self._end(one, code, asked)
-                    log.log(f"{one.state} (exit code {code}): {one.run.name}")
+                    log.log(f"{one.state} ({'its machine is lost' if code == LOST else f'exit code {code}'}): {one.run.name}")
+                    if one.state == "waiting":
+                        waiting.appendleft(one)
+            for text in self._places.look():
+                log.log(text)
             yield
 
     def _start(self, one: Progress) -> None:
         one.folder.mkdir(parents=True, exist_ok=True)
-        one.cores = self._shares.popleft()
-        arguments = self.plan.command(one.run, one.folder, minutes_of(one.folder))
-        with open(one.folder / OUTPUT, "ab") as output:
-            one.process = subprocess.Popen(
-                [sys.executable, "-m", "headrace.cli", "train", *arguments],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True,  # Ctrl-C reaches it once, through this process
-                preexec_fn=partial(_begin, os.getpid(), one.cores),
-            )  # fmt: skip
+        one.training = self._places.start(self.plan.command(one.run, minutes_of(one.folder)), one.folder)
         one.state, one.started = "running", time.monotonic()
 
     def _end(self, one: Progress, code: int, asked: bool) -> None:
-        self._shares.append(one.cores)
-        one.state = "done" if code == 0 else "stopped" if asked else "failed"
+        self._places.end(one.training)
+        one.training, one.state = None, "stopped" if asked else "failed"
+        if code == LOST and not asked:
+            one.lost += 1
+            one.state = "waiting" if one.lost <= MOST_LOST else "failed"
         if code == 0:
+            one.state = "done"
             content = {"exit_code": code, "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "values": dict(one.run.values)}
             write_whole(one.folder / ENDED, json.dumps(content) + "\n")
 
@@ -169,9 +151,3 @@ class Runner:
                     last = (one.folder / OUTPUT).read_text(errors="replace").splitlines()[-LAST_LINES:]
                 texts.append("\n".join([f"{one.run.name} failed; {one.folder / OUTPUT} ends with:", *(f"  {x}" for x in last)]))
         return texts
-
-
-def _begin(parent: int, cores: frozenset[int]) -> None:
-    """In the new process, before it becomes the command."""
-    die_with_starter(parent)
-    os.sched_setaffinity(0, cores)

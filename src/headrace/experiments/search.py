@@ -34,9 +34,10 @@ import numpy as np
 
 from headrace.config import ConfigError
 from headrace.config.file_reading import Unreadable, read_json
+from headrace.experiments.places import Places
 from headrace.experiments.plan import Budget, Plan
 from headrace.experiments.records import NotReadable, read
-from headrace.experiments.runner import POLL, Progress, Runner, Shares
+from headrace.experiments.runner import POLL, Progress, Runner
 from headrace.experiments.space import Dimension
 from headrace.processes.interrupt import Interrupt, interrupts
 from headrace.runs.files import write_whole
@@ -96,13 +97,13 @@ class Search:
 
 
 class Searcher:
-    """Runs a search in a folder. `over`: what is searched, each with the value that it has without the search; `shares`:
-    of the cores, one for each run at a time."""
+    """Runs a search in a folder. `over`: what is searched, each with the value that it has without the search; `places`:
+    for as many trials at a time."""
 
-    def __init__(self, search: Search, over: Sequence[tuple[Dimension, Any]], folder: Path, shares: Shares, show: Show):
+    def __init__(self, search: Search, over: Sequence[tuple[Dimension, Any]], folder: Path, places: Places, show: Show):
         self.search, self.folder, self._show = search, folder, show
         self.dimensions, self.defaults = [dimension for dimension, _ in over], {d.name: default for d, default in over}
-        self._shares, self._parallel = shares, len(shares)
+        self._places = places
         self.optuna = _optuna()
         search.check_same(folder)
 
@@ -115,7 +116,7 @@ class Searcher:
             waiting, going = self._trials(study, trials), list[Generator[None, None, str]]()
             try:
                 while True:
-                    while len(going) < self._parallel and not interrupt.requested and (trial := next(waiting, None)):
+                    while len(going) < self._places.count and not interrupt.requested and (trial := next(waiting, None)):
                         going.append(self._run_trial(study, trial, interrupt))
                     if not going:
                         break
@@ -170,7 +171,7 @@ class Searcher:
         shown = ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in values.items())
         folder, scores, minutes, behind = self.folder / "trials" / str(trial.number), list[float](), list[float](), None
         for seed in range(TUNING_SEED, TUNING_SEED + self.search.seeds):
-            runner = Runner(self.search.plan(values, (seed,)), folder, self._shares)
+            runner = Runner(self.search.plan(values, (seed,)), folder, self._places)
             with closing(runner.steps(interrupt)) as steps:
                 for _ in steps:
                     if prunes and (behind := self._behind(study, trial, seed, runner.runs[0])):
@@ -244,7 +245,7 @@ class Searcher:
         complete = True
         for name, flags in (("defaults", ()), (f"trial-{best['about']['trial']}", tuple(best["flags"]))):
             plan = Plan(self.search.env, (*self.search.flags, *flags), {}, tuple(range(seeds)), self.search.budget)
-            runner = Runner(plan, self.folder / TEST / name, self._shares)
+            runner = Runner(plan, self.folder / TEST / name, self._places)
             with show(plan) as shown:
                 complete &= runner.run(shown)
             if failures := runner.failures():

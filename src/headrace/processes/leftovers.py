@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
 import tempfile
 from contextlib import suppress
 from functools import cache
@@ -32,6 +33,15 @@ def make_folder(prefix: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=f"headrace-{prefix}-"))
     mark(folder)
     return folder
+
+
+def remove_at_end(folder: Path) -> None:
+    """Have a folder removed when this process has ended, in whatever way: by a shell that reads a pipe of which only this process
+    has the other end. It waits a second more, for the end of programs that die with this process."""
+    reading, _ = os.pipe()
+    script = 'exec 3<&0; (cat; sleep 1; rm -rf "$0") <&3 >/dev/null 2>&1 &'
+    subprocess.run(["sh", "-c", script, str(folder)], stdin=reading, start_new_session=True, check=True)
+    os.close(reading)
 
 
 @cache
