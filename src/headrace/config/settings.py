@@ -74,9 +74,17 @@ class Config:
         if K == 1 or self.envs.task_share == "samples":
             return None
         # Policies repeat every `workers_per_round` workers and tasks every K, so their pairs repeat every `rounds` workers.
-        # From there on tasks are shifted by one, so that every policy gets every task.
-        worker, rounds = group // self.sampling.num_groups, math.lcm(self.workers_per_round, K)
-        return (worker + worker // rounds) % K
+        # From there on tasks are shifted by one, so that every policy gets every task; so it is on every sampling node.
+        rounds = math.lcm(self.workers_per_round, K)
+        turn, node = divmod(group // self.sampling.num_groups, self.cluster.most_nodes)
+        return (turn + turn // rounds + node) % K
+
+    def policy_of_group(self, group: int) -> int:
+        """The policy that acts for this group in an environment of one agent. Policies take turns in the groups of each sampling
+        node, and begin with another one on each, so that all of them act on every node."""
+        worker, g = divmod(group, self.sampling.num_groups)
+        turn, node = divmod(worker, self.cluster.most_nodes)
+        return (turn * self.sampling.num_groups + g + node) % self.population.size
 
     @property
     def workers_per_round(self) -> int:
