@@ -115,8 +115,8 @@ def _cluster_faults(config: Config) -> Iterator[str]:
         yield f"each of the {c.learners} learner ranks (cluster.learners) needs a sampling node; cluster.nodes may be {least}"
     if config.population.size > 1 and c.learners > 1:
         yield f"learner ranks (cluster.learners) learn one policy together; population.size is {config.population.size}"
-    if config.envs.num_agents:
-        yield f"a cluster samples environments of one agent; {config.env} has {config.envs.num_agents} agents"
+    if config.envs.num_agents and c.learners > 1:
+        yield f"the standings of matches are those of one learner for each policy; cluster.learners is {c.learners}"
     for name, count in (("cluster.learners", c.learners), ("population.size", config.population.size)):
         if config.replay.shards == "node" and count > 1:
             yield f"shards of a replay (replay.shards node) serve one learner; {name} is {count}"
