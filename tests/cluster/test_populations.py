@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 from cluster_runs import ClusterRun
 
-TESTS = Path(__file__).parents[1]
-sys.path.append(str(TESTS / "sampling"))
+from headrace.population import records
+
+sys.path.append(str(Path(__file__).parents[1] / "sampling"))
 import counting
 import counting_match
 
-from headrace.population import records
-
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
+TESTS = Path(__file__).parents[1]
 KILLS = int(os.environ.get("HEADRACE_KILLS", 5))
 T, SLOTS_PER_BATCH = 7, 12
 ENDLESS = {"learning.total_steps": 10**9, "run.checkpoint_interval": 2.0}
@@ -45,7 +45,7 @@ def games(run: ClusterRun) -> int:
 def duels(folder: Path, **settings: Any) -> tuple[ClusterRun, Path]:
     """A run of duels, and the file with a byte for each that has ended."""
     ended = folder / "ended"
-    kwargs = {"envs.num_agents": 2, "envs.kwargs": json.dumps({"ledger": str(ended), "step_seconds": 0.005})}
+    kwargs = {"envs.num_agents": 2, "envs.kwargs": json.dumps({"ledger": str(ended), "step_seconds": 0.002})}
     small = {**SMALL, **kwargs, "matches.save_steps": 300, "matches.window": 2, "matches.swap_steps": 0}
     return ClusterRun(folder / "run", env="duel", imports=TESTS / "faults" / "duel.py", **{**small, **settings}), ended
 
@@ -84,8 +84,8 @@ def kill_parts(run: ClusterRun, learners: int, went_on: Callable[[str], None]) -
 def test_matches_of_a_population_on_two_nodes(tmp_path: Path) -> None:
     """Results reach the standings, past versions are played, and policies are replaced by how they play."""
     settings = {
-        "population.size": 2, "matches.matchmaker": "league", "pbt.rule": "paper", "pbt.period": 1500, "pbt.objective": "elo",
-        "learning.total_steps": 6000,
+        "population.size": 2, "matches.matchmaker": "league", "pbt.rule": "paper", "pbt.period": 800, "pbt.objective": "elo",
+        "learning.total_steps": 3000, "run.checkpoint_interval": 10.0,
     }  # fmt: skip
     run, ended = duels(tmp_path, **settings)
     with run:
@@ -140,7 +140,9 @@ def test_each_sample_of_a_population_is_learned_from_once(tmp_path: Path) -> Non
             return len(counting.read_ledger(ledger)[p].starts)
 
         for p in range(2):  # one group of three environments on each node
-            run.wait_for(f"both nodes' samples for policy {p}", lambda p=p: worlds(p) == 6 and run.checkpoints(f"policy-{p}"), 250)
+            run.wait_for(
+                f"both nodes' samples for policy {p}", lambda p=p: worlds(p) == 6 and run.checkpoints(f"policy-{p}"), 250
+            )
         kill_parts(run, 2, lambda kind: learns_on(run, 2))
         run.interrupt()
     for of_policy in counting.read_ledger(ledger).values():

@@ -75,7 +75,11 @@ def parts() -> Iterator[tuple[Any, Shared, dict[str, Any]]]:
     policy = placement.memory.policies[0]
     codec = TrajectoryCodec(policy.trajectories, 1)
     shared.generation.store(0, 7)
-    yield placement, shared, {"policy": 0, "generation": 7, "arrays": codec.schema(), "weights": policy.weights.nbytes, "state": []}
+    yield (
+        placement,
+        shared,
+        {"policy": 0, "generation": 7, "arrays": codec.schema(), "weights": policy.weights.nbytes, "state": []},
+    )
     placement.memory.stop()
     thread.join()
     receiver.close()
