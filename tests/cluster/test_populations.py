@@ -151,17 +151,18 @@ def test_each_sample_of_a_population_is_learned_from_once(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_each_sample_of_matches_is_learned_from_once_by_the_policy_that_acted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("placement", ["inline", "served"])
+def test_each_sample_of_matches_is_learned_from_once_by_the_policy_that_acted(placement: str, tmp_path: Path) -> None:
     """In matches of three agents that come and go, of which each match has other policies (`counting_match.py`)."""
     (ledger := tmp_path / "ledger").mkdir()
     settings = {
         "population.size": 3, "envs.num_agents": 3, "envs.kwargs": json.dumps({"ledger": str(ledger), "step_seconds": 0.002}),
         "matches.matchmaker": "by-formula", "learning.algorithm": "counting-matches", **ENDLESS,
-        "learning.batch_size": T * SLOTS_PER_BATCH,
+        "learning.batch_size": T * SLOTS_PER_BATCH, "sampling.placement": placement,
     }  # fmt: skip
     with ClusterRun(tmp_path / "run", env="counting-match", imports=Path(counting_match.__file__), **settings) as run:
         for p in range(3):
-            run.wait_for("a checkpoint", lambda p=p: run.checkpoints(f"policy-{p}"), 250)
+            run.wait_for("both nodes", lambda p=p: run.step(f"policy-{p}") > 300 and run.checkpoints(f"policy-{p}"), 250)
         kill_parts(run, 3, lambda kind: learns_on(run, 3))
         run.interrupt()
     # With an uplink, a receiver or a learner what it held is lost.
