@@ -74,17 +74,20 @@ class Config:
         if K == 1 or self.envs.task_share == "samples":
             return None
         # Policies repeat every `workers_per_round` workers and tasks every K, so their pairs repeat every `rounds` workers.
-        # From there on tasks are shifted by one, so that every policy gets every task; so it is on every sampling node.
-        rounds = math.lcm(self.workers_per_round, K)
-        turn, node = divmod(group // self.sampling.num_groups, self.cluster.most_nodes)
-        return (turn + turn // rounds + node) % K
+        # From there on tasks are shifted by one, so that every policy gets every task.
+        worker, rounds = self.turn_of_group(group) // self.sampling.num_groups, math.lcm(self.workers_per_round, K)
+        return (worker + worker // rounds) % K
 
     def policy_of_group(self, group: int) -> int:
-        """The policy that acts for this group in an environment of one agent. Policies take turns in the groups of each sampling
-        node, and begin with another one on each, so that all of them act on every node."""
+        """The policy that acts for this group in an environment of one agent."""
+        return self.turn_of_group(group) % self.population.size
+
+    def turn_of_group(self, group: int) -> int:
+        """The group's number where the groups of each sampling node are side by side; without nodes, its number. What takes
+        turns by it (policies, tasks) has its share of every node's groups. The workers are those of all nodes."""
         worker, g = divmod(group, self.sampling.num_groups)
-        turn, node = divmod(worker, self.cluster.most_nodes)
-        return (turn * self.sampling.num_groups + g + node) % self.population.size
+        place, node = divmod(worker, self.cluster.most_nodes)
+        return (node * (self.sampling.num_workers // self.cluster.most_nodes) + place) * self.sampling.num_groups + g
 
     @property
     def workers_per_round(self) -> int:
