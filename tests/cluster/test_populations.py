@@ -84,8 +84,8 @@ def kill_parts(run: ClusterRun, learners: int, went_on: Callable[[str], None]) -
 def test_matches_of_a_population_on_two_nodes(tmp_path: Path) -> None:
     """Results reach the standings, past versions are played, and policies are replaced by how they play."""
     settings = {
-        "population.size": 2, "matches.matchmaker": "league", "pbt.rule": "paper", "pbt.period": 800, "pbt.objective": "elo",
-        "learning.total_steps": 3000, "run.checkpoint_interval": 10.0,
+        "population.size": 2, "matches.matchmaker": "league", "pbt.rule": "paper", "pbt.period": 600, "pbt.objective": "elo",
+        "learning.total_steps": 2000, "run.checkpoint_interval": 10.0,
     }  # fmt: skip
     run, ended = duels(tmp_path, **settings)
     with run:
