@@ -99,7 +99,8 @@ class Sender:
     def __init__(self, shared: Shared, codec: TrajectoryCodec, weights: int) -> None:
         self.codec, self.credits, self.weights = codec, threading.Semaphore(0), threading.Semaphore(0)
         self.stream = Caller(shared.endpoint(0), protocol.FLAGS).open()
-        hello = {"generation": shared.generation.load(0), "arrays": codec.schema(), "weights": weights}
+        of_policy = {"policy": 0, "arrays": codec.schema(), "weights": weights, "state": []}
+        hello = {"generation": shared.generation.load(0), **of_policy}
         self.stream.send(protocol.to_bytes("hello", hello))
         threading.Thread(target=self._receive, daemon=True).start()
 

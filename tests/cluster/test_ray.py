@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from ray_machines import Machines
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]
+DUEL = Path(__file__).parents[1] / "faults" / "duel.py"
 
 
 @pytest.fixture
@@ -122,6 +124,34 @@ def test_shards_of_a_replay_are_on_machines_of_ray(machines: Machines, tmp_path:
         machines.ask("add")
         run.wait_for("both shards", lambda: shards(2), 280)
         learns_on()
+        run.interrupt(120)
+    assert not machines.nodes()
+
+
+@pytest.mark.slow
+def test_matches_of_a_population_are_on_machines_of_ray(machines: Machines, tmp_path: Path) -> None:
+    kwargs = {"envs.num_agents": 2, "envs.kwargs": json.dumps({"ledger": str(tmp_path / "ended"), "step_seconds": 0.002})}
+    settings = {
+        **kwargs, "learning.algorithm": "ppo", "learning.num_minibatches": 1, "population.size": 2, "matches.save_steps": 300,
+        "matches.matchmaker": "league", "pbt.rule": "paper", "pbt.period": 1000, "pbt.objective": "elo",
+        "learning.total_steps": 10**9, "run.checkpoint_interval": 5.0,
+    }  # fmt: skip
+    with ray_run(tmp_path / "run", machines, env="duel", imports=DUEL, **settings) as run:
+
+        def games(policy: str) -> float:
+            return max((line.get("matches/games", 0) for line in run.metrics(policy)), default=0)
+
+        run.wait_for("both nodes", lambda: "2 of 2 are there" in run.output and len(machines.nodes()) == 2, 280)
+        for lost in range(2):
+            before = [games(f"policy-{p}") for p in range(2)]
+            for p in range(2):
+                run.wait_for("more games", lambda p=p: games(f"policy-{p}") > before[p] + 200, 280)  # noqa: B023
+            if not lost:
+                machines.ask("kill")
+                run.wait_for("its loss", lambda: "is gone" in run.output, 280)
+                machines.ask("add")
+                run.wait_for("both nodes", lambda: run.output.count("2 of 2 are there") == 2, 280)
+        run.wait_for("a decision", lambda: "Population: policy" in run.output, 280)
         run.interrupt(120)
     assert not machines.nodes()
 

@@ -6,7 +6,10 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,16 +17,21 @@ import pytest
 
 from headrace.cluster import protocol
 from headrace.cluster.membership import Membership
-from headrace.cluster.protocol import CREDIT, WANT, WEIGHTS
+from headrace.cluster.population_codec import ResultsCodec, StateCodec
+from headrace.cluster.protocol import COUNTED, CREDIT, STATE, TOLD, VERSION, WANT, WEIGHTS
 from headrace.cluster.receiver import Receiver
 from headrace.cluster.shapes import whole
 from headrace.cluster.shared import Shared
 from headrace.cluster.trajectory_codec import TrajectoryCodec
 from headrace.envs import describe_run
+from headrace.envs.core.imports import import_files
 from headrace.learning.algorithm import make_agent
-from headrace.make_config import make_config
+from headrace.make_config import for_agents, make_config
+from headrace.population.members import make_members
 from headrace.runs.metrics import OF_NODE
 from headrace.sampling.placements import make_placement
+from headrace.shm.population import Standings
+from headrace.shm.trajectory_store import TrajectoryStore
 from headrace.transport.credentials import Credentials
 from headrace.transport.messages import HEADER, LARGEST_MESSAGE, header
 from headrace.transport.streams import Caller, Endpoint
@@ -63,27 +71,40 @@ class Peer:
         return not self._thread.is_alive()
 
 
-@pytest.fixture
-def parts() -> Iterator[tuple[Any, Shared, dict[str, Any]]]:
-    settings = {"cluster.nodes": 1, "cluster.engine": "static", "cluster.window": WINDOW, "learning.device": "cpu"}
-    config = make_config("gym/CartPole-v1", "appo", **settings)
-    placement = make_placement(whole(config), describe_run(config), make_agent)
-    shared = Shared(1, "127.0.0.1:0", OWN)
+STATIC = {"cluster.nodes": 1, "cluster.engine": "static", "cluster.window": WINDOW, "learning.device": "cpu"}
+
+
+@contextmanager
+def receiving(placement: Any) -> Iterator[tuple[Shared, list[dict[str, Any]]]]:
+    """The receiver of node 0, and for each policy what its uplink says first."""
+    shared, hello = Shared(1, "127.0.0.1:0", OWN), []
     receiver = Receiver(placement, shared, 0)
     thread = threading.Thread(target=receiver.run)
     thread.start()
-    policy = placement.memory.policies[0]
-    codec = TrajectoryCodec(policy.trajectories, 1)
     shared.generation.store(0, 7)
-    yield placement, shared, {"generation": 7, "arrays": codec.schema(), "weights": policy.weights.nbytes}
+    for p, policy in enumerate(placement.memory.policies[: placement.memory.learners]):
+        arrays, state = TrajectoryCodec(policy.trajectories, 1).schema(), StateCodec(placement.memory, p).schema()
+        hello.append({"policy": p, "generation": 7, "arrays": arrays, "weights": policy.weights.nbytes, "state": state})
+    yield shared, hello
     placement.memory.stop()
     thread.join()
     receiver.close()
 
 
+@pytest.fixture
+def parts() -> Iterator[tuple[Any, Shared, dict[str, Any]]]:
+    config = make_config("gym/CartPole-v1", "appo", **STATIC)
+    placement = make_placement(whole(config), describe_run(config), make_agent)
+    with receiving(placement) as (shared, (hello,)):
+        yield placement, shared, hello
+
+
 def trajectory(placement: Any, order: int) -> bytes:
     """A trajectory with the number `order` in every reward."""
-    store = placement.memory.policies[0].trajectories
+    return trajectory_of(placement.memory.policies[0].trajectories, order)
+
+
+def trajectory_of(store: TrajectoryStore, order: int = 0) -> bytes:
     slot = store.acquire(0, 1)
     store.arrays["reward"][slot] = order
     store.arrays["valid"][slot] = True
@@ -160,13 +181,78 @@ def test_weights_are_sent_when_wanted_and_skipped_in_between(parts: Any) -> None
 
 def test_other_arrays_and_other_tokens_are_refused(parts: Any) -> None:
     _, shared, hello = parts
-    for wrong in (hello | {"arrays": []}, hello | {"weights": 1}, {}):
+    for wrong in (hello | {"arrays": []}, hello | {"weights": 1}, hello | {"state": None}, hello | {"policy": 1}, {}):
         peer = Peer(shared, wrong)
         eventually(lambda peer=peer: peer.ended)
         assert b"refused" in peer.received[0]
     stranger = Peer(shared, hello, Credentials(token="another-token"))
     eventually(lambda: stranger.ended)
     assert "token" in stranger.stream.ended
+
+
+def test_each_policy_has_its_own_stream() -> None:
+    config = make_config("gym/CartPole-v1", "appo", **STATIC, **{"population.size": 2})
+    placement = make_placement(whole(config), describe_run(config), make_agent)
+    stores = [policy.trajectories for policy in placement.memory.policies]
+    messages = [trajectory_of(store) for store in stores]
+    with receiving(placement) as (shared, hello):
+        peers = [Peer(shared, own) for own in hello]
+        for peer, policy in zip(peers, placement.memory.policies, strict=True):
+            eventually(lambda peer=peer: len(peer.kinds(CREDIT)) == WINDOW)
+            policy.weights.publish(np.zeros(policy.weights.nbytes, np.uint8), 5)
+            peer.stream.send(HEADER.pack(WANT, 0))
+            eventually(lambda peer=peer: peer.kinds(WEIGHTS))
+        for sent in range(stores[0].num_slots):  # nobody takes them
+            eventually(lambda sent=sent: len(peers[0].kinds(CREDIT)) > sent)
+            peers[0].stream.send(messages[0])
+        eventually(lambda: stores[0].qsize() == stores[0].num_slots)
+        peers[1].stream.send(messages[1])  # the other policy goes on
+        assert stores[1].take(timeout=10) is not None
+        eventually(lambda: len(peers[1].kinds(CREDIT)) == WINDOW + 1)
+        third = Peer(shared, hello[0] | {"policy": 2})
+        eventually(lambda: third.ended)
+
+
+def test_past_versions_and_results(tmp_path: Path) -> None:
+    """A version is sent before it may be played, and its place is used until the node, or another in its place, has closed it."""
+    duel = str(Path(__file__).parents[1] / "faults" / "duel.py")
+    import_files((duel,))
+    settings = {"population.size": 2, "matches.matchmaker": "league", "envs.kwargs": {"ledger": str(tmp_path / "ledger")}}
+    config = make_config("duel", "ppo", imports=[duel], **STATIC, **settings)
+    config = for_agents(config, spec := describe_run(config))
+    placement = make_placement(whole(config), spec, make_agent, make_members(config, spec))
+    memory, here = placement.memory, placement.memory.standings
+    place, there = here.past(1)[0], Standings(1, here.P, here.V, 0, 0.0)
+    here.add_result(0, 0, 1, 1.0)  # of an earlier node
+    with receiving(placement) as (shared, hello):
+        first, second = (Peer(shared, own) for own in hello)
+        (counted,) = eventually(lambda: first.kinds(COUNTED))
+        ResultsCodec(there).count_on(counted, 0)
+        assert there.counts[0, 0, 1].tolist() == [1, 1]
+        eventually(lambda: second.kinds(STATE))
+        memory.policies[place].weights.publish(np.full(memory.policies[place].weights.nbytes, 3, np.uint8), 9)
+        here.admit(place, 100, 1300.0)
+        time.sleep(0.5)
+        assert not second.kinds(VERSION)  # the state before is not written yet
+        second.stream.send(HEADER.pack(TOLD, 0))
+        (version,) = eventually(lambda: second.kinds(VERSION))
+        assert (header(version)[1], set(version[8:])) == (place, {3})
+        state = eventually(lambda: second.kinds(STATE)[1:])[0]
+        assert second.received.index(version) < second.received.index(state)
+        StateCodec(SimpleNamespace(standings=there, population=None), 1).apply(state)
+        assert (there.open[place], there.step[place], there.rating[place]) == (1, 100, 1300.0)
+        assert here.users[0, place]
+        there.add_result(0, 0, place, 0.0)
+        first.stream.send(ResultsCodec(there).results())
+        eventually(lambda: here.counts[0, place, 0].tolist() == [1, 1])
+        assert here.counts[0, 0, 1].tolist() == [1, 1]
+        here.close(place)
+        shared.generation.store(0, 8)
+        eventually(lambda: not here.users[0].any())
+        there.add_result(0, 0, place, 0.0)
+        first.stream.send(ResultsCodec(there).results())
+        eventually(lambda: first.ended)
+        assert here.counts[0, place, 0].tolist() == [1, 1]
 
 
 def test_membership_admits_as_many_nodes_as_there_are_places(parts: Any) -> None:

@@ -40,6 +40,20 @@ def test_every_worker_is_on_one_node(nodes: int, workers: int) -> None:
     assert max(shares) - min(shares) <= 1
 
 
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+@pytest.mark.parametrize(("workers", "groups", "policies"), [(1, 2, 2), (2, 2, 4), (3, 2, 5), (4, 1, 3)])
+def test_every_policy_acts_on_every_node(nodes: int, workers: int, groups: int, policies: int) -> None:
+    sizes = {"sampling.num_workers": workers, "sampling.num_groups": groups, "population.size": policies}
+    node = of_node(cluster_config(nodes, **sizes))
+    turns = [node.turn_of_group(group) for group in range(node.total_groups)]
+    assert sorted(turns) == list(range(node.total_groups))
+    for k in range(nodes):
+        own = [node.policy_of_group(worker * groups + g) for worker in workers_of(k, node) for g in range(groups)]
+        counts = [own.count(p) for p in range(policies)]
+        assert min(counts) > 0
+        assert max(counts) - min(counts) <= 1
+
+
 @pytest.mark.parametrize("nodes", [1, 4])
 @pytest.mark.parametrize("window", [1, 3])
 def test_there_are_slots_for_every_credit_and_a_batch(nodes: int, window: int) -> None:
@@ -58,7 +72,9 @@ def test_there_are_slots_for_every_credit_and_a_batch(nodes: int, window: int) -
         ({"cluster.nodes": "many"}, "cluster.nodes is 'many'"),
         ({"cluster.nodes": "0-2"}, "cluster.nodes is '0-2'"),
         ({"cluster.nodes": 0}, "cluster.nodes is 0; it must be at least 1"),
-        ({"population.size": 2}, "a cluster trains one policy"),
+        ({"population.size": 2, "cluster.learners": 2}, "learn one policy together; population.size is 2"),
+        ({"envs.num_agents": 2, "cluster.learners": 2}, "standings of matches are those of one learner"),
+        ({"population.size": 2, **SHARDED}, "serve one learner; population.size is 2"),
         ({"learning.num_devices": 2}, r"given by cluster.learners; there are 2 ranks \(learning.num_devices\)"),
         ({"cluster.learners": 2, **SHARDED}, "serve one learner; cluster.learners is 2"),
         ({"cluster.learners": 4}, r"each of the 4 learner ranks \(cluster.learners\) needs a sampling node; .* may be 3"),

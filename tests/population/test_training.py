@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
+import weighed
 
 import headrace
 from headrace.config import Config
@@ -21,34 +21,6 @@ from headrace.runs import checkpoint, state_tree
 from headrace.runs.metrics import read_jsonl
 
 pytestmark = pytest.mark.process
-
-THIS = str(Path(__file__).resolve())
-
-
-class Weighed(gymnasium.Env[np.ndarray, int]):
-    """Episodes of 5 steps. The reward is the weight of its only part; the objective is how often action 1 was taken."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self) -> None:
-        self.weight = 0.0
-
-    def set_reward_weights(self, weights: dict[str, float]) -> None:
-        self.weight = weights["part"]
-
-    def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
-        self.step_number, self.ones = 0, 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        self.step_number += 1
-        self.ones += int(action)
-        over = self.step_number == 5
-        return np.zeros(2, np.float32), self.weight, over, False, {"true_objective": float(self.ones)} if over else {}
-
-
-headrace.envs.register("weighed")(lambda options, render_mode=None: Weighed())
 
 
 def population(folder: Path, **settings: object) -> Config:
@@ -207,7 +179,7 @@ def test_reward_weights_reach_the_environments_and_the_objective_is_not_the_retu
     learning = {"learning.total_steps": 2000, "learning.device": "cpu", "policy.mlp": [8], "learning.algorithm": "ppo"}
     learning["learning.num_threads"] = 1
     settings = {**small, **run, **pbt, **more, **learning, "sampling.placement": placement}
-    config = make_config("weighed", imports=[THIS], **settings)
+    config = make_config("weighed", imports=[weighed.__file__], **settings)
     headrace.train(config)
     lines = records.read_decisions(tmp_path)
     assert all(line["objectives"][p] <= 5 for line in lines for p in (0, 1) if line["objectives"][p] is not None)

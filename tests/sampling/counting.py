@@ -5,7 +5,7 @@ no two environments of a run are alike, also not those of a worker and of the on
 observations of the episode in its core state, reports that count as the value, and acts by a formula of the observation. If a
 single row, core state or flag were out of place anywhere between the environment and the learner, a check in `loss` would fail.
 
-With several policies group g is policy g's, modulo their number. A policy's number travels with its weights, and acting writes it
+With several policies the settings say which group is whose. A policy's number travels with its weights, and acting writes it
 down, so that a learner sees which weights chose the actions. With the ledger (a folder, `envs.kwargs`), every learner writes down
 every trajectory that it learns from; `read_ledger` and `check_ledger` say whether each was learned from once, and by whom.
 """
@@ -115,9 +115,9 @@ class Counting(Algorithm):
 
     def __init__(self, config: Config) -> None:
         C = config.envs_per_group
-        policies = np.arange(config.num_envs // C) % config.population.size
+        policies = np.array([config.policy_of_group(group) for group in range(config.num_envs // C)])
         self._policy_of = np.zeros(config.num_envs, np.int64)
-        """By the environment's number: group g is acted for by policy g modulo their number."""
+        """By the environment's number: the policy that acts for its group."""
         self._policy_of[environment_numbers(policies, C)] = policies[:, None]
         self._ledger: int | None = None
         self._folder = config.envs.kwargs.get("ledger")

@@ -28,7 +28,9 @@ def make_placement(config: Config, spec: EnvSpec, make_agent: MakeAgent, members
     from headrace.cluster.rank import this_process
 
     joined = this_process()
-    return Cluster(config, spec, make_agent) if joined is None else LaterRank(config, spec, make_agent, joined)
+    if joined is None:
+        return Cluster(config, spec, make_agent, members)
+    return LaterRank(config, spec, make_agent, joined)
 
 
 def check_transport() -> None:

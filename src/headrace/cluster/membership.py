@@ -65,7 +65,7 @@ class Membership:
     ranks are there, so that each gets its share of them.
 
     Args:
-        rows: rows of a role in the run's clocks for a node's workers, by (role, node).
+        rows: by (role, node), which rows of the run's clocks are those of the node's workers; an index of an array.
         welcome: the rest of a welcome: what every member is told.
         code: what `headrace.cluster.user_code.pack` gives, for nodes that ask for it.
 
@@ -77,7 +77,7 @@ class Membership:
         endpoint: Endpoint,
         shared: Shared,
         control: RunControl,
-        rows: Callable[[str, int], slice],
+        rows: Callable[[str, int], Any],
         welcome: dict[str, Any],
         code: bytes,
     ) -> None:
@@ -229,13 +229,13 @@ class Membership:
     def _note(self, node: Node, status: dict[str, Any]) -> None:
         """Add what its workers have done since the last status to the run's clocks, and its restarts to the run's."""
         for role, times in status["clocks"].items():
-            rows = self._control.clocks[role][self._rows(role, node.number)]
+            clocks, rows = self._control.clocks[role], self._rows(role, node.number)
             now = np.asarray(times, np.float64)
-            if now.shape != rows.shape:
+            if now.shape != clocks[rows].shape:
                 raise ValueError(f"clocks of {now.shape}")
             change = now - node.clocks.get(role, np.zeros_like(now))
             change[:, -2] = 0  # heartbeats are those of processes here
-            rows += change
+            clocks[rows] += change
             node.clocks[role] = now
         self.restarts += int(status["restarts"]) - node.restarts
         node.restarts = int(status["restarts"])

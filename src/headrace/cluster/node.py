@@ -83,10 +83,12 @@ def _take_part(member: Member, link: Link, imports: tuple[str, ...] | None, stop
 def _sampler(member: Member, imports: tuple[str, ...] | None) -> ProcessPlacement:
     """The placement of this node."""
     from headrace.learning.algorithm import make_agent
+    from headrace.population.members import make_members
     from headrace.sampling.placements import make_placement
 
     place = member.place
-    placement = make_placement(own := of_node(member.config(imports)), spec_from_json(place["spec"]), make_agent)
+    own, spec = of_node(member.config(imports)), spec_from_json(place["spec"])
+    placement = make_placement(own, spec, make_agent, make_members(own, spec))
     assert isinstance(placement, ProcessPlacement)  # the learner's side refuses others
     placement.rollout_workers = workers_of(place["node"], own)
     placement.role_names = {"learner": "uplink"}

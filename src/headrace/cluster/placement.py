@@ -27,6 +27,7 @@ from headrace.envs.core.description import spec_to_json
 from headrace.experience.replay.buffer import LearnerReplay
 from headrace.experience.replay.layout import replay_layout
 from headrace.runs.messages import Message
+from headrace.sampling.match_protocols import Members
 from headrace.sampling.placements.base import Learn, RunFailed
 from headrace.sampling.placements.processes import Main, ProcessPlacement
 from headrace.sampling.run_memory import MakeAgent
@@ -50,17 +51,21 @@ class Receivers(ProcessPlacement):
         rank: this rank; it listens at the address `listen`, with its `own` credentials.
     """
 
-    def __init__(self, config: Config, spec: EnvSpec, agent: MakeAgent, rank: int, listen: str, own: Credentials):
+    def __init__(
+        self, config: Config, spec: EnvSpec, agent: MakeAgent, rank: int, listen: str, own: Credentials,
+        members: Members | None = None,
+    ) -> None:  # fmt: skip
         self.nodes, self._given, self._listen, self._own = config.cluster.most_nodes, config, listen, own
         self._shared = Shared(self.nodes, listen, own, config.cluster.learners)
         self._place: dict[str, str] = {}
         """Environment variables that place this rank's learner among the others."""
         self.trajectory_fields = SUMMARY if config.replay_shards else None
-        super().__init__(whole(config), spec, agent)
+        super().__init__(whole(config), spec, agent, members)
         self.rollout_workers = nodes_of(rank, config)
         self.role_names = {"rollout": "receiver of node"}
         # refuses what is too large, before anything is started
-        TrajectoryCodec(self.memory.policies[0].trajectories, spec.frame_stack, config.cluster.compression)
+        for policy in self.memory.policies[: self.memory.learners]:
+            TrajectoryCodec(policy.trajectories, spec.frame_stack, config.cluster.compression)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_shared": None}
@@ -91,10 +96,10 @@ class Cluster(Receivers):
     Raises `ConfigError` if it cannot listen or the engine cannot be used.
     """
 
-    def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent):
+    def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent, members: Members | None = None):
         self._engine: Engine | None = make_engine(config)
         self._membership: Membership | None = None
-        super().__init__(config, spec, make_agent, 0, self._engine.listen, self._engine.own)
+        super().__init__(config, spec, make_agent, 0, self._engine.listen, self._engine.own, members)
         self._code = pack(config) if self._engine.sends_code else b""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -116,12 +121,11 @@ class Cluster(Receivers):
         address = f"{self._listen.rpartition(':')[0]}:{self._membership.port}"
         self._engine.start(Link(address, self._own, self._given.cluster.wait))
 
-    def _rows(self, role: str, node: int) -> slice:
+    def _rows(self, role: str, node: int) -> list[int]:
         if role == "rollout":
-            workers = workers_of(node, self.config)
-            return slice(workers.start, workers.stop, workers.step)
-        each = self._given.sampling.num_policy_workers
-        return slice(node * each, (node + 1) * each)
+            return list(workers_of(node, self.config))
+        each, of_policy = self._given.sampling.num_policy_workers, self.config.sampling.num_policy_workers
+        return [p * of_policy + node * each + i for p in range(self.memory.learners) for i in range(each)]
 
     def messages(self, timeout: float) -> Iterator[Message]:
         assert self._membership is not None

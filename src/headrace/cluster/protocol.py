@@ -21,9 +21,9 @@ Learner ranks but the first join in the same way, and have the receivers of ever
                               <-      generations: of all nodes, whenever one changes
                               <-      end
 
-The trajectory stream, between the node's uplink and the learner's receiver of that node:
+The trajectory streams, one for each policy, between the node's uplink of the policy and the learner's receiver of that node:
 
-    hello: generation, arrays ->
+    hello: policy, generation, arrays ->
                               <-      welcome, or refused
                               <-      CREDIT: a slot is free for one trajectory
     TRAJECTORY                ->      as `headrace.cluster.trajectory_codec` writes it
@@ -36,8 +36,16 @@ and where the node has a shard of the replay (trajectories are then without obse
                               <-      DRAW: new priorities, and where to draw samples; see `headrace.cluster.shard_table.Request`
     SAMPLES                   ->      as `headrace.cluster.sample_codec` writes them
 
-At most `cluster.window` credits and a few draws are out, and one version of the weights is under way, so nothing queues without a
-bound. The generation numbers the nodes that were given this place: a receiver takes nothing of an older one.
+and where there is a population with something in common (`headrace.cluster.population_codec`):
+
+                              <-      COUNTED: results of matches in this place until now (policy 0)
+                              <-      VERSION: weights of a past version, and its place
+                              <-      STATE: ratings, who may be matched, weights of shaped rewards
+    TOLD                      ->      the state got last was written
+    RESULTS                   ->      of all matches in this place, and who is played (policy 0), once a second
+
+At most `cluster.window` credits and a few draws are out, and one version of the weights and one state are under way, so nothing
+queues without a bound. The generation numbers the nodes that were given this place: a receiver takes nothing of an older one.
 """
 
 from __future__ import annotations
@@ -53,14 +61,14 @@ from headrace.transport.failures import TlsFlags
 from headrace.transport.messages import LARGEST_MESSAGE, ProtocolError, Refused, read_json
 from headrace.transport.streams import Endpoint, Service
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of this protocol. Both sides must have the same."""
 MEMBERSHIP = Service("/headrace.Cluster/Membership", "learner of a cluster")
 TRAJECTORIES = Service("/headrace.Cluster/Trajectories", "learner of a cluster")
 FLAGS = TlsFlags("--cluster.ca", "--cluster.tls-cert and --cluster.tls-key")
-TRAJECTORY, WANT, SHARD, SAMPLES = 1, 2, 3, 4
+TRAJECTORY, WANT, SHARD, SAMPLES, TOLD, RESULTS = 1, 2, 3, 4, 5, 6
 """Kinds of messages from a node."""
-CREDIT, WEIGHTS, DRAW = 1, 2, 3
+CREDIT, WEIGHTS, DRAW, COUNTED, VERSION, STATE = 1, 2, 3, 4, 5, 6
 """Kinds of messages from the learner."""
 HELLO_TIMEOUT = 30.0
 """Seconds that a handshake message may take."""

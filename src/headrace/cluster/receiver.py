@@ -1,8 +1,8 @@
 """The receiver of one node's trajectories: it takes the place of a rollout worker on the learner's side.
 
-It acquires free slots of the trajectory store, gives a credit to the node for each, and writes the trajectory that comes into the
-slot. What slows a rollout worker down, and what happens when it is killed, is the same here. It sends the newest weights whenever
-the node wants some and there are newer ones.
+For every policy the node has a stream to it. The receiver acquires free slots of the policy's trajectory store, gives a credit to
+the node for each, and writes the trajectory that comes into the slot. What slows a rollout worker down, and what happens when it
+is killed, is the same here. It sends the newest weights whenever the node wants some and there are newer ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from headrace.cluster import protocol
-from headrace.cluster.protocol import CREDIT, SAMPLES, SHARD, TRAJECTORY, WANT, WEIGHTS
+from headrace.cluster.population_codec import ResultsCodec, StateCodec
+from headrace.cluster.protocol import CREDIT, RESULTS, SAMPLES, SHARD, TOLD, TRAJECTORY, VERSION, WANT, WEIGHTS
 from headrace.cluster.shard_relay import ShardRelay
 from headrace.cluster.sharded_replay import ShardedReplay
 from headrace.cluster.shared import COUNTS, Shared
@@ -30,13 +31,15 @@ from headrace.transport.listeners import Listener
 from headrace.transport.messages import HEADER, ProtocolError, Refused, header
 from headrace.transport.streams import Stream
 
-STREAMS = 4
-"""Streams at a time: the node's, and others that are about to be refused."""
+SPARE_STREAMS = 3
+"""Streams beside those of the node, which are about to be refused."""
+SLOT_POLL = 0.005
+"""Seconds between two looks for a free slot of one policy while others need some, too."""
 
 
 @dataclass(eq=False)
 class _Session:
-    """The stream of the node that is admitted now."""
+    """A stream of the node that is admitted now."""
 
     stream: Stream
     generation: int
@@ -46,6 +49,14 @@ class _Session:
     """Whether the node waits for weights."""
     sent: int = 0
     """`WeightStore.updates` of the weights sent last."""
+    told: bool = True
+    """Whether the node has written the state sent last."""
+    state: bytes = b""
+    """That state."""
+    state_due: float = 0.0
+    """When the next one may be sent (perf_counter)."""
+    versions: dict[int, int] = field(default_factory=dict)
+    """The past versions that were sent: the step of the one in each place."""
 
 
 def receiver_main(shared: Shared, start: Start) -> None:
@@ -62,42 +73,98 @@ class Receiver:
 
     def __init__(self, placement: Placement, shared: Shared, node: int) -> None:
         self.node, self._control, self._shared = node, placement.memory.control, shared
-        self._store, self._weights = placement.memory.policies[0].trajectories, placement.memory.policies[0].weights
-        replay = placement.memory.policies[0].replay
-        self._relay = ShardRelay(replay, node) if isinstance(replay, ShardedReplay) else None
-        settings = placement.config.cluster
+        self._standings = placement.memory.standings
+        self.counts, self.lock = shared.counts[node], threading.Lock()
+        """What has arrived from the node, see `Shared.counts`; and what is held while something of a session is written."""
+        self.changed = threading.Event()
+        """There may be a credit to give."""
+        self._clock = self._control.clock("rollout", node)
+        self._policies = [PolicyReceiver(self, placement, shared, p) for p in range(placement.memory.learners)]
+        streams = len(self._policies) + SPARE_STREAMS
+        self._listener = Listener(shared.endpoint(node), self._answer, streams=streams, share_port=True)
+        self._shared.port.store(node, self._listener.port)
+
+    def run(self) -> None:
+        """Until the end of the run: give credits."""
+        for policy in self._policies:
+            policy.start()
+        timeout = POLL_INTERVAL if len(self._policies) == 1 else SLOT_POLL
+        began = process_time() - self.counts[COUNTS.index("seconds")]
+        while not self._control.stopped:
+            self._clock.alive(perf_counter())
+            self.counts[COUNTS.index("seconds")] = process_time() - began
+            self.forget_former_node()
+            if not any([policy.needs_slot(timeout) for policy in self._policies]):  # noqa: C419  all are asked
+                self.changed.wait(POLL_INTERVAL)
+                self.changed.clear()
+
+    def forget_former_node(self) -> None:
+        """Be no user of past versions that a node in this place was told of which is gone."""
+        generation = self._shared.generation.load(self.node)
+        if self._standings is not None and self._shared.told.load(self.node) != generation:
+            with self.lock:
+                self._standings.users[self.node] = 0
+                self._shared.told.store(self.node, generation)
+
+    def _answer(self, stream: Stream) -> Iterator[bytes]:
+        """A thread for each stream."""
+        stream.expect(protocol.HELLO_TIMEOUT, "no hello")
+        messages = iter(stream)
+        try:
+            kind, hello = protocol.from_bytes(next(messages, b""))
+            if kind != "hello" or not isinstance(hello, dict) or hello.get("policy") not in range(len(self._policies)):
+                raise ProtocolError("the first message is no hello")
+            policy = self._policies[hello["policy"]]
+            session = _Session(stream, policy.admit(hello))
+            self.forget_former_node()
+        except (Refused, ProtocolError) as error:
+            yield protocol.to_bytes("refused", str(error))
+            return
+        yield from policy.serve(session, messages)
+
+    def close(self) -> None:
+        """End the streams, and stop listening."""
+        for policy in self._policies:
+            policy.close()
+        with suppress(RuntimeError):
+            self._listener.stop(0.2)
+
+
+class PolicyReceiver:
+    """The receiver's part for policy `p`."""
+
+    def __init__(self, receiver: Receiver, placement: Placement, shared: Shared, p: int) -> None:
+        self.node, self._receiver, self._shared, self._lock = receiver.node, receiver, shared, receiver.lock
+        self._control, memory = placement.memory.control, placement.memory.policies[p]
+        self._store, self._weights, self._counts = memory.trajectories, memory.weights, receiver.counts
+        self._relay = ShardRelay(memory.replay, self.node) if isinstance(memory.replay, ShardedReplay) else None
+        standings, settings = placement.memory.standings, placement.config.cluster
+        self._state = StateCodec(placement.memory, p)
+        self._results = None if standings is None or p else ResultsCodec(standings)
+        self._members = placement.memory.policies
         self._codec = TrajectoryCodec(self._store, placement.spec.frame_stack, settings.compression)
         self._window = settings.window
         self._session: _Session | None = None
         self._spare: list[int] = []
         """Slots of this receiver for which nobody has a credit."""
-        self._lock = threading.Lock()
         self._content: Any = np.zeros(self._weights.nbytes, np.uint8)
         self._weights_lock = threading.Lock()
-        self._changed = threading.Event()
-        """There may be a credit to give."""
-        self._counts = self._shared.counts[node]
-        self._clock = self._control.clock("rollout", node)
-        self._listener = Listener(shared.endpoint(node), self._answer, streams=STREAMS, share_port=True)
-        self._shared.port.store(node, self._listener.port)
 
-    # -- the main thread: credits, and the threads that it starts ---------------------------------------------------------
-
-    def run(self) -> None:
-        """Until the end of the run."""
+    def start(self) -> None:
+        """Start the threads that send."""
         threading.Thread(target=self._send_weights, name="weights", daemon=True).start()
         if self._relay is not None:
             threading.Thread(target=self._relay.run, args=(self._control,), name="requests", daemon=True).start()
-        began = process_time() - self._counts[COUNTS.index("seconds")]
-        while not self._control.stopped:
-            self._clock.alive(perf_counter())
-            self._counts[COUNTS.index("seconds")] = process_time() - began
-            session = self._admitted()
-            if session is None or len(session.slots) >= self._window:
-                self._changed.wait(POLL_INTERVAL)
-                self._changed.clear()
-            else:
-                self._give_credit(session, POLL_INTERVAL)
+
+    # -- the main thread: credits -----------------------------------------------------------------------------------------
+
+    def needs_slot(self, timeout: float) -> bool:
+        """Whether the node has too few credits. Then one is given if a slot is free within `timeout` seconds."""
+        session = self._admitted()
+        if session is None or len(session.slots) >= self._window:
+            return False
+        self._give_credit(session, timeout)
+        return True
 
     def _admitted(self) -> _Session | None:
         """The session, if its generation is still the newest; otherwise it is ended."""
@@ -133,31 +200,8 @@ class Receiver:
 
     # -- a thread for each stream -----------------------------------------------------------------------------------------
 
-    def _answer(self, stream: Stream) -> Iterator[bytes]:
-        stream.expect(protocol.HELLO_TIMEOUT, "no hello")
-        messages = iter(stream)
-        try:
-            session = _Session(stream, self._greeted(next(messages, b"")))
-        except (Refused, ProtocolError) as error:
-            yield protocol.to_bytes("refused", str(error))
-            return
-        if (before := self._session) is not None:
-            self._drop(before, "the node has opened another stream")
-        yield protocol.to_bytes("welcome", {})
-        with self._lock:
-            self._session = session
-            if self._relay is not None:
-                self._relay.begin(stream, session.generation)
-        self._changed.set()
-        threading.Thread(target=self._receive, args=(session, messages), name="trajectories", daemon=True).start()
-        yield from stream.outgoing()
-        self._drop(session, "the node has gone")
-
-    def _greeted(self, message: bytes) -> int:
-        """The generation of a node that fits. Raises `Refused` or `ProtocolError`."""
-        kind, hello = protocol.from_bytes(message)
-        if kind != "hello" or not isinstance(hello, dict):
-            raise ProtocolError("the first message is no hello")
+    def admit(self, hello: dict[str, Any]) -> int:
+        """The generation of a node that fits. Raises `Refused`."""
         generation = self._shared.generation.load(self.node)
         if hello.get("generation") != generation:
             raise Refused("another node has this place")
@@ -165,7 +209,25 @@ class Receiver:
             raise Refused("the node's trajectories or weights have other arrays than the learner's")
         if hello.get("shard") != (None if self._relay is None else self._relay.schema):
             raise Refused("the node's shard of the replay holds other arrays than the learner's")
+        if hello.get("state") != self._state.schema():
+            raise Refused("the node has other members of the population than the learner")
         return generation
+
+    def serve(self, session: _Session, messages: Iterator[bytes]) -> Iterator[bytes]:
+        """The messages to send in this session, until it ends."""
+        if (before := self._session) is not None:
+            self._drop(before, "the node has opened another stream")
+        yield protocol.to_bytes("welcome", {})
+        with self._lock:
+            self._session = session
+            if self._relay is not None:
+                self._relay.begin(session.stream, session.generation)
+            if self._results is not None:
+                session.stream.send(self._results.counted(self.node))
+        self._receiver.changed.set()
+        threading.Thread(target=self._receive, args=(session, messages), name="trajectories", daemon=True).start()
+        yield from session.stream.outgoing()
+        self._drop(session, "the node has gone")
 
     def _receive(self, session: _Session, messages: Iterator[bytes]) -> None:
         try:
@@ -174,6 +236,13 @@ class Receiver:
                 if kind == WANT:
                     session.wants = True
                     self._send_newest(session)
+                elif kind == TOLD:
+                    session.told = True
+                elif kind == RESULTS and self._results is not None:
+                    with self._lock:
+                        if not self._may_write(session):
+                            break
+                        self._results.take(message, self.node)
                 elif kind in (SHARD, SAMPLES) and self._relay is not None:
                     self._counts[COUNTS.index("bytes")] += len(message)
                     with self._lock:
@@ -188,10 +257,14 @@ class Receiver:
             pass
         self._drop(session, "the stream has ended")
 
+    def _may_write(self, session: _Session) -> bool:
+        """Whether this session is still that of the newest node; the lock is held."""
+        return session is self._session and session.generation == self._shared.generation.load(self.node)
+
     def _write(self, session: _Session, message: bytes, order: int) -> bool:
         """Write a trajectory into a slot. False if this session may not any more."""
         with self._lock:
-            if session is not self._session or session.generation != self._shared.generation.load(self.node):
+            if not self._may_write(session):
                 return False
             if not session.slots:
                 raise ProtocolError("a trajectory without a credit")
@@ -202,7 +275,7 @@ class Receiver:
             self._store.finish(slot, order)
         # The next credit goes out at once where a slot is free; else the main thread waits for one.
         if not self._give_credit(session, 0):
-            self._changed.set()
+            self._receiver.changed.set()
         return True
 
     def _count(self, slot: int, nbytes: int) -> None:
@@ -224,6 +297,7 @@ class Receiver:
     def _send_newest(self, session: _Session) -> None:
         """Send the newest weights if the node wants some and has older ones; it does not get those in between."""
         with self._weights_lock:
+            self._send_state(session)
             updates = self._weights.updates
             if not session.wants or updates == session.sent:
                 return
@@ -233,9 +307,24 @@ class Receiver:
             self._counts[COUNTS.index("weights")] += 1
             self._counts[COUNTS.index("weight_bytes")] += self._content.nbytes
 
+    def _send_state(self, session: _Session) -> None:
+        """Tell the node what is new in the population, once it has written what it was told before; past versions first."""
+        if not self._state.needed or not session.told or (now := perf_counter()) < session.state_due:
+            return
+        with self._lock:
+            if not self._may_write(session):
+                return
+            state, playable = self._state.state(self.node)
+        for member, step in playable.items():
+            if session.versions.get(member) != step:
+                self._members[member].weights.read(self._content)
+                session.stream.send(HEADER.pack(VERSION, member) + self._content.tobytes())
+        session.versions, session.state_due = playable, now + POLL_INTERVAL
+        if state != session.state:
+            session.state, session.told = state, False
+            session.stream.send(state)
+
     def close(self) -> None:
-        """End the stream, and stop listening."""
+        """End the stream."""
         if (session := self._session) is not None:
             self._drop(session, "the run has ended")
-        with suppress(RuntimeError):
-            self._listener.stop(0.2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from headrace.config import Config, hardware, override
+from headrace.config import Config, hardware, override, policy_configs
 
 
 def whole(config: Config) -> Config:
@@ -24,7 +24,7 @@ def whole(config: Config) -> Config:
     }
     all_nodes = override(config, **settings)
     # As on one machine without the slots that lanes fill, which are the nodes'; those that nodes have credits for are among them.
-    lanes, batch = all_nodes.most_lanes // R, all_nodes.slots_per_batch
+    lanes, batch = all_nodes.most_lanes // R, max(own.slots_per_batch for own in policy_configs(all_nodes))
     slots = s.num_slots or batch + max(-(-N // R) * config.cluster.window, min(lanes - batch, batch))
     return override(all_nodes, **{"sampling.num_slots": slots})
 

@@ -27,6 +27,8 @@ class Shared(Mapped):
         """The generation of each node; trajectories of an older one are refused."""
         self.port = Words(nodes)
         """Where the receiver of each node listens; 0: it does not yet."""
+        self.told = Words(nodes)
+        """The generation of each node whose receiver is a user of past versions (`headrace.cluster.population_codec`)."""
         self._segment = Segment(8 * nodes * len(COUNTS))
         self._map()
 

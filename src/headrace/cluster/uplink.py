@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from headrace.cluster import protocol
-from headrace.cluster.protocol import CREDIT, DRAW, WANT, WEIGHTS, Link
+from headrace.cluster.population_codec import ResultsCodec, StateCodec
+from headrace.cluster.protocol import COUNTED, CREDIT, DRAW, STATE, TOLD, VERSION, WANT, WEIGHTS, Link
 from headrace.cluster.shard import SUMMARY, Shard
 from headrace.cluster.trajectory_codec import TrajectoryCodec
 from headrace.runs.messages import Message
@@ -26,6 +27,9 @@ from headrace.shm.run_control import POLL_INTERVAL
 from headrace.transport.connection import Connection, Event
 from headrace.transport.messages import HEADER, ProtocolError, header
 from headrace.transport.streams import Caller, Stream, Unreachable
+
+REPORT_INTERVAL = 1.0
+"""Seconds between two reports of the results of matches."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,8 @@ class Uplink:
         traffic = _Traffic(self, placement, p, codec.schema(), shard)
         try:
             while not control.stopped:
-                clock.spent("wait", perf_counter())
+                clock.spent("wait", now := perf_counter())
+                traffic.report(now)
                 stream = traffic.credit(POLL_INTERVAL)
                 if stream is not None and (slot := store.take(timeout=POLL_INTERVAL)) is not None:
                     if shard is not None:
@@ -78,9 +83,13 @@ class _Traffic:
 
     def __init__(self, uplink: Uplink, placement: Placement, p: int, arrays: list[Any], shard: Shard | None) -> None:
         memory, self._shard = placement.memory.policies[p], shard
-        self._weights, self._control, self._policy = memory.weights, placement.memory.control, p
-        self._hello = {"generation": uplink.generation, "arrays": arrays, "weights": memory.weights.nbytes}
-        self._hello["shard"] = None if shard is None else shard.schema
+        self._members, self._control, self._policy = placement.memory.policies, placement.memory.control, p
+        self._worker, standings = placement.rollout_workers.start, placement.memory.standings
+        self._state = StateCodec(placement.memory, p)
+        self._results = None if standings is None or p else ResultsCodec(standings)
+        self._reported, self._report_due = b"", 0.0
+        self._hello = {"policy": p, "generation": uplink.generation, "arrays": arrays, "weights": memory.weights.nbytes}
+        self._hello |= {"shard": None if shard is None else shard.schema, "state": self._state.schema()}
         self._stream: Stream | None = None
         self._credits = 0
         self._failure: Exception | None = None
@@ -105,6 +114,17 @@ class _Traffic:
                 self._credits -= 1
                 stream.send(message)
 
+    def report(self, now: float) -> None:
+        """Once in a while, send the results of the node's matches if there are new ones."""
+        if self._results is None or now < self._report_due:
+            return
+        self._report_due = now + REPORT_INTERVAL
+        message = self._results.results()
+        with self._changed:
+            if self._stream is not None and message is not None and message != self._reported:
+                self._stream.send(message)
+                self._reported = message
+
     def close(self) -> None:
         """End the stream."""
         self._connection.close()
@@ -126,13 +146,20 @@ class _Traffic:
             assert stream is not None
             kind, number = header(content)
             if kind == WEIGHTS:
-                self._weights.publish(np.frombuffer(content, np.uint8, offset=HEADER.size), number)
+                self._publish(self._policy, content, number)
                 self._control.set_ready(self._policy)
                 stream.send(HEADER.pack(WANT, 0))
             elif kind == CREDIT:
                 self._change(stream, self._credits + 1)
             elif kind == DRAW and self._shard is not None:
                 self._answer(self._shard, stream, content)
+            elif kind == VERSION and self._state.may_replace(number):
+                self._publish(number, content, 0)  # nobody asks for the version of weights that never change
+            elif kind == STATE:
+                self._state.apply(content)
+                stream.send(HEADER.pack(TOLD, 0))
+            elif kind == COUNTED and self._results is not None:
+                self._results.count_on(content, self._worker)
         elif event == "up":
             assert stream is not None
             self._change(stream, 0)
@@ -142,6 +169,9 @@ class _Traffic:
         else:
             self._change(None, 0)
 
+    def _publish(self, member: int, message: bytes, version: int) -> None:
+        self._members[member].weights.publish(np.frombuffer(message, np.uint8, offset=HEADER.size), version)
+
     def _answer(self, shard: Shard, stream: Stream, request: bytes) -> None:
         try:
             stream.send(shard.answer(request))
@@ -150,5 +180,7 @@ class _Traffic:
 
     def _change(self, stream: Stream | None, credits: int) -> None:
         with self._changed:
+            if stream is not self._stream:
+                self._reported = b""
             self._stream, self._credits = stream, credits
             self._changed.notify()

@@ -41,8 +41,8 @@ class ClusterConfig:
     """Longest time (seconds) that the run waits for the fewest nodes at its start, and that a node waits for the
     learner."""
     window: Annotated[int, Range(1, 1024)] = 1
-    """Number of trajectories that may be under way from each node to the learner. More make up for a network with a long delay,
-    and add to the policy lag."""
+    """Number of trajectories of each policy that may be under way from a node to its learner. More make up for a network with a
+    long delay, and add to the policy lag."""
     compression: Literal["none", "lz4"] = "none"
     """Compression of trajectories and samples between nodes and learner. `lz4` needs the package lz4; it saves bytes of images
     and costs processor time."""

@@ -75,8 +75,19 @@ class Config:
             return None
         # Policies repeat every `workers_per_round` workers and tasks every K, so their pairs repeat every `rounds` workers.
         # From there on tasks are shifted by one, so that every policy gets every task.
-        worker, rounds = group // self.sampling.num_groups, math.lcm(self.workers_per_round, K)
+        worker, rounds = self.turn_of_group(group) // self.sampling.num_groups, math.lcm(self.workers_per_round, K)
         return (worker + worker // rounds) % K
+
+    def policy_of_group(self, group: int) -> int:
+        """The policy that acts for this group in an environment of one agent."""
+        return self.turn_of_group(group) % self.population.size
+
+    def turn_of_group(self, group: int) -> int:
+        """The group's number where the groups of each sampling node are side by side; without nodes, its number. What takes
+        turns by it (policies, tasks) has its share of every node's groups. The workers are those of all nodes."""
+        worker, g = divmod(group, self.sampling.num_groups)
+        place, node = divmod(worker, self.cluster.most_nodes)
+        return (node * (self.sampling.num_workers // self.cluster.most_nodes) + place) * self.sampling.num_groups + g
 
     @property
     def workers_per_round(self) -> int:

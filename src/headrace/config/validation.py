@@ -113,12 +113,13 @@ def _cluster_faults(config: Config) -> Iterator[str]:
         yield f"sampling.placement {placement} is one process, which cannot be on several machines: use served or inline"
     if c.learners > (least := c.node_range[0]):
         yield f"each of the {c.learners} learner ranks (cluster.learners) needs a sampling node; cluster.nodes may be {least}"
-    if config.population.size > 1:
-        yield f"a cluster trains one policy; population.size is {config.population.size}"
-    if config.envs.num_agents:
-        yield f"a cluster samples environments of one agent; {config.env} has {config.envs.num_agents} agents"
-    if config.replay.shards == "node" and c.learners > 1:
-        yield f"shards of a replay (replay.shards node) serve one learner; cluster.learners is {c.learners}"
+    if config.population.size > 1 and c.learners > 1:
+        yield f"learner ranks (cluster.learners) learn one policy together; population.size is {config.population.size}"
+    if config.envs.num_agents and c.learners > 1:
+        yield f"the standings of matches are those of one learner for each policy; cluster.learners is {c.learners}"
+    for name, count in (("cluster.learners", c.learners), ("population.size", config.population.size)):
+        if config.replay.shards == "node" and count > 1:
+            yield f"shards of a replay (replay.shards node) serve one learner; {name} is {count}"
     if (ranks := max(config.learning.num_devices, hardware.rank().size)) > 1:
         yield f"learner ranks of a cluster are given by cluster.learners; there are {ranks} ranks (learning.num_devices)"
     if config.replay.shards == "node" and config.replay.checkpoint_contents:

@@ -42,7 +42,7 @@ class PastVersions:
         self._settings = placement.config.matches
         self._standings = placement.memory.standings
         self._cursors = b""
-        """The slots and rows of the lanes that p acts for, when they last changed."""
+        """The slots and rows of the lanes that p acts for, and the numbers of its trajectories, when they last changed."""
         self._acted_at = 0.0
         """When that was (perf_counter); 0 before the first look."""
         self._stepped = 0.0
@@ -86,7 +86,8 @@ class PastVersions:
         if s is None or s.done[: s.P].sum() < s.P - 1:
             return None
         requests, stepped = memory.requests, memory.control.seconds("rollout", "step")
-        cursors = requests.cursor[requests.policy == self._p].tobytes()
+        # Of lanes on other machines only the trajectories are seen.
+        cursors = requests.cursor[requests.policy == self._p].tobytes() + memory.policies[self._p].trajectories.order.tobytes()
         if cursors != self._cursors or not self._acted_at:
             self._cursors, self._acted_at, self._stepped = cursors, now, stepped
         long = now - self._acted_at > LEFT_OUT_AFTER and stepped - self._stepped > STEPPED_SHARE * LEFT_OUT_AFTER

@@ -35,17 +35,21 @@ def make_rollout_worker(placement: Placement, index: int, restarts: int = 0, act
         return RolloutWorker(index, memory, make, act)
     assert memory.standings is not None
     matches = members.matches(index, memory.standings, matchmaking_seed(config, index, restarts))
-    return MatchWorker(index, memory, make, act, matches)
+    groups = range(index * config.sampling.num_groups, (index + 1) * config.sampling.num_groups)
+    first = [config.turn_of_group(group) * config.envs_per_group for group in groups]
+    return MatchWorker(index, memory, make, act, matches, first)
 
 
 class MatchWorker(RolloutWorker):
-    """`matches` chooses the members of every match; the other arguments are those of `RolloutWorker`."""
+    """`matches` chooses the members of every match; `first`: the number of each group's first match. The other arguments are
+    those of `RolloutWorker`."""
 
     def __init__(
-        self, index: int, memory: RunMemory, make_group: Callable[[int], EnvGroup], act: InlineAct | None, matches: Matches
-    ):
+        self, index: int, memory: RunMemory, make_group: Callable[[int], EnvGroup], act: InlineAct | None, matches: Matches,
+        first: Sequence[int],
+    ) -> None:  # fmt: skip
         super().__init__(index, memory, make_group, act)
-        self._matches = matches
+        self._matches, self._first = matches, first
         assert memory.standings is not None
         self._standings = memory.standings
         self._no_step = StepRow.zeros(1)
@@ -59,8 +63,7 @@ class MatchWorker(RolloutWorker):
 
     def _begin_matches(self, group: Group, matches: Sequence[int]) -> None:
         """Choose the members of matches that begin with the next step. A lane whose member changes hands in its slot."""
-        A = self._agents
-        first = (self.index * self.requests.num_groups + group.number) * group.envs.num_envs
+        A, first = self._agents, self._first[group.number]
         for m in matches:
             lanes = group.lanes[m * A : (m + 1) * A]
             outcomes = partial(group.envs.outcomes, m)  # type: ignore[attr-defined]

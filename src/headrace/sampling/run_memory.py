@@ -92,7 +92,7 @@ def make_run_memory(
     members: Members | None = None,
     kept: Collection[str] | None = None,
 ) -> RunMemory:
-    """Allocate the memory of a run. With one agent per environment a group is one lane, and policy g modulo P acts for group g.
+    """Allocate the memory of a run. With one agent per environment a group is one lane, of the policy `policy_of_group`.
     In a multi-agent environment every agent is a lane, and the matchmaker chooses the member that acts for it.
 
     `configs`: the settings of each policy that learns. `agents`: of these policies, then of the static `members`; None for
@@ -111,7 +111,7 @@ def make_run_memory(
         queue_of = [standings.policy_of(member) for member in range(standings.N)]
     core_widths: list[int] = [0 if agent is None else agent[1].core_width for agent in agents]  # type: ignore[misc]
     requests = InferenceRequests(s.num_workers, s.num_groups, config.lanes_per_group, config.lane_size, core_widths, queue_of)
-    requests.policy[:] = [lane % P for lane in range(requests.L)]
+    requests.policy[:] = [config.policy_of_group(lane // config.lanes_per_group) for lane in range(requests.L)]
     policies = []
     asked = config.pbt.on and config.pbt.objective == "true_objective"
     for p, agent in enumerate(agents):

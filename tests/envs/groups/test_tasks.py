@@ -9,6 +9,7 @@ import pytest
 from worlds import CountingEnv, local_group, reset_group, rows_for, step_group
 
 from headrace.cli.flags import parse_config
+from headrace.cluster.shapes import whole
 from headrace.config import ConfigError, EnvConfig, to_json
 from headrace.config.tasks import tasks_of
 from headrace.config.validation import validate
@@ -96,18 +97,26 @@ def test_default_sizes_give_the_tasks_equal_shares(count: int, settings: dict[st
         assert len(of_workers) == config.sampling.num_workers, "a worker's groups wait for each other"
 
 
+@pytest.mark.parametrize("nodes", [None, 1, 2, 3])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("policies", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_every_policy_has_every_task_equally_often(groups: int, policies: int, count: int) -> None:
+def test_every_policy_has_every_task_equally_often(nodes: int | None, groups: int, policies: int, count: int) -> None:
+    """On every sampling node."""
     games = [f"atari/{name}" for name in ("pong", "breakout", "boxing", "qbert")][:count]
-    sizes = {"sampling.num_groups": groups, "population.size": policies}
+    sizes = {"sampling.num_groups": groups, "population.size": policies, "cluster.nodes": nodes}
     config = make_config(games, **sizes)
     validate(config)
-    pairs = [(group % policies, config.task_of_group(group)) for group in range(config.total_groups)]
-    shares = [pairs.count((p, k)) for p in range(policies) for k in range(count)]
-    assert shares == [len(pairs) // (policies * count)] * (policies * count)
-    by_worker = {(group // groups, task) for group, (_, task) in enumerate(pairs)}
+    if nodes:
+        config = whole(config)
+    of_all = [(config.policy_of_group(group), config.task_of_group(group)) for group in range(config.total_groups)]
+    if not nodes or nodes == 1:
+        assert [policy for policy, _ in of_all] == [group % policies for group in range(len(of_all))]
+    for node in range(nodes or 1):
+        pairs = [pair for group, pair in enumerate(of_all) if group // groups % (nodes or 1) == node]
+        shares = [pairs.count((p, k)) for p in range(policies) for k in range(count)]
+        assert shares == [len(pairs) // (policies * count)] * (policies * count)
+    by_worker = {(group // groups, task) for group, (_, task) in enumerate(of_all)}
     assert len(by_worker) == config.sampling.num_workers, "a worker's groups wait for each other"
 
 
