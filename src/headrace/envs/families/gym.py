@@ -106,55 +106,31 @@ def _register_atari() -> None:
 
 
 _CARTPOLE: dict[str, Any] = {
-    "policy.mlp": [64, 64],
-    "policy.activation": "tanh",
-    "sampling.num_workers": 1,
-    "sampling.envs_per_worker": 16,
-    "learning.total_steps": 500_000,
-    "learning.batch_size": 512,
-    "learning.num_minibatches": 4,
-    "learning.num_epochs": 8,
-    "learning.learning_rate": 1e-3,
-    "learning.algorithm": "ppo",
-    "learning.gamma": 0.98,
-    "learning.gae_lambda": 0.9,
-    "learning.ppo_clip": 0.2,
-    "learning.entropy_coef": 0.0,
-    "learning.max_grad_norm": 0.5,
-    "learning.num_threads": 1,
-}
+    "policy.mlp": [64, 64], "policy.activation": "tanh",
+    "sampling.num_workers": 1, "sampling.envs_per_worker": 16,
+    "learning.algorithm": "ppo", "learning.total_steps": 500_000, "learning.batch_size": 512,
+    "learning.num_minibatches": 4, "learning.num_epochs": 8, "learning.num_threads": 1,
+    "learning.learning_rate": 1e-3, "learning.gamma": 0.98, "learning.gae_lambda": 0.9,
+    "learning.ppo_clip": 0.2, "learning.entropy_coef": 0.0, "learning.max_grad_norm": 0.5,
+}  # fmt: skip
 """Short horizons and many epochs over small batches: solves CartPole in some 130,000 steps."""
 _MUJOCO: dict[str, Any] = {
-    "policy.mlp": [64, 64],
-    "policy.activation": "tanh",
-    "policy.normalize_observations": True,
-    "policy.normalize_returns": True,
-    "policy.separate_critic": True,
-    "sampling.placement": "inline",
-    "sampling.num_workers": 2,
-    "sampling.num_groups": 1,
-    "sampling.envs_per_worker": 8,
+    "policy.mlp": [64, 64], "policy.activation": "tanh", "policy.separate_critic": True,
+    "policy.normalize_observations": True, "policy.normalize_returns": True,
+    "sampling.placement": "inline", "sampling.num_workers": 2, "sampling.num_groups": 1, "sampling.envs_per_worker": 8,
     "sampling.rollout": 32,
-    "learning.total_steps": 1_000_000,
-    "learning.batch_size": 2048,
-    "learning.num_epochs": 10,
-    "learning.num_minibatches": 8,
-    "learning.learning_rate": 6e-4,
-    "learning.lr_schedule": "linear",
-    "learning.algorithm": "ppo",
-    "learning.ppo_clip": 0.2,
-    "learning.entropy_coef": 0.0,
-    "learning.max_grad_norm": 0.5,
-}
+    "learning.algorithm": "ppo", "learning.total_steps": 1_000_000, "learning.batch_size": 2048,
+    "learning.num_epochs": 10, "learning.num_minibatches": 8,
+    "learning.learning_rate": 6e-4, "learning.lr_schedule": "linear",
+    "learning.ppo_clip": 0.2, "learning.entropy_coef": 0.0, "learning.max_grad_norm": 0.5,
+}  # fmt: skip
 """Network, clip, batch and epochs are those of Schulman et al. 2017 (PPO), Table 3. Minibatches are four times as large and the
 learning rate is doubled: learning costs about as much as simulating (benchmarks/learning/run.py halfcheetah)."""
 _IMAGES: dict[str, Any] = {
-    "envs.resize": (84, 84),
-    "envs.grayscale": True,
-    "envs.frame_stack": 4,
+    "envs.resize": (84, 84), "envs.grayscale": True, "envs.frame_stack": 4,
     "policy.encoder": "nature-cnn",
     "learning.algorithm": "ppo",
-}
+}  # fmt: skip
 """Images are made as for Atari."""
 
 

@@ -93,19 +93,11 @@ def defaults(name: str) -> dict[str, Any]:
     return {
         "envs.reward_scale": 1.0 if name.endswith(".cfg") or name in BASE else scale.get(name, 0.01),
         **shaped,
-        "policy.encoder": "vizdoom-full" if name in BASE else "vizdoom-simple",
-        "policy.activation": "elu",
-        "sampling.num_workers": 2,
-        "sampling.envs_per_worker": 8,
-        "sampling.rollout": 32,
-        "learning.batch_size": 512,
-        "learning.num_minibatches": 2,
-        "learning.num_epochs": 2,
-        "learning.algorithm": "ppo",
-        "learning.precision": "auto",
-        "learning.learning_rate": 3e-4,
-        "learning.max_grad_norm": 1.0,
-    }
+        "policy.encoder": "vizdoom-full" if name in BASE else "vizdoom-simple", "policy.activation": "elu",
+        "sampling.num_workers": 2, "sampling.envs_per_worker": 8, "sampling.rollout": 32,
+        "learning.algorithm": "ppo", "learning.batch_size": 512, "learning.num_epochs": 2, "learning.num_minibatches": 2,
+        "learning.precision": "auto", "learning.learning_rate": 3e-4, "learning.max_grad_norm": 1.0,
+    }  # fmt: skip
 
 
 FAMILY = Family(make, defaults, ids, knows, FRAMESKIP, make_parallel=make_parallel, agreement=agreement)
