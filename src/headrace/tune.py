@@ -242,7 +242,6 @@ class Search:
 
     @property
     def left(self) -> float:
-        """Seconds left."""
         return self.seconds - (monotonic() - self.began)
 
     def measure(self, trial: Trial, share: float) -> None:

@@ -45,7 +45,6 @@ class DeviceObservations(Mapped):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of device memory."""
         return self._layout.nbytes
 
     def _map(self) -> None:

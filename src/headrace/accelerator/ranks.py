@@ -86,7 +86,6 @@ class Ranks:
         return counts.tolist()
 
     def largest(self, number: int) -> int:
-        """The largest of the ranks' numbers."""
         if self.size == 1:
             return number
         tensor = torch.tensor(number)

@@ -48,7 +48,6 @@ NAMES = tuple(flattened(to_dict(Config())))
 
 
 def to_json(config: Config) -> str:
-    """The text of config.json."""
     return json.dumps({"format": FORMAT, **to_dict(config)}, indent=2) + "\n"
 
 

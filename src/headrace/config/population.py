@@ -128,7 +128,6 @@ class PbtConfig:
 
     @property
     def on(self) -> bool:
-        """Whether there is population-based training."""
         return self.rule != "off"
 
     def number(self, name: str) -> Any:
@@ -142,7 +141,6 @@ class PbtConfig:
 
     @property
     def of_matches(self) -> bool:
-        """Whether policies are compared by their matches."""
         return self.on and self.objective in ("win_rate", "elo")
 
 

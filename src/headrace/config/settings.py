@@ -90,7 +90,6 @@ class Config:
 
     @property
     def total_groups(self) -> int:
-        """Groups of all rollout workers."""
         return self.sampling.num_workers * self.sampling.num_groups
 
     @property
@@ -105,12 +104,10 @@ class Config:
 
     @property
     def total_lanes(self) -> int:
-        """Lanes of the whole run."""
         return self.total_groups * self.lanes_per_group
 
     @property
     def num_envs(self) -> int:
-        """Environments of the whole run."""
         return self.total_groups * self.envs_per_group
 
     @property
@@ -164,7 +161,6 @@ class Config:
 
     @property
     def run_folder(self) -> Path:
-        """The run's folder."""
         if self.run.folder:
             return Path(self.run.folder)
         return Path("runs") / f"{self.env_name}__{self.run.name}__{self.seed}"

@@ -46,7 +46,6 @@ class MatchResults:
     a match that is cut off."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
         return asdict(self)
 
     def __str__(self) -> str:

@@ -87,14 +87,12 @@ def versions() -> dict[str, str]:
 
 
 def evaluation(result: EvalResult, seed: int) -> dict[str, Any]:
-    """The field `evaluation`."""
     kept = ("env", "deterministic", "mean", "std", "ci95", "distinct")
     data = result.to_dict()
     return {key: data[key] for key in kept} | {"episodes": len(result.returns), "seed": seed}
 
 
 def to_json(contract: dict[str, Any]) -> str:
-    """The contract's text."""
     return json.dumps(contract, indent=2, allow_nan=False) + "\n"
 
 

@@ -42,7 +42,6 @@ class Graph(nn.Module):
         return (*raw, *([torch.zeros(n, self.width), torch.zeros(n, dtype=torch.bool)] if self.width else []))
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """See the class."""
         given = dict(zip(self.input_names, inputs, strict=True))
         outputs = self.module(given, given.get("core"), given.get("first"))
         return tuple(outputs[name] for name in self.output_names)

@@ -44,7 +44,6 @@ class Verification:
 
     @property
     def largest(self) -> float:
-        """The largest difference of all outputs."""
         return max(self.differences.values(), default=0.0)
 
     def note(self, output: str, ours: np.ndarray, theirs: np.ndarray) -> None:
@@ -95,7 +94,6 @@ class _Both(TrainedPolicy):
     def act_rows(
         self, obs: dict[str, np.ndarray], core: Tensor, first: np.ndarray, *, deterministic: bool
     ) -> tuple[np.ndarray, Tensor]:
-        """See `TrainedPolicy.act_rows`."""
         found, width = self._found, self._width
         if self._calls == 0:
             noise = torch.randn(len(core), width, generator=torch.Generator().manual_seed(0)) / 2

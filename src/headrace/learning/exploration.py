@@ -21,8 +21,6 @@ EVALUATION_EPSILON = 0.00164
 
 
 class Configured(Algorithm):
-    """An algorithm that knows its configuration."""
-
     def __init__(self, config: Config):
         self._config = config
 

@@ -58,7 +58,6 @@ class PQN(FallingEpsilon):
     """The `Algorithm`."""
 
     def make_model(self, spec: EnvSpec, config: Config) -> PQNetwork:
-        """A fresh network."""
         return PQNetwork(spec, config)
 
     def whole_trajectories(self, config: LearningConfig) -> bool:
@@ -66,7 +65,6 @@ class PQN(FallingEpsilon):
         return False
 
     def prepare(self, model: Module, batch: Tensors, config: LearningConfig) -> None:
-        """The targets."""
         network, T = cast(PQNetwork, model), len(batch["reward"])
         network.update_normalizers(named(batch, "obs/", T), batch["mask"])
         values = all_values(network, batch)

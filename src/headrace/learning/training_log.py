@@ -84,7 +84,6 @@ class TrainingLog:
         return {"returns": list(self.returns), "task_returns": None if self.tasks is None else self.tasks.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `get_state`."""
         returns = [float(value) for value in state["returns"]]
         self.returns.clear()
         self.returns.extend(returns)
@@ -138,7 +137,6 @@ class TaskLog:
         return [_mean(returns) for returns in self.returns]
 
     def add(self, arrivals: Arrivals) -> None:
-        """Count new experience."""
         self._steps[: len(arrivals.task_steps)] += arrivals.task_steps
         for task, episode_return in zip(arrivals.tasks.tolist(), arrivals.returns.tolist(), strict=True):
             self.returns[task].append(episode_return)
@@ -153,11 +151,9 @@ class TaskLog:
         return result
 
     def get_state(self) -> dict[str, list[float]]:
-        """For checkpoints."""
         return {task: list(returns) for task, returns in zip(self.tasks, self.returns, strict=True)}
 
     def set_state(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Go on from `get_state`."""
         for task, returns in zip(self.tasks, self.returns, strict=True):
             returns.clear()
             returns.extend(float(value) for value in state[task])

@@ -29,7 +29,6 @@ Layers = tuple[tuple[int, int, int], ...]
 
 
 def network_names() -> list[str]:
-    """The names of all networks, sorted."""
     return sorted(NETWORKS)
 
 

@@ -201,7 +201,6 @@ class Policy(OnTrunk[PolicyOutput]):
     # -- normalisation -----------------------------------------------------------------------------------------------------
 
     def denormalize_value(self, value: Tensor) -> Tensor:
-        """From the value head's units to returns."""
         return value if self.returns is None else self.returns.denormalize(value)
 
     def normalize_value(self, value: Tensor) -> Tensor:

@@ -70,7 +70,6 @@ class Child:
 
     @property
     def gone(self) -> bool:
-        """Whether the process has ended."""
         known = self._pidfd is not None
         ended = known and bool(connection.wait([self._pidfd], 0))  # type: ignore[list-item]
         if self.process.is_alive():

@@ -79,19 +79,15 @@ class BackgroundOutput(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """That of the stream."""
         return self._stream.encoding
 
     def isatty(self) -> bool:
-        """Whether the stream is a terminal."""
         return self._stream.isatty()
 
     def fileno(self) -> int:
-        """The stream's descriptor."""
         return self._fd
 
     def writable(self) -> bool:
-        """Always."""
         return True
 
     def write(self, text: str) -> int:

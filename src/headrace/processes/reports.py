@@ -38,7 +38,6 @@ class ReportWriter:
                 left = left[os.write(self._pipe.fileno(), left) :]
 
     def close(self) -> None:
-        """Close this end."""
         self._pipe.close()
 
 
@@ -92,7 +91,6 @@ class ReportReader:
         return ValueError(f"what it reports cannot be read ({why}); nothing more is read from it")
 
     def close(self) -> None:
-        """Close this end."""
         self._pipe.close()
 
 

@@ -299,8 +299,6 @@ def _read_verified(path: Path, size: int, digest: str) -> bytes:
 
 @dataclass(frozen=True)
 class _Manifest:
-    """What a manifest says."""
-
     step: int
     score: float | None
     milestone: bool
@@ -335,7 +333,6 @@ def _manifest(path: Path) -> _Manifest:
 
 
 def to_bytes(found: Checkpoint) -> bytes:
-    """A checkpoint for another process."""
     return state_tree.to_bytes([str(found.path), found.step, found.score, found.tensors, found.state])
 
 

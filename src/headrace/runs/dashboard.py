@@ -105,7 +105,6 @@ class Dashboard:
             self.message(self._line())
 
     def picture(self, metrics: dict[str, float]) -> None:
-        """Print the screen of these metrics, once."""
         self._take(metrics)
         tolerantly(lambda: self.console.print(self._screen()), self.console.file)
 

@@ -205,7 +205,6 @@ def is_metrics(line: Any) -> bool:
 
 
 def hyperparameters_table(config: Config) -> str:
-    """The settings as a Markdown table."""
     rows = [f"|{name}|{value}|" for name, value in flattened(to_dict(config)).items()]
     return "\n".join(["|setting|value|", "|-|-|", *rows])
 

@@ -19,8 +19,6 @@ from headrace.shm.run_control import PhaseClock
 
 
 class Act(Protocol):
-    """How an algorithm's model chooses actions."""
-
     def __call__(
         self, model: nn.Module, obs: dict[str, Tensor], core: Tensor, first: Tensor, envs: Tensor, generator: torch.Generator
     ) -> tuple[dict[str, Tensor], Tensor]:

@@ -142,13 +142,11 @@ class RolloutWorker:
         return group.acting if stepped else ()
 
     def _finish(self, lane: Lane) -> None:
-        """Hand the finished slot to the learner."""
         # Copied, because after the next line the learner may free the slot and another lane may write to it.
         lane.last = lane.rows[-1].after.map(lambda array: array.copy())
         self._hand_in(lane)
 
     def _hand_in(self, lane: Lane) -> None:
-        """Give the lane's slot to the learner."""
         lane.finished += 1
         self._store(lane).finish(lane.slot, lane.finished)
         lane.slot = -1

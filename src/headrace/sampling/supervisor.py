@@ -414,7 +414,6 @@ class Watchdog(HangDetector):
         self._warned = False
 
     def last_sign(self) -> float:
-        """The supervisor's heartbeat."""
         return self._control.supervisor_heartbeat
 
     def look(self, silent: float) -> None:

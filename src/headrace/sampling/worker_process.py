@@ -97,12 +97,10 @@ def environment_seed(config: Config, worker: int, restarts: int = 0, version: in
 
 
 def actor_seed(config: Config, number: int, restarts: int = 0, version: int = 0) -> int:
-    """Seed of an actor's sampling."""
     return seeds.random_seed(Use.ACTING, config.seed, number, restarts, version, hardware.rank().index)
 
 
 def matchmaking_seed(config: Config, worker: int, restarts: int = 0) -> int:
-    """Seed of a worker's matchmaker."""
     return seeds.random_seed(Use.MATCHES, config.seed, worker, restarts, hardware.rank().index)
 
 

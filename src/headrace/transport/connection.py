@@ -34,12 +34,10 @@ class Connection:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return self._closed.is_set()
 
     def _run(self) -> None:
@@ -70,7 +68,6 @@ class Connection:
         self._handle("failed", None, reason)
 
     def close(self) -> None:
-        """End the stream and the thread."""
         self._closed.set()
         if self._stream is not None:
             self._stream.close()

@@ -53,7 +53,6 @@ class Credentials:
 
     @property
     def metadata(self) -> list[tuple[str, str]]:
-        """The gRPC metadata that a caller sends."""
         return [("authorization", f"Bearer {self.token}")] if self.token else []
 
     def admits(self, metadata: Any) -> bool:

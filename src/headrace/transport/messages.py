@@ -41,8 +41,6 @@ def header(message: bytes) -> tuple[int, int]:
 
 
 class MessageLayout(ArrayLayout):
-    """The places of arrays in a message."""
-
     def __init__(self, arrays: Mapping[str, ArraySpec]) -> None:
         little_endian = {name: replace(array, dtype=array.dtype.newbyteorder("<")) for name, array in arrays.items()}
         super().__init__(little_endian, alignment=8, start=HEADER.size)

@@ -55,7 +55,6 @@ class Endpoint:
     """Compress sent messages (gzip)."""
 
     def options(self) -> list[tuple[str, int]]:
-        """gRPC's settings."""
         keepalive = int(KEEPALIVE * 1000)
         return [
             ("grpc.max_receive_message_length", self.largest_received),

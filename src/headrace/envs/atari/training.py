@@ -89,7 +89,6 @@ class TrainingEpisodes(VectorWrapper):
         """Bool [E], False at first: the last step ended the game; it cost a life and so ended the episode."""
 
     def step(self, actions: Array, **out: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Like `VectorEnv.step`."""
         if self._life_loss:
             actions = actions * ~self._lost  # NOOP is the first action of every game
         if self._starts is not None and self._starts.in_states:

@@ -105,7 +105,6 @@ def imported() -> tuple[str, ...]:
 
 
 def is_importing() -> bool:
-    """Whether `import_files` is importing something now."""
     return bool(_importing)
 
 

@@ -54,7 +54,6 @@ class CartPoles(CartPoleVectorEnv):
         return {"state": self.state.copy(), "steps": self.steps.copy(), "ended": self.prev_done.copy(), "random": random}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from `get_state`."""
         self.reset(seed=0)
         self.state, self.steps, self.prev_done = (state[name].copy() for name in ("state", "steps", "ended"))
         for generator, random in zip(self._generators, state["random"], strict=True):

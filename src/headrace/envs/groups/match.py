@@ -86,7 +86,6 @@ class Match:
 
     @property
     def reset_seed(self) -> int:
-        """The seed of the current match."""
         return (self.seed + self.number * SEED_STEP) % 2**31
 
     def begin(self, rows: Sequence[LaneRow]) -> None:

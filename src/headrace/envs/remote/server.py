@@ -84,7 +84,6 @@ class Dialler:
         self._last = ""
 
     def run(self) -> None:
-        """Dial until `stop`."""
         backoff = Backoff()
         while not self._stopped.is_set():
             if self.offer.used >= self.offer.num_envs:
@@ -124,7 +123,6 @@ class Dialler:
             self._report(text)
 
     def stop(self) -> None:
-        """Make `run` return."""
         self._stopped.set()
 
 

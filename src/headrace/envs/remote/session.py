@@ -43,7 +43,6 @@ class Offer:
 
     @property
     def used(self) -> int:
-        """Environments in use."""
         with self._lock:
             return sum(self._in_use.values())
 

@@ -66,7 +66,6 @@ class VizdoomEnv(gymnasium.Env):
 
     @property
     def game(self) -> vizdoom.DoomGame:
-        """The engine's interface."""
         return self.player.game
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -81,7 +80,6 @@ class VizdoomEnv(gymnasium.Env):
         return player.observation if terminated else player.observe(), reward, terminated, truncated, info
 
     def set_shaping(self, weights: Mapping[str, float] | str) -> None:
-        """Replace the weights of reward shaping, from the next step on."""
         self.player.set_shaping(weights)
 
     def set_reward_weights(self, weights: Mapping[str, float]) -> None:

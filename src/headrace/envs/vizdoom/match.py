@@ -56,7 +56,6 @@ class Seat:
         self.engine.start()
 
     def leave(self) -> None:
-        """End the thread after its queued work."""
         self._work.put(None)
 
     def _run(self) -> None:
@@ -109,12 +108,10 @@ class Match:
         return self._seats[0].player.observation_space
 
     def action_space(self, agent: str) -> gymnasium.Space[Any]:
-        """That of the single-player environment."""
         return self._seats[0].player.action_space
 
     @property
     def players(self) -> list[Player]:
-        """The players, in the order of `possible_agents`."""
         return [seat.player for seat in self._seats]
 
     @property

@@ -97,9 +97,7 @@ class SlotWriter:
             self._begin_anew()
 
     def get_state(self) -> np.ndarray:
-        """See `TrajectoryWriter.get_state`."""
         return self._writer.get_state()
 
     def set_state(self, state: np.ndarray) -> None:
-        """See `TrajectoryWriter.set_state`."""
         self._writer.set_state(state)
