@@ -21,14 +21,13 @@ import tyro
 
 from headrace.config import hardware
 from headrace.config.cluster import ClusterConfig
-from headrace.config.envs import EnvConfig
+from headrace.config.envs import SEPARATOR, EnvConfig, tasks_of
 from headrace.config.learning import LearningConfig, QConfig, ReplaySettings
 from headrace.config.policy import PolicyConfig
 from headrace.config.population import MatchesConfig, PbtConfig, PopulationConfig
 from headrace.config.ranges import Range
 from headrace.config.run import RunConfig
 from headrace.config.sampling import SamplingConfig
-from headrace.config.tasks import SEPARATOR, tasks_of
 
 LONGEST_NAME = 120
 """Characters of several tasks' ids in a file's name, of which there may be 255."""

@@ -17,7 +17,7 @@ from headrace.config import Config, LearningConfig
 from headrace.envs.core.contract import EnvSpec
 from headrace.learning import losses
 from headrace.learning.exploration import FallingEpsilon, QNetworkWithEpsilon
-from headrace.learning.lambda_returns import lambda_returns
+from headrace.learning.gae import lambda_returns
 from headrace.learning.state_values import all_values, following_values, named
 from headrace.policies.activations import ACTIVATIONS
 

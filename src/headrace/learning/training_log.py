@@ -1,4 +1,4 @@
-"""Statistics of a learner between two reports, its last episodes, and those of single tasks."""
+"""Statistics of a learner between two reports, its last episodes and those of single tasks; and whether training is to end."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from headrace.config import Config
 from headrace.envs.core.reference_scores import normalized
 from headrace.experience.batch import Arrivals
-from headrace.learning.learner import Learner, Update
+from headrace.learning.learner import Learner, Progress, Update
 
 EPISODE_WINDOW = 100
 """Episodes in `charts/episodic_return_100`, which `run.goal` is compared with."""
+REASONS = (None, "total_steps", "goal", "max_minutes", "no_samples", "interrupted")
+"""Reasons to end training. If ranks have different reasons, all of them report the one that is last in this list."""
 CURVE_POINTS = 20
 """Largest number of points that an interval adds to the learning curve."""
 
@@ -120,6 +123,17 @@ class TrainingLog:
         for own in self._agents.values():
             own.clear()
         return means
+
+
+def reason_to_stop(config: Config, progress: Progress, log: TrainingLog, seconds: float) -> str | None:
+    """The reason to end this policy's training now, `seconds` after it began in this process; None to go on."""
+    if progress.global_step >= config.learning.total_steps:
+        return "total_steps"
+    if config.run.goal is not None and log.full and log.mean_return >= config.run.goal:
+        return "goal"
+    if config.run.max_minutes is not None and seconds >= 60 * config.run.max_minutes:
+        return "max_minutes"
+    return None
 
 
 class TaskLog:

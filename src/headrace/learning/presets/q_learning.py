@@ -22,7 +22,7 @@ CONVOLUTIONS = {"auto": "nature-conv", "nature-cnn": "nature-conv", "impala-shal
 
 
 def class_of(module: str, name: str) -> Callable[[Config], Algorithm]:
-    """`Declaration.make` for a class in a module of `headrace.learning`, which is imported when it is called: it imports torch."""
+    """`Declaration.make` for a class in a module of `headrace.learning`, which is only imported then: it imports torch."""
     return lambda config: getattr(importlib.import_module(f"headrace.learning.{module}"), name)(config)
 
 
