@@ -114,4 +114,3 @@ def page(name: str, model: bytes, contract: dict[str, Any], files: dict[str, byt
 
 def _packed(data: bytes) -> str:
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
-

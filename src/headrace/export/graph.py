@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headrace.accelerator.staging import torch_dtype
 from headrace.config.errors import UserError
 from headrace.evaluation.interface import raw_dtype
-from headrace.evaluation.module import PolicyModule, torch_dtype
+from headrace.evaluation.module import PolicyModule
 from headrace.policies.activations import ELU
 
 OPSET = 18

@@ -42,10 +42,6 @@ class Verification:
     other_choices: int = 0
     """Choices that differ because two of them are equally good up to the tolerance."""
 
-    @property
-    def largest(self) -> float:
-        return max(self.differences.values(), default=0.0)
-
     def note(self, output: str, ours: np.ndarray, theirs: np.ndarray) -> None:
         """Compare one output. Raises `ExportError` where it is not the same."""
         if ours.shape != theirs.shape:

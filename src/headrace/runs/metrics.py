@@ -16,7 +16,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from headrace.config import Config, ConfigError, flattened, to_dict
+from headrace.config import Config, flattened, to_dict
+from headrace.config.errors import package
 from headrace.config.population import KINDS
 from headrace.config.ranges import MANY
 from headrace.runs import lag_bins
@@ -210,20 +211,13 @@ def hyperparameters_table(config: Config) -> str:
 
 
 def _start_wandb(folder: Path, config: Config) -> Any:
-    try:
-        import wandb
-    except ModuleNotFoundError as error:
-        raise ConfigError('run.track needs a package that is not installed: pip install "headrace[wandb]"') from error
+    wandb = package("wandb", "wandb", "run.track needs a package that is not installed")
     marker = folder / "wandb_id.txt"
     if not marker.exists():
         marker.write_text(uuid.uuid4().hex[:12])
     run = wandb.init(
-        project=config.run.wandb_project,
-        id=marker.read_text(),
-        resume="allow",
-        name=folder.name,
-        dir=str(folder),
+        project=config.run.wandb_project, id=marker.read_text(), resume="allow", name=folder.name, dir=str(folder),
         config=to_dict(config),
-    )
+    )  # fmt: skip
     run.define_metric("*", step_metric="global_step")
     return run

@@ -11,8 +11,7 @@ from typing import IO
 
 import numpy as np
 
-from headrace.config import ConfigError
-from headrace.config.errors import UserError
+from headrace.config.errors import ConfigError, UserError, package
 from headrace.config.file_reading import shortened
 from headrace.runs.files import replaceable
 
@@ -35,10 +34,7 @@ class VideoWriter:
     _shape: tuple[int, ...] = ()
 
     def __init__(self, path: os.PathLike[str] | str, fps: float = 30.0) -> None:
-        try:
-            import imageio_ffmpeg
-        except ModuleNotFoundError as error:
-            raise ConfigError('writing videos needs a package that is not installed: pip install "headrace[video]"') from error
+        imageio_ffmpeg = package("imageio_ffmpeg", "video", "writing videos needs a package that is not installed")
         try:
             self.path, self.fps = replaceable(Path(path)), fps
         except OSError as error:
