@@ -123,12 +123,11 @@ class DeviceObservations(Mapped):
             warnings.warn(text, stacklevel=2)
 
     def _divide(self, memory: Tensor) -> None:
-        import torch
+        from headrace.accelerator.staging import torch_dtype
 
         for name, part in self._layout.slices().items():
             array = self._layout.arrays[name]
-            dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-            self._rows[name] = memory[part].view(dtype).view(array.shape)
+            self._rows[name] = memory[part].view(torch_dtype(array.dtype)).view(array.shape)
 
 
 def _host_memory(segment: Segment) -> Tensor:

@@ -39,13 +39,10 @@ class NoisyLinear(nn.Module):
         """[N, in] -> [N, out]."""
         if self.quiet:
             return F.linear(x, self.weight, self.bias)
-        rows, columns = (_signed_root(torch.randn(n, device=x.device, generator=self.generator)) for n in self.weight.shape)
+        normal = (torch.randn(n, device=x.device, generator=self.generator) for n in self.weight.shape)
+        rows, columns = (noise.sign() * noise.abs().sqrt() for noise in normal)
         weight = self.weight + self.weight_sigma * rows[:, None] * columns
         return F.linear(x, weight, self.bias + self.bias_sigma * rows)
-
-
-def _signed_root(x: Tensor) -> Tensor:
-    return x.sign() * x.abs().sqrt()
 
 
 @dataclass

@@ -17,12 +17,11 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
 from headrace.accelerator.graphs import CudaRecorder, Marker, Recorded, Tensors
-from headrace.accelerator.staging import to_device
+from headrace.accelerator.staging import to_device, torch_dtype
 from headrace.config import Config
 from headrace.envs.core.contract import EnvGroup, EnvSpec, LaneRow, ObsRow
 from headrace.envs.core.errors import EnvironmentFault
@@ -76,15 +75,11 @@ class DeviceSampler:
         in_place = bool(getattr(group, "tensors", False))
         self._acted = Marker("cpu" if in_place else self.device)
         """Behind it a step's actions are in host memory."""
+        where: dict[str, Any] = {"device": self.device if in_place else "cpu", "pin_memory": on_cuda and not in_place}
         rows = KEPT * self.T + 1
         fields = trajectory_fields(spec, self._core_width, algorithm.extra_fields(spec))
         self._memory: Tensors = {
-            name: torch.zeros(
-                (rows, self.B, *field.shape),
-                dtype=torch.from_numpy(np.empty(0, field.dtype)).dtype,
-                device=self.device if in_place else "cpu",
-                pin_memory=on_cuda and not in_place,
-            )
+            name: torch.zeros((rows, self.B, *field.shape), dtype=torch_dtype(field.dtype), **where)
             for name, field in fields.items()
         }
         self._rows_of = {name: field.rows for name, field in fields.items()}

@@ -212,14 +212,14 @@ class LearnerReplay(ABC):
     def empty_batch(self, size: int, pin: bool = False, channels_last: bool = False) -> ReplayBatch:
         """Memory for a batch of `size` samples, to be given to `sample` again and again. `channels_last`: image stacks [C, H, W]
         with the channels innermost in memory, where that costs nothing (four frames of one byte a pixel)."""
-
         import torch
+
+        from headrace.accelerator.staging import torch_dtype
 
         def empty(f: ReplayField) -> torch.Tensor:
             last = channels_last and f.stack == 4 and f.dtype == np.uint8 and len(f.shape) == 3 and f.shape[0] == 1
             layout = torch.channels_last if last else torch.contiguous_format
-            dtype = torch.from_numpy(np.empty(0, f.dtype)).dtype
-            return torch.empty((size, *f.sample_shape), dtype=dtype, pin_memory=pin, memory_format=layout)
+            return torch.empty((size, *f.sample_shape), dtype=torch_dtype(f.dtype), pin_memory=pin, memory_format=layout)
 
         first = {name: empty(f) for name, f in self.fields.items()}
         after = {name: empty(f) for name, f in self.fields.items() if f.stack}
