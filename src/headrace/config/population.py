@@ -55,8 +55,6 @@ class MatchesConfig:
     fictitious self-play, Vinyals et al. 2019). 0: uniformly."""
 
 
-# -- population-based training -------------------------------------------------------------------------------------------
-
 KINDS: Mapping[str, Kind] = {
     "learning.learning_rate": "scale",
     "learning.entropy_coef": "scale",

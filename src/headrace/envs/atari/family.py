@@ -127,13 +127,9 @@ def agreement(names: Sequence[str], options: EnvConfig) -> dict[str, Any]:
     return {"full_action_space": "all" if options.atari_backend == "native" else True}
 
 
-def make_mixed_group(
-    names: Sequence[str], options: EnvConfig, num_envs: int, *, training: bool, threads: int | None, device: str | None
-) -> EnvGroup | None:
+def make_mixed_group(names: Sequence[str], options: EnvConfig, num_envs: int, **how: Any) -> EnvGroup | None:
     """Several games in one batch of the native core; None with ale-py, whose batches hold one game."""
-    if options.atari_backend != "native":
-        return None
-    return make_group(names, options, num_envs, training=training, threads=threads, device=device)
+    return make_group(names, options, num_envs, **how) if options.atari_backend == "native" else None
 
 
 def _on_a_gpu(options: EnvConfig) -> bool:

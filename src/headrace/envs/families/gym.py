@@ -43,15 +43,11 @@ def ids() -> list[str]:
 
 def knows(name: str) -> bool:
     """Whether Gymnasium has this id. Any ``package:Name-v0`` counts, since looking it up would import the package."""
-    if name.startswith("ALE/"):
-        _register_atari()
-    return name in gymnasium.registry or ":" in name
+    return bool(_entry_point(name)) or ":" in name
 
 
 def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
     """`gymnasium.make` with the settings applied; `options.kwargs` go to the environment's constructor."""
-    if name.startswith("ALE/"):
-        _register_atari()
     if _is_mujoco(name):
         render_without_screen()
     if (module := name.partition(":"))[1]:
@@ -97,12 +93,6 @@ def make_vector(name: str, options: EnvConfig, num_envs: int) -> VectorEnv | Non
 
 def _is_mujoco(name: str) -> bool:
     return _entry_point(name).startswith(_MUJOCO_MODULE)
-
-
-def _register_atari() -> None:
-    import ale_py
-
-    gymnasium.register_envs(ale_py)
 
 
 _CARTPOLE: dict[str, Any] = {
@@ -163,7 +153,9 @@ def defaults(name: str) -> dict[str, Any]:
 def _entry_point(name: str) -> str:
     """Gymnasium's entry point of the environment, "module:class"; empty if its package is not imported yet."""
     if name.startswith("ALE/"):
-        _register_atari()
+        import ale_py
+
+        gymnasium.register_envs(ale_py)
     known = gymnasium.registry.get(name)
     return str(known.entry_point) if known is not None else ""
 

@@ -274,8 +274,6 @@ class RemoteGroup(EnvGroup):
         self._welcomed.set()
         return layout
 
-    # -- state ----------------------------------------------------------------------------------------------------------
-
     def set_state(self, state: dict[str, Any]) -> None:
         """Raises `EnvironmentFault`."""
         raise EnvironmentFault("environments of a server cannot go on from a saved state")

@@ -21,12 +21,7 @@ from headrace import _native
 from headrace.processes.leftovers import make_folder
 from headrace.processes.orphaned_programs import STARTED_BY
 
-FILES = {
-    "duel_bots": "multi_duel",
-    "deathmatch_bots": "multi",
-    "multi_deathmatch": "multi",
-    "multi_cig": "cig",
-}
+FILES = {"duel_bots": "multi_duel", "deathmatch_bots": "multi", "multi_deathmatch": "multi", "multi_cig": "cig"}
 """Name -> name of the package's configuration file, if they differ."""
 
 ENGINE = str(Path(vizdoom.__file__).parent / "vizdoom")
@@ -59,15 +54,8 @@ def configured(name: str, settings: Mapping[str, Any], *, gray: bool) -> vizdoom
     game.set_sound_enabled(False)
     game.set_screen_resolution(vizdoom.ScreenResolution.RES_160X120)
     game.set_screen_format(vizdoom.ScreenFormat.GRAY8 if gray else vizdoom.ScreenFormat.RGB24)
-    for switch_off in (
-        game.set_depth_buffer_enabled,
-        game.set_labels_buffer_enabled,
-        game.set_automap_buffer_enabled,
-        game.set_audio_buffer_enabled,
-        game.set_objects_info_enabled,
-        game.set_sectors_info_enabled,
-    ):
-        switch_off(False)
+    for part in ("depth_buffer", "labels_buffer", "automap_buffer", "audio_buffer", "objects_info", "sectors_info"):
+        getattr(game, f"set_{part}_enabled")(False)
     return game
 
 
