@@ -63,10 +63,8 @@ def never_waiting(stream: TextIO) -> IO[str]:
 
 
 class BackgroundOutput(io.TextIOBase):
-    """A text stream that never waits: a thread writes to the descriptor of `stream`, past that stream's buffer and lock.
-
-    Where the descriptor's reader has gone, all is dropped.
-    """
+    """A text stream that never waits: a thread writes to the descriptor of `stream`, past that stream's buffer and lock. Where
+    the descriptor's reader has gone, all is dropped."""
 
     def __init__(self, stream: TextIO, limit: int = LIMIT):
         stream.flush()
