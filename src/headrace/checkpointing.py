@@ -65,10 +65,8 @@ class Checkpointing:
         self._policy, self._pbt = policy, pbt
         self._folder = self._folder_of(policy)
         placement.savers[policy] = self
-        self._common_moment: int | None = None
-        """The moment that the whole population goes back to, if there is one."""
-        self._ended = False
-        """Whether the newest checkpoint is the last that there will be of the policy."""
+        self._common_moment: int | None = None  # the moment that the whole population goes back to, if there is one
+        self._ended = False  # whether the newest checkpoint is the last that there will be of the policy
         self._saved_at, self._saved_step, self._saved_updates = perf_counter(), 0, -1
 
     def load(self) -> list[Message]:

@@ -46,16 +46,11 @@ TUNABLE = (
 )
 """What may be tried and written; the batch size only where the user asks for it."""
 
-SLOWEST = 180.0
-"""Seconds a candidate may take for its first update, or its second, before it is given up."""
-HELPS = 1.05
-"""Ratio of speeds that makes a change worth keeping."""
-PAIRS = 3
-"""Times that the defaults and a candidate are compared before one is chosen: two say little about their spread."""
-ERRORS = 2.0
-"""Standard errors that the gain of a candidate must be above."""
-FINAL = 0.5
-"""Share of the time kept for comparing the best candidate with the defaults."""
+SLOWEST = 180.0  # seconds a candidate may take for its first update, or its second, before it is given up
+HELPS = 1.05  # ratio of speeds that makes a change worth keeping
+PAIRS = 3  # times that the defaults and a candidate are compared before one is chosen: two say little about their spread
+ERRORS = 2.0  # standard errors that the gain of a candidate must be above
+FINAL = 0.5  # share of the time kept for comparing the best candidate with the defaults
 
 
 # -- where the result lives ------------------------------------------------------------------------------------------------

@@ -26,8 +26,7 @@ from headrace.shm.trajectory_store import TrajectoryStore
 if TYPE_CHECKING:  # rollout workers, which are given this too, never import torch
     from torch import Tensor
 
-_NOW, _LAST = 0, 1
-"""Words: the generation that may be attached to (0: none), and the highest there has been."""
+_NOW, _LAST = 0, 1  # words: the generation that may be attached to (0: none), and the highest there has been
 
 
 class DeviceObservations(Mapped):
@@ -52,8 +51,7 @@ class DeviceObservations(Mapped):
         self._handle = self._segment.ndarray(np.uint8, cuda_memory.HANDLE_BYTES)
         self._stamps = self._segment.ndarray(np.int32, (self._slots, self._T), cuda_memory.HANDLE_BYTES)
         self._generation = 0
-        self._rows: dict[str, Tensor] = {}
-        """By field, [slots T, C, ...]; empty where the memory could not be reached."""
+        self._rows: dict[str, Tensor] = {}  # by field, [slots T, C, ...]; empty where the memory could not be reached
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_rows": {}}

@@ -9,8 +9,7 @@ from headrace.config.errors import ConfigError
 from headrace.config.ranges import JsonObject, Positive, Range, Timeout
 
 Pixels = Annotated[int, Range(1, 4096)]
-SEPARATOR = ","
-"""Between the tasks of one policy."""
+SEPARATOR = ","  # between the tasks of one policy
 OF_ONE_MACHINE = ("remote", "remote_token_file", "remote_ca", "remote_tls_cert", "remote_tls_key", "start_states")
 """Settings that name files and addresses of a machine. They are not shared, and a stranger's are not followed."""
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-RANK_LOST = 75
-"""Exit code of a rank that ended because another rank, or its own learner, was killed. It may be started again."""
+RANK_LOST = 75  # exit code of a rank that ended because another rank, or its own learner, was killed. It may be started again.
 
 
 class UserError(Exception):

@@ -76,8 +76,7 @@ KINDS: Mapping[str, Kind] = {
 """Settings that can be mutated, which are those that the learner reads anew for every update, and how they are unless told
 otherwise: the value, or its distance to 1, is multiplied or divided by a factor; a switch is thrown."""
 
-REWARD = "reward."
-"""Names of weights of a shaped reward begin so."""
+REWARD = "reward."  # names of weights of a shaped reward begin so
 
 
 @dataclass

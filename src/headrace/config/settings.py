@@ -29,8 +29,7 @@ from headrace.config.ranges import Range
 from headrace.config.run import RunConfig
 from headrace.config.sampling import SamplingConfig
 
-LONGEST_NAME = 120
-"""Characters of several tasks' ids in a file's name, of which there may be 255."""
+LONGEST_NAME = 120  # characters of several tasks' ids in a file's name, of which there may be 255
 
 
 @dataclass

@@ -66,8 +66,7 @@ class PolicyModule(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.algorithm, self.leaves, self.actions = model, algorithm, observations, actions
-        self.core_width = int(getattr(model, "core_width", 0))
-        """S; 0 without a core."""
+        self.core_width = int(getattr(model, "core_width", 0))  # S; 0 without a core
         self._decode = [tensor_decoder(leaf.space, "cpu", spec.name) for leaf in actions]
 
     def forward(self, obs: dict[str, Tensor], core: Tensor | None = None, first: Tensor | None = None) -> dict[str, Tensor]:

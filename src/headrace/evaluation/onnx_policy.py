@@ -28,8 +28,7 @@ from headrace.learning import q_learning
 from headrace.policies.distributions import ActionDistribution
 from headrace.runs.files import sha256
 
-CONTRACT_KEY = "headrace.contract"
-"""Of the ONNX metadata: the contract as JSON."""
+CONTRACT_KEY = "headrace.contract"  # of the ONNX metadata: the contract as JSON
 CONTRACT_VERSION = 1
 SCHEMA = Path(__file__).with_name("contract.schema.json")
 

@@ -143,8 +143,7 @@ class BatchMemory:
         self._pinned = host if apart else {}
         # Not zeroed: that would be work on another stream than the one that copies.
         self._data = {name: torch.empty_like(tensor, device=device) for name, tensor in host.items()} if apart else host
-        self.used = Marker(device)
-        """When the device is past it, it does not read the batch any more."""
+        self.used = Marker(device)  # when the device is past it, it does not read the batch any more
 
     @property
     def batch(self) -> Batch:

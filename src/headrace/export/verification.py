@@ -18,10 +18,8 @@ from headrace.evaluation.onnx_policy import OnnxPolicy
 from headrace.evaluation.trained_policy import TrainedPolicy
 from headrace.export.graph import ExportError
 
-STEPS = 64
-"""Of each batch size."""
-BATCHES = (1, 7)
-"""Environments that are stepped together. In a multi-agent environment, matches."""
+STEPS = 64  # of each batch size
+BATCHES = (1, 7)  # environments that are stepped together. In a multi-agent environment, matches.
 TOLERANCE = 1e-3
 """Largest difference of a number, as a share of the number where that is above 1. Sums in another order differ by 1e-7 to 1e-4,
 the latter where a core remembers them through a deep network."""

@@ -100,10 +100,8 @@ class Learner:
 
         self._recorder = recorder
         self._record()
-        self._names: tuple[str, ...] = ()
-        """Metric name of each column of the statistics."""
-        self._reports = [_Report(self.device), _Report(self.device)]
-        """Of the present update and of the previous one."""
+        self._names: tuple[str, ...] = ()  # metric name of each column of the statistics
+        self._reports = [_Report(self.device), _Report(self.device)]  # of the present update and of the previous one
 
     def measure(self) -> None:
         """Have the next update report what is too dear for every update: how far off-policy its batch is, and how alike

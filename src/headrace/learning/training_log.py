@@ -15,12 +15,10 @@ from headrace.envs.core.reference_scores import normalized
 from headrace.experience.batch import Arrivals
 from headrace.learning.learner import Learner, Progress, Update
 
-EPISODE_WINDOW = 100
-"""Episodes in `charts/episodic_return_100`, which `run.goal` is compared with."""
+EPISODE_WINDOW = 100  # episodes in `charts/episodic_return_100`, which `run.goal` is compared with
 REASONS = (None, "total_steps", "goal", "max_minutes", "no_samples", "interrupted")
 """Reasons to end training. If ranks have different reasons, all of them report the one that is last in this list."""
-CURVE_POINTS = 20
-"""Largest number of points that an interval adds to the learning curve."""
+CURVE_POINTS = 20  # largest number of points that an interval adds to the learning curve
 
 
 class TrainingLog:
@@ -29,10 +27,8 @@ class TrainingLog:
 
     def __init__(self, tasks: Sequence[str] = (), agents: Sequence[str] = ()) -> None:
         self.returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
-        self.tasks = TaskLog(tasks) if tasks else None
-        """Where the policy is trained on several."""
-        self.first_version = 0
-        """Episodes that older weights ended do not count: they were another policy's."""
+        self.tasks = TaskLog(tasks) if tasks else None  # where the policy is trained on several
+        self.first_version = 0  # episodes that older weights ended do not count: they were another policy's
         self._statistics: list[dict[str, torch.Tensor]] = []
         self._ended: list[tuple[float, int]] = []
         self._agents: dict[str, list[float]] = {agent: [] for agent in agents}
@@ -141,8 +137,7 @@ class TaskLog:
 
     def __init__(self, tasks: Sequence[str]) -> None:
         self.tasks = tuple(tasks)
-        self.returns: list[deque[float]] = [deque(maxlen=EPISODE_WINDOW) for _ in self.tasks]
-        """Of the last episodes of each task."""
+        self.returns: list[deque[float]] = [deque(maxlen=EPISODE_WINDOW) for _ in self.tasks]  # of the last episodes of each task
         self._steps = np.zeros(len(self.tasks), np.int64)
 
     @property

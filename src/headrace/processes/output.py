@@ -14,8 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Any, TextIO, cast
 
-LIMIT = 1 << 20
-"""Most characters that `BackgroundOutput` keeps; what is written beyond them is dropped."""
+LIMIT = 1 << 20  # most characters that `BackgroundOutput` keeps; what is written beyond them is dropped
 
 
 def show(text: str) -> None:
@@ -70,8 +69,7 @@ class BackgroundOutput(io.TextIOBase):
         stream.flush()
         self._stream, self._fd, self._limit = stream, stream.fileno(), limit
         self._texts: deque[str] = deque()
-        self._characters = self._dropped = 0
-        """Characters that are not written yet, and texts that had no room among them."""
+        self._characters = self._dropped = 0  # characters that are not written yet, and texts that had no room among them
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 

@@ -39,14 +39,12 @@ from headrace.runs.error_texts import reason
 from headrace.runs.files import free_space, sha256, write_synced
 from headrace.runs.state_tree import on_cpu, unpack
 
-FORMAT = 1
-"""Version of the layout on disk."""
+FORMAT = 1  # version of the layout on disk
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest"
 _MOST_MANIFEST = 1 << 20
-_LISTED = 3
-"""Damaged checkpoints that an error message lists."""
+_LISTED = 3  # damaged checkpoints that an error message lists
 
 
 class CheckpointError(UserError, RuntimeError):

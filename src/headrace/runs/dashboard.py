@@ -24,14 +24,12 @@ from headrace.runs import bottleneck
 from headrace.runs.metrics import OF_NODE
 from headrace.shm.phases import PARTS, PHASES
 
-MOST_NODES = 8
-"""Sampling nodes that have a line."""
+MOST_NODES = 8  # sampling nodes that have a line
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE = 60
 _COLOURS = ("green", "cyan", "magenta", "blue", "yellow")
 
-LAST_OUTPUT_TIMEOUT = 2.0
-"""Seconds that the end of a run waits for a terminal that was stopped."""
+LAST_OUTPUT_TIMEOUT = 2.0  # seconds that the end of a run waits for a terminal that was stopped
 
 _BEST = "best return"
 _LOSSES = ("policy_loss", "value_loss", "td_error", "q_mean", "entropy", "approx_kl", "clipfrac", "epsilon", "grad_norm")

@@ -34,8 +34,7 @@ from headrace.runs.error_texts import reason
 from headrace.runs.files import AppendFile, free_space, write_whole
 from headrace.runs.system_facts import system_facts
 
-LOCK_BYTES = 300
-"""Most bytes of run.lock: a process id, and the name of its machine."""
+LOCK_BYTES = 300  # most bytes of run.lock: a process id, and the name of its machine
 
 
 class FolderInUse(UserError, RuntimeError):
@@ -54,8 +53,7 @@ class RunFolder:
     """A run's folder, locked for this process until `close`. Raises `FolderInUse` if another process holds it, `FolderUnusable`
     if it cannot be made or written."""
 
-    _settings = ""
-    """What config.json holds."""
+    _settings = ""  # what config.json holds
 
     def __init__(self, path: os.PathLike[str] | str) -> None:
         with explained(Path(path)):

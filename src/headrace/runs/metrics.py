@@ -129,8 +129,7 @@ KEYS: dict[str, str] = {
 }
 """Every key the engine logs, with its meaning and unit; a user's algorithm adds those that its `loss` returns."""
 
-CURVE = "curve.jsonl"
-"""In the run folder: the learning curve, with more points than there are intervals."""
+CURVE = "curve.jsonl"  # in the run folder: the learning curve, with more points than there are intervals
 CURVE_KEYS = ("mean", "low", "high")
 """Of the last 100 episodes: the mean return, and the returns that a tenth of them are below and above."""
 

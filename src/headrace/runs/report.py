@@ -45,8 +45,7 @@ class Reporter:
         with explained(folder.path):
             self._writers = [MetricsWriter(config.policy_folder(p), own) for p, own in enumerate(policy_configs(config))]
         self._dashboard = Dashboard(config)
-        self._began: dict[int, int] = {}
-        """By policy, the global step at which training goes on."""
+        self._began: dict[int, int] = {}  # by policy, the global step at which training goes on
         self._steps: dict[int, int] = {}
         self._first: dict[int, tuple[float, float]] = {}
         self._last: dict[int, tuple[float, float]] = {}

@@ -29,8 +29,7 @@ class VideoWriter:
 
     # `imageio_ffmpeg.write_frames` drives ffmpeg too, but ignores its exit code and leaves its messages on the terminal.
     _process: subprocess.Popen[bytes] | None = None
-    _messages: IO[bytes]
-    """A file without a name that gets ffmpeg's messages: a pipe could fill up."""
+    _messages: IO[bytes]  # a file without a name that gets ffmpeg's messages: a pipe could fill up
     _shape: tuple[int, ...] = ()
 
     def __init__(self, path: os.PathLike[str] | str, fps: float = 30.0) -> None:

@@ -30,8 +30,7 @@ from headrace.policies.policy import convert_weights
 from headrace.sampling.trajectory_fields import trajectory_fields
 from headrace.shm.run_control import PhaseClock
 
-KEPT = 4
-"""Trajectories that the memory holds. When it is full, the last one moves to its beginning."""
+KEPT = 4  # trajectories that the memory holds. When it is full, the last one moves to its beginning.
 
 
 class Span(NamedTuple):
@@ -73,8 +72,7 @@ class DeviceSampler:
 
         # Environments on the device write its tensors in place; others write page-locked memory, from which the device copies.
         in_place = bool(getattr(group, "tensors", False))
-        self._acted = Marker("cpu" if in_place else self.device)
-        """Behind it a step's actions are in host memory."""
+        self._acted = Marker("cpu" if in_place else self.device)  # behind it a step's actions are in host memory
         where: dict[str, Any] = {"device": self.device if in_place else "cpu", "pin_memory": on_cuda and not in_place}
         rows = KEPT * self.T + 1
         fields = trajectory_fields(spec, self._core_width, algorithm.extra_fields(spec))
@@ -88,8 +86,7 @@ class DeviceSampler:
         self._first_row = ObsRow.view(arrays, 0)
         self._core = torch.zeros(self.B, self._core_width, device=self.device)
         self._t = self._steps = 0
-        self.started = False
-        """Whether the environments were reset or restored."""
+        self.started = False  # whether the environments were reset or restored
         group.remember()
 
     @torch.no_grad()

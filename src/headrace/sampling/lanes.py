@@ -56,8 +56,7 @@ class Group:
 
     def __post_init__(self) -> None:
         self.set_acting(self.lanes)
-        self.new_matches: Sequence[int] = ()
-        """Matches that the next step begins."""
+        self.new_matches: Sequence[int] = ()  # matches that the next step begins
         self.rows: list[LaneRow] = [None] * len(self.lanes)  # type: ignore[list-item]  # reused by every step
 
     def set_acting(self, lanes: list[Lane]) -> None:

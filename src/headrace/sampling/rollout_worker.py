@@ -26,8 +26,7 @@ from headrace.shm.trajectory_store import TrajectoryStore
 
 InlineAct = Callable[[int, list[int]], None]
 """Computes the actions of lanes; arguments: the policy's number, the lanes' numbers."""
-SLOT_POLL = 0.005
-"""Seconds between two checks for a free slot while the worker also waits for something else."""
+SLOT_POLL = 0.005  # seconds between two checks for a free slot while the worker also waits for something else
 
 
 class RolloutWorker:

@@ -52,8 +52,7 @@ class RunMemory:
 
     def __init__(self, policies: Sequence[PolicyMemory], requests: InferenceRequests, control: RunControl):
         self.policies, self.requests, self.control = list(policies), requests, control
-        self.population: PopulationMemory | None = None
-        """Population-based training; None without it."""
+        self.population: PopulationMemory | None = None  # Population-based training; None without it
         self.standings: Standings | None = None
         """Multi-agent environments: members, results and ratings; None in environments of one agent."""
 

@@ -9,8 +9,7 @@ from typing import Any, Literal
 from headrace.transport.messages import ProtocolError, Refused
 from headrace.transport.streams import Backoff, Stream, StreamSource, Unreachable
 
-JOIN_TIMEOUT = 2.0
-"""Seconds that `close` waits for the connection's thread."""
+JOIN_TIMEOUT = 2.0  # seconds that `close` waits for the connection's thread
 
 Event = Literal["up", "message", "down", "failed"]
 Greet = Callable[[Stream], tuple[Any, Iterator[bytes]]]

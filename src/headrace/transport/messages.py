@@ -17,12 +17,9 @@ import numpy as np
 
 from headrace.arrays import ArrayLayout, ArraySpec
 
-HEADER = struct.Struct("<II")
-"""Kind, sequence number."""
-LARGEST_JSON = 1 << 20
-"""Most bytes of a handshake message."""
-LARGEST_MESSAGE = 256 << 20
-"""Most bytes of any message."""
+HEADER = struct.Struct("<II")  # kind, sequence number
+LARGEST_JSON = 1 << 20  # most bytes of a handshake message
+LARGEST_MESSAGE = 256 << 20  # most bytes of any message
 
 
 class ProtocolError(Exception):

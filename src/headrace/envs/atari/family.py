@@ -45,8 +45,7 @@ from headrace.envs.groups.vector import VectorGroup
 from headrace_atari import AtariVector
 
 FRAMESKIP = 4
-MAX_FRAMES = 108_000
-"""30 minutes at 60 frames per second."""
+MAX_FRAMES = 108_000  # 30 minutes at 60 frames per second
 TWO_PLAYERS_ONLY = frozenset({"combat", "joust", "maze_craze", "warlords"})
 """ROMs without a single-player mode: ALE ends the process when it loads them."""
 

@@ -32,11 +32,9 @@ from headrace.envs.core.actions import action_spec
 from headrace.envs.core.contract import MASK_KEY, ActionSpec, ArraySpec, EnvSpec
 from headrace.envs.core.errors import BadObservation, UnsupportedSpace
 
-PLAIN_KEY = "obs"
-"""Name of the array of an observation space that is no Dict or Tuple."""
+PLAIN_KEY = "obs"  # name of the array of an observation space that is no Dict or Tuple
 
-SMALLEST_IMAGE = 16
-"""Arrays with fewer rows or columns than this are vectors: they are too small for convolutional encoders."""
+SMALLEST_IMAGE = 16  # arrays with fewer rows or columns than this are vectors: they are too small for convolutional encoders
 
 
 @dataclass

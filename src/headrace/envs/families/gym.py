@@ -16,8 +16,7 @@ from headrace.envs.core.family_interface import Env, Family, Observes
 from headrace.envs.core.imports import NotCarried, import_module, script_that_registers, source_of
 from headrace.envs.core.wrappers import preprocess, render_without_screen
 
-_OBSERVE_IMAGES = (":AtariEnv", ":CarRacing")
-"""Suffixes of the entry points of environments that observe images."""
+_OBSERVE_IMAGES = (":AtariEnv", ":CarRacing")  # suffixes of the entry points of environments that observe images
 
 _MUJOCO_MODULE = "gymnasium.envs.mujoco"
 _EXTRAS = {_MUJOCO_MODULE: "mujoco", "gymnasium.envs.box2d": "box2d"}
@@ -73,8 +72,7 @@ def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> En
 
 
 _CARTPOLE_CLASS = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
-_FEWEST = 6
-"""Fewer environments are faster one by one."""
+_FEWEST = 6  # fewer environments are faster one by one
 
 
 def make_vector(name: str, options: EnvConfig, num_envs: int) -> VectorEnv | None:

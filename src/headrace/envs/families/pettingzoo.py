@@ -108,8 +108,7 @@ class TurnBased:
         self.game = game
         self.possible_agents = list(game.possible_agents)
         self.agents: list[Any] = []
-        self._selected: Any = None
-        """The agent whose turn it is."""
+        self._selected: Any = None  # the agent whose turn it is
         self.metadata = getattr(game, "metadata", {})
         self.render_mode = getattr(game, "render_mode", None)
 

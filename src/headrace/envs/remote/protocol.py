@@ -33,19 +33,14 @@ from headrace.transport.failures import TlsFlags
 from headrace.transport.messages import HEADER, LARGEST_MESSAGE, MessageLayout, ProtocolError, Refused, header, read_json
 from headrace.transport.streams import Service
 
-PROTOCOL = 4
-"""Version of this protocol. Both sides must have the same."""
+PROTOCOL = 4  # version of this protocol. Both sides must have the same.
 SERVICE = Service("/headrace.Environments/Session", "environment server", "no group waits for environments")
-OF_RUN = TlsFlags("--envs.remote-ca", "--tls-cert and --tls-key")
-"""Flags if a run calls an environment server."""
+OF_RUN = TlsFlags("--envs.remote-ca", "--tls-cert and --tls-key")  # flags if a run calls an environment server
 OF_SIMULATOR = TlsFlags("--tls-ca", "--envs.remote-tls-cert and --envs.remote-tls-key")
 """Flags if a simulator calls a run that listens."""
-RESET, STEP = 1, 2
-"""Kinds of messages from the trainer."""
-OBSERVED, STEPPED, STEPPED_FINAL, FAULT = 1, 2, 3, 4
-"""Kinds of messages from the simulator."""
-LARGEST_REQUEST = 16 << 20
-"""Most bytes of a request."""
+RESET, STEP = 1, 2  # kinds of messages from the trainer
+OBSERVED, STEPPED, STEPPED_FINAL, FAULT = 1, 2, 3, 4  # kinds of messages from the simulator
+LARGEST_REQUEST = 16 << 20  # most bytes of a request
 
 
 # -- the handshake ----------------------------------------------------------------------------------------------------
@@ -200,8 +195,7 @@ class GroupLayout:
             matches = lanes // agents
             arrays |= {"advanced": ArraySpec((lanes,), np.dtype(bool)), "ended": ArraySpec((matches,), np.dtype(bool))}
             arrays["outcome"] = ArraySpec((matches, agents), np.dtype(np.float64))
-        self.replies = {OBSERVED: MessageLayout(arrays)}
-        """By kind."""
+        self.replies = {OBSERVED: MessageLayout(arrays)}  # by kind
         arrays |= {name: array(dtype) for name, dtype in STEP_ARRAYS.items()}
         self.replies[STEPPED] = self.largest = MessageLayout(arrays)
         if spec.autoreset == "same-step":

@@ -22,10 +22,8 @@ from headrace.transport.credentials import Credentials, check_address, credentia
 from headrace.transport.listeners import Listener
 from headrace.transport.streams import FIRST_PAUSE, Backoff, Caller, Endpoint, Stream
 
-SPARE_STREAMS = 16
-"""Streams beside those of groups, for trainers that ask for the specification or are refused."""
-HELLO_TIMEOUT = 30.0
-"""Seconds that a caller may take for its hello."""
+SPARE_STREAMS = 16  # streams beside those of groups, for trainers that ask for the specification or are refused
+HELLO_TIMEOUT = 30.0  # seconds that a caller may take for its hello
 ANSWER_TIMEOUT = 10.0
 """Seconds that a dialled trainer may take for its hello. A trainer sends it or ends the stream at once, but gRPC may keep a call
 for ever if the listener closes at that moment."""

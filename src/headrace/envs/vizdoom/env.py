@@ -34,8 +34,7 @@ class VizdoomEnv(gymnasium.Env):
         """Whether the engine hosts a network game. Deathmatch levels have no start for a single player, so they need it even
         without bots."""
         self._started = self._steps = 0
-        self._cut_after = options.max_episode_steps
-        """Steps after which a wrapper truncates the episode."""
+        self._cut_after = options.max_episode_steps  # steps after which a wrapper truncates the episode
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)

@@ -28,8 +28,7 @@ from headrace.envs.vizdoom.match import Match
 from headrace.envs.vizdoom.player import BASE, FRAMESKIP, Player, Settings
 from headrace.envs.vizdoom.shaping import PRESETS
 
-NEEDS_OTHER_FILES = frozenset({"doom", "doom2", "oblige"})
-"""Scenarios whose levels are not in the package."""
+NEEDS_OTHER_FILES = frozenset({"doom", "doom2", "oblige"})  # scenarios whose levels are not in the package
 
 
 def ids() -> list[str]:

@@ -24,18 +24,15 @@ from headrace.processes.orphaned_programs import STARTED_BY
 FILES = {"duel_bots": "multi_duel", "deathmatch_bots": "multi", "multi_deathmatch": "multi", "multi_cig": "cig"}
 """Name -> name of the package's configuration file, if they differ."""
 
-ENGINE = str(Path(vizdoom.__file__).parent / "vizdoom")
-"""The engine's program."""
+ENGINE = str(Path(vizdoom.__file__).parent / "vizdoom")  # the engine's program
 DEATHMATCH_ARGS = (
     "-deathmatch +sv_forcerespawn 1 +sv_noautoaim 1 +sv_respawnprotect 1 +sv_spawnfarthest 1 +sv_nocrouch 1 +sv_noexit 1"
     " +viz_respawn_delay 0"
 )
 """Rules of the Visual Doom AI Competition, as in Petrenko et al. 2020: players respawn automatically and at once. In addition, a
 player that opens the level's exit dies, and the game goes on."""
-PORTS = range(10_000, 32_000)
-"""UDP ports of games."""
-PORT_RETRIES = 5
-"""Attempts to start a game, each on another port."""
+PORTS = range(10_000, 32_000)  # UDP ports of games
+PORT_RETRIES = 5  # attempts to start a game, each on another port
 
 
 def config_path(name: str) -> Path:
@@ -208,8 +205,7 @@ def _process_folder(pid: int) -> Path:
     return folder
 
 
-_watchers: list[subprocess.Popen[bytes]] = []
-"""Kept, since Python warns of a program that runs when its object is deleted."""
+_watchers: list[subprocess.Popen[bytes]] = []  # kept, since Python warns of a program that runs when its object is deleted
 
 
 def guard(game: vizdoom.DoomGame) -> Path:

@@ -26,10 +26,8 @@ from headrace.envs.groups.episode_statistics import OBJECTIVE
 from headrace.envs.vizdoom.game import DEATHMATCH_ARGS, PORT_RETRIES, Engine, free_port
 from headrace.envs.vizdoom.player import FRAMESKIP, Player, Settings
 
-CHECK_INTERVAL = 0.5
-"""Seconds between two checks of the engines while their answers are missing."""
-CLOSE_TIMEOUT = 5.0
-"""Seconds that a player's thread may take to close its engine, before both are abandoned."""
+CHECK_INTERVAL = 0.5  # seconds between two checks of the engines while their answers are missing
+CLOSE_TIMEOUT = 5.0  # seconds that a player's thread may take to close its engine, before both are abandoned
 
 
 class MatchFailed(RuntimeError):
@@ -86,8 +84,7 @@ class Match:
         self.possible_agents = [f"player_{i}" for i in range(self.settings.players)]
         self.agents: list[str] = []
         self.render_mode = render_mode
-        self.starts = 0
-        """Number of starts of the engines."""
+        self.starts = 0  # number of starts of the engines
         self._own_weights: dict[str, dict[str, float]] = {}
         """By agent: its own weights of reward shaping, for players of later engines."""
         self._seats = self._new_seats()

@@ -10,8 +10,7 @@ from headrace.config import Config, ConfigError
 from headrace.envs.core.contract import EnvSpec
 from headrace.experience.replay.buffer import Replay, ReplayConfig, ReplayField
 
-OBSERVATION = "obs/"
-"""Observations are fields of the trajectory store, and of the replay, whose names begin so."""
+OBSERVATION = "obs/"  # observations are fields of the trajectory store, and of the replay, whose names begin so
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,7 @@ class SlotWriter:
 
     def __init__(self, replay: Replay, store: TrajectoryStore, config: Config, envs: Sequence[int] | None = None):
         self._replay, self._store, self._config, self._envs = replay, store, config, envs
-        self._order: dict[int, int] = {}
-        """By the first environment of a lane, the number of its newest trajectory."""
+        self._order: dict[int, int] = {}  # by the first environment of a lane, the number of its newest trajectory
         self._begin_anew()
 
     def write(self, slot: int, otherwise: float) -> None:

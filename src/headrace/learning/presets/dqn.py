@@ -86,8 +86,7 @@ def check(config: Config) -> None:
         )
 
 
-_MADE = class_of("dqn", "DQN")
-"""With those parts of Rainbow that the settings switch on."""
+_MADE = class_of("dqn", "DQN")  # with those parts of Rainbow that the settings switch on
 DECLARATIONS = (
     Declaration("dqn", _MADE, "replay", by_preset(DQN, SMALL, _with_clipped_rewards(DQN_PAPER)), check),
     Declaration("rainbow", _MADE, "replay", by_preset(RAINBOW, RAINBOW_SMALL, _with_clipped_rewards(RAINBOW_PAPER)), check),

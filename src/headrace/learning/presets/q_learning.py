@@ -15,8 +15,7 @@ ON_A_REPLAY: Settings = {
     "learning.lr_schedule": "constant",
     "learning.num_epochs": 1, "learning.num_minibatches": 1,
 }  # fmt: skip
-SMALL_NETWORK: Settings = {"policy.mlp": [128], "policy.hidden": 128, "policy.activation": "relu"}
-"""For vectors."""
+SMALL_NETWORK: Settings = {"policy.mlp": [128], "policy.hidden": 128, "policy.activation": "relu"}  # for vectors
 CONVOLUTIONS = {"auto": "nature-conv", "nature-cnn": "nature-conv", "impala-shallow": "shallow-conv"}
 """The same convolutions without a linear layer, for heads whose streams each have one of their own."""
 
