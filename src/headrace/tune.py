@@ -119,8 +119,7 @@ class Trial:
     """One candidate and what was measured of it."""
 
     settings: Settings
-    rates: list[float] = field(default_factory=list)
-    """Steps per second learned from, of each of its trainings."""
+    rates: list[float] = field(default_factory=list)  # steps per second learned from, of each of its trainings
     error: str = ""
 
     @property
@@ -232,8 +231,7 @@ class Search:
     seconds: float
     show: Callable[[str], None]
     began: float = field(default_factory=monotonic)
-    took: list[float] = field(default_factory=list)
-    """Seconds of each trial beside its measurement: starting, the first update."""
+    took: list[float] = field(default_factory=list)  # seconds of each trial beside its measurement: starting, the first update
 
     @property
     def left(self) -> float:

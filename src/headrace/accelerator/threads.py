@@ -115,8 +115,7 @@ class ThreadTrials:
         most: the other number, larger.
     """
 
-    WINDOW = 10.0
-    """Seconds; longer if it has fewer updates than `UPDATES`."""
+    WINDOW = 10.0  # Seconds; longer if it has fewer updates than `UPDATES`
     UPDATES = 5
     BUSY = 0.95
     WORTH = 1.05

@@ -29,35 +29,24 @@ MOST_LOST = 10  # matches in a row that one environment may lose with a game pro
 class Episode(NamedTuple):
     """One agent's episode in a game."""
 
-    env: int
-    """The number of its environment."""
+    env: int  # the number of its environment
     agent: int
-    player: int
-    """Who acted, by the number in `Games.players`."""
-    episode_return: float
-    """Raw: neither scaled nor clipped."""
-    length: int
-    """Steps."""
-    digest: int
-    """CRC-32 of its observations, actions and rewards."""
-    task: int
-    """The number of its task, where there are several."""
-    ended_at: int
-    """The step of the loop with which it ended."""
+    player: int  # who acted, by the number in `Games.players`
+    episode_return: float  # raw: neither scaled nor clipped
+    length: int  # Steps
+    digest: int  # CRC-32 of its observations, actions and rewards
+    task: int  # the number of its task, where there are several
+    ended_at: int  # the step of the loop with which it ended
 
 
 class Game(NamedTuple):
     """One whole game."""
 
-    env: int
-    """The number of its environment."""
+    env: int  # the number of its environment
     steps: int
-    episodes: list[Episode]
-    """In the order in which they ended; in a match agents may have several, or none."""
-    outcomes: np.ndarray | None
-    """float64 [A]: the values that decide a match, by agent; None if there is one agent."""
-    first: int
-    """The agent for which the first of two players acted."""
+    episodes: list[Episode]  # in the order in which they ended; in a match agents may have several, or none
+    outcomes: np.ndarray | None  # float64 [A]: the values that decide a match, by agent; None if there is one agent
+    first: int  # the agent for which the first of two players acted
 
     @property
     def lost(self) -> bool:

@@ -39,8 +39,10 @@ class TrainedPolicy:
 
     def __init__(self, config: Config, spec: EnvSpec, algorithm: Algorithm, model: nn.Module, step: int, seed: int = 0) -> None:
         self.config, self.spec, self.algorithm = config, spec, algorithm
-        self.step = step  # the `global_step` of the checkpoint that the weights are from
-        self.number = 0  # of the policy, where the run trained several
+        self.step = step
+        """The `global_step` of the checkpoint that the weights are from."""
+        self.number = 0
+        """Of the policy, where the run trained several."""
         self.team: list[TrainedPolicy] = []
         """In a multi-agent environment whose agents have different spaces: all policies of the run, this one among them."""
         self.device = torch.device(config.device)

@@ -27,8 +27,7 @@ Exporter = Literal["auto", "dynamo", "torchscript"]
 class Exported:
     """A policy that was exported."""
 
-    path: Path
-    """The ONNX file; the contract is beside it, with the suffix .json."""
+    path: Path  # the ONNX file; the contract is beside it, with the suffix .json
     contract: dict[str, Any]
 
     def __str__(self) -> str:

@@ -30,15 +30,11 @@ class Verification:
     """What was compared."""
 
     observations: int = 0
-    batches: list[int] = field(default_factory=list)
-    """Numbers of observations that were given at a time."""
-    resets: int = 0
-    """Observations before which the core was zeroed, or would have been."""
-    differences: dict[str, float] = field(default_factory=dict)
-    """Largest one of each output: |a - b| / max(1, |b|)."""
+    batches: list[int] = field(default_factory=list)  # numbers of observations that were given at a time
+    resets: int = 0  # observations before which the core was zeroed, or would have been
+    differences: dict[str, float] = field(default_factory=dict)  # largest one of each output: |a - b| / max(1, |b|)
     tolerance: float = TOLERANCE
-    other_choices: int = 0
-    """Choices that differ because two of them are equally good up to the tolerance."""
+    other_choices: int = 0  # choices that differ because two of them are equally good up to the tolerance
 
     def note(self, output: str, ours: np.ndarray, theirs: np.ndarray) -> None:
         """Compare one output. Raises `ExportError` where it is not the same."""

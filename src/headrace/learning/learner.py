@@ -50,14 +50,11 @@ class Progress:
     global_step: int = 0
     """Steps of all environments that were learned from (rows that are transitions and were not masked out as too old; with epochs
     a step still counts once). With replay: steps that entered it."""
-    updates: int = 0
-    """Batches learned from."""
+    updates: int = 0  # batches learned from
     lost_versions: int = 0
     """Versions given to weights that were lost with a learner which died after its last checkpoint; see `version`."""
-    episodes: int = 0
-    """Episodes that ended in these steps."""
-    stale_steps: int = 0
-    """Steps masked out because their policy lag was above `max_policy_lag`."""
+    episodes: int = 0  # episodes that ended in these steps
+    stale_steps: int = 0  # steps masked out because their policy lag was above `max_policy_lag`
 
     @property
     def version(self) -> int:

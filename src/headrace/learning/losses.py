@@ -18,7 +18,8 @@ from headrace.learning.shape_checks import require
 
 MAX_LOG_RATIO = math.log(20.0)
 """|log pi - log mu| is clamped to this in losses: a larger ratio carries no more information, and exp would overflow."""
-MAX_SYMMETRIC_KL = 30.0  # the exploration term stops growing here
+MAX_SYMMETRIC_KL = 30.0
+"""The exploration term stops growing here."""
 
 
 def valid_count(mask: Tensor | None) -> Tensor:

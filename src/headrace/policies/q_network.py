@@ -49,12 +49,9 @@ class NoisyLinear(nn.Module):
 class QOutput:
     """Values of all actions, batch dimensions [N] (`act`) or [T, B] (`unroll`)."""
 
-    q: Tensor
-    """float32 [..., A]."""
-    logits: Tensor | None
-    """float32 [..., A, M] of the return's distribution; None unless distributional."""
-    core: Tensor
-    """float32 [N, S] or [B, S]: core state after the (last) row."""
+    q: Tensor  # float32 [..., A]
+    logits: Tensor | None  # float32 [..., A, M] of the return's distribution; None unless distributional
+    core: Tensor  # float32 [N, S] or [B, S]: core state after the (last) row
     allowed: Tensor | None
     """bool [..., A]; None if every action is. A row whose mask allows nothing counts as unmasked, as in `ActionDistribution`."""
 

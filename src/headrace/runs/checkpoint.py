@@ -58,15 +58,11 @@ class Checkpoint:
     """A checkpoint read from disk and verified."""
 
     path: Path
-    step: int
-    """global_step at which it was saved."""
+    step: int  # global_step at which it was saved
     score: float | None
-    tensors: dict[str, torch.Tensor]
-    """On the CPU."""
-    state: Any
-    """What `state.json` holds."""
-    damaged: tuple[str, ...] = ()
-    """A message for each checkpoint that was skipped, because it is damaged or does not fit."""
+    tensors: dict[str, torch.Tensor]  # on the CPU
+    state: Any  # what `state.json` holds
+    damaged: tuple[str, ...] = ()  # a message for each checkpoint that was skipped, because it is damaged or does not fit
 
     def unpack(self) -> Any:
         """The tree that was given to `state_tree.pack`. Raises `CheckpointError` if the files do not belong together."""
@@ -300,8 +296,7 @@ class _Manifest:
     step: int
     score: float | None
     milestone: bool
-    files: dict[str, tuple[int, str]]
-    """Length and SHA-256 of each file."""
+    files: dict[str, tuple[int, str]]  # length and SHA-256 of each file
 
 
 def _manifest(path: Path) -> _Manifest:

@@ -52,8 +52,7 @@ class _Layout:
     """Which parts a screen has."""
 
     blank_lines: bool = True
-    least_share: float = 0.005
-    """Phases that take a smaller share of a part's time are not named."""
+    least_share: float = 0.005  # phases that take a smaller share of a part's time are not named
     times: bool = True
     advice: bool = True
     facts: bool = True

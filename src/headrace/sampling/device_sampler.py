@@ -36,10 +36,8 @@ KEPT = 4  # trajectories that the memory holds. When it is full, the last one mo
 class Span(NamedTuple):
     """The trajectories of one part: views of the sampler's memory, valid until the next call of `collect`."""
 
-    fields: Tensors
-    """Every field, [T+1, B, ...] or [T, B, ...] by its number of rows; `core` [B, S]."""
-    envs: range
-    """The indices of the part's B environments."""
+    fields: Tensors  # every field, [T+1, B, ...] or [T, B, ...] by its number of rows; `core` [B, S]
+    envs: range  # the indices of the part's B environments
 
 
 class DeviceSampler:

@@ -53,8 +53,7 @@ class Job:
     """What a process of the run does; a process that replaces it has the same job."""
 
     role: Role
-    index: int
-    """Among the workers of its role."""
+    index: int  # among the workers of its role
     main: Callable[[Start], None]
     argument: Any
 

@@ -31,12 +31,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 class Service:
     """One kind of stream, such as that between a run and environment servers."""
 
-    method: str
-    """The method's path in gRPC."""
-    listener: str
-    """Name of the listening program, for messages."""
-    busy: str = "nobody waits for a stream"
-    """Why an `Acceptor` sends a caller away."""
+    method: str  # the method's path in gRPC
+    listener: str  # name of the listening program, for messages
+    busy: str = "nobody waits for a stream"  # why an `Acceptor` sends a caller away
 
 
 @dataclass(frozen=True)
@@ -44,13 +41,10 @@ class Endpoint:
     """One side of a service's streams."""
 
     service: Service
-    address: str
-    """The listener's, see `check_address`."""
+    address: str  # the listener's, see `check_address`
     own: Credentials
-    largest_received: int
-    """Most bytes of a received message."""
-    compress: bool = False
-    """Compress sent messages (gzip)."""
+    largest_received: int  # most bytes of a received message
+    compress: bool = False  # compress sent messages (gzip)
 
     def options(self) -> list[tuple[str, int]]:
         keepalive = int(KEEPALIVE * 1000)
@@ -96,8 +90,7 @@ class _Awaited:
     since: float
     seconds: float
     otherwise: str
-    slow: bool = False
-    """`Stream.on_slow` was called."""
+    slow: bool = False  # `Stream.on_slow` was called
 
 
 class Stream:

@@ -42,8 +42,7 @@ class Leaf:
     """One array of an observation: where it is in the observation, and how it is written to rows of memory."""
 
     name: str
-    path: tuple[str | int, ...]
-    """Keys that lead to it through nested dictionaries and tuples."""
+    path: tuple[str | int, ...]  # keys that lead to it through nested dictionaries and tuples
     source: spaces.Space[Any]
     spec: ArraySpec
     write: Callable[[np.ndarray, np.ndarray], None]

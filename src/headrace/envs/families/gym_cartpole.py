@@ -18,8 +18,7 @@ class CartPoles(CartPoleVectorEnv):
     """Environment i is bit for bit a single environment that was reset with seed + i and is reset without a seed after every
     episode. Autoreset is NEXT_STEP."""
 
-    state: Any
-    """float64 [4, N]: position, velocity, angle, angular velocity."""
+    state: Any  # float64 [4, N]: position, velocity, angle, angular velocity
 
     def __init__(self, num_envs: int, max_episode_steps: int) -> None:
         super().__init__(num_envs, max_episode_steps)

@@ -31,10 +31,8 @@ class MatchRules:
 
     spec: EnvSpec
     to_learn: RewardTransform
-    max_steps: int | None
-    """Steps after which a match is truncated."""
-    info_mask: bool
-    """The infos hold the action masks."""
+    max_steps: int | None  # steps after which a match is truncated
+    info_mask: bool  # the infos hold the action masks
 
 
 class Match:

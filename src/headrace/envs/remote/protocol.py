@@ -50,14 +50,10 @@ LARGEST_REQUEST = 16 << 20  # most bytes of a request
 class Hello:
     """The trainer's first message: the environments that it asks for."""
 
-    env: str
-    """The environment's id."""
-    num_envs: int
-    """Environments of the group; 0: the trainer only asks for the welcome, and the stream ends."""
-    training: bool = True
-    """Episodes may end before the game does; otherwise episodes are whole games."""
-    options: dict[str, Any] | None = None
-    """The environment's settings that the trainer expects; None: any."""
+    env: str  # the environment's id
+    num_envs: int  # environments of the group; 0: the trainer only asks for the welcome, and the stream ends
+    training: bool = True  # episodes may end before the game does; otherwise episodes are whole games
+    options: dict[str, Any] | None = None  # the environment's settings that the trainer expects; None: any
     protocol: int = PROTOCOL
 
     def to_bytes(self) -> bytes:
@@ -81,17 +77,13 @@ class Welcome:
     """The server's answer: the environments that it has."""
 
     env: str
-    options: dict[str, Any]
-    """The environment's settings, as `shared_options` gives them."""
+    options: dict[str, Any]  # the environment's settings, as `shared_options` gives them
     spec: EnvSpec
     lanes: int
     lane_size: int
-    schema: list[Any]
-    """`GroupLayout.schema` of the server, which must be the trainer's too."""
-    defaults: dict[str, Any]
-    """Default settings for training this environment, for a trainer that does not know it."""
-    observes: str
-    """"images" or "vectors"."""
+    schema: list[Any]  # `GroupLayout.schema` of the server, which must be the trainer's too
+    defaults: dict[str, Any]  # default settings for training this environment, for a trainer that does not know it
+    observes: str  # "images" or "vectors"
 
     def to_bytes(self) -> bytes:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -287,12 +287,9 @@ class _Sampled:
     """One batch on its way to the learner."""
 
     keys: np.ndarray
-    fields: dict[str, Tensor]
-    """On the device."""
-    version: Tensor
-    """One of the fields, on the host."""
-    memory: ReplayBatch | None
-    """To be filled again when the learner has finished."""
+    fields: dict[str, Tensor]  # on the device
+    version: Tensor  # one of the fields, on the host
+    memory: ReplayBatch | None  # to be filled again when the learner has finished
 
 
 def _of_transitions(b: ReplayBatch) -> _Sampled:

@@ -17,8 +17,7 @@ OBSERVATION = "obs/"  # observations are fields of the trajectory store, and of 
 class Sequences:
     """What is replayed where the network is recurrent (R2D2)."""
 
-    period: int
-    """Rows between two starts: those of a trajectory, whose first row has the core state."""
+    period: int  # rows between two starts: those of a trajectory, whose first row has the core state
     burn_in: int
     length: int
     n_step: int
