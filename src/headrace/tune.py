@@ -147,7 +147,8 @@ def single_changes(config: Config, fixed: Collection[str], batch_sizes: Iterable
     alternatives = [a for nth in zip_longest(*kinds) for a in nth if a]
     flat = _effective(config)
     changed = ({name: value for name, value in a.items() if flat[name] != value} for a in alternatives)
-    return [a for a in _unique(changed) if a and not set(a) & set(fixed) and _possible(config, a)]
+    different = {json.dumps(a, sort_keys=True): a for a in changed}.values()
+    return [a for a in different if a and not set(a) & set(fixed) and _possible(config, a)]
 
 
 def _effective(config: Config) -> Settings:
@@ -164,10 +165,6 @@ def _possible(config: Config, settings: Settings) -> bool:
     except ConfigError:
         return False
     return True
-
-
-def _unique(candidates: Iterable[Settings]) -> list[Settings]:
-    return list({json.dumps(c, sort_keys=True): c for c in candidates}.values())
 
 
 def combined(config: Config, default: Trial, singles: list[Trial]) -> Settings:

@@ -78,11 +78,8 @@ def environment_of(group: EnvGroup) -> str:
 
 class HungEnvironments(HangDetector):
     """Warns (`UserWarning`) while an environment does not answer the thread that has entered this context. The warning comes from
-    another thread; so an environment in C++ that keeps Python's lock also keeps the warning.
-
-    Args:
-        who: names the environment that was called last.
-    """
+    another thread; so an environment in C++ that keeps Python's lock also keeps the warning. `who`: names the environment that
+    was called last."""
 
     def __init__(self, who: Callable[[], str]) -> None:
         super().__init__(LOOK_INTERVAL)

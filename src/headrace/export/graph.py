@@ -57,9 +57,6 @@ def _portable(module: PolicyModule) -> PolicyModule:
     return module
 
 
-# -- exporters ------------------------------------------------------------------------------------------------------------
-
-
 def dynamo(graph: Graph) -> bytes:
     """Export by `torch.export`: whole graphs, or an error."""
     inputs = graph.example(2)

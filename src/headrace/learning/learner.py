@@ -133,18 +133,13 @@ class Learner:
         left = max(0.0, 1.0 - self.progress.global_step / c.total_steps) if c.lr_schedule == "linear" else 1.0
         return c.learning_rate * left
 
-    @property
-    def reduce_gradients(self) -> Callable[[Tensor], None] | None:
-        """Called in every optimizer step between the backward pass and clipping, to combine the gradients of several learners.
-        It finds them in `parameter.grad` of `model`, always in the same memory, and is given the number of samples that they are
-        of, int64 []; it is never recorded. None: one learner."""
-        return self._reduce_gradients
-
-    @reduce_gradients.setter
-    def reduce_gradients(self, function: Callable[[Tensor], None] | None) -> None:
+    def reduce_gradients_by(self, function: Callable[[Tensor], None]) -> None:
+        """Call the function in every optimizer step between the backward pass and clipping, to combine the gradients of several
+        learners. It finds them in `parameter.grad` of `model`, always in the same memory, and is given the number of samples that
+        they are of, int64 []; it is never recorded."""
         self._reduce_gradients = function
         for parameter in self.model.parameters():
-            parameter.grad = torch.zeros_like(parameter) if function is not None and parameter.requires_grad else None
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
 
     def join(self, ranks: Ranks) -> None:
         """Learn together with other ranks, starting from the weights of rank 0, as one learner would with all of their batches: a
@@ -163,7 +158,7 @@ class Learner:
                 module.sum_over_ranks = ranks.sum
                 self._prepare = self._prepared  # it sends and receives, which is not recorded
         summed = self.config.learning.reduction == "sum" and not self.config.uses_replay
-        self.reduce_gradients = lambda samples: ranks.combine_gradients(self.model, None if summed else samples)
+        self.reduce_gradients_by(lambda samples: ranks.combine_gradients(self.model, None if summed else samples))
 
     def learn(self, batch: Batch) -> Update:
         """One update: `num_epochs` x `num_minibatches` optimizer steps; none for a batch without a valid row. Raises `NotFinite`
@@ -233,8 +228,6 @@ class Learner:
         for report in self._reports:
             report.check(self._names)
 
-    # -- an update -----------------------------------------------------------------------------------------------------
-
     def _reported(self, steps: Tensor) -> Tensors:
         """Means of the statistics of an update's steps, [n, K]; those of the update before are checked now, when the device has
         more to do."""
@@ -253,7 +246,7 @@ class Learner:
     # -- an optimizer step: backward, (reduce), clip, step ---------------------------------------------------------------
 
     def _reduced_step(self, part: Tensors) -> Tensors:
-        """`_stepped` in two separately recorded halves, with `reduce_gradients` between them."""
+        """`_stepped` in two separately recorded halves, with the function of `reduce_gradients_by` between them."""
         assert self._reduce_gradients is not None
         out = self._backward(part)
         # Replayed samples have no mask: every rank has equally many.

@@ -61,9 +61,9 @@ def never_waiting(stream: TextIO) -> IO[str]:
     return stream if direct else cast(IO[str], BackgroundOutput(stream))
 
 
-class BackgroundOutput(io.TextIOBase):
+class BackgroundOutput:
     """A text stream that never waits: a thread writes to the descriptor of `stream`, past that stream's buffer and lock. Where
-    the descriptor's reader has gone, all is dropped."""
+    the descriptor's reader has gone, all is dropped. Whatever is not here is that of `stream`."""
 
     def __init__(self, stream: TextIO, limit: int = LIMIT):
         stream.flush()
@@ -73,18 +73,11 @@ class BackgroundOutput(io.TextIOBase):
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._stream.encoding
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def writable(self) -> bool:
-        return True
+    def flush(self) -> None:
+        """Do nothing: the thread writes as soon as it can."""
 
     def write(self, text: str) -> int:
         """Have the text written. It is dropped where too much is kept already, and a line will say so."""
@@ -123,7 +116,7 @@ class BackgroundOutput(io.TextIOBase):
                 self._changed.notify_all()
 
     def _write(self, text: str) -> None:
-        data = memoryview(text.encode(self.encoding, errors="replace"))
+        data = memoryview(text.encode(self._stream.encoding, errors="replace"))
         while data:
             try:
                 data = data[os.write(self._fd, data) :]

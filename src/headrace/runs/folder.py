@@ -97,8 +97,6 @@ class RunFolder:
             raise
         return folder, changes
 
-    # -- paths -----------------------------------------------------------------------------------------------------
-
     @property
     def config_path(self) -> Path:
         """The run's settings as JSON."""
@@ -132,8 +130,6 @@ class RunFolder:
             return
         if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
             raise FolderInUse(f"another run has begun in {self.path}, which was deleted while this run was going on: it ends")
-
-    # -- what is written -------------------------------------------------------------------------------------------
 
     def log(self, text: str) -> None:
         """Append `text` to log.txt, each line with the local time. On a full disk the lines are kept until there is room."""

@@ -264,8 +264,6 @@ class RolloutWorker:
     def resume_matches(self, state: Any) -> None:
         """Go on with matches from `matches_state`."""
 
-    # ---------------------------------------------------------------------------------------------------------------------
-
     def _store(self, lane: Lane) -> TrajectoryStore:
         return self.memory.policies[lane.policy].trajectories
 

@@ -35,12 +35,8 @@ def objective_of(info: Mapping[str, Any]) -> float:
 
 
 class EpisodeStatistics:
-    """Statistics of N single-agent environments: NumPy arrays, or tensors of a device for which the host never waits.
-
-    Args:
-        library: numpy or torch.
-        kind: arguments of its `zeros`, such as `device`.
-    """
+    """Statistics of N single-agent environments: NumPy arrays, or tensors of a device for which the host never waits. `library`:
+    numpy or torch. `kind`: arguments of its `zeros`, such as `device`."""
 
     def __init__(self, num_envs: int, library: Any = np, **kind: Any) -> None:
         self.returns: Array = library.zeros(num_envs, dtype=library.float64, **kind)  # [N]: raw returns of the games so far

@@ -36,11 +36,7 @@ class MatchRules:
 
 
 class Match:
-    """The current match of one environment. Agents are indices into `names`.
-
-    Args:
-        index: of the environment in its group.
-    """
+    """The current match of one environment. Agents are indices into `names`. `index`: of the environment in its group."""
 
     def __init__(self, index: int, env: ParallelEnv, rules: MatchRules) -> None:
         self.index, self.env, self._rules = index, env, rules

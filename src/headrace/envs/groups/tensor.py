@@ -85,13 +85,8 @@ class TensorEnv(Protocol):
 
 
 class TensorGroup(EnvGroup):
-    """The `EnvGroup` of a `TensorEnv`.
-
-    Args:
-        tensors: rows are tensors on the environments' device; else NumPy arrays, and the environments are on the CPU.
-
-    Raises `UnsupportedSpace` for spaces other than those that `TensorEnv` names.
-    """
+    """The `EnvGroup` of a `TensorEnv`. `tensors`: rows are tensors on the environments' device; else NumPy arrays, and the
+    environments are on the CPU. Raises `UnsupportedSpace` for spaces other than those that `TensorEnv` names."""
 
     def __init__(self, envs: TensorEnv, options: EnvConfig, env_id: str, *, device: str, tensors: bool):
         observed, acted = envs.single_observation_space, envs.single_action_space

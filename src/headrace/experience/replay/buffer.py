@@ -141,12 +141,8 @@ class LearnerReplay(ABC):
 
     @abstractmethod
     def sample(self, size: int, into: ReplayBatch | None = None, *, threads: int = 1) -> ReplayBatch | None:
-        """Draw `size` transitions with replacement; None while fewer than the minimum are there.
-
-        Args:
-            into: memory of an earlier batch of that size to fill.
-            threads: that copy and decode. The interpreter is free meanwhile.
-        """
+        """Draw `size` transitions with replacement; None while fewer than the minimum are there. `into`: memory of an earlier
+        batch of that size to fill. `threads`: that copy and decode. The interpreter is free meanwhile."""
 
     @abstractmethod
     def sample_sequences(self, size: int, length: int, *, threads: int = 1) -> SequenceBatch | None:
