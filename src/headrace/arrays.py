@@ -38,8 +38,10 @@ class ArraySpec:
 
 
 class ArrayLayout:
-    """Arrays one after the other in a block of memory from byte `start` on, each at a multiple of `alignment` bytes. The first
-    arrays of a table have the same places as in the layout of the whole table."""
+    """Arrays one after the other in a block of memory from byte `start` on, each at a multiple of `alignment` bytes.
+
+    The first arrays of a table have the same places as in the layout of the whole table.
+    """
 
     def __init__(self, arrays: Mapping[str, ArraySpec], alignment: int = 64, start: int = 0) -> None:
         self.arrays = dict(arrays)

@@ -70,8 +70,10 @@ class Checkpointing:
         self._saved_at, self._saved_step, self._saved_updates = perf_counter(), 0, -1
 
     def load(self) -> list[Message]:
-        """Take the newest good checkpoint, if there is one; returns what to report. Raises `CheckpointError` where there are some
-        but none can be used."""
+        """Take the newest good checkpoint, if there is one; returns what to report.
+
+        Raises `CheckpointError` where there are some but none can be used.
+        """
         found = self._find() if self._ranks.index == 0 else None
         if self._ranks.size > 1:
             data = self._ranks.from_first(None if found is None else checkpoint.to_bytes(found))

@@ -94,9 +94,11 @@ def make_config(
 
 def continued(config: Config) -> Config:
     """The configuration with which a run goes on: that of the run in the folder, if there is one, with what was given now (see
-    `Config.defaults`) in the place of its own settings. A run without a checkpoint may become one of another environment, network
-    or algorithm; then nothing of it stays. Raises `ConfigError` for settings that cannot change any more, and for Python files
-    that the run names and nobody else did."""
+    `Config.defaults`) in the place of its own settings. A run without a checkpoint may become one of another environment,
+    network or algorithm; then nothing of it stays.
+
+    Raises `ConfigError` for settings that cannot change any more, and for Python files that the run names and nobody else did.
+    """
     folder, given = config.run_folder, configs.given(config)
     if config.defaults is None or not os.path.lexists(folder / "config.json"):
         return config
@@ -186,8 +188,10 @@ def _group(settings: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 def to_train(config: Config | Any) -> Config:
     """The configuration with which `train` begins: see `continued`. The files and modules that register its environments are
-    among its imports, and its folder is absolute, since an environment may change the working directory. Raises `ConfigError`
-    while a process of the run imports them: the training is in one of them, without a guard."""
+    among its imports, and its folder is absolute, since an environment may change the working directory.
+
+    Raises `ConfigError` while a process of the run imports them: the training is in one of them, without a guard.
+    """
     if is_importing():
         raise ConfigError(f"this file trains when it is imported. Put the training behind a guard:\n{GUARD}")
     config = continued(config if isinstance(config, Config) else make_config(config))

@@ -54,9 +54,12 @@ def train(
     on_checkpoint: Callback | None = None,
 ) -> TrainResult:
     """Train until `total_steps`, the goal, the time limit or Ctrl-C, or until one of the callbacks returns True. Goes on with the
-    run in the folder, if there is one. For the callbacks see `headrace.runs.callbacks.Callbacks`. `config` may also be what
-    `make_config` takes as an environment, which is then trained with its defaults. Raises `ConfigError` for impossible settings,
-    `FolderInUse`, `CheckpointError`, `RunFailed` with the error of the part that failed."""
+    run in the folder, if there is one. For the callbacks see `headrace.runs.callbacks.Callbacks`.
+    `config` may also be what `make_config` takes as an environment, which is then trained with its defaults.
+
+    Raises `ConfigError` for impossible settings, `FolderInUse`, `CheckpointError`, `RunFailed` with the error of the part that
+    failed.
+    """
     callbacks = Callbacks(on_update, on_episode, on_checkpoint)
     check_config(config := to_train(config))
     with settings_of_rank(config) as own:

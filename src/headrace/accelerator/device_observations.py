@@ -59,8 +59,10 @@ class DeviceObservations(Mapped):
     # -- the learner --------------------------------------------------------------------------------------------------------
 
     def allocate(self) -> None:
-        """Make the memory; policy workers leave observations in it from now on. Raises RuntimeError if the device has not enough;
-        observations then go on crossing the bus twice."""
+        """Make the memory; policy workers leave observations in it from now on.
+
+        Raises RuntimeError if the device has not enough; observations then go on crossing the bus twice.
+        """
         self._words.store(_NOW, 0)  # policy workers find no handle until the new one is written
         if self._shared is None:
             memory, handle = cuda_memory.allocate(self.nbytes, self.device)
@@ -81,8 +83,10 @@ class DeviceObservations(Mapped):
     # -- policy workers -----------------------------------------------------------------------------------------------------
 
     def leave(self, slots: np.ndarray, rows: np.ndarray, obs: dict[str, Tensor]) -> int:
-        """Copy observations {field: [n, C, ...]} to rows `rows` (int [n]) of `slots` (int [n]). Returns the stamp for `mark`,
-        which is to be called when the device has done it."""
+        """Copy observations {field: [n, C, ...]} to rows `rows` (int [n]) of `slots` (int [n]).
+
+        Returns the stamp for `mark`, which is to be called when the device has done it.
+        """
         now = self._words.load(_NOW)
         if now != self._generation:
             self._attach(now)

@@ -35,8 +35,10 @@ class RankLost(UserError, RuntimeError):
 
 
 class Ranks:
-    """This process among the ranks of the run; a run without `torchrun` has one rank, and nothing here does anything. Raises
-    `RankLost` in every method if another rank is gone."""
+    """This process among the ranks of the run; a run without `torchrun` has one rank, and nothing here does anything.
+
+    Raises `RankLost` in every method if another rank is gone.
+    """
 
     def __init__(self, device: str):
         here = hardware.rank()

@@ -68,8 +68,10 @@ class AdaptiveThreads:
         self._raised = float("-inf")  # when more threads were taken last
 
     def adapt(self, now: float | None = None) -> str | None:
-        """Measure if it is time to, and set torch's number of threads. Returns a line for the log if it has changed. `now`:
-        seconds (monotonic)."""
+        """Measure if it is time to, and set torch's number of threads. Returns a line for the log if it has changed.
+
+        `now`: seconds (monotonic).
+        """
         now = monotonic() if now is None else now
         if len(self.candidates) == 1 or now < self._next:
             return None
@@ -137,7 +139,9 @@ class ThreadTrials:
 
     def adapt(self, now: float, computed: float, updates: int) -> str | None:
         """To be called after every round. Sets torch's number of threads; returns a line for the log if another one is kept.
-        `now`: seconds (monotonic). `computed`: seconds that the learner has spent on updates. `updates`: their number."""
+
+        `now`: seconds (monotonic). `computed`: seconds that the learner has spent on updates. `updates`: their number.
+        """
         began = self._window or (now, computed, updates)
         self._window = began
         seconds, done = now - began[0], updates - began[2]
@@ -204,7 +208,10 @@ class LearnerThreads:
 
     def adapt(self, now: float | None = None) -> str | None:
         """To be called after every round, which makes one update at most. Returns a line for the log if another number of threads
-        is kept. `now`: seconds (monotonic)."""
+        is kept.
+
+        `now`: seconds (monotonic).
+        """
         now = monotonic() if now is None else now
         if self._trials is not None and self._measured is not None:
             computed, version = self._measured()

@@ -30,8 +30,10 @@ _CHOOSE_DEFAULTS = ("learning.algorithm", "learning.preset", "envs.remote", "env
 
 
 def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
-    """The configuration for the flags of `headrace train`; with `tuned`, including the result of `headrace tune`. Raises
-    `ConfigError`, and `SystemExit` for flags that cannot be parsed and for --help."""
+    """The configuration for the flags of `headrace train`; with `tuned`, including the result of `headrace tune`.
+
+    Raises `ConfigError`, and `SystemExit` for flags that cannot be parsed and for --help.
+    """
     arguments, help_of = _without_help(arguments)
     if arguments and not arguments[0].startswith("-"):
         if "--env" in map(_flag, arguments):
@@ -80,8 +82,10 @@ def _without_preset_file(arguments: Sequence[str]) -> tuple[list[str], dict[str,
 
 
 def given_settings(arguments: Sequence[str]) -> dict[str, Any]:
-    """The settings that the flags name, by their dotted names. Raises `ConfigError` for values out of range, and `SystemExit` for
-    flags that cannot be parsed."""
+    """The settings that the flags name, by their dotted names.
+
+    Raises `ConfigError` for values out of range, and `SystemExit` for flags that cannot be parsed.
+    """
     arguments = _joined_imports([full_name(argument) for argument in arguments])
     for argument in arguments:
         if (flag := _flag(argument)) not in ("", "--import") and _setting(argument) not in _SETTINGS:

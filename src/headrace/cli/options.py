@@ -69,8 +69,10 @@ class ExperimentOptions:
 
 
 def parse(kind: type, command: str, arguments: Sequence[str], **more: Any) -> Any:
-    """Parse a command's options with `tyro.cli`. A closed pipe ends its help quietly (`headrace eval --help | head`). Raises
-    `ConfigError` for a value out of its range."""
+    """Parse a command's options with `tyro.cli`. A closed pipe ends its help quietly (`headrace eval --help | head`).
+
+    Raises `ConfigError` for a value out of its range.
+    """
     try:
         parsed = tyro.cli(kind, prog=f"headrace {command}", args=arguments, **more)
     except BrokenPipeError:

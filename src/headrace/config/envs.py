@@ -91,8 +91,10 @@ class EnvConfig:
 
 
 def tasks_of(env: str) -> tuple[str, ...]:
-    """The tasks that an environment id names: ``atari/pong,atari/boxing`` are two, any id without a comma is one. Raises
-    `ConfigError` for an empty id among several and for one that is there twice."""
+    """The tasks that an environment id names: ``atari/pong,atari/boxing`` are two, any id without a comma is one.
+
+    Raises `ConfigError` for an empty id among several and for one that is there twice.
+    """
     tasks = tuple(env.split(SEPARATOR))
     if len(tasks) > 1 and not all(tasks):
         raise ConfigError(f"the tasks {env!r} have an empty id among them: give family/name, separated by single commas")

@@ -51,8 +51,10 @@ def to_json(config: Config) -> str:
 
 
 def from_dict(data: dict[str, Any]) -> Config:
-    """The inverse of `to_dict`; settings that are not in `data` have their defaults. Raises `ConfigError` for unknown settings,
-    and for values of another type than the setting's or out of its range."""
+    """The inverse of `to_dict`; settings that are not in `data` have their defaults.
+
+    Raises `ConfigError` for unknown settings, and for values of another type than the setting's or out of its range.
+    """
     config = _build(data, Config, "")
     check(config)
     return config
@@ -75,8 +77,11 @@ def _build(data: Any, cls: type, prefix: str) -> Any:
 
 
 def load(path: os.PathLike[str] | str) -> Config:
-    """Read a file with the text that `to_json` gives. Raises `ConfigError` if the file cannot be read, holds no configuration,
-    was written by another version, or has a setting with a value that is not allowed."""
+    """Read a file with the text that `to_json` gives.
+
+    Raises `ConfigError` if the file cannot be read, holds no configuration, was written by another version, or has a setting with
+    a value that is not allowed.
+    """
     path = Path(path)
     other_version = "version of headrace: start a new run in another folder, or use the version that made this one"
     try:

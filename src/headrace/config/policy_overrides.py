@@ -25,8 +25,10 @@ SHARED = {
 
 
 def policy_config(config: Config, policy: int) -> Config:
-    """The settings of one policy; `config` itself where there is only one and nothing is overridden. Raises `ConfigError` for
-    settings that do not exist, have values that are not allowed, or cannot differ between policies."""
+    """The settings of one policy; `config` itself where there is only one and nothing is overridden.
+
+    Raises `ConfigError` for settings that do not exist, have values that are not allowed, or cannot differ between policies.
+    """
     own: dict[str, Any] = config.population.overrides.get(str(policy), {})
     if not isinstance(own, dict):
         raise ConfigError(

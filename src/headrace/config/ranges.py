@@ -97,9 +97,11 @@ JsonObject = Annotated[
 
 
 def check(settings: Any, prefix: str = "") -> None:
-    """Compare every field of a dataclass, and of the dataclasses in it, with its type and range. Raises `ConfigError` with the
-    dotted name of the first field whose value has another type or is out of range. A bool is no number, and a whole number may
-    stand where a float is expected."""
+    """Compare every field of a dataclass, and of the dataclasses in it, with its type and range.
+
+    Raises `ConfigError` with the dotted name of the first field whose value has another type or is out of range. A bool is no
+    number, and a whole number may stand where a float is expected.
+    """
     hints = typing.get_type_hints(type(settings), include_extras=True)
     for field in dataclasses.fields(settings):
         name, value, hint = prefix + field.name, getattr(settings, field.name), hints[field.name]

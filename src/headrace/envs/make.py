@@ -39,8 +39,10 @@ from headrace.envs.groups.vector import VectorGroup
 
 def make_env(env_id: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
     """One environment for evaluation and video: whole games, raw rewards. All settings except those of rewards are applied.
+
     Raises `UnknownEnvironment`, `MissingExtra`, `ConfigError` for a render mode that the environment does not have, or
-    `EnvironmentFault` where its constructor fails."""
+    `EnvironmentFault` where its constructor fails.
+    """
     if render_mode is None:
         return _make_env(env_id, options, None)
     render_without_screen()
@@ -76,8 +78,10 @@ def _making(env_id: str) -> Iterator[None]:
 
 
 def make_parallel(env_id: str, options: EnvConfig, *, render_mode: str | None = None) -> ParallelEnv | None:
-    """One match of a multi-agent environment; None if `env_id` is a single-agent environment, or several tasks. Raises what
-    `make_env` raises."""
+    """One match of a multi-agent environment; None if `env_id` is a single-agent environment, or several tasks.
+
+    Raises what `make_env` raises.
+    """
     check_id(env_id)
     if SEPARATOR in env_id:
         return None

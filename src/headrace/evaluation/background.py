@@ -31,8 +31,10 @@ END_TIMEOUT = 2.0
 
 
 class BackgroundEvaluation:
-    """Evaluates checkpoints in their order, at most one at a time. Waiting checkpoints are hard-linked into a separate folder,
-    where training does not delete them."""
+    """Evaluates checkpoints in their order, at most one at a time.
+
+    Waiting checkpoints are hard-linked into a separate folder, where training does not delete them.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config

@@ -18,8 +18,10 @@ def hub() -> Any:
 
 
 def local_folder(run: os.PathLike[str] | str) -> Path:
-    """The folder of a run; of `hf://NAME` or `hf://NAME@REVISION` the copy in huggingface_hub's cache. Raises `ConfigError` for
-    what the hub does not have or does not give."""
+    """The folder of a run; of `hf://NAME` or `hf://NAME@REVISION` the copy in huggingface_hub's cache.
+
+    Raises `ConfigError` for what the hub does not have or does not give.
+    """
     scheme, colon, rest = os.fspath(run).partition(":")
     if (scheme, colon) != ("hf", ":"):
         return Path(run)

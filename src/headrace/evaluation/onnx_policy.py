@@ -50,8 +50,10 @@ def session(model: os.PathLike[str] | str | bytes) -> Any:
 
 
 class OnnxPolicy(TrainedPolicy):
-    """A `TrainedPolicy` without a network of torch: onnxruntime computes, on the CPU and in float32. `run`: an
-    `onnxruntime.InferenceSession`; `contract`: what it takes and gives."""
+    """A `TrainedPolicy` without a network of torch: onnxruntime computes, on the CPU and in float32.
+
+    `run`: an `onnxruntime.InferenceSession`; `contract`: what it takes and gives.
+    """
 
     def __init__(self, run: Any, contract: dict[str, Any], config: Config, spec: EnvSpec, seed: int = 0) -> None:
         self.session, self.contract = run, contract
@@ -162,9 +164,11 @@ def load_onnx(
     seed: int = 0,
     imports: Iterable[os.PathLike[str] | str] = (),
 ) -> OnnxPolicy:
-    """The policy of a file that `headrace export` wrote; `env`: play in this environment instead of the policy's own. Raises
-    `ConfigError` for another file, an environment with other spaces and missing packages, `ImportsNotGiven` if the environment
-    needs Python files that are not given."""
+    """The policy of a file that `headrace export` wrote; `env`: play in this environment instead of the policy's own.
+
+    Raises `ConfigError` for another file, an environment with other spaces and missing packages, `ImportsNotGiven` if the
+    environment needs Python files that are not given.
+    """
     if not Path(path).is_file():
         raise ConfigError(f"there is no file {path}")
     check_digest(Path(path))

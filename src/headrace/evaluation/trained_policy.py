@@ -154,10 +154,12 @@ class TrainedPolicy:
         return make_env(env, options_of(env, tasks, self.config.envs), render_mode=render_mode)
 
     def module(self) -> PolicyModule:
-        """A copy of the policy as a plain `torch.nn.Module` on the CPU, in float32: a dictionary of what the environment gives to
-        a dictionary of actions and what they are sampled from, with gradients. To play with what became of it:
-        `trained.model.load_state_dict(module.model.state_dict())`, where `trained` is this object. Raises `ConfigError` where the
-        environment cannot be made here."""
+        """A copy of the policy as a plain `torch.nn.Module` on the CPU, in float32: a dictionary of what the environment gives
+        to a dictionary of actions and what they are sampled from, with gradients. To play with what became of it:
+        `trained.model.load_state_dict(module.model.state_dict())`, where `trained` is this object.
+
+        Raises `ConfigError` where the environment cannot be made here.
+        """
         observations, actions, env = interface(self.config, self.spec, self.number)
         env.close()
         model = copy.deepcopy(self.model).cpu()

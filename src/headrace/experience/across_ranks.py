@@ -31,7 +31,9 @@ class ExperienceAcrossRanks:
 
     def next(self, timeout: float | None = None) -> Batch | Filling | None:
         """See `Experience.next`. Every rank must call it equally often; `Filling` also where another rank has no batch yet.
-        Raises `RankLost`."""
+
+        Raises `RankLost`.
+        """
         got = self._own.next(timeout) if self._batch is None else None
         if isinstance(got, Batch):
             self._batch = got

@@ -128,8 +128,10 @@ class OnPolicyExperience(Experience):
 
 
 class BatchMemory:
-    """Memory of one batch, for `slots_per_batch` slots side by side. On the CPU it is the batch itself. For CUDA (or `apart`, for
-    tests) there are two: page-locked host memory, and the batch."""
+    """Memory of one batch, for `slots_per_batch` slots side by side.
+
+    On the CPU it is the batch itself. For CUDA (or `apart`, for tests) there are two: page-locked host memory, and the batch.
+    """
 
     def __init__(self, store: TrajectoryStore, slots_per_batch: int, device: str, apart: bool = False):
         self._store, self._slots = store, slots_per_batch

@@ -72,8 +72,10 @@ class TransitionRing:
     # -- adding -------------------------------------------------------------------------------------------------------
 
     def add(self, fields: dict[str, Tensor]) -> None:
-        """Add the first T rows of trajectories of all environments; T divides the number of rows of the ring. Raises
-        `EnvironmentFault` for stacks that cannot be rebuilt from single frames."""
+        """Add the first T rows of trajectories of all environments; T divides the number of rows of the ring.
+
+        Raises `EnvironmentFault` for stacks that cannot be rebuilt from single frames.
+        """
         T, begin = len(fields["reward"]), self.head % self.rows
         here = slice(begin, begin + T)
         for n in STEP_FIELDS:

@@ -52,7 +52,9 @@ def check_world(config: Config) -> None:
 
 def runtime(package: Path | None = None) -> dict[str, bytes]:
     """The files of onnxruntime-web by name. `package`: its folder, of any version; None: from the cache, or by npm into it.
-    Raises `ConfigError` where they are not there, with the command that helps, and where npm gives other files than `FILES`."""
+
+    Raises `ConfigError` where they are not there, with the command that helps, and where npm gives other files than `FILES`.
+    """
     if package is not None:
         found = {name: package / "dist" / name for name in FILES}
         if missing := [path for path in found.values() if not path.is_file()]:

@@ -53,8 +53,10 @@ class Verification:
 
 def verify(policy: TrainedPolicy, exported: OnnxPolicy) -> Verification:
     """Play both in the environment, `STEPS` steps for each of `BATCHES`: each goes on with its own core state, which begins with
-    numbers other than zero and is reset half way, and wherever an episode ends. Raises `ExportError` for the first output that
-    differs by more than `TOLERANCE`."""
+    numbers other than zero and is reset half way, and wherever an episode ends.
+
+    Raises `ExportError` for the first output that differs by more than `TOLERANCE`.
+    """
     found = Verification()
     for envs in BATCHES:
         both = _Both(policy, exported, found)

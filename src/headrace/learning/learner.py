@@ -161,9 +161,12 @@ class Learner:
         self.reduce_gradients_by(lambda samples: ranks.combine_gradients(self.model, None if summed else samples))
 
     def learn(self, batch: Batch) -> Update:
-        """One update: `num_epochs` x `num_minibatches` optimizer steps; none for a batch without a valid row. Raises `NotFinite`
-        with the numbers when the loss or the gradient is not finite. On the CPU the model is then as it was before that optimizer
-        step. On CUDA this is found while the next update is under way, or by `settle`, and the model is spoilt."""
+        """One update: `num_epochs` x `num_minibatches` optimizer steps; none for a batch without a valid row.
+
+        Raises `NotFinite` with the numbers when the loss or the gradient is not finite. On the CPU the model is then as
+        it was before that optimizer step. On CUDA this is found while the next update is under way, or by `settle`, and the
+        model is spoilt.
+        """
         progress, data = self.progress, dict(batch.data)
         # Lag of a sample: updates between the version that chose the action and the version that learns from it.
         lag = progress.version - batch.version

@@ -81,8 +81,10 @@ def rescale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
 
 
 def unscale(x: Tensor, epsilon: float = 1e-3) -> Tensor:
-    """The inverse of `rescale`: sign(x) (u^2 - 1) with u = (sqrt(1 + 4 epsilon (|x| + 1 + epsilon)) - 1) / (2 epsilon). Computed
-    as (u - 1)(u + 1), with u - 1 without a difference of nearly equal numbers, so that float32 is kept near 0."""
+    """The inverse of `rescale`: sign(x) (u^2 - 1) with u = (sqrt(1 + 4 epsilon (|x| + 1 + epsilon)) - 1) / (2 epsilon).
+
+    Computed as (u - 1)(u + 1), with u - 1 without a difference of nearly equal numbers, so that float32 is kept near 0.
+    """
     root = (1 + 4 * epsilon * (x.abs() + 1 + epsilon)).sqrt()
     less = 2 * x / (root + 1 + 2 * epsilon)  # sign(x) (u - 1)
     return less * (less.abs() + 2)

@@ -210,8 +210,10 @@ class ActionDistribution:
         return total
 
     def entropy(self) -> Tensor:
-        """Entropy in nats, summed over the parts: float32 [...]. That of a squashed Gaussian is H(u) + E[log da/du], whose error
-        is below 0.001 nats; see `_expected_log_2_cosh`."""
+        """Entropy in nats, summed over the parts: float32 [...].
+
+        That of a squashed Gaussian is H(u) + E[log da/du], whose error is below 0.001 nats; see `_expected_log_2_cosh`.
+        """
         total = self.params.new_zeros(self.params.shape[:-1])
         if self._layout.choices:
             total = total - (self._log_probs.exp() * self._log_probs).sum((-1, -2))

@@ -62,8 +62,10 @@ class QOutput:
 
 
 class DuelingHead(nn.Module):
-    """V and advantages from two streams, Q = V + A - mean A (Wang et al. 2016); one stream without dueling. With `atoms` above 1
-    all of them are logits over the support."""
+    """V and advantages from two streams, Q = V + A - mean A (Wang et al. 2016); one stream without dueling.
+
+    With `atoms` above 1 all of them are logits over the support.
+    """
 
     def __init__(self, in_features: int, hidden: int, actions: int, config: QConfig, activation: str, precision: Precision):
         super().__init__()
@@ -101,7 +103,10 @@ class DuelingHead(nn.Module):
 
 
 class QNetwork(OnTrunk[QOutput]):
-    """Q(s, .) for one discrete action. Raises `ConfigError` for other action spaces and for what the trunk refuses."""
+    """Q(s, .) for one discrete action.
+
+    Raises `ConfigError` for other action spaces and for what the trunk refuses.
+    """
 
     support: Tensor
 

@@ -62,8 +62,10 @@ def never_waiting(stream: TextIO) -> IO[str]:
 
 
 class BackgroundOutput:
-    """A text stream that never waits: a thread writes to the descriptor of `stream`, past that stream's buffer and lock. Where
-    the descriptor's reader has gone, all is dropped. Whatever is not here is that of `stream`."""
+    """A text stream that never waits: a thread writes to the descriptor of `stream`, past that stream's buffer and lock.
+
+    Where the descriptor's reader has gone, all is dropped. Whatever is not here is that of `stream`.
+    """
 
     def __init__(self, stream: TextIO, limit: int = LIMIT):
         stream.flush()

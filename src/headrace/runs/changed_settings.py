@@ -32,9 +32,12 @@ def structural(name: str) -> str | None:
 
 
 def compare(before: Config, now: Config, folder: Path, begun: bool = True) -> list[str]:
-    """One line per setting that differs between the earlier and the current configuration of a run. Where the run lies is none of
-    its settings. Raises `ConfigError` if one of them cannot change when the run is resumed; of a run that has not `begun` (it has
-    no checkpoint) all can."""
+    """One line per setting that differs between the earlier and the current configuration of a run. Where the run lies is none
+    of its settings.
+
+    Raises `ConfigError` if one of them cannot change when the run is resumed; of a run that has not `begun` (it has no
+    checkpoint) all can.
+    """
     old, new = (flattened(to_dict(config)) for config in (before, now))
     changes, refused = [], []
     for name in sorted((old.keys() | new.keys()) - {"run.folder"}):

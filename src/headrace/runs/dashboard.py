@@ -78,8 +78,10 @@ class _Screen(Console):
 
 
 class Dashboard:
-    """Shows the progress of a run: `update` takes the metrics of each interval, `message` a text for the user. It never waits for
-    the terminal, which `close` restores."""
+    """Shows the progress of a run: `update` takes the metrics of each interval, `message` a text for the user.
+
+    It never waits for the terminal, which `close` restores.
+    """
 
     def __init__(self, config: Config, console: Console | None = None) -> None:
         self.config = config

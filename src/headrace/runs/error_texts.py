@@ -30,8 +30,10 @@ MAX_SHOWN = 2**60  # limits above this are none
 
 
 def explain(error: BaseException, paths: Iterable[str | os.PathLike[str]] = ()) -> tuple[str, int] | None:
-    """The text for the user and the exit code of the command line; None for a bug, whose traceback is to be shown. `paths`: files
-    and folders that the run was given; what is in them and in folders for temporary files is the run's."""
+    """The text for the user and the exit code of the command line; None for a bug, whose traceback is to be shown.
+
+    `paths`: files and folders that the run was given; what is in them and in folders for temporary files is the run's.
+    """
     if isinstance(error, UserError):
         return str(error), error.exit_code
     if isinstance(error, MemoryError):

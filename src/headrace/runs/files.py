@@ -91,7 +91,10 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # error numbers of a disk that
 
 class AppendFile:
     """A file to which whole pieces are appended. A piece that cannot be written (a full disk, a network drive that is away) is
-    kept and written with the next one. Raises `OSError` if the file cannot be opened, or is no regular file."""
+    kept and written with the next one.
+
+    Raises `OSError` if the file cannot be opened, or is no regular file.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

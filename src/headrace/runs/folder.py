@@ -50,8 +50,10 @@ class FolderUnusable(UserError, RuntimeError):
 
 
 class RunFolder:
-    """A run's folder, locked for this process until `close`. Raises `FolderInUse` if another process holds it, `FolderUnusable`
-    if it cannot be made or written."""
+    """A run's folder, locked for this process until `close`.
+
+    Raises `FolderInUse` if another process holds it, `FolderUnusable` if it cannot be made or written.
+    """
 
     _settings = ""  # what config.json holds
 
@@ -68,9 +70,12 @@ class RunFolder:
 
     @classmethod
     def open(cls, config: Config) -> tuple[RunFolder, list[str]]:
-        """Lock the folder of `config`, and save the settings of the run that starts or is resumed there. Returns the folder and,
-        for each setting that differs from the run's earlier settings, a line for the user. Raises what the constructor raises,
-        and `ConfigError` if the run in the folder cannot be resumed with these settings or `config.run.must_be_new` is set."""
+        """Lock the folder of `config`, and save the settings of the run that starts or is resumed there.
+
+        Returns the folder and, for each setting that differs from the run's earlier settings, a line for the user.
+        Raises what the constructor raises, and `ConfigError` if the run in the folder cannot be resumed with these settings or
+        `config.run.must_be_new` is set.
+        """
         folder = cls(config.run_folder)
         try:
             changes: list[str] = []
@@ -108,9 +113,11 @@ class RunFolder:
         return os.path.lexists(self.config_path)
 
     def check(self) -> None:
-        """Check that the folder is still there and still belongs to this process. Raises `FolderUnusable` if it was deleted
-        meanwhile: it is then made again, with the settings, for a last checkpoint. Raises `FolderInUse` if another run has begun
-        where it was: nothing more may be written there."""
+        """Check that the folder is still there and still belongs to this process.
+
+        Raises `FolderUnusable` if it was deleted meanwhile: it is then made again, with the settings, for a last checkpoint.
+        Raises `FolderInUse` if another run has begun where it was: nothing more may be written there.
+        """
         lock = self.path / "run.lock"
         here = os.fstat(self._lock)
         try:
@@ -210,8 +217,10 @@ class NotRunning(UserError, RuntimeError):
 
 
 def training_process(run: Path) -> int:
-    """The id of the process that trains in a run folder. It is on this machine, and has the folder's lock file open. Raises
-    `NotRunning` where there is none: the run has ended, or is on another machine, or nobody has ever trained there."""
+    """The id of the process that trains in a run folder. It is on this machine, and has the folder's lock file open.
+
+    Raises `NotRunning` where there is none: the run has ended, or is on another machine, or nobody has ever trained there.
+    """
     lock = run / "run.lock"
     try:
         here = os.stat(lock)

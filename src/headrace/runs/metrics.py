@@ -135,8 +135,11 @@ CURVE_KEYS = ("mean", "low", "high")
 
 
 class MetricsWriter:
-    """Writes the metrics of a run. If the run is resumed, call `rewind` first. Raises `ConfigError` naming the extra if
-    `config.run.track` is set without wandb, `OSError` if the folder cannot be written or metrics.jsonl cannot be read."""
+    """Writes the metrics of a run. If the run is resumed, call `rewind` first.
+
+    Raises `ConfigError` naming the extra if `config.run.track` is set without wandb, `OSError` if the folder cannot be written or
+    metrics.jsonl cannot be read.
+    """
 
     def __init__(self, folder: os.PathLike[str] | str, config: Config) -> None:
         self._folder = Path(folder)

@@ -55,9 +55,11 @@ def learning_curve(
     title: str = "",
     goal: float | None = None,
 ) -> None:
-    """Draw one metric of one or more runs over `global_step` into a PNG (or whatever the suffix of `path` says). Returns have a
-    band, in which four fifths of the last 100 episodes are, and more points than the metrics. Raises `ConfigError` if the `plots`
-    extra is not installed or no run has logged `key`."""
+    """Draw one metric of one or more runs over `global_step` into a PNG (or whatever the suffix of `path` says). Returns have
+    a band, in which four fifths of the last 100 episodes are, and more points than the metrics.
+
+    Raises `ConfigError` if the `plots` extra is not installed or no run has logged `key`.
+    """
     figure = new_figure((7, 4))
     bands = {str(run): band(run) if key == RETURNS else () for run in runs}
     curves = {name: (ours[0], ours[1]) if ours and ours[0] else curve(name, key) for name, ours in bands.items()}

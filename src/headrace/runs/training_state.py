@@ -15,8 +15,10 @@ _KERNELS = ("foreach", "fused", "capturable")  # settings of an optimizer that o
 
 
 def load_weights(model: torch.nn.Module, found: Checkpoint) -> None:
-    """`model.load_state_dict` with the "model" of a checkpoint's tree. Raises `CheckpointError` where that is the state of
-    another network or not finite; the model is then as it was."""
+    """`model.load_state_dict` with the "model" of a checkpoint's tree.
+
+    Raises `CheckpointError` where that is the state of another network or not finite; the model is then as it was.
+    """
     load_state(model, found.unpack().get("model"), found.path)
 
 

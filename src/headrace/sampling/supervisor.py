@@ -142,8 +142,10 @@ class Supervisor:
     # -- watching ---------------------------------------------------------------------------------------------------------
 
     def messages(self, timeout: float) -> Iterator[Message]:
-        """Yield what processes report within `timeout` seconds, and replace dead and hung ones meanwhile. Raises `RunFailed` when
-        the run cannot go on."""
+        """Yield what processes report within `timeout` seconds, and replace dead and hung ones meanwhile.
+
+        Raises `RunFailed` when the run cannot go on.
+        """
         deadline = monotonic() + timeout
         while (left := deadline - monotonic()) > 0:
             self._wait(min(left, POLL))
@@ -327,8 +329,10 @@ class Supervisor:
     # -- ending -----------------------------------------------------------------------------------------------------------
 
     def stop(self) -> Iterator[Message]:
-        """End the run; yields the learners' last messages. Nothing of the run is alive afterwards. Raises `RunFailed` if a
-        learner fails now: its last checkpoint was not written."""
+        """End the run; yields the learners' last messages. Nothing of the run is alive afterwards.
+
+        Raises `RunFailed` if a learner fails now: its last checkpoint was not written.
+        """
         self.memory.stop()
         yield from self._noticed()
         began, announced, failures = monotonic(), False, []

@@ -55,8 +55,10 @@ def _cause(details: str) -> str:
 
 
 def _tls_advice(details: str, uses_tls: bool, flags: TlsFlags) -> tuple[str, bool]:
-    """Advice if TLS is, or may be, the reason why a call failed before the first answer; and whether TLS certainly is. A listener
-    with TLS closes the connection of a caller without TLS, and so does a listener that is stopped."""
+    """Advice if TLS is, or may be, the reason why a call failed before the first answer; and whether TLS certainly is.
+
+    A listener with TLS closes the connection of a caller without TLS, and so does a listener that is stopped.
+    """
     if not uses_tls:
         closed = re.search("Socket closed|Connection reset", details)
         return f": if it uses TLS, give the certificate that signed its own here, too ({flags.ca})" if closed else "", False

@@ -55,8 +55,10 @@ class MessageLayout(ArrayLayout):
         return bytes(message)
 
     def read(self, message: bytes) -> dict[str, np.ndarray]:
-        """The arrays of a message by name, as views. Bools are copies, in which every byte other than 0 is True. Raises
-        `ProtocolError` for a message of another size."""
+        """The arrays of a message by name, as views. Bools are copies, in which every byte other than 0 is True.
+
+        Raises `ProtocolError` for a message of another size.
+        """
         if len(message) != self.nbytes:
             raise ProtocolError(f"a message of {len(message)} bytes, where {self.nbytes} were expected")
         views = self.views(message)

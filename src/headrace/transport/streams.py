@@ -94,8 +94,10 @@ class _Awaited:
 
 
 class Stream:
-    """One stream. Any thread may call `send` and `request`; one thread iterates over the received messages. Iteration ends with
-    the stream; `ended` then says why."""
+    """One stream. Any thread may call `send` and `request`; one thread iterates over the received messages.
+
+    Iteration ends with the stream; `ended` then says why.
+    """
 
     def __init__(self, messages: Iterator[bytes], cancel: Callable[[], Any]) -> None:
         """`messages`: those received. `cancel`: ends the stream from this side."""

@@ -146,8 +146,10 @@ def _on_a_gpu(options: EnvConfig) -> bool:
 
 
 class AtariGame(gymnasium.Env[np.ndarray, Any]):
-    """One native console with the observations of the vector environment and with `render`, for watching and videos. Observations
-    uint8 [stack, H, W] (RGB: [stack, H, W, 3]); one step is `frameskip` frames; rewards are raw; info: `lives`."""
+    """One native console with the observations of the vector environment and with `render`, for watching and videos.
+
+    Observations uint8 [stack, H, W] (RGB: [stack, H, W, 3]); one step is `frameskip` frames; rewards are raw; info: `lives`.
+    """
 
     def __init__(self, name: str, options: EnvConfig, render_mode: str | None = None) -> None:
         shown = render_mode if render_mode == "rgb_array" else None  # `make_env` refuses others with a message

@@ -15,8 +15,10 @@ from headrace_atari import AtariVector, read_states
 
 
 class TrainingStarts:
-    """Where the training episodes of a group begin: see `EnvConfig.random_start` and `EnvConfig.start_states`. Raises
-    `ConfigError` for both at once, and for a file without states."""
+    """Where the training episodes of a group begin: see `EnvConfig.random_start` and `EnvConfig.start_states`.
+
+    Raises `ConfigError` for both at once, and for a file without states.
+    """
 
     def __init__(self, options: EnvConfig) -> None:
         if options.random_start and options.start_states is not None:

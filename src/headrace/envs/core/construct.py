@@ -29,8 +29,10 @@ def construct(make: Any, options: EnvConfig, render_mode: str | None = None) -> 
 
 
 def complete(env: Any) -> Env:
-    """The environment itself, or as a `gymnasium.Env` if it has the methods of one without being one. Raises `ConfigError` for an
-    environment of several agents."""
+    """The environment itself, or as a `gymnasium.Env` if it has the methods of one without being one.
+
+    Raises `ConfigError` for an environment of several agents.
+    """
     if hasattr(env, "possible_agents"):
         raise ConfigError(
             f"{type(env).__qualname__} is an environment of several agents: register a function that makes it with "

@@ -293,8 +293,10 @@ class EnvGroup(Protocol):
     """Whether rows are tensors on the environments' device; else NumPy arrays."""
 
     def reset(self, seed: int, out: Sequence[ObsRow]) -> None:
-        """Begin the first episodes; `out`: row 0 of each lane, finished when `recv` returns True. Environment i is seeded with
-        `seed + i`. Later resets do not seed."""
+        """Begin the first episodes; `out`: row 0 of each lane, finished when `recv` returns True.
+
+        Environment i is seeded with `seed + i`. Later resets do not seed.
+        """
 
     def send(self, rows: Sequence[LaneRow]) -> None:
         """Begin one step of all lanes, with one row for each; finished when `recv` returns True."""
@@ -305,7 +307,9 @@ class EnvGroup(Protocol):
 
     def notify(self, wake: Callable[[], None]) -> None:
         """Call `wake`, instead of the function given before, whenever `recv` has returned False and may now return True or raise.
-        The group may call it from any thread, also when nothing has changed. `wake` returns at once and never raises."""
+
+        The group may call it from any thread, also when nothing has changed. `wake` returns at once and never raises.
+        """
         return
 
     def remember(self) -> None:

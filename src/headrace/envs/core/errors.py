@@ -37,8 +37,10 @@ def cause(error: BaseException) -> str:
 
 
 class EnvironmentFault(UserError, RuntimeError):
-    """An environment misbehaved; the message names the environment, its index, seed and step. `frames`: the traceback as text, if
-    another process raised the error; else that of `__cause__` is used."""
+    """An environment misbehaved; the message names the environment, its index, seed and step.
+
+    `frames`: the traceback as text, if another process raised the error; else that of `__cause__` is used.
+    """
 
     def __init__(self, message: str, frames: str = "") -> None:
         super().__init__(message)

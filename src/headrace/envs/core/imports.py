@@ -28,8 +28,10 @@ _importing: list[str] = []  # what `import_files` is importing now: more than on
 
 
 def import_files(names: Iterable[str | os.PathLike[str]]) -> None:
-    """Import Python files and modules, each once. A file can import its siblings: its folder joins the end of `sys.path`. Raises
-    `ConfigError` for what is not there, and whatever the code raises."""
+    """Import Python files and modules, each once. A file can import its siblings: its folder joins the end of `sys.path`.
+
+    Raises `ConfigError` for what is not there, and whatever the code raises.
+    """
     for name in map(absolute, names):
         if not _is_here(name):
             _importing.append(name)
@@ -207,8 +209,11 @@ def needed_code(config: Config) -> tuple[str, ...]:
 
 def check_given(config: Config, given: Iterable[os.PathLike[str] | str], folder: os.PathLike[str] | str) -> tuple[str, ...]:
     """The code to import for the configuration of a run folder: that `given`, or else that which it names, if this process has
-    already imported it. Raises `ImportsNotGiven` if the configuration needs other code. Any given file replaces all files that
-    the configuration names, so that a run whose files have moved can be used."""
+    already imported it.
+
+    Raises `ImportsNotGiven` if the configuration needs other code. Any given file replaces all files that the configuration
+    names, so that a run whose files have moved can be used.
+    """
     names = [absolute(path) for path in given]
     of_ids = set(needed_code(config)) - set(config.imports)
     files = tuple(name for name in names if name not in of_ids)

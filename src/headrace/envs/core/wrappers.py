@@ -47,8 +47,10 @@ def preprocess(env: Env, options: EnvConfig) -> Env:
 
 
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Scale a uint8 image [H, W, C] to `size` (height, width) by area averaging. If both sides shrink by less than 2, bilinear
-    interpolation uses every pixel, too, and takes a fifth of the time."""
+    """Scale a uint8 image [H, W, C] to `size` (height, width) by area averaging.
+
+    If both sides shrink by less than 2, bilinear interpolation uses every pixel, too, and takes a fifth of the time.
+    """
     import cv2
 
     height, width = image.shape[:2]
@@ -155,7 +157,9 @@ class ImageTransform(gymnasium.ObservationWrapper):
 
 class FrameStack(gymnasium.Wrapper):
     """The last `depth` observations as one, along the last axis, oldest first; an episode starts with copies of its first one.
-    Stacks the images of an observation, or the vectors if there is no image. Raises `ValueError` where there is neither."""
+
+    Stacks the images of an observation, or the vectors if there is no image. Raises `ValueError` where there is neither.
+    """
 
     def __init__(self, env: Env, depth: int) -> None:
         super().__init__(env)

@@ -131,8 +131,10 @@ def observes(name: str) -> Observes | None:
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """Settings of CartPole and MuJoCo; with other environments algorithms start with settings of their own. One learner thread
-    for environments whose networks are known to be small, since more threads cost more than they gain."""
+    """Settings of CartPole and MuJoCo; with other environments algorithms start with settings of their own.
+
+    One learner thread for environments whose networks are known to be small, since more threads cost more than they gain.
+    """
     if re.match(r"CartPole-v\d", name):
         return dict(_CARTPOLE)
     if observes(name) == "images":

@@ -101,8 +101,10 @@ FAMILY = Family(None, defaults, ids, knows, observes=lambda name: "vectors", mak
 
 
 class TurnBased:
-    """A turn-based game (PettingZoo's AECEnv) as a ParallelEnv: only the agent whose turn it is observes and acts. PettingZoo's
-    own conversion gives observations to all agents in every step, but takes the action of one of them."""
+    """A turn-based game (PettingZoo's AECEnv) as a ParallelEnv: only the agent whose turn it is observes and acts.
+
+    PettingZoo's own conversion gives observations to all agents in every step, but takes the action of one of them.
+    """
 
     def __init__(self, game: Any) -> None:
         self.game = game

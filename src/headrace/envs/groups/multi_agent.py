@@ -105,8 +105,11 @@ class MultiAgentGroup(EnvGroup):
 def multi_agent_group(
     make: Callable[[], ParallelEnv], options: EnvConfig, num_envs: int, env_id: str, frameskip: int = 1
 ) -> MultiAgentGroup:
-    """A group of `num_envs` environments, each from a call of `make`. Raises `UnsupportedSpace` for spaces without an array form,
-    and for image settings, which only the environment itself can apply."""
+    """A group of `num_envs` environments, each from a call of `make`.
+
+    Raises `UnsupportedSpace` for spaces without an array form, and for image settings, which only the environment itself can
+    apply.
+    """
     for name in ("resize", "grayscale", "frame_stack"):
         if getattr(options, name) is not None:
             raise UnsupportedSpace(f"{env_id}: envs.{name} is for environments of one agent; wrap the ParallelEnv instead")

@@ -38,7 +38,9 @@ def stream_source(entry: str, options: EnvConfig) -> StreamSource:
 
 def greet(stream: Stream, hello: Hello, timeout: float) -> tuple[Welcome, Iterator[bytes]]:
     """Send `hello`. Returns the welcome, and an iterator over the messages that follow. Each answer may take `timeout` seconds.
-    Closes the stream if it raises `Unreachable`, `Refused` or `ProtocolError`."""
+
+    Closes the stream if it raises `Unreachable`, `Refused` or `ProtocolError`.
+    """
     try:
         stream.timeout = timeout
         stream.request(hello.to_bytes())

@@ -120,7 +120,9 @@ def _scale(variable: str) -> tuple[float, float]:
 
 class Player:
     """One engine with its spaces, observations and rewards. The owner starts the engine (`headrace.envs.vizdoom.game`).
-    Observation: uint8 [H, W, C], or a Dict of it as "obs" and "measurements" float32 [V]."""
+
+    Observation: uint8 [H, W, C], or a Dict of it as "obs" and "measurements" float32 [V].
+    """
 
     def __init__(self, name: str, options: EnvConfig, settings: Settings) -> None:
         self.settings = settings

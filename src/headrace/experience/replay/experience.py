@@ -109,9 +109,12 @@ class ReplayExperience(Experience):
         return Batch(self._current.fields, self._current.version, None, self._current.keys, arrivals)
 
     def update_priorities(self, keys: np.ndarray, priorities: Tensor) -> None:
-        """New priorities, float [B], of what the batch with these keys (uint64 [B]) held. Every `replay.evict_period` calls the
-        transitions above the capacity are evicted. From a GPU priorities are on their way until the next call, which enters them,
-        so that nobody waits. Raises `ValueError` for a priority that is negative or not finite."""
+        """New priorities, float [B], of what the batch with these keys (uint64 [B]) held. Every `replay.evict_period`
+        calls the transitions above the capacity are evicted. From a GPU priorities are on their way until the next call, which
+        enters them, so that nobody waits.
+
+        Raises `ValueError` for a priority that is negative or not finite.
+        """
         self._enter_priorities()
         self._arriving = keys, to_host(priorities.float())
         self._priorities_arrived.set()

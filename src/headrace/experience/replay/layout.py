@@ -37,8 +37,10 @@ def sequences_of(config: Config) -> Sequences | None:
 
 
 def observation_fields(config: Config, spec: EnvSpec) -> dict[str, ReplayField]:
-    """How observations are stored: of a stack of images one frame per row. Raises `ConfigError` where images are no stack of
-    `EnvSpec.frame_stack` frames."""
+    """How observations are stored: of a stack of images one frame per row.
+
+    Raises `ConfigError` where images are no stack of `EnvSpec.frame_stack` frames.
+    """
     stack, fields = spec.frame_stack, {}
     for name, array in spec.observation.items():
         depth, shape = 1, array.shape
@@ -59,7 +61,9 @@ def make_replay(config: Config, spec: EnvSpec, core_width: int = 0) -> Replay:
 def replay_layout(config: Config, spec: EnvSpec, core_width: int, parts: int) -> tuple[ReplayConfig, dict[str, ReplayField]]:
     """How a run's replay, or one of so many equal `parts` of it, is laid out: one history per environment and copy, images one
     frame per row. With a core, the state before a trajectory is laid out over its rows, so that it takes no memory in the others.
-    Raises `ConfigError` where images are no stack of `EnvSpec.frame_stack` frames."""
+
+    Raises `ConfigError` where images are no stack of `EnvSpec.frame_stack` frames.
+    """
     r, capacity = config.replay, -(-config.replay.capacity // parts)
     per_slot = (r.samples_per_insert or 0) * config.sampling.rollout * config.envs_per_group * r.copies
     fields = observation_fields(config, spec)

@@ -51,9 +51,11 @@ class TrajectoryWriter(native.TrajectoryWriter):
         super().__init__(replay.native, dict(arrays), list(replay.fields), gamma, copies, parts, rescaled, numbers)
 
     def write(self, slot: int, otherwise: float = 1.0) -> None:
-        """Write one slot. Other threads run meanwhile. `otherwise`: first priority of transitions without `q`. Raises
-        `ValueError` for rewards or values that are not finite, and for sequences with stacks that cannot be stored, as said
-        above; `IndexError` for an environment that the replay has no history for."""
+        """Write one slot. Other threads run meanwhile. `otherwise`: first priority of transitions without `q`.
+
+        Raises `ValueError` for rewards or values that are not finite, and for sequences with stacks that cannot be stored, as
+        said above; `IndexError` for an environment that the replay has no history for.
+        """
         super().write(slot, otherwise)
 
     def get_state(self) -> np.ndarray:

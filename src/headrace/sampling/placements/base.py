@@ -42,8 +42,10 @@ Learn = Callable[["Placement", int], Iterator[Message | None]]
 
 
 class Placement(ABC):
-    """See the module. `make_agent` makes an algorithm and its model, the same in every process. Raises `MemoryError` where there
-    is too little memory, `ConfigError` for a replay that cannot hold these observations."""
+    """See the module. `make_agent` makes an algorithm and its model, the same in every process.
+
+    Raises `MemoryError` where there is too little memory, `ConfigError` for a replay that cannot hold these observations.
+    """
 
     trajectory_fields: Collection[str] | None = None
     """Names of the fields that trajectories have here; None: all that acting and learning know of."""
