@@ -45,8 +45,7 @@ class ArrayLayout:
 
     def __init__(self, arrays: Mapping[str, ArraySpec], alignment: int = 64, start: int = 0) -> None:
         self.arrays = dict(arrays)
-        self.nbytes = start
-        """Bytes of the whole block."""
+        self.nbytes = start  # bytes of the whole block
         self._offsets: list[int] = []
         for array in self.arrays.values():
             self._offsets.append(-(-self.nbytes // alignment) * alignment)

@@ -65,10 +65,8 @@ class Checkpointing:
         self._policy, self._pbt = policy, pbt
         self._folder = self._folder_of(policy)
         placement.savers[policy] = self
-        self._common_moment: int | None = None
-        """The moment that the whole population goes back to, if there is one."""
-        self._ended = False
-        """Whether the newest checkpoint is the last that there will be of the policy."""
+        self._common_moment: int | None = None  # the moment that the whole population goes back to, if there is one
+        self._ended = False  # whether the newest checkpoint is the last that there will be of the policy
         self._saved_at, self._saved_step, self._saved_updates = perf_counter(), 0, -1
 
     def load(self) -> list[Message]:
@@ -138,7 +136,8 @@ class Checkpointing:
         numbers = sorted({moment for of_policy in every for moment, _ in of_policy.values()}, reverse=True)
         self._placement.moment = max(numbers, default=0)
         for number in numbers:
-            found = [{path for path, one in of_policy.items() if _belongs_to(number, *one)} for of_policy in every]
+            # Of a policy that had finished learning by then, its last checkpoint.
+            found = [{path for path, (at, ended) in own.items() if at == number or (ended and at < number)} for own in every]
             if all(found):
                 self._common_moment = number
                 return checkpoint.load_newest(self._folder, self._take, found[self._policy])
@@ -230,15 +229,9 @@ class Checkpointing:
         self._saved_at = perf_counter()
         try:
             path = checkpoint.save(
-                self._folder,
-                step,
-                tensors,
-                state,
-                keep=run.keep_checkpoints,
-                score=score,
-                milestone=milestone,
+                self._folder, step, tensors, state, keep=run.keep_checkpoints, score=score, milestone=milestone,
                 attach=self._experience.save,
-            )
+            )  # fmt: skip
         except CheckpointError as error:
             if must:
                 raise
@@ -247,9 +240,3 @@ class Checkpointing:
         self._saved_step, self._saved_updates, self._ended = step, learner.progress.updates, ended
         name = path.name if self._config.population.size == 1 else f"{path.name} of policy {self._policy}"
         return Message("message", f"Checkpoint {name}", self._policy)
-
-
-def _belongs_to(moment: int, saved_at: int, ended: bool) -> bool:
-    """Whether a policy returns to its checkpoint of the moment `saved_at` if the population returns to `moment`: it is the same
-    moment, or an earlier one by which the policy had finished learning (`ended`)."""
-    return saved_at == moment or (ended and saved_at < moment)

@@ -17,8 +17,8 @@ from gymnasium.envs.registration import EnvSpec
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError, policy_configs
+from headrace.config.envs import SEPARATOR
 from headrace.config.ranges import check
-from headrace.config.tasks import SEPARATOR
 from headrace.config.validation import validate
 from headrace.envs.core import contract
 from headrace.envs.core.errors import EnvironmentFault
@@ -85,7 +85,9 @@ def make_config(
     if config.sampling.placement == "device":
         config = configs.override(config, **_one_part(config, settings))
     if "learning.num_minibatches" not in settings and not config.uses_replay:
-        config = configs.override(config, **{"learning.num_minibatches": _minibatches(config)})
+        # The next smaller number that divides the batch, whose size the user may have given.
+        numbers, units = range(config.learning.num_minibatches, 1, -1), config.minibatch_units
+        config = configs.override(config, **{"learning.num_minibatches": next((n for n in numbers if units % n == 0), 1)})
     config.defaults = {name: attrgetter(name)(config) for name in configs.NAMES if name not in given}
     return config
 
@@ -167,12 +169,6 @@ def _one_part(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         batch = {"learning.batch_size": T * n} if K > 1 and "learning.batch_size" not in given else {}
         return {"sampling.num_workers": 1, "sampling.num_groups": 1, "sampling.envs_per_worker": n, **batch}
     return {} if "learning.batch_size" in given else {"learning.batch_size": T * config.num_envs}
-
-
-def _minibatches(config: Config) -> int:
-    """The default number of minibatches, or the next smaller one that divides the batch, whose size the user may have given."""
-    units = config.minibatch_units
-    return next((n for n in range(config.learning.num_minibatches, 1, -1) if units % n == 0), 1)
 
 
 def _defaults_of_server(env: str, base: Config) -> tuple[dict[str, Any], str]:

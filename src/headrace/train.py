@@ -29,8 +29,7 @@ from headrace.experience.across_ranks import across_ranks
 from headrace.experience.batch import Batch, Experience, Filling
 from headrace.learning.algorithm import make_agent
 from headrace.learning.learner import Learner
-from headrace.learning.stopping import REASONS, reason_to_stop
-from headrace.learning.training_log import TrainingLog
+from headrace.learning.training_log import REASONS, TrainingLog, reason_to_stop
 from headrace.make_config import check_config, for_agents, to_train
 from headrace.population.members import make_members
 from headrace.population.past_versions import PastVersions
@@ -39,11 +38,10 @@ from headrace.population.pbt_policy import PbtPolicy
 from headrace.population.records import Records
 from headrace.processes.interrupt import interrupts
 from headrace.processes.ranks import settings_of_rank
-from headrace.runs.callbacks import Callback, Callbacks
+from headrace.runs.callbacks import Callback, Callbacks, TrainResult
 from headrace.runs.folder import FolderUnusable, RunFolder
 from headrace.runs.messages import Message
 from headrace.runs.report import Reporter
-from headrace.runs.result import TrainResult
 from headrace.sampling.placements.base import Placement, RunFailed
 from headrace.shm.run_control import POLL_INTERVAL
 

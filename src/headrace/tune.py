@@ -46,16 +46,11 @@ TUNABLE = (
 )
 """What may be tried and written; the batch size only where the user asks for it."""
 
-SLOWEST = 180.0
-"""Seconds a candidate may take for its first update, or its second, before it is given up."""
-HELPS = 1.05
-"""Ratio of speeds that makes a change worth keeping."""
-PAIRS = 3
-"""Times that the defaults and a candidate are compared before one is chosen: two say little about their spread."""
-ERRORS = 2.0
-"""Standard errors that the gain of a candidate must be above."""
-FINAL = 0.5
-"""Share of the time kept for comparing the best candidate with the defaults."""
+SLOWEST = 180.0  # seconds a candidate may take for its first update, or its second, before it is given up
+HELPS = 1.05  # ratio of speeds that makes a change worth keeping
+PAIRS = 3  # times that the defaults and a candidate are compared before one is chosen: two say little about their spread
+ERRORS = 2.0  # standard errors that the gain of a candidate must be above
+FINAL = 0.5  # share of the time kept for comparing the best candidate with the defaults
 
 
 # -- where the result lives ------------------------------------------------------------------------------------------------
@@ -124,8 +119,7 @@ class Trial:
     """One candidate and what was measured of it."""
 
     settings: Settings
-    rates: list[float] = field(default_factory=list)
-    """Steps per second learned from, of each of its trainings."""
+    rates: list[float] = field(default_factory=list)  # steps per second learned from, of each of its trainings
     error: str = ""
 
     @property
@@ -153,7 +147,8 @@ def single_changes(config: Config, fixed: Collection[str], batch_sizes: Iterable
     alternatives = [a for nth in zip_longest(*kinds) for a in nth if a]
     flat = _effective(config)
     changed = ({name: value for name, value in a.items() if flat[name] != value} for a in alternatives)
-    return [a for a in _unique(changed) if a and not set(a) & set(fixed) and _possible(config, a)]
+    different = {json.dumps(a, sort_keys=True): a for a in changed}.values()
+    return [a for a in different if a and not set(a) & set(fixed) and _possible(config, a)]
 
 
 def _effective(config: Config) -> Settings:
@@ -170,10 +165,6 @@ def _possible(config: Config, settings: Settings) -> bool:
     except ConfigError:
         return False
     return True
-
-
-def _unique(candidates: Iterable[Settings]) -> list[Settings]:
-    return list({json.dumps(c, sort_keys=True): c for c in candidates}.values())
 
 
 def combined(config: Config, default: Trial, singles: list[Trial]) -> Settings:
@@ -237,12 +228,10 @@ class Search:
     seconds: float
     show: Callable[[str], None]
     began: float = field(default_factory=monotonic)
-    took: list[float] = field(default_factory=list)
-    """Seconds of each trial beside its measurement: starting, the first update."""
+    took: list[float] = field(default_factory=list)  # seconds of each trial beside its measurement: starting, the first update
 
     @property
     def left(self) -> float:
-        """Seconds left."""
         return self.seconds - (monotonic() - self.began)
 
     def measure(self, trial: Trial, share: float) -> None:

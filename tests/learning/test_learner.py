@@ -203,7 +203,8 @@ def test_gradients_are_reduced_between_backward_and_clipping(recorder: Any) -> N
         for parameter in large.model.parameters():
             parameter.grad.mul_(1000)  # type: ignore[union-attr]
 
-    same.reduce_gradients, large.reduce_gradients = note, enlarge
+    same.reduce_gradients_by(note)
+    large.reduce_gradients_by(enlarge)
     for seed in range(WARM_UPS + 3):
         first, second, third = (learner.learn(trajectories(seed)).statistics for learner in (alone, same, large))
         assert first.keys() == second.keys()
@@ -226,7 +227,7 @@ def test_gradients_are_reduced_between_backward_and_clipping(recorder: Any) -> N
 def test_a_loss_that_is_not_finite_leaves_the_model_as_it_was(reduced: bool) -> None:
     learner = make_learner()
     if reduced:
-        learner.reduce_gradients = lambda samples: None
+        learner.reduce_gradients_by(lambda samples: None)
     learner.learn(trajectories())
     before = [p.clone() for p in learner.model.parameters()]
     batch = trajectories(1)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from headrace.make_config import make_config
+from headrace.runs.callbacks import TrainResult
 from headrace.runs.metrics import read_jsonl
-from headrace.runs.result import TrainResult
 from headrace.train import train
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_algorithm.py"

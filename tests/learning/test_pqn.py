@@ -14,7 +14,7 @@ from torch import nn
 from headrace.config import ConfigError
 from headrace.envs.core.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, EnvSpec
 from headrace.learning.algorithm import make_agent
-from headrace.learning.lambda_returns import lambda_returns
+from headrace.learning.gae import lambda_returns
 from headrace.learning.pqn import PQN, PQNetwork
 from headrace.make_config import check_config, make_config
 from headrace.runs.metrics import read_jsonl

@@ -26,8 +26,7 @@ from headrace.shm.trajectory_store import TrajectoryStore
 if TYPE_CHECKING:  # rollout workers, which are given this too, never import torch
     from torch import Tensor
 
-_NOW, _LAST = 0, 1
-"""Words: the generation that may be attached to (0: none), and the highest there has been."""
+_NOW, _LAST = 0, 1  # words: the generation that may be attached to (0: none), and the highest there has been
 
 
 class DeviceObservations(Mapped):
@@ -45,7 +44,6 @@ class DeviceObservations(Mapped):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of device memory."""
         return self._layout.nbytes
 
     def _map(self) -> None:
@@ -53,8 +51,7 @@ class DeviceObservations(Mapped):
         self._handle = self._segment.ndarray(np.uint8, cuda_memory.HANDLE_BYTES)
         self._stamps = self._segment.ndarray(np.int32, (self._slots, self._T), cuda_memory.HANDLE_BYTES)
         self._generation = 0
-        self._rows: dict[str, Tensor] = {}
-        """By field, [slots T, C, ...]; empty where the memory could not be reached."""
+        self._rows: dict[str, Tensor] = {}  # by field, [slots T, C, ...]; empty where the memory could not be reached
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_rows": {}}
@@ -124,12 +121,11 @@ class DeviceObservations(Mapped):
             warnings.warn(text, stacklevel=2)
 
     def _divide(self, memory: Tensor) -> None:
-        import torch
+        from headrace.accelerator.staging import torch_dtype
 
         for name, part in self._layout.slices().items():
             array = self._layout.arrays[name]
-            dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-            self._rows[name] = memory[part].view(dtype).view(array.shape)
+            self._rows[name] = memory[part].view(torch_dtype(array.dtype)).view(array.shape)
 
 
 def _host_memory(segment: Segment) -> Tensor:

@@ -62,12 +62,8 @@ class Recorder(Protocol):
 
 class CudaRecorder:
     """Records CUDA graphs on one stream. All of them share memory for what they compute, since only one runs at a time: each may
-    overwrite the results of the others.
-
-    Args:
-        device: "cuda", "cuda:1", ...
-        generators: random generators, besides torch's default one, that recorded functions draw from.
-    """
+    overwrite the results of the others. `device`: "cuda", "cuda:1", ... `generators`: random generators, besides torch's default
+    one, that recorded functions draw from."""
 
     def __init__(self, device: str, generators: tuple[torch.Generator, ...] = ()):
         self._device, self._generators = device, generators

@@ -86,7 +86,6 @@ class Ranks:
         return counts.tolist()
 
     def largest(self, number: int) -> int:
-        """The largest of the ranks' numbers."""
         if self.size == 1:
             return number
         tensor = torch.tensor(number)
@@ -125,12 +124,8 @@ class Ranks:
     @torch.no_grad()
     def combine_gradients(self, model: nn.Module, samples: Tensor | None) -> None:
         """Replace `parameter.grad` of every parameter by its sum over all ranks, or its mean over the samples of all ranks.
-
-        Args:
-            samples: the number of samples, [], that this rank's gradients are the mean of; None for the sum.
-
-        One operation for all gradients and the number of samples.
-        """
+        `samples`: the number of samples, [], that this rank's gradients are the mean of; None for the sum. One operation for all
+        gradients and the number of samples."""
         grads = [p.grad for p in model.parameters() if p.grad is not None]
         weight = torch.ones(1, device=grads[0].device) if samples is None else samples.to(grads[0]).reshape(1)
         flat = torch.cat([*(grad.reshape(-1) for grad in grads), torch.ones_like(weight)]) * weight

@@ -31,7 +31,7 @@ class Staging:
         n, rows = len(index), rows or len(index)
         host = self._host.get(name)
         if host is None:
-            shape, dtype = (self._capacity, *array.shape[1:]), torch.from_numpy(array[:0]).dtype
+            shape, dtype = (self._capacity, *array.shape[1:]), torch_dtype(array.dtype)
             host = self._host[name] = torch.zeros(shape, dtype=dtype, pin_memory=self._device != "cpu")
             self._there[name] = torch.zeros_like(host, device=self._device) if self._apart else host
         np.take(array, index, axis=0, out=host[:n].numpy(), mode="clip")  # the other modes copy once more
@@ -59,6 +59,11 @@ class Staging:
         self._done.set()
         self._done.wait()
         return unpacked(host[:n].numpy(), self._layout)
+
+
+def torch_dtype(dtype: np.dtype) -> torch.dtype:
+    """Torch's name of a NumPy dtype."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def to_device(x: Tensor, device: str) -> Tensor:

@@ -11,14 +11,10 @@ import torch
 
 from headrace.config import Config
 
-PROBE_PERIOD = 3.0
-"""Seconds between two measurements of `AdaptiveThreads`."""
-GAIN = 1.2
-"""Factor by which another number of threads must be faster to be taken."""
-TRUST = 60.0
-"""Seconds that an increase of threads must last for the required number of measurements to go back to one."""
-MOST_PATIENCE = 16
-"""Upper limit of the measurements in a row that must be in favour of more threads."""
+PROBE_PERIOD = 3.0  # seconds between two measurements of `AdaptiveThreads`
+GAIN = 1.2  # factor by which another number of threads must be faster to be taken
+TRUST = 60.0  # seconds that an increase of threads must last for the required number of measurements to go back to one
+MOST_PATIENCE = 16  # upper limit of the measurements in a row that must be in favour of more threads
 
 
 @contextlib.contextmanager
@@ -121,8 +117,7 @@ class ThreadTrials:
         most: the other number, larger.
     """
 
-    WINDOW = 10.0
-    """Seconds; longer if it has fewer updates than `UPDATES`."""
+    WINDOW = 10.0  # Seconds; longer if it has fewer updates than `UPDATES`
     UPDATES = 5
     BUSY = 0.95
     WORTH = 1.05
@@ -132,12 +127,9 @@ class ThreadTrials:
     def __init__(self, few: int, most: int):
         self.few, self.most, self.threads = few, most, few
         self._window: tuple[float, float, int] | None = None
-        self._windows = 0
-        """Number of complete windows. The first has no trial, because processes are still starting."""
-        self._before: float | None = None
-        """While the other number is tried: updates per second with the one before."""
-        self._few_reached = 0.0
-        """Updates per second with few threads when these were tried last."""
+        self._windows = 0  # number of complete windows. The first has no trial, because processes are still starting.
+        self._before: float | None = None  # while the other number is tried: updates per second with the one before
+        self._few_reached = 0.0  # updates per second with few threads when these were tried last
         self._period, self._next = self.FIRST_PERIOD, float("-inf")
 
     @property

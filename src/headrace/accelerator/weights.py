@@ -47,7 +47,6 @@ class FlatWeights:
         store.publish(self._host, version)
 
     def publish(self, store: WeightStore, version: int) -> None:
-        """Publish the model's tensors under this version."""
         self.gather()
         self.put(store, version)
 

@@ -22,21 +22,10 @@ from headrace.processes.output import show, show_without_source, tolerantly
 from headrace.runs.error_texts import explain
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "train": train.run,
-    "tune": tune.run,
-    "compare": compare.run,
-    "search": search.run,
-    "report": report.run,
-    "status": status.run,
-    "stop": stop.run,
-    "eval": eval.run,
-    "export": export.run,
-    "share": share.run,
-    "watch": watch.run,
-    "play": play.run,
-    "envs": envs.run,
-    "serve-envs": serve_envs.run,
-}
+    "train": train.run, "tune": tune.run, "compare": compare.run, "search": search.run, "report": report.run,
+    "status": status.run, "stop": stop.run, "eval": eval.run, "export": export.run, "share": share.run, "watch": watch.run,
+    "play": play.run, "envs": envs.run, "serve-envs": serve_envs.run,
+}  # fmt: skip
 USAGE = """usage: headrace COMMAND [OPTIONS]
 
   train        train a policy; the same command resumes a run that was stopped

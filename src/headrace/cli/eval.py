@@ -32,16 +32,9 @@ def run(arguments: list[str]) -> int:
     from headrace.evaluation.evaluate import evaluate  # imports torch
 
     result = evaluate(
-        asked.run,
-        asked.episodes,
-        num_envs=asked.num_envs,
-        deterministic=asked.deterministic,
-        seed=asked.seed,
-        which=asked.checkpoint,
-        number=asked.policy,
-        imports=asked.imports,
-        max_episode_steps=asked.max_episode_steps,
+        asked.run, asked.episodes, num_envs=asked.num_envs, deterministic=asked.deterministic, seed=asked.seed,
+        which=asked.checkpoint, number=asked.policy, imports=asked.imports, max_episode_steps=asked.max_episode_steps,
         env=asked.env,
-    )
+    )  # fmt: skip
     show(result.to_json() if asked.json else str(result))
     return 0

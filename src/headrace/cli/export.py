@@ -27,7 +27,6 @@ class Export(ExportOptions):
 
 
 def run(arguments: list[str]) -> int:
-    """`headrace export`."""
     asked: Export = parse(Export, "export", arguments)
     start_fork_server()
     from headrace.export.onnx_file import export_policy  # imports torch

@@ -30,8 +30,7 @@ COMMON: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The settings that people change most."""
 
-EVERY = "all"
-"""In the place of names of groups: every setting."""
+EVERY = "all"  # in the place of names of groups: every setting
 
 NOTES = (
     "The name of a group may be left out where only one group has the setting: --num-workers 4. "

@@ -56,7 +56,7 @@ def run(arguments: list[str]) -> int:
         one, other, one.config.env, options, asked.matches, num_envs=asked.num_envs, deterministic=asked.deterministic,
         seed=asked.seed,
     )  # fmt: skip
-    show(json.dumps(results.to_dict()) if asked.json else f"{asked.run} against {asked.against}: {results}")
+    show(json.dumps(dataclasses.asdict(results)) if asked.json else f"{asked.run} against {asked.against}: {results}")
     if asked.video is not None:
         record_match(one, other, one.config.env, options, asked.video, deterministic=asked.deterministic, seed=asked.seed)
         if not asked.json:

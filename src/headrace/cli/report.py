@@ -33,7 +33,6 @@ class Report:
 
 
 def run(arguments: list[str]) -> int:
-    """`headrace report`."""
     asked: Report = parse(Report, "report", arguments)
     if not asked.folders:
         raise ConfigError("name at least one folder: headrace report runs/x")

@@ -36,7 +36,6 @@ class Share(ExportOptions):
 
 
 def run(arguments: list[str]) -> int:
-    """`headrace share`."""
     asked: Share = parse(Share, "share", arguments)
     start_fork_server()
     from headrace.export.share import share  # imports torch

@@ -18,8 +18,7 @@ from headrace.runs.dashboard import Dashboard, duration
 from headrace.runs.folder import training_process
 from headrace.runs.metrics import CURVE, read_jsonl
 
-LAST_LINES = 5
-"""Lines of log.txt that are shown."""
+LAST_LINES = 5  # lines of log.txt that are shown
 LOG_BYTES = 1 << 16
 
 

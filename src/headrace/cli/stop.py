@@ -15,8 +15,7 @@ from headrace.cli.options import parse
 from headrace.processes.output import show
 from headrace.runs.folder import NotRunning, training_process
 
-LOOK_INTERVAL = 0.5
-"""Seconds between two looks at the log."""
+LOOK_INTERVAL = 0.5  # seconds between two looks at the log
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -16,7 +16,7 @@ from headrace.processes.output import show
 from headrace.processes.start import start_fork_server
 
 if TYPE_CHECKING:  # torch takes seconds
-    from headrace.runs.result import TrainResult
+    from headrace.runs.callbacks import TrainResult
 
 
 def run(arguments: list[str]) -> int:

@@ -14,28 +14,7 @@ from headrace.config.sampling import Placement, SamplingConfig
 from headrace.config.settings import Config
 
 __all__ = [
-    "NAMES",
-    "ClusterConfig",
-    "Config",
-    "ConfigError",
-    "EnvConfig",
-    "LearningConfig",
-    "MatchesConfig",
-    "PbtConfig",
-    "Placement",
-    "PolicyConfig",
-    "PopulationConfig",
-    "QConfig",
-    "ReplaySettings",
-    "RunConfig",
-    "SamplingConfig",
-    "flattened",
-    "from_dict",
-    "given",
-    "load",
-    "override",
-    "policy_config",
-    "policy_configs",
-    "to_dict",
-    "to_json",
-]
+    "NAMES", "ClusterConfig", "Config", "ConfigError", "EnvConfig", "LearningConfig", "MatchesConfig", "PbtConfig", "Placement",
+    "PolicyConfig", "PopulationConfig", "QConfig", "ReplaySettings", "RunConfig", "SamplingConfig",
+    "flattened", "from_dict", "given", "load", "override", "policy_config", "policy_configs", "to_dict", "to_json",
+]  # fmt: skip

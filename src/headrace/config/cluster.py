@@ -11,8 +11,7 @@ from headrace.config.file_reading import shortened
 from headrace.config.ranges import Range, Timeout
 
 MOST_NODES = 1024
-AUTO_NODES = 16
-"""Largest number of nodes of `cluster.nodes auto`."""
+AUTO_NODES = 16  # largest number of nodes of `cluster.nodes auto`
 Engine = Literal["ray", "static"]
 
 

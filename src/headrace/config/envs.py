@@ -1,15 +1,15 @@
-"""Settings of the environment."""
+"""Settings of the environment, and what an environment id with several tasks names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from headrace.config.errors import ConfigError
 from headrace.config.ranges import JsonObject, Positive, Range, Timeout
 
 Pixels = Annotated[int, Range(1, 4096)]
-
-
+SEPARATOR = ","  # between the tasks of one policy
 OF_ONE_MACHINE = ("remote", "remote_token_file", "remote_ca", "remote_tls_cert", "remote_tls_key", "start_states")
 """Settings that name files and addresses of a machine. They are not shared, and a stranger's are not followed."""
 
@@ -88,3 +88,16 @@ class EnvConfig:
     anew."""
     remote_compression: bool = False
     """Compress messages to environment servers (gzip). A server has a switch of its own for what it sends."""
+
+
+def tasks_of(env: str) -> tuple[str, ...]:
+    """The tasks that an environment id names: ``atari/pong,atari/boxing`` are two, any id without a comma is one.
+
+    Raises `ConfigError` for an empty id among several and for one that is there twice.
+    """
+    tasks = tuple(env.split(SEPARATOR))
+    if len(tasks) > 1 and not all(tasks):
+        raise ConfigError(f"the tasks {env!r} have an empty id among them: give family/name, separated by single commas")
+    if twice := sorted({task for task in tasks if tasks.count(task) > 1}):
+        raise ConfigError(f"the task {twice[0]} is there twice; every task is given once")
+    return tasks

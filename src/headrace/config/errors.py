@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-RANK_LOST = 75
-"""Exit code of a rank that ended because another rank, or its own learner, was killed. It may be started again."""
+import importlib
+from typing import Any
+
+RANK_LOST = 75  # exit code of a rank that ended because another rank, or its own learner, was killed. It may be started again.
 
 
 class UserError(Exception):
@@ -17,3 +19,12 @@ class ConfigError(UserError, ValueError):
     """A configuration that cannot work; the message says why and what to change."""
 
     exit_code = 2
+
+
+def package(name: str, extra: str = "export", problem: str = "") -> Any:
+    """Import a package that one of our extras brings. Raises `ConfigError`, with pip's command, if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        problem = problem or f"this needs {name}, which is not installed"
+        raise ConfigError(f'{problem}: pip install "headrace[{extra}]"') from error

@@ -8,8 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
-MOST_JSON = 1 << 28
-"""Bytes of a JSON file; larger ones are refused before they are read."""
+MOST_JSON = 1 << 28  # bytes of a JSON file; larger ones are refused before they are read
 
 
 class Unreadable(ValueError):

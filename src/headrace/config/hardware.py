@@ -47,7 +47,6 @@ def default_device() -> str:
 
 
 def native_bf16(device: str) -> bool:
-    """Whether the device computes bfloat16 natively."""
     if device != "cpu":
         import torch
 

@@ -43,12 +43,10 @@ def flattened(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-NAMES = tuple(flattened(to_dict(Config())))
-"""Dotted names of all settings."""
+NAMES = tuple(flattened(to_dict(Config())))  # dotted names of all settings
 
 
 def to_json(config: Config) -> str:
-    """The text of config.json."""
     return json.dumps({"format": FORMAT, **to_dict(config)}, indent=2) + "\n"
 
 

@@ -55,8 +55,6 @@ class MatchesConfig:
     fictitious self-play, Vinyals et al. 2019). 0: uniformly."""
 
 
-# -- population-based training -------------------------------------------------------------------------------------------
-
 KINDS: Mapping[str, Kind] = {
     "learning.learning_rate": "scale",
     "learning.entropy_coef": "scale",
@@ -78,8 +76,7 @@ KINDS: Mapping[str, Kind] = {
 """Settings that can be mutated, which are those that the learner reads anew for every update, and how they are unless told
 otherwise: the value, or its distance to 1, is multiplied or divided by a factor; a switch is thrown."""
 
-REWARD = "reward."
-"""Names of weights of a shaped reward begin so."""
+REWARD = "reward."  # names of weights of a shaped reward begin so
 
 
 @dataclass
@@ -128,7 +125,6 @@ class PbtConfig:
 
     @property
     def on(self) -> bool:
-        """Whether there is population-based training."""
         return self.rule != "off"
 
     def number(self, name: str) -> Any:
@@ -142,7 +138,6 @@ class PbtConfig:
 
     @property
     def of_matches(self) -> bool:
-        """Whether policies are compared by their matches."""
         return self.on and self.objective in ("win_rate", "elo")
 
 

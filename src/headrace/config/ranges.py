@@ -56,8 +56,7 @@ def _plain(number: float) -> str:
     return str(int(number)) if abs(number) <= MANY and number == int(number) else f"{number:g}"
 
 
-MANY = 2**53
-"""The largest whole number that every float below it represents exactly: the limit of counters."""
+MANY = 2**53  # the largest whole number that every float below it represents exactly: the limit of counters
 
 Count = Annotated[int, Range(1, MANY)]
 """At least 1."""

@@ -12,10 +12,8 @@ import numpy as np
 
 from headrace.config.errors import ConfigError
 
-RANGE = 2**29
-"""Environment seeds of each use."""
-MOST = 2**28
-"""Environments of the largest run that the settings allow. Environment i has the first one's seed + i."""
+RANGE = 2**29  # environment seeds of each use
+MOST = 2**28  # environments of the largest run that the settings allow. Environment i has the first one's seed + i.
 
 
 class Use(IntEnum):

@@ -21,17 +21,15 @@ import tyro
 
 from headrace.config import hardware
 from headrace.config.cluster import ClusterConfig
-from headrace.config.envs import EnvConfig
+from headrace.config.envs import SEPARATOR, EnvConfig, tasks_of
 from headrace.config.learning import LearningConfig, QConfig, ReplaySettings
 from headrace.config.policy import PolicyConfig
 from headrace.config.population import MatchesConfig, PbtConfig, PopulationConfig
 from headrace.config.ranges import Range
 from headrace.config.run import RunConfig
 from headrace.config.sampling import SamplingConfig
-from headrace.config.tasks import SEPARATOR, tasks_of
 
-LONGEST_NAME = 120
-"""Characters of several tasks' ids in a file's name, of which there may be 255."""
+LONGEST_NAME = 120  # characters of several tasks' ids in a file's name, of which there may be 255
 
 
 @dataclass
@@ -101,7 +99,6 @@ class Config:
 
     @property
     def total_groups(self) -> int:
-        """Groups of all rollout workers."""
         return self.sampling.num_workers * self.sampling.num_groups
 
     @property
@@ -116,12 +113,10 @@ class Config:
 
     @property
     def total_lanes(self) -> int:
-        """Lanes of the whole run."""
         return self.total_groups * self.lanes_per_group
 
     @property
     def num_envs(self) -> int:
-        """Environments of the whole run."""
         return self.total_groups * self.envs_per_group
 
     @property
@@ -175,7 +170,6 @@ class Config:
 
     @property
     def run_folder(self) -> Path:
-        """The run's folder."""
         if self.run.folder:
             return Path(self.run.folder)
         return Path("runs") / f"{self.env_name}__{self.run.name}__{self.seed}"

@@ -10,11 +10,9 @@ from headrace.config.errors import ConfigError
 from headrace.config.ranges import check
 from headrace.config.settings import Config
 
-MOST_SLOTS = 2**15
-"""A ticket has 15 bits for the slot."""
+MOST_SLOTS = 2**15  # a ticket has 15 bits for the slot
 
-DEEPEST = 256
-"""Folders one within the other, of which the run folder is the last; Python makes missing ones by recursion."""
+DEEPEST = 256  # folders one within the other, of which the run folder is the last; Python makes missing ones by recursion
 
 
 def validate(config: Config) -> None:

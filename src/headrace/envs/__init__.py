@@ -11,20 +11,7 @@ from headrace.envs.core.settings import defaults
 from headrace.envs.make import describe, describe_run, make_env, make_group, make_vec
 
 __all__ = [
-    "ActionSpec",
-    "ArraySpec",
-    "EnvGroup",
-    "EnvSpec",
-    "EnvironmentFault",
-    "defaults",
-    "describe",
-    "describe_run",
-    "list_ids",
-    "make_env",
-    "make_group",
-    "make_vec",
-    "register",
-    "register_parallel",
-    "register_tensor",
-    "register_vector",
-]
+    "ActionSpec", "ArraySpec", "EnvGroup", "EnvSpec", "EnvironmentFault",
+    "defaults", "describe", "describe_run", "list_ids", "make_env", "make_group", "make_vec",
+    "register", "register_parallel", "register_tensor", "register_vector",
+]  # fmt: skip

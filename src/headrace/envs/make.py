@@ -17,7 +17,7 @@ from typing import Any, cast
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from headrace.config import Config, ConfigError, EnvConfig
-from headrace.config.tasks import SEPARATOR, tasks_of
+from headrace.config.envs import SEPARATOR, tasks_of
 from headrace.envs.core.contract import EnvGroup, EnvSpec
 from headrace.envs.core.description import describe_in_child
 from headrace.envs.core.errors import EnvironmentFault, UnknownEnvironment, cause

@@ -23,12 +23,9 @@ from headrace.runs import checkpoint
 from headrace.runs.messages import Message
 from headrace.sampling.worker_process import warnings_reported
 
-MOST_WAITING = 16
-"""Checkpoints that may wait for their evaluation."""
-DRAIN_TIMEOUT = 600.0
-"""Seconds that the end of a run waits for the evaluations still to be made: an episode may have no end."""
-MOST_TEXT = 2000
-"""Characters of the message of a failed evaluation that are shown."""
+MOST_WAITING = 16  # checkpoints that may wait for their evaluation
+DRAIN_TIMEOUT = 600.0  # seconds that the end of a run waits for the evaluations still to be made: an episode may have no end
+MOST_TEXT = 2000  # characters of the message of a failed evaluation that are shown
 END_TIMEOUT = 2.0
 """Seconds that an evaluation may take to end after its report, before it is killed: the main process waits for it."""
 
@@ -46,12 +43,9 @@ class BackgroundEvaluation:
         self._due = dict.fromkeys(range(config.population.size), self._interval or 0)
         """By policy, the step from which on a checkpoint is to be evaluated."""
         self._folder = config.run_folder / "evaluating"
-        self._waiting: deque[tuple[int, int, Path]] = deque()
-        """Step, policy, checkpoint."""
-        self._child: Child | None = None
-        """The evaluation that is running."""
-        self._held = Path()
-        """The checkpoint that it evaluates."""
+        self._waiting: deque[tuple[int, int, Path]] = deque()  # step, policy, checkpoint
+        self._child: Child | None = None  # the evaluation that is running
+        self._held = Path()  # the checkpoint that it evaluates
         shutil.rmtree(self._folder, ignore_errors=True)  # what a run that was killed left behind
 
     def started(self, step: int, policy: int = 0) -> None:

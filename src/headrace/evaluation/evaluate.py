@@ -77,7 +77,6 @@ class EvalResult:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """By metric name."""
         of_all = {"eval/episodic_return": self.mean, "eval/episodic_length": sum(self.lengths) / len(self.lengths)}
         means = {task: result.mean for task, result in self.tasks.items()}
         return of_all | task_metrics(means, len(means), "eval/") if means else of_all
@@ -87,7 +86,6 @@ class EvalResult:
         return {key: _without_nan(value) for key, value in dataclasses.asdict(self).items()}
 
     def to_json(self) -> str:
-        """`to_dict` as text."""
         return json.dumps(self.to_dict())
 
     def __str__(self) -> str:

@@ -23,42 +23,30 @@ from headrace.evaluation.hang_warnings import LIMIT, EndlessEpisodes, HungEnviro
 from headrace.evaluation.trained_policy import TrainedPolicy
 
 Player = TrainedPolicy | Script
-MOST_LOST = 10
-"""Matches in a row that one environment may lose with a game process: they are played again, but not for ever."""
+MOST_LOST = 10  # matches in a row that one environment may lose with a game process: they are played again, but not for ever
 
 
 class Episode(NamedTuple):
     """One agent's episode in a game."""
 
-    env: int
-    """The number of its environment."""
+    env: int  # the number of its environment
     agent: int
-    player: int
-    """Who acted, by the number in `Games.players`."""
-    episode_return: float
-    """Raw: neither scaled nor clipped."""
-    length: int
-    """Steps."""
-    digest: int
-    """CRC-32 of its observations, actions and rewards."""
-    task: int
-    """The number of its task, where there are several."""
-    ended_at: int
-    """The step of the loop with which it ended."""
+    player: int  # who acted, by the number in `Games.players`
+    episode_return: float  # raw: neither scaled nor clipped
+    length: int  # Steps
+    digest: int  # CRC-32 of its observations, actions and rewards
+    task: int  # the number of its task, where there are several
+    ended_at: int  # the step of the loop with which it ended
 
 
 class Game(NamedTuple):
     """One whole game."""
 
-    env: int
-    """The number of its environment."""
+    env: int  # the number of its environment
     steps: int
-    episodes: list[Episode]
-    """In the order in which they ended; in a match agents may have several, or none."""
-    outcomes: np.ndarray | None
-    """float64 [A]: the values that decide a match, by agent; None if there is one agent."""
-    first: int
-    """The agent for which the first of two players acted."""
+    episodes: list[Episode]  # in the order in which they ended; in a match agents may have several, or none
+    outcomes: np.ndarray | None  # float64 [A]: the values that decide a match, by agent; None if there is one agent
+    first: int  # the agent for which the first of two players acted
 
     @property
     def lost(self) -> bool:
@@ -94,14 +82,12 @@ class Games:
         inputs = [last_step_names(player.config) for player in players if isinstance(player, TrainedPolicy)]
         group = remember_last_step(group, sorted({name for names in inputs for name in names}))
         self.group, self.players, self._player_of, self._deterministic = group, players, player_of, deterministic
-        self.steps = 0
-        """Steps of the group so far, over all calls of `play`."""
+        self.steps = 0  # steps of the group so far, over all calls of `play`
         self._A, self._C = len(group.spec.agents) or 1, group.lane_size
         self._rows = [_row(group.spec.of_agent(lane % self._A), self._C) for lane in range(group.lanes)]
         self._seats = np.arange(group.lanes * self._C).reshape(group.lanes, self._C)
         self._completion = Completion(group)
-        self._lost = [0] * group.num_envs
-        """Lost games in a row of each environment."""
+        self._lost = [0] * group.num_envs  # lost games in a row of each environment
 
     def play(
         self, shares: Sequence[int], seed: int, *, draw: Callable[[], None] | None = None, max_steps: int | None = None,
@@ -147,12 +133,9 @@ class Games:
         n, seats = self.group.num_envs, self._seats.size
         self._generator = np.random.default_rng(seed)
         self._cores: list[Any] = [p.initial_core(seats) if isinstance(p, TrainedPolicy) else None for p in self.players]
-        self._digests = [0] * seats
-        """CRC-32 of the episode so far."""
-        self._returns = np.zeros(seats)
-        """Sum of its rewards so far, scaled and clipped."""
-        self._episodes: list[list[Episode]] = [[] for _ in range(n)]
-        """Ended episodes of each environment's present game."""
+        self._digests = [0] * seats  # CRC-32 of the episode so far
+        self._returns = np.zeros(seats)  # sum of its rewards so far, scaled and clipped
+        self._episodes: list[list[Episode]] = [[] for _ in range(n)]  # ended episodes of each environment's present game
         self._played, self._game_steps, self._between = [0] * n, np.zeros(n, np.int64), np.zeros(n, bool)
         """By environment: games that have ended, steps of the present one, whether the next step begins one."""
         self.group.reset(seed, [row.after for row in self._rows])

@@ -16,10 +16,8 @@ QUIET = 60.0
 SILENT = 30.0
 """Seconds that an environment may take for a step or a reset before there is a warning. The next one comes after twice as long,
 and so on."""
-LOOK_INTERVAL = 0.5
-"""Seconds between two looks whether an environment has answered."""
-LISTED = 3
-"""Environments that a warning names."""
+LOOK_INTERVAL = 0.5  # seconds between two looks whether an environment has answered
+LISTED = 3  # environments that a warning names
 LIMIT = (
     "What has no end needs a limit in steps: --max-episode-steps of headrace eval and play, max_episode_steps in Python, "
     "envs.max_episode_steps of a run"
@@ -80,19 +78,14 @@ def environment_of(group: EnvGroup) -> str:
 
 class HungEnvironments(HangDetector):
     """Warns (`UserWarning`) while an environment does not answer the thread that has entered this context. The warning comes from
-    another thread; so an environment in C++ that keeps Python's lock also keeps the warning.
-
-    Args:
-        who: names the environment that was called last.
-    """
+    another thread; so an environment in C++ that keeps Python's lock also keeps the warning. `who`: names the environment that
+    was called last."""
 
     def __init__(self, who: Callable[[], str]) -> None:
         super().__init__(LOOK_INTERVAL)
         self._who = who
-        self._called_at: float | None = None
-        """When the environment was called that has not answered yet (perf_counter)."""
-        self._warned_at: float | None = None
-        """`_called_at` of the call that `_limit` is for."""
+        self._called_at: float | None = None  # when the environment was called that has not answered yet (perf_counter)
+        self._warned_at: float | None = None  # `_called_at` of the call that `_limit` is for
         self._limit = SILENT
 
     @contextmanager

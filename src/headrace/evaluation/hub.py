@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from headrace.config import ConfigError
-from headrace.evaluation.onnx_policy import package
+from headrace.config.errors import ConfigError, package
 
 FILES = ("config.json", "model.safetensors")
 """All that is fetched: settings and weights. Nothing that is fetched is executed or unpickled."""

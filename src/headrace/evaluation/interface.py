@@ -42,8 +42,7 @@ def interface(config: Config, spec: EnvSpec, number: int = 0) -> tuple[list[Leaf
         agent = spec.agents[number % len(spec.agents)]
         observation, action = env.observation_space(agent), env.action_space(agent)
     else:
-        task, tasks, options = config.tasks[0], config.tasks, config.envs
-        env = make_env(task, options if len(tasks) == 1 else options_of(task, tasks, options))
+        env = make_env(config.tasks[0], options_of(config.tasks[0], config.tasks, config.envs))
         observation, action = env.observation_space, env.action_space
     if specs_of(observation, action, spec.name) != (own.observation, own.action):
         env.close()

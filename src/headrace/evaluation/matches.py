@@ -6,8 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -44,10 +43,6 @@ class MatchResults:
     at_limit: int = 0
     """Matches of `envs.max_episode_steps` steps; cut off there, unless they ended with that very step. The results so far decide
     a match that is cut off."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
 
     def __str__(self) -> str:
         low, high = self.win_rate_ci95

@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from headrace.accelerator.staging import torch_dtype
 from headrace.envs.core.actions import tensor_decoder
 from headrace.envs.core.contract import EnvSpec
 from headrace.envs.core.spaces import Leaf
@@ -65,13 +66,10 @@ class PolicyModule(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.algorithm, self.leaves, self.actions = model, algorithm, observations, actions
-        self.core_width = int(getattr(model, "core_width", 0))
-        """S; 0 without a core."""
+        self.core_width = int(getattr(model, "core_width", 0))  # S; 0 without a core
         self._decode = [tensor_decoder(leaf.space, "cpu", spec.name) for leaf in actions]
 
-    def forward(
-        self, obs: dict[str, Tensor], core: Tensor | None = None, first: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def forward(self, obs: dict[str, Tensor], core: Tensor | None = None, first: Tensor | None = None) -> dict[str, Tensor]:
         """One step of N environments.
 
         Args:
@@ -89,9 +87,7 @@ class PolicyModule(nn.Module):
         core = torch.zeros(n, self.core_width) if core is None else core
         first = torch.zeros(n, dtype=torch.bool) if first is None else first
         chosen, after, parameters = act(self.algorithm, self.model, rows, core, first)
-        actions = {
-            leaf.name: self._action(leaf, decode, chosen) for leaf, decode in zip(self.actions, self._decode, strict=True)
-        }
+        actions = {leaf.name: self._action(leaf, decode, chosen) for leaf, decode in zip(self.actions, self._decode, strict=True)}
         return actions | parameters | ({"next_core": after} if self.core_width else {})
 
     def _action(self, leaf: ActionLeaf, decode: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
@@ -99,11 +95,6 @@ class PolicyModule(nn.Module):
         if isinstance(leaf.space, spaces.Box) and np.issubdtype(dtype, np.integer):
             values = values.round()
         return values.to(torch_dtype(dtype))
-
-
-def torch_dtype(dtype: np.dtype) -> torch.dtype:
-    """Torch's name of a NumPy dtype."""
-    return torch.from_numpy(np.zeros(1, dtype)).dtype
 
 
 def _encoded(leaf: Leaf, x: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ The file's metadata hold its contract (`headrace.export.contract`), which says w
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from headrace import config as configs
 from headrace.config import Config, ConfigError
 from headrace.config.envs import OF_ONE_MACHINE
+from headrace.config.errors import package
 from headrace.envs.core.contract import MASK_KEY, EnvSpec
 from headrace.envs.core.imports import check_given, import_files
 from headrace.envs.make import describe_run
@@ -28,21 +28,12 @@ from headrace.learning import q_learning
 from headrace.policies.distributions import ActionDistribution
 from headrace.runs.files import sha256
 
-CONTRACT_KEY = "headrace.contract"
-"""Of the ONNX metadata: the contract as JSON."""
+CONTRACT_KEY = "headrace.contract"  # of the ONNX metadata: the contract as JSON
 CONTRACT_VERSION = 1
 SCHEMA = Path(__file__).with_name("contract.schema.json")
 
 OBSERVES = ("core", "previous_action", "previous_reward")
 """Settings of the network that decide what a policy observes beside what the environment gives it."""
-
-
-def package(name: str, extra: str = "export") -> Any:
-    """Import an optional package. Raises `ConfigError` with pip's command if it is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(f'this needs {name}, which is not installed: pip install "headrace[{extra}]"') from error
 
 
 def session(model: os.PathLike[str] | str | bytes) -> Any:
@@ -186,9 +177,7 @@ def load_onnx(
     where = contract["environment"]
     network = {name: value for name, value in contract["training"]["network"].items() if name in OBSERVES}
     settings = where["settings"] | dict.fromkeys(OF_ONE_MACHINE)
-    config = configs.from_dict(
-        {"env": env or where["id"], "envs": settings, "policy": network, "imports": where["imports"]}
-    )
+    config = configs.from_dict({"env": env or where["id"], "envs": settings, "policy": network, "imports": where["imports"]})
     config.learning.device = "cpu"
     config.imports = check_given(config, imports, path)
     import_files(config.imports)

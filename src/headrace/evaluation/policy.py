@@ -28,8 +28,7 @@ from headrace.runs.training_state import load_state, load_weights
 
 Which = Literal["newest", "best"] | Path
 """Which checkpoint of a run: the newest, the best, or the one in this folder."""
-SHARED = "model.safetensors"
-"""The weights in the folder of a shared policy, which has no checkpoints."""
+SHARED = "model.safetensors"  # the weights in the folder of a shared policy, which has no checkpoints
 
 
 def load_policy(

@@ -150,8 +150,8 @@ class TrainedPolicy:
         tasks = self.config.tasks
         if task is not None and task not in tasks:
             raise ConfigError(f"the policy was not trained on {task!r}; its tasks are {', '.join(tasks)}")
-        env, options = task or tasks[0], self.config.envs
-        return make_env(env, options if len(tasks) == 1 else options_of(env, tasks, options), render_mode=render_mode)
+        env = task or tasks[0]
+        return make_env(env, options_of(env, tasks, self.config.envs), render_mode=render_mode)
 
     def module(self) -> PolicyModule:
         """A copy of the policy as a plain `torch.nn.Module` on the CPU, in float32: a dictionary of what the environment gives

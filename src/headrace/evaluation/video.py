@@ -29,10 +29,8 @@ from headrace.runs.video import VideoWriter
 
 RECORDING = "A recording without an end needs a limit: --max-steps of headrace watch, max_steps in Python"
 """What to do about an episode that does not end."""
-VIDEO = "video.mp4"
-"""In the run folder."""
-VIDEO_STEPS = 3000
-"""Longest video made when training ends, in steps."""
+VIDEO = "video.mp4"  # in the run folder
+VIDEO_STEPS = 3000  # longest video made when training ends, in steps
 
 
 def record(

@@ -24,8 +24,7 @@ class ExperienceAcrossRanks:
         self._own, self._ranks, self._tasks = own, ranks, len(spec.tasks)
         self._joined = ["returns", "lengths", *(["tasks"] if spec.tasks else []), *(["agents"] if spec.agents else [])]
         """What is known of every episode."""
-        self._batch: Batch | None = None
-        """This rank's next batch, which waits until every other rank has one."""
+        self._batch: Batch | None = None  # this rank's next batch, which waits until every other rank has one
         self.update_priorities, self.release, self.metrics = own.update_priorities, own.release, own.metrics
         self.save, self.get_state = own.save, own.get_state
         self.restore = own.restore if ranks.index == 0 else lambda folder, state: list[str]()  # rank 0 has saved its own

@@ -21,16 +21,12 @@ class Arrivals:
     """What came in since it was last asked for: numbers in host memory. The k episodes are those that ended, of the environments
     that are reported (`Algorithm.reported_envs`)."""
 
-    steps: int
-    """Transitions, over all environments."""
-    returns: np.ndarray = field(default_factory=_floats)
-    """float32 [k]: unclipped returns of the episodes."""
-    lengths: np.ndarray = field(default_factory=_counts)
-    """int32 [k]: their lengths in steps."""
+    steps: int  # transitions, over all environments
+    returns: np.ndarray = field(default_factory=_floats)  # float32 [k]: unclipped returns of the episodes
+    lengths: np.ndarray = field(default_factory=_counts)  # int32 [k]: their lengths in steps
     objectives: np.ndarray = field(default_factory=_floats)
     """float32 [k]: their objectives beside the return, where the environment is asked for them; else empty."""
-    tasks: np.ndarray = field(default_factory=_counts)
-    """int32 [k]: the number of their task, where there are several; else empty."""
+    tasks: np.ndarray = field(default_factory=_counts)  # int32 [k]: the number of their task, where there are several; else empty
     agents: np.ndarray = field(default_factory=_counts)
     """int32 [k]: the number of their agent, in a multi-agent environment; else empty."""
     versions: np.ndarray = field(default_factory=_counts)
@@ -96,10 +92,8 @@ class Batch:
     dictionary is the learner's; the tensors are overwritten after `Experience.release`."""
     version: Tensor
     """int32, of the shape of the actions: version of the weights that chose each action. Trajectories: in host memory."""
-    valid: Tensor | None
-    """bool [T+1, B], in host memory: rows that are transitions. None: every row is one (replay)."""
-    keys: Any
-    """What `Experience.update_priorities` wants, as the replay has it. None: there are no priorities (trajectories)."""
+    valid: Tensor | None  # bool [T+1, B], in host memory: rows that are transitions. None: every row is one (replay).
+    keys: Any  # what `Experience.update_priorities` wants, as the replay has it. None: there are no priorities (trajectories).
     arrivals: Arrivals
     behind: Tensor | None = None
     """int32 [T, B], in host memory: newer versions that had been published when the action was chosen. None: not known (replay),

@@ -27,8 +27,7 @@ from headrace.experience.replay.layout import observation_fields
 from headrace.experience.transition_ring import TransitionRing
 from headrace.runs.files import read_synced, write_synced
 
-COUNTED = ("valid", "version", "episode_return", "episode_length", "task")
-"""Fields that the host counts, where they are there."""
+COUNTED = ("valid", "version", "episode_return", "episode_length", "task")  # fields that the host counts, where they are there
 _RING, _STATE = "ring.safetensors", "ring.json"
 
 Collect = Callable[[], tuple[dict[str, Tensor], range]]
@@ -69,11 +68,9 @@ class DeviceReplayExperience(Experience):
         self._config, self._collect, self._reported = config, collect, reported_envs
         self._settings, self._size = config.replay, config.learning.batch_size
         self._observations = observation_fields(config, spec)
-        self._ring: TransitionRing | None = None
-        """Made of what is collected first."""
+        self._ring: TransitionRing | None = None  # made of what is collected first
         self._generator = torch.Generator(config.device).manual_seed(random_seed(Use.REPLAY, config.seed))
-        self._credit = 0.0
-        """Samples that may be drawn before more is collected."""
+        self._credit = 0.0  # samples that may be drawn before more is collected
         self._inserts = self._samples = 0
         self._before = (perf_counter(), 0, 0)
 

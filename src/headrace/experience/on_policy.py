@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headrace.accelerator.device_observations import DeviceObservations
 from headrace.accelerator.graphs import Marker
+from headrace.accelerator.staging import torch_dtype
 from headrace.experience.batch import Arrivals, Batch, Experience
 from headrace.shm.primitives import Closed
 from headrace.shm.trajectory_store import TrajectoryStore
@@ -138,14 +139,13 @@ class BatchMemory:
         host = {}
         for (name, array), field in zip(self._store.arrays.items(), self._store.fields.values(), strict=True):
             shape = (*array.shape[1 : -1 - len(field.shape)], slots_per_batch * self._store.C, *field.shape)
-            host[name] = torch.zeros(shape, dtype=torch.from_numpy(array[:0]).dtype, pin_memory=device != "cpu")
+            host[name] = torch.zeros(shape, dtype=torch_dtype(array.dtype), pin_memory=device != "cpu")
         self._host = host
         self._arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in host.items()}
         self._pinned = host if apart else {}
         # Not zeroed: that would be work on another stream than the one that copies.
         self._data = {name: torch.empty_like(tensor, device=device) for name, tensor in host.items()} if apart else host
-        self.used = Marker(device)
-        """When the device is past it, it does not read the batch any more."""
+        self.used = Marker(device)  # when the device is past it, it does not read the batch any more
 
     @property
     def batch(self) -> Batch:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 LEAST_WIDTH = 32
-JUST_BELOW = 1 - 1e-12
-"""A draw of a whole sum would lie behind the last entry; rounding can make one of it."""
+JUST_BELOW = 1 - 1e-12  # a draw of a whole sum would lie behind the last entry; rounding can make one of it
 
 
 class SumTable:

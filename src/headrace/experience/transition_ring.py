@@ -26,8 +26,7 @@ from headrace.experience.sum_table import SumTable
 
 BEFORE, ZEROS, COPIES = range(3)
 """What the older frames of a row's stack are: the newest ones of the rows before, zeros, or copies of its own newest frame."""
-FLOOR = 1e-6
-"""Priorities below are raised to it, so that everything can be drawn."""
+FLOOR = 1e-6  # priorities below are raised to it, so that everything can be drawn
 FINAL = "final_obs/"
 STEP_FIELDS = ("action", "reward", "terminated", "truncated", "version", "first", "valid")
 
@@ -64,14 +63,10 @@ class TransitionRing:
                 self.columns[_final(observed)] = memory(field.shape, fields[observed].dtype)
         self.columns["older"] = memory((), torch.uint8)
         self._same_step = same_step
-        self._margin = max(self._depth.values()) - 1
-        """Rows before a transition that its stack may need."""
-        self.table = SumTable(rows * self.envs, device)
-        """(priority ^ alpha) of every entry; 0: it cannot be drawn."""
-        self.top = torch.ones((), device=device)
-        """The largest number that was ever in the table: new transitions get it."""
-        self.head = 0
-        """Rows that were ever added."""
+        self._margin = max(self._depth.values()) - 1  # rows before a transition that its stack may need
+        self.table = SumTable(rows * self.envs, device)  # (priority ^ alpha) of every entry; 0: it cannot be drawn
+        self.top = torch.ones((), device=device)  # the largest number that was ever in the table: new transitions get it
+        self.head = 0  # rows that were ever added
         self._drawable = False
 
     # -- adding -------------------------------------------------------------------------------------------------------

@@ -134,10 +134,7 @@ def _curve_rows(groups: Sequence[tuple[str, list[Run]]], along: Callable[[Run], 
         for x, y in known:
             number = single[-1]["r"] + 1 if single else 0
             kept = np.unique(np.linspace(0, len(x) - 1, min(points, len(x))).round().astype(int))
-            single += [
-                {"g": label, "r": number, "x": rounded(a), "y": rounded(b)}
-                for a, b in zip(x[kept], y[kept], strict=True)
-            ]
+            single += [{"g": label, "r": number, "x": rounded(a), "y": rounded(b)} for a, b in zip(x[kept], y[kept], strict=True)]
         if known and (low := max(x[0] for x, _ in known)) < (high := min(x[-1] for x, _ in known)):
             grid = np.linspace(low, high, GRID)
             values = np.stack([np.interp(grid, x, y) for x, y in known], axis=1)

@@ -22,8 +22,7 @@ from typing import Any
 from headrace.config import Config, ConfigError
 from headrace.runs.files import sha256, write_together
 
-VERSION = "1.30.0"
-"""Of onnxruntime-web."""
+VERSION = "1.30.0"  # of onnxruntime-web
 FILES = {
     "ort.wasm.bundle.min.mjs": "11e64bd8ffe11bd1a2a2f0d6275fdfbbba7262f0b76b99b53d228a8a22ef3d90",
     "ort-wasm-simd-threaded.wasm": "3398c10d07d229bd91b364548e130e0e51a8e5704b88c7c083ebbeb78842dee2",
@@ -114,4 +113,3 @@ def page(name: str, model: bytes, contract: dict[str, Any], files: dict[str, byt
 
 def _packed(data: bytes) -> str:
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
-

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import math
 import platform
@@ -29,6 +28,7 @@ from headrace.evaluation.onnx_policy import CONTRACT_VERSION
 from headrace.evaluation.trained_policy import TrainedPolicy
 from headrace.learning.exploration import EVALUATION_EPSILON
 from headrace.policies.distributions import LOG_STD_RANGE, MASKED_LOGIT
+from headrace.runs.system_facts import versions
 
 PACKAGES = ("headrace", "torch", "onnx", "onnxscript", "onnxruntime", "numpy", "gymnasium")
 ATARI_ACTIONS = (
@@ -75,26 +75,18 @@ def contract(
             "network": to_dict(config)["policy"],
         },
         "evaluation": None,
-        "versions": {"python": platform.python_version(), **versions()},
+        "versions": {"python": platform.python_version(), **versions(PACKAGES)},
         "licence": None,
     }
 
 
-def versions() -> dict[str, str]:
-    """Of the packages that an export uses, as far as they are installed."""
-    installed = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
-    return {name: installed[name] for name in PACKAGES if name in installed}
-
-
 def evaluation(result: EvalResult, seed: int) -> dict[str, Any]:
-    """The field `evaluation`."""
     kept = ("env", "deterministic", "mean", "std", "ci95", "distinct")
     data = result.to_dict()
     return {key: data[key] for key in kept} | {"episodes": len(result.returns), "seed": seed}
 
 
 def to_json(contract: dict[str, Any]) -> str:
-    """The contract's text."""
     return json.dumps(contract, indent=2, allow_nan=False) + "\n"
 
 
@@ -114,6 +106,7 @@ def _input(leaf: Leaf, config: Config) -> dict[str, Any]:
         low, high = np.array(space.start), np.array(space.start + space.n - 1)
     elif isinstance(space, spaces.MultiDiscrete):
         low, high = space.start, space.start + space.nvec - 1
+    unit = "1: allowed, 0: forbidden" if leaf.name == MASK_KEY else "brightness" if leaf.spec.is_image else "the environment's"
     return {
         "name": leaf.name,
         "role": "observation",
@@ -122,11 +115,7 @@ def _input(leaf: Leaf, config: Config) -> dict[str, Any]:
         "dtype": raw_dtype(leaf).name,
         "low": _bound(low),
         "high": _bound(high),
-        "unit": "1: allowed, 0: forbidden"
-        if leaf.name == MASK_KEY
-        else "brightness"
-        if leaf.spec.is_image
-        else "the environment's",
+        "unit": unit,
         "encoding": encoding_of(leaf),
     }
 

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headrace.accelerator.staging import torch_dtype
 from headrace.config.errors import UserError
 from headrace.evaluation.interface import raw_dtype
-from headrace.evaluation.module import PolicyModule, torch_dtype
+from headrace.evaluation.module import PolicyModule
 from headrace.policies.activations import ELU
 
 OPSET = 18
@@ -42,7 +43,6 @@ class Graph(nn.Module):
         return (*raw, *([torch.zeros(n, self.width), torch.zeros(n, dtype=torch.bool)] if self.width else []))
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """See the class."""
         given = dict(zip(self.input_names, inputs, strict=True))
         outputs = self.module(given, given.get("core"), given.get("first"))
         return tuple(outputs[name] for name in self.output_names)
@@ -55,9 +55,6 @@ def _portable(module: PolicyModule) -> PolicyModule:
             if isinstance(child, ELU):
                 setattr(part, name, nn.ELU())
     return module
-
-
-# -- exporters ------------------------------------------------------------------------------------------------------------
 
 
 def dynamo(graph: Graph) -> bytes:

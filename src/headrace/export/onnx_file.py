@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from headrace.config import ConfigError
+from headrace.config.errors import ConfigError, package
 from headrace.evaluation.evaluate import evaluate
 from headrace.evaluation.interface import interface
-from headrace.evaluation.onnx_policy import CONTRACT_KEY, CONTRACT_VERSION, OnnxPolicy, check_contract, package, session
+from headrace.evaluation.onnx_policy import CONTRACT_KEY, CONTRACT_VERSION, OnnxPolicy, check_contract, session
 from headrace.evaluation.policy import TrainedPolicy, Which, load_policy
 from headrace.export import contract as contracts
 from headrace.export.graph import EXPORTERS, OPSET, ExportError, Graph, exported
@@ -27,8 +27,7 @@ Exporter = Literal["auto", "dynamo", "torchscript"]
 class Exported:
     """A policy that was exported."""
 
-    path: Path
-    """The ONNX file; the contract is beside it, with the suffix .json."""
+    path: Path  # the ONNX file; the contract is beside it, with the suffix .json
     contract: dict[str, Any]
 
     def __str__(self) -> str:

@@ -15,9 +15,9 @@ import safetensors.torch
 from headrace import config as configs
 from headrace.config import Config, ConfigError
 from headrace.config.envs import OF_ONE_MACHINE
+from headrace.config.errors import package
 from headrace.config.run import RunConfig
 from headrace.evaluation.hub import hub
-from headrace.evaluation.onnx_policy import package
 from headrace.evaluation.policy import Which
 from headrace.evaluation.video import record
 from headrace.export.browser_page import check_world, page, runtime

@@ -18,10 +18,8 @@ from headrace.evaluation.onnx_policy import OnnxPolicy
 from headrace.evaluation.trained_policy import TrainedPolicy
 from headrace.export.graph import ExportError
 
-STEPS = 64
-"""Of each batch size."""
-BATCHES = (1, 7)
-"""Environments that are stepped together. In a multi-agent environment, matches."""
+STEPS = 64  # of each batch size
+BATCHES = (1, 7)  # environments that are stepped together. In a multi-agent environment, matches.
 TOLERANCE = 1e-3
 """Largest difference of a number, as a share of the number where that is above 1. Sums in another order differ by 1e-7 to 1e-4,
 the latter where a core remembers them through a deep network."""
@@ -32,20 +30,11 @@ class Verification:
     """What was compared."""
 
     observations: int = 0
-    batches: list[int] = field(default_factory=list)
-    """Numbers of observations that were given at a time."""
-    resets: int = 0
-    """Observations before which the core was zeroed, or would have been."""
-    differences: dict[str, float] = field(default_factory=dict)
-    """Largest one of each output: |a - b| / max(1, |b|)."""
+    batches: list[int] = field(default_factory=list)  # numbers of observations that were given at a time
+    resets: int = 0  # observations before which the core was zeroed, or would have been
+    differences: dict[str, float] = field(default_factory=dict)  # largest one of each output: |a - b| / max(1, |b|)
     tolerance: float = TOLERANCE
-    other_choices: int = 0
-    """Choices that differ because two of them are equally good up to the tolerance."""
-
-    @property
-    def largest(self) -> float:
-        """The largest difference of all outputs."""
-        return max(self.differences.values(), default=0.0)
+    other_choices: int = 0  # choices that differ because two of them are equally good up to the tolerance
 
     def note(self, output: str, ours: np.ndarray, theirs: np.ndarray) -> None:
         """Compare one output. Raises `ExportError` where it is not the same."""
@@ -95,7 +84,6 @@ class _Both(TrainedPolicy):
     def act_rows(
         self, obs: dict[str, np.ndarray], core: Tensor, first: np.ndarray, *, deterministic: bool
     ) -> tuple[np.ndarray, Tensor]:
-        """See `TrainedPolicy.act_rows`."""
         found, width = self._found, self._width
         if self._calls == 0:
             noise = torch.randn(len(core), width, generator=torch.Generator().manual_seed(0)) / 2

@@ -148,7 +148,6 @@ _declarations: dict[str, Declaration] = {}
 
 
 def declare(declaration: Declaration) -> None:
-    """Make an algorithm known by its name."""
     _declarations[declaration.name] = declaration
 
 

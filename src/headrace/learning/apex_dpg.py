@@ -21,7 +21,6 @@ class ApexDPG(TargetNetwork):
     """An `Algorithm` on transitions, see `ApexDQN`; `action` is float32 [B, A]."""
 
     def make_model(self, spec: EnvSpec, config: Config) -> ActorCritic:
-        """Fresh networks."""
         return ActorCritic(spec, config.q)
 
     def act(

@@ -43,11 +43,9 @@ class TargetNetwork(Configured):
             self.target_of(model).load_state_dict(model.state_dict())
 
     def state_dict(self, model: Module) -> dict[str, Any]:
-        """The target network."""
         return {"target": self.target_of(model).state_dict()}
 
     def load_state_dict(self, model: Module, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
         self.target_of(model).load_state_dict(state["target"])
 
 
@@ -56,7 +54,6 @@ class ApexDQN(TargetNetwork, EpsilonGreedy):
     and `weights` [B]. `loss` adds `priority` [B]. Each environment explores with an epsilon of its own, for life."""
 
     def make_model(self, spec: EnvSpec, config: Config) -> QNetwork:
-        """A fresh network."""
         return QNetwork(spec, config.policy, config.q, config.precision)
 
     def _replayed(self, taken: Tensor, envs: Tensor) -> Tensors:

@@ -31,7 +31,6 @@ class DQN(FallingEpsilon, ApexDQN):
         return {"env_index": envs.int()}
 
     def make_model(self, spec: EnvSpec, config: Config) -> QNetworkWithEpsilon:
-        """A fresh network."""
         return QNetworkWithEpsilon(spec, config)
 
     def loss(self, model: Module, batch: Tensors, config: LearningConfig) -> tuple[Tensor, Tensors]:

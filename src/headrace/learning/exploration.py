@@ -16,13 +16,10 @@ from headrace.learning import q_learning
 from headrace.learning.algorithm import Algorithm, Mode
 from headrace.policies.q_network import QNetwork
 
-EVALUATION_EPSILON = 0.00164
-"""Share of random actions of a trained network (the evaluation actor of Horgan et al. 2018)."""
+EVALUATION_EPSILON = 0.00164  # share of random actions of a trained network (the evaluation actor of Horgan et al. 2018).
 
 
 class Configured(Algorithm):
-    """An algorithm that knows its configuration."""
-
     def __init__(self, config: Config):
         self._config = config
 

@@ -1,4 +1,5 @@
-"""Generalized advantage estimation (Schulman et al., 2016, arXiv 1506.02438), and the recursion it shares with V-trace.
+"""Generalized advantage estimation (Schulman et al., 2016, arXiv 1506.02438), lambda returns, and the recursion they share with
+V-trace.
 
 Row convention: row t holds an observation, the action on it, and that action's reward and flags. If the episode ends at t, row
 t+1 is its true last observation and invalid: no transition starts there. Hence a done row bootstraps from the row after it like
@@ -81,3 +82,36 @@ def gae(
     deltas = torch.where(valid, rewards + discounts * bootstrap - values[:-1], 0.0)
     advantages = reverse_scan(deltas, torch.where(valid, discounts * alive * lambda_, 0.0))
     return Targets(values[:-1] + advantages, advantages)
+
+
+@torch.no_grad()
+def lambda_returns(
+    rewards: Tensor,
+    values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    valid: Tensor,
+    gamma: float,
+    lambda_: float,
+    next_values: Tensor | None = None,
+) -> Tensor:
+    """Targets of Q(s_t, a_t), the action values of rows of a trajectory (Gallici et al. 2024, arXiv 2407.04811, section 4; Peng
+    and Williams 1996).
+
+    Formula: G_t = r_t + gamma (lambda G_{t+1} + (1 - lambda) V_{t+1}), where V is the largest action value. Where the trajectory
+    or the episode ends with row t, or row t+1 is invalid, G_{t+1} is V_{t+1}; a terminated row has G_t = r_t.
+
+    Args: see `gae`; with `lambda_` 0 this is one-step Q-learning, with 1 the n-step return to the end of the trajectory.
+
+    Returns: float32 [T, B], 0 in invalid rows. Raises `ValueError` for other shapes.
+    """
+    require_rows("lambda_returns", rewards, values, valid, terminated=terminated, truncated=truncated, next_values=next_values)
+    valid = valid[: len(rewards)]
+    following = values[1:] if next_values is None else next_values
+    goes_on = ~(terminated | truncated) & torch.cat([valid[1:], torch.zeros_like(valid[:1])])
+    trace = lambda_ * goes_on.to(values.dtype)
+    discounts = gamma * (~terminated).to(values.dtype)
+    # Not multiplied by 0: of the observation after a termination no value need exist.
+    bootstrap = torch.where(terminated, 0.0, discounts * (1 - trace) * following)
+    one_step = torch.where(valid, rewards + bootstrap, 0.0)
+    return reverse_scan(one_step, torch.where(valid, discounts * trace, 0.0))

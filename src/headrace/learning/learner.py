@@ -50,14 +50,11 @@ class Progress:
     global_step: int = 0
     """Steps of all environments that were learned from (rows that are transitions and were not masked out as too old; with epochs
     a step still counts once). With replay: steps that entered it."""
-    updates: int = 0
-    """Batches learned from."""
+    updates: int = 0  # batches learned from
     lost_versions: int = 0
     """Versions given to weights that were lost with a learner which died after its last checkpoint; see `version`."""
-    episodes: int = 0
-    """Episodes that ended in these steps."""
-    stale_steps: int = 0
-    """Steps masked out because their policy lag was above `max_policy_lag`."""
+    episodes: int = 0  # episodes that ended in these steps
+    stale_steps: int = 0  # steps masked out because their policy lag was above `max_policy_lag`
 
     @property
     def version(self) -> int:
@@ -100,10 +97,8 @@ class Learner:
 
         self._recorder = recorder
         self._record()
-        self._names: tuple[str, ...] = ()
-        """Metric name of each column of the statistics."""
-        self._reports = [_Report(self.device), _Report(self.device)]
-        """Of the present update and of the previous one."""
+        self._names: tuple[str, ...] = ()  # metric name of each column of the statistics
+        self._reports = [_Report(self.device), _Report(self.device)]  # of the present update and of the previous one
 
     def measure(self) -> None:
         """Have the next update report what is too dear for every update: how far off-policy its batch is, and how alike
@@ -138,18 +133,13 @@ class Learner:
         left = max(0.0, 1.0 - self.progress.global_step / c.total_steps) if c.lr_schedule == "linear" else 1.0
         return c.learning_rate * left
 
-    @property
-    def reduce_gradients(self) -> Callable[[Tensor], None] | None:
-        """Called in every optimizer step between the backward pass and clipping, to combine the gradients of several learners.
-        It finds them in `parameter.grad` of `model`, always in the same memory, and is given the number of samples that they are
-        of, int64 []; it is never recorded. None: one learner."""
-        return self._reduce_gradients
-
-    @reduce_gradients.setter
-    def reduce_gradients(self, function: Callable[[Tensor], None] | None) -> None:
+    def reduce_gradients_by(self, function: Callable[[Tensor], None]) -> None:
+        """Call the function in every optimizer step between the backward pass and clipping, to combine the gradients of several
+        learners. It finds them in `parameter.grad` of `model`, always in the same memory, and is given the number of samples that
+        they are of, int64 []; it is never recorded."""
         self._reduce_gradients = function
         for parameter in self.model.parameters():
-            parameter.grad = torch.zeros_like(parameter) if function is not None and parameter.requires_grad else None
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
 
     def join(self, ranks: Ranks) -> None:
         """Learn together with other ranks, starting from the weights of rank 0, as one learner would with all of their batches: a
@@ -168,7 +158,7 @@ class Learner:
                 module.sum_over_ranks = ranks.sum
                 self._prepare = self._prepared  # it sends and receives, which is not recorded
         summed = self.config.learning.reduction == "sum" and not self.config.uses_replay
-        self.reduce_gradients = lambda samples: ranks.combine_gradients(self.model, None if summed else samples)
+        self.reduce_gradients_by(lambda samples: ranks.combine_gradients(self.model, None if summed else samples))
 
     def learn(self, batch: Batch) -> Update:
         """One update: `num_epochs` x `num_minibatches` optimizer steps; none for a batch without a valid row.
@@ -241,8 +231,6 @@ class Learner:
         for report in self._reports:
             report.check(self._names)
 
-    # -- an update -----------------------------------------------------------------------------------------------------
-
     def _reported(self, steps: Tensor) -> Tensors:
         """Means of the statistics of an update's steps, [n, K]; those of the update before are checked now, when the device has
         more to do."""
@@ -261,7 +249,7 @@ class Learner:
     # -- an optimizer step: backward, (reduce), clip, step ---------------------------------------------------------------
 
     def _reduced_step(self, part: Tensors) -> Tensors:
-        """`_stepped` in two separately recorded halves, with `reduce_gradients` between them."""
+        """`_stepped` in two separately recorded halves, with the function of `reduce_gradients_by` between them."""
         assert self._reduce_gradients is not None
         out = self._backward(part)
         # Replayed samples have no mask: every rank has equally many.

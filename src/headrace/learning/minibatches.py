@@ -11,8 +11,7 @@ from headrace.accelerator.graphs import Tensors
 from headrace.accelerator.staging import to_device
 from headrace.config import LearningConfig
 
-SMALL = 1 << 20
-"""Bytes of a field of a batch up to which copying it whole costs less than the operations on its parts."""
+SMALL = 1 << 20  # bytes of a field of a batch up to which copying it whole costs less than the operations on its parts
 
 
 def minibatches(data: Tensors, c: LearningConfig, whole: bool, device: str, generator: torch.Generator) -> Iterator[Tensors]:

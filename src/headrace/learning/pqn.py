@@ -17,7 +17,7 @@ from headrace.config import Config, LearningConfig
 from headrace.envs.core.contract import EnvSpec
 from headrace.learning import losses
 from headrace.learning.exploration import FallingEpsilon, QNetworkWithEpsilon
-from headrace.learning.lambda_returns import lambda_returns
+from headrace.learning.gae import lambda_returns
 from headrace.learning.state_values import all_values, following_values, named
 from headrace.policies.activations import ACTIVATIONS
 
@@ -58,7 +58,6 @@ class PQN(FallingEpsilon):
     """The `Algorithm`."""
 
     def make_model(self, spec: EnvSpec, config: Config) -> PQNetwork:
-        """A fresh network."""
         return PQNetwork(spec, config)
 
     def whole_trajectories(self, config: LearningConfig) -> bool:
@@ -66,7 +65,6 @@ class PQN(FallingEpsilon):
         return False
 
     def prepare(self, model: Module, batch: Tensors, config: LearningConfig) -> None:
-        """The targets."""
         network, T = cast(PQNetwork, model), len(batch["reward"])
         network.update_normalizers(named(batch, "obs/", T), batch["mask"])
         values = all_values(network, batch)

@@ -1,4 +1,4 @@
-"""Statistics of a learner between two reports, its last episodes, and those of single tasks."""
+"""Statistics of a learner between two reports, its last episodes and those of single tasks; and whether training is to end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from headrace.config import Config
 from headrace.envs.core.reference_scores import normalized
 from headrace.experience.batch import Arrivals
-from headrace.learning.learner import Learner, Update
+from headrace.learning.learner import Learner, Progress, Update
 
-EPISODE_WINDOW = 100
-"""Episodes in `charts/episodic_return_100`, which `run.goal` is compared with."""
-CURVE_POINTS = 20
-"""Largest number of points that an interval adds to the learning curve."""
+EPISODE_WINDOW = 100  # episodes in `charts/episodic_return_100`, which `run.goal` is compared with
+REASONS = (None, "total_steps", "goal", "max_minutes", "no_samples", "interrupted")
+"""Reasons to end training. If ranks have different reasons, all of them report the one that is last in this list."""
+CURVE_POINTS = 20  # largest number of points that an interval adds to the learning curve
 
 
 class TrainingLog:
@@ -26,10 +27,8 @@ class TrainingLog:
 
     def __init__(self, tasks: Sequence[str] = (), agents: Sequence[str] = ()) -> None:
         self.returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
-        self.tasks = TaskLog(tasks) if tasks else None
-        """Where the policy is trained on several."""
-        self.first_version = 0
-        """Episodes that older weights ended do not count: they were another policy's."""
+        self.tasks = TaskLog(tasks) if tasks else None  # where the policy is trained on several
+        self.first_version = 0  # episodes that older weights ended do not count: they were another policy's
         self._statistics: list[dict[str, torch.Tensor]] = []
         self._ended: list[tuple[float, int]] = []
         self._agents: dict[str, list[float]] = {agent: [] for agent in agents}
@@ -84,7 +83,6 @@ class TrainingLog:
         return {"returns": list(self.returns), "task_returns": None if self.tasks is None else self.tasks.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `get_state`."""
         returns = [float(value) for value in state["returns"]]
         self.returns.clear()
         self.returns.extend(returns)
@@ -123,13 +121,23 @@ class TrainingLog:
         return means
 
 
+def reason_to_stop(config: Config, progress: Progress, log: TrainingLog, seconds: float) -> str | None:
+    """The reason to end this policy's training now, `seconds` after it began in this process; None to go on."""
+    if progress.global_step >= config.learning.total_steps:
+        return "total_steps"
+    if config.run.goal is not None and log.full and log.mean_return >= config.run.goal:
+        return "goal"
+    if config.run.max_minutes is not None and seconds >= 60 * config.run.max_minutes:
+        return "max_minutes"
+    return None
+
+
 class TaskLog:
     """Returns of the last `EPISODE_WINDOW` episodes of each task, and each task's share of the samples. `tasks`: their ids."""
 
     def __init__(self, tasks: Sequence[str]) -> None:
         self.tasks = tuple(tasks)
-        self.returns: list[deque[float]] = [deque(maxlen=EPISODE_WINDOW) for _ in self.tasks]
-        """Of the last episodes of each task."""
+        self.returns: list[deque[float]] = [deque(maxlen=EPISODE_WINDOW) for _ in self.tasks]  # of the last episodes of each task
         self._steps = np.zeros(len(self.tasks), np.int64)
 
     @property
@@ -138,7 +146,6 @@ class TaskLog:
         return [_mean(returns) for returns in self.returns]
 
     def add(self, arrivals: Arrivals) -> None:
-        """Count new experience."""
         self._steps[: len(arrivals.task_steps)] += arrivals.task_steps
         for task, episode_return in zip(arrivals.tasks.tolist(), arrivals.returns.tolist(), strict=True):
             self.returns[task].append(episode_return)
@@ -153,11 +160,9 @@ class TaskLog:
         return result
 
     def get_state(self) -> dict[str, list[float]]:
-        """For checkpoints."""
         return {task: list(returns) for task, returns in zip(self.tasks, self.returns, strict=True)}
 
     def set_state(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Go on from `get_state`."""
         for task, returns in zip(self.tasks, self.returns, strict=True):
             returns.clear()
             returns.extend(float(value) for value in state[task])

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 import headrace._native.elu as native
 
 _KINDS = (torch.float32, torch.bfloat16)
-_AS_FAST_AS = 4
-"""With more threads than this PyTorch's is faster than one thread here."""
+_AS_FAST_AS = 4  # with more threads than this PyTorch's is faster than one thread here
 
 
 class ELU(nn.Module):

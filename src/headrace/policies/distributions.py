@@ -22,10 +22,8 @@ from headrace.envs.core.contract import ActionSpec, Categorical, Continuous
 
 MASKED_LOGIT = -1e9
 """Logit of a forbidden choice. Finite, so that 0 x log 0 needs no special case and a row without any choice is uniform."""
-LOG_STD_RANGE = (-5.0, 2.0)
-"""Log standard deviations of continuous actions are clamped to this range."""
-TANH_LIMIT = 1.0 - 1e-6
-"""Normalised actions are clamped to +-this before atanh: float32 cannot tell larger ones from 1."""
+LOG_STD_RANGE = (-5.0, 2.0)  # log standard deviations of continuous actions are clamped to this range
+TANH_LIMIT = 1.0 - 1e-6  # normalised actions are clamped to +-this before atanh: float32 cannot tell larger ones from 1
 
 _TINY = torch.finfo(torch.float32).tiny
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)

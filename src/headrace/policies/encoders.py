@@ -30,7 +30,6 @@ Layers = tuple[tuple[int, int, int], ...]
 
 
 def network_names() -> list[str]:
-    """The names of all networks, sorted."""
     return sorted(NETWORKS)
 
 
@@ -174,16 +173,12 @@ class MultiEncoder(nn.Module):
         return features[0] if len(features) == 1 else torch.cat(features, dim=-1)
 
 
-NATURE_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""Mnih et al., 2015 (Nature 518)."""
+NATURE_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # Mnih et al., 2015 (Nature 518)
 SHALLOW_LAYERS = ((16, 8, 4), (32, 4, 2))
 """Mnih et al., 2013 (arXiv 1312.5602); the shallow network of IMPALA: a third of the Nature CNN's arithmetic."""
-VIZDOOM_LAYERS = ((32, 8, 4), (64, 4, 2), (128, 3, 2))
-"""Petrenko et al., 2020 (Sample Factory): both of its VizDoom networks."""
-RESIDUAL_STAGES = (16, 32, 32)
-"""Channels of the stages of IMPALA's deep network."""
-MEASUREMENT_LAYERS = (128, 128)
-"""The MLP over game variables of the full VizDoom network."""
+VIZDOOM_LAYERS = ((32, 8, 4), (64, 4, 2), (128, 3, 2))  # Petrenko et al., 2020 (Sample Factory): both of its VizDoom networks
+RESIDUAL_STAGES = (16, 32, 32)  # channels of the stages of IMPALA's deep network
+MEASUREMENT_LAYERS = (128, 128)  # the MLP over game variables of the full VizDoom network
 
 
 def _network(image: Callable[[Shape, PolicyConfig], nn.Module], vector_layers: tuple[int, ...] | None = None) -> MakeNetwork:

@@ -196,13 +196,8 @@ class Policy(OnTrunk[PolicyOutput]):
     def _output(self, features: Tensor, obs: dict[str, Tensor], core: Tensor) -> PolicyOutput:
         actors, critics = features.chunk(2, -1) if self.parts == 2 else (features, features)
         distribution = ActionDistribution(self.spec.action, self.action_head(actors), obs.get(MASK_KEY))
-        return PolicyOutput(distribution, self.denormalize_value(self.value_head(critics)), core)
-
-    # -- normalisation -----------------------------------------------------------------------------------------------------
-
-    def denormalize_value(self, value: Tensor) -> Tensor:
-        """From the value head's units to returns."""
-        return value if self.returns is None else self.returns.denormalize(value)
+        value = self.value_head(critics)
+        return PolicyOutput(distribution, value if self.returns is None else self.returns.denormalize(value), core)
 
     def normalize_value(self, value: Tensor) -> Tensor:
         """From returns to the value head's units, in which the value loss is taken."""

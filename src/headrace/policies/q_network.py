@@ -39,25 +39,19 @@ class NoisyLinear(nn.Module):
         """[N, in] -> [N, out]."""
         if self.quiet:
             return F.linear(x, self.weight, self.bias)
-        rows, columns = (_signed_root(torch.randn(n, device=x.device, generator=self.generator)) for n in self.weight.shape)
+        normal = (torch.randn(n, device=x.device, generator=self.generator) for n in self.weight.shape)
+        rows, columns = (noise.sign() * noise.abs().sqrt() for noise in normal)
         weight = self.weight + self.weight_sigma * rows[:, None] * columns
         return F.linear(x, weight, self.bias + self.bias_sigma * rows)
-
-
-def _signed_root(x: Tensor) -> Tensor:
-    return x.sign() * x.abs().sqrt()
 
 
 @dataclass
 class QOutput:
     """Values of all actions, batch dimensions [N] (`act`) or [T, B] (`unroll`)."""
 
-    q: Tensor
-    """float32 [..., A]."""
-    logits: Tensor | None
-    """float32 [..., A, M] of the return's distribution; None unless distributional."""
-    core: Tensor
-    """float32 [N, S] or [B, S]: core state after the (last) row."""
+    q: Tensor  # float32 [..., A]
+    logits: Tensor | None  # float32 [..., A, M] of the return's distribution; None unless distributional
+    core: Tensor  # float32 [N, S] or [B, S]: core state after the (last) row
     allowed: Tensor | None
     """bool [..., A]; None if every action is. A row whose mask allows nothing counts as unmasked, as in `ActionDistribution`."""
 

@@ -18,18 +18,14 @@ from headrace.processes.reports import ReportWriter, report_pipe
 from headrace.processes.start import die_with_parent, forked_children_die_too, start_child
 from headrace.shm.segment import Segment
 
-STACKS_BYTES = 1 << 16
-"""Bytes for the Python stacks of one process."""
-LOST_EXIT_CODE = 255
-"""What multiprocessing says of a child whose fork server has died: it may be alive all the same."""
+STACKS_BYTES = 1 << 16  # bytes for the Python stacks of one process
+LOST_EXIT_CODE = 255  # what multiprocessing says of a child whose fork server has died: it may be alive all the same
 EXIT_CODE_TIMEOUT = 1.0
 """Seconds after a process's end in which its fork server tells the exit code; one that is stopped never does."""
 KILL_TIMEOUT = 10.0
 """Seconds after which a process that was killed and is still there is left to the kernel, which waits for a device or a disk."""
-REST_OF_STACKS = 0.05
-"""Seconds in which a process that writes its stacks has written them."""
-END_TIMEOUT = 2.0
-"""Seconds that `Child.end` waits for a process that it has killed, which the kernel may hold."""
+REST_OF_STACKS = 0.05  # seconds in which a process that writes its stacks has written them
+END_TIMEOUT = 2.0  # seconds that `Child.end` waits for a process that it has killed, which the kernel may hold
 POLL_INTERVAL = 0.002
 
 
@@ -45,14 +41,10 @@ class Child:
         self.reports, there = report_pipe()
         self._stacks = Segment(STACKS_BYTES)  # memory, not a file: nothing is left behind however the run ends
         self.started = perf_counter()
-        self.reason = ""
-        """Why this process ends it; "" where it ends by itself."""
-        self.asked: float | None = None
-        """When it was asked for its stacks (perf_counter)."""
-        self.killed: float | None = None
-        """When it was killed (perf_counter)."""
-        self._without_code: float | None = None
-        """When it was seen to have ended while its fork server had not told how."""
+        self.reason = ""  # why this process ends it; "" where it ends by itself
+        self.asked: float | None = None  # when it was asked for its stacks (perf_counter)
+        self.killed: float | None = None  # when it was killed (perf_counter)
+        self._without_code: float | None = None  # when it was seen to have ended while its fork server had not told how
         try:
             self.process = start_child(_run, (name, self._stacks, main, there, arguments), f"headrace {name}", daemon)
         except BaseException:
@@ -70,7 +62,6 @@ class Child:
 
     @property
     def gone(self) -> bool:
-        """Whether the process has ended."""
         known = self._pidfd is not None
         ended = known and bool(connection.wait([self._pidfd], 0))  # type: ignore[list-item]
         if self.process.is_alive():

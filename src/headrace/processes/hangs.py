@@ -8,8 +8,7 @@ import traceback
 from abc import ABC, abstractmethod
 from time import perf_counter
 
-PAUSE = 5.0
-"""Seconds between two looks after which this process must itself have been stopped (Ctrl-Z), and the others with it."""
+PAUSE = 5.0  # seconds between two looks after which this process must itself have been stopped (Ctrl-Z), and the others with it
 
 
 class Silence:

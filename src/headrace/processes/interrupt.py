@@ -58,7 +58,6 @@ class Interrupt:
     requested: bool = False
 
     def request(self) -> None:
-        """Ask for the end."""
         self.requested = True
         self.on_request()
 

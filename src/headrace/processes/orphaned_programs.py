@@ -18,8 +18,7 @@ from pathlib import Path
 STARTED_BY = "HEADRACE_PROGRAM_OF"
 """The environment variable: the `origin` of the child process that started it, a colon and that child's pid."""
 _unique = uuid.uuid4().hex
-AGAIN = 1.0
-"""Seconds for which programs are looked for again while some are found."""
+AGAIN = 1.0  # seconds for which programs are looked for again while some are found
 
 
 def origin() -> str:

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Any, TextIO, cast
 
-LIMIT = 1 << 20
-"""Most characters that `BackgroundOutput` keeps; what is written beyond them is dropped."""
+LIMIT = 1 << 20  # most characters that `BackgroundOutput` keeps; what is written beyond them is dropped
 
 
 def show(text: str) -> None:
@@ -62,37 +61,25 @@ def never_waiting(stream: TextIO) -> IO[str]:
     return stream if direct else cast(IO[str], BackgroundOutput(stream))
 
 
-class BackgroundOutput(io.TextIOBase):
+class BackgroundOutput:
     """A text stream that never waits: a thread writes to the descriptor of `stream`, past that stream's buffer and lock.
 
-    Where the descriptor's reader has gone, all is dropped.
+    Where the descriptor's reader has gone, all is dropped. Whatever is not here is that of `stream`.
     """
 
     def __init__(self, stream: TextIO, limit: int = LIMIT):
         stream.flush()
         self._stream, self._fd, self._limit = stream, stream.fileno(), limit
         self._texts: deque[str] = deque()
-        self._characters = self._dropped = 0
-        """Characters that are not written yet, and texts that had no room among them."""
+        self._characters = self._dropped = 0  # characters that are not written yet, and texts that had no room among them
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """That of the stream."""
-        return self._stream.encoding
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
-    def isatty(self) -> bool:
-        """Whether the stream is a terminal."""
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        """The stream's descriptor."""
-        return self._fd
-
-    def writable(self) -> bool:
-        """Always."""
-        return True
+    def flush(self) -> None:
+        """Do nothing: the thread writes as soon as it can."""
 
     def write(self, text: str) -> int:
         """Have the text written. It is dropped where too much is kept already, and a line will say so."""
@@ -131,7 +118,7 @@ class BackgroundOutput(io.TextIOBase):
                 self._changed.notify_all()
 
     def _write(self, text: str) -> None:
-        data = memoryview(text.encode(self.encoding, errors="replace"))
+        data = memoryview(text.encode(self._stream.encoding, errors="replace"))
         while data:
             try:
                 data = data[os.write(self._fd, data) :]

@@ -27,8 +27,7 @@ from headrace.config.errors import RANK_LOST
 from headrace.processes.failures import Failures
 from headrace.processes.interrupt import SIGNALS
 
-GRACE = 20.0
-"""Seconds that the other ranks have to end by themselves after one has failed, or rank 0 has ended."""
+GRACE = 20.0  # seconds that the other ranks have to end by themselves after one has failed, or rank 0 has ended
 PR_SET_PDEATHSIG = 1
 
 

@@ -15,15 +15,13 @@ from typing import Any
 READ_BYTES, READS = 1 << 16, 16
 """Most bytes of one system call, and most calls of one `read`: a child that reports without end must not keep the reader from the
 others."""
-MOST_BYTES = 1 << 30
-"""A longer line is no report."""
+MOST_BYTES = 1 << 30  # a longer line is no report
 
 
 class ReportWriter:
     """The child's end of the pipe; its threads may share it. An argument of the child's process."""
 
-    _lock = threading.Lock()
-    """One for a process, which has one such end. So that it is not pickled, it is the class's."""
+    _lock = threading.Lock()  # one for a process, which has one such end. So that it is not pickled, it is the class's.
 
     def __init__(self, pipe: Connection):
         self._pipe = pipe
@@ -38,7 +36,6 @@ class ReportWriter:
                 left = left[os.write(self._pipe.fileno(), left) :]
 
     def close(self) -> None:
-        """Close this end."""
         self._pipe.close()
 
 
@@ -55,8 +52,7 @@ class ReportReader:
         os.set_blocking(pipe.fileno(), False)
         self._pipe = pipe
         self._buffer = bytearray()
-        self.ended = False
-        """Nothing more will come: the child has ended, or has closed its end."""
+        self.ended = False  # nothing more will come: the child has ended, or has closed its end
 
     def fileno(self) -> int:
         """For `multiprocessing.connection.wait`: there is something to read, or the end."""
@@ -92,7 +88,6 @@ class ReportReader:
         return ValueError(f"what it reports cannot be read ({why}); nothing more is read from it")
 
     def close(self) -> None:
-        """Close this end."""
         self._pipe.close()
 
 

@@ -29,21 +29,16 @@ from headrace.config.errors import ConfigError
 from headrace.processes import leftovers, orphaned_programs
 from headrace.processes.interrupt import SIGNALS
 
-_preloaded = ["headrace.sampling.preload"]
-"""Imported by the fork server, in this order."""
+_preloaded = ["headrace.sampling.preload"]  # imported by the fork server, in this order
 STARTED_BY = "HEADRACE_FORK_SERVER_STARTED_BY"
 """An environment variable that is set only while the fork server is being started. It holds the id of the process that starts
 it, that process's origin (`orphaned_programs.origin`) and its temporary folder with the fork server's socket ("" where another
 process removes the folder)."""
-SOCKET_PATH = 107
-"""Bytes of the longest path that a Unix socket can have."""
-CHILDREN_END = 2.0
-"""Seconds that the fork server waits for the end of children whose parent was killed."""
-FILES_OF_A_CHILD = 64
-"""Files that starting one more child process may take, beside those that are open."""
+SOCKET_PATH = 107  # bytes of the longest path that a Unix socket can have
+CHILDREN_END = 2.0  # seconds that the fork server waits for the end of children whose parent was killed
+FILES_OF_A_CHILD = 64  # files that starting one more child process may take, beside those that are open
 _lock = threading.RLock()
-_asked: float | None = None
-"""Since when `start_child` waits for the fork server (monotonic); None: it does not."""
+_asked: float | None = None  # since when `start_child` waits for the fork server (monotonic); None: it does not
 
 
 def preload(*modules: str) -> None:

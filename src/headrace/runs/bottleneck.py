@@ -19,15 +19,11 @@ from headrace.shm.phases import waiting_share
 
 Part = Literal["environments", "policy", "learner", "processor", "handover", "node", "network", "receiver", "unknown"]
 
-IDLE = 0.4
-"""If even the busiest part waits for more than this share of its time, the parts hand over too little work at a time."""
-BUSY = 0.1
-"""A part that waits for less than this share of its time is busy all the time."""
-SATURATED = 0.9
-"""If more than this share of the processor is in use, parts that wait are waiting for its cores."""
+IDLE = 0.4  # if even the busiest part waits for more than this share of its time, the parts hand over too little work at a time
+BUSY = 0.1  # a part that waits for less than this share of its time is busy all the time
+SATURATED = 0.9  # if more than this share of the processor is in use, parts that wait are waiting for its cores
 
-SLOW = 0.5
-"""A sampling node is slow if it makes less than this share of the other nodes' median steps per second."""
+SLOW = 0.5  # a sampling node is slow if it makes less than this share of the other nodes' median steps per second
 
 _WHO: dict[Part, str] = {"learner": "learner", "policy": "policy", "environments": "rollout workers"}
 

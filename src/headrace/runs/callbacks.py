@@ -1,15 +1,19 @@
-"""What a program that calls `headrace.train` is told while training goes on, and how it ends the training."""
+"""What a program that calls `headrace.train` is told: while training goes on (`Callbacks`, which may end it), and then
+(`TrainResult`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace.config.errors import ConfigError
 from headrace.runs.messages import Message
+
+if TYPE_CHECKING:
+    from headrace.envs.core.contract import EnvSpec
 
 Callback = Callable[[dict[str, Any]], object]
 """Is given what happened, by name; `policy` is the number of the policy. If it returns True (also NumPy's), training ends with a
@@ -48,3 +52,17 @@ class Callbacks:
 def _is_true(answer: object) -> bool:
     """Whether a callback has returned True. Another object that Python takes for true, such as a list, does not end training."""
     return isinstance(answer, bool | np.bool_) and bool(answer)
+
+
+@dataclass
+class TrainResult:
+    """How a run ended. `spec`: what the agents of its environment observe and do."""
+
+    folder: str
+    reason: str
+    """"total_steps", "goal", "max_minutes", "no_samples" or "interrupted"; with several policies that of the first."""
+    global_step: int
+    """Steps learned from, over all policies."""
+    mean_return: float
+    """Mean return of the last 100 episodes (of the first policy); NaN if none has ended."""
+    spec: EnvSpec

@@ -39,14 +39,12 @@ from headrace.runs.error_texts import reason
 from headrace.runs.files import free_space, sha256, write_synced
 from headrace.runs.state_tree import on_cpu, unpack
 
-FORMAT = 1
-"""Version of the layout on disk."""
+FORMAT = 1  # version of the layout on disk
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest"
 _MOST_MANIFEST = 1 << 20
-_LISTED = 3
-"""Damaged checkpoints that an error message lists."""
+_LISTED = 3  # damaged checkpoints that an error message lists
 
 
 class CheckpointError(UserError, RuntimeError):
@@ -60,15 +58,11 @@ class Checkpoint:
     """A checkpoint read from disk and verified."""
 
     path: Path
-    step: int
-    """global_step at which it was saved."""
+    step: int  # global_step at which it was saved
     score: float | None
-    tensors: dict[str, torch.Tensor]
-    """On the CPU."""
-    state: Any
-    """What `state.json` holds."""
-    damaged: tuple[str, ...] = ()
-    """A message for each checkpoint that was skipped, because it is damaged or does not fit."""
+    tensors: dict[str, torch.Tensor]  # on the CPU
+    state: Any  # what `state.json` holds
+    damaged: tuple[str, ...] = ()  # a message for each checkpoint that was skipped, because it is damaged or does not fit
 
     def unpack(self) -> Any:
         """The tree that was given to `state_tree.pack`. Raises `CheckpointError` if the files do not belong together."""
@@ -299,13 +293,10 @@ def _read_verified(path: Path, size: int, digest: str) -> bytes:
 
 @dataclass(frozen=True)
 class _Manifest:
-    """What a manifest says."""
-
     step: int
     score: float | None
     milestone: bool
-    files: dict[str, tuple[int, str]]
-    """Length and SHA-256 of each file."""
+    files: dict[str, tuple[int, str]]  # length and SHA-256 of each file
 
 
 def _manifest(path: Path) -> _Manifest:
@@ -335,7 +326,6 @@ def _manifest(path: Path) -> _Manifest:
 
 
 def to_bytes(found: Checkpoint) -> bytes:
-    """A checkpoint for another process."""
     return state_tree.to_bytes([str(found.path), found.step, found.score, found.tensors, found.state])
 
 

@@ -24,14 +24,12 @@ from headrace.runs import bottleneck
 from headrace.runs.metrics import OF_NODE
 from headrace.shm.phases import PARTS, PHASES
 
-MOST_NODES = 8
-"""Sampling nodes that have a line."""
+MOST_NODES = 8  # sampling nodes that have a line
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE = 60
 _COLOURS = ("green", "cyan", "magenta", "blue", "yellow")
 
-LAST_OUTPUT_TIMEOUT = 2.0
-"""Seconds that the end of a run waits for a terminal that was stopped."""
+LAST_OUTPUT_TIMEOUT = 2.0  # seconds that the end of a run waits for a terminal that was stopped
 
 _BEST = "best return"
 _LOSSES = ("policy_loss", "value_loss", "td_error", "q_mean", "entropy", "approx_kl", "clipfrac", "epsilon", "grad_norm")
@@ -54,8 +52,7 @@ class _Layout:
     """Which parts a screen has."""
 
     blank_lines: bool = True
-    least_share: float = 0.005
-    """Phases that take a smaller share of a part's time are not named."""
+    least_share: float = 0.005  # phases that take a smaller share of a part's time are not named
     times: bool = True
     advice: bool = True
     facts: bool = True
@@ -105,7 +102,6 @@ class Dashboard:
             self.message(self._line())
 
     def picture(self, metrics: dict[str, float]) -> None:
-        """Print the screen of these metrics, once."""
         self._take(metrics)
         tolerantly(lambda: self.console.print(self._screen()), self.console.file)
 

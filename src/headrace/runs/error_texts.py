@@ -26,8 +26,7 @@ _PATH = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOEN
 as an environment that opens a file by a wrong name."""
 _NO_MEMORY = ("can't allocate memory", "out of memory")
 """What torch says when an array does not fit into the memory of the machine or of an accelerator."""
-MAX_SHOWN = 2**60
-"""Limits above this are none."""
+MAX_SHOWN = 2**60  # limits above this are none
 
 
 def explain(error: BaseException, paths: Iterable[str | os.PathLike[str]] = ()) -> tuple[str, int] | None:

@@ -15,8 +15,7 @@ from typing import Any
 
 from headrace.config.file_reading import open_regular, read_bytes
 
-MOST_DATA = 1 << 44
-"""Bytes of a file of arrays; larger ones are refused before they are read."""
+MOST_DATA = 1 << 44  # bytes of a file of arrays; larger ones are refused before they are read
 
 
 def free_space(path: Path) -> str:
@@ -87,8 +86,7 @@ def write_together(contents: Mapping[Path, str | bytes]) -> None:
         raise
 
 
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""Error numbers of a disk that may have room again."""
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # error numbers of a disk that may have room again
 
 
 class AppendFile:
@@ -102,8 +100,7 @@ class AppendFile:
         self.path = path
         self._fd = self._open()
         self._pending = b""
-        self._unwanted: list[Callable[[Any], bool]] = []
-        """What `keep_lines` has been asked for and is not done."""
+        self._unwanted: list[Callable[[Any], bool]] = []  # what `keep_lines` has been asked for and is not done
         self._failing = False
 
     def _open(self) -> int:

@@ -34,8 +34,7 @@ from headrace.runs.error_texts import reason
 from headrace.runs.files import AppendFile, free_space, write_whole
 from headrace.runs.system_facts import system_facts
 
-LOCK_BYTES = 300
-"""Most bytes of run.lock: a process id, and the name of its machine."""
+LOCK_BYTES = 300  # most bytes of run.lock: a process id, and the name of its machine
 
 
 class FolderInUse(UserError, RuntimeError):
@@ -56,8 +55,7 @@ class RunFolder:
     Raises `FolderInUse` if another process holds it, `FolderUnusable` if it cannot be made or written.
     """
 
-    _settings = ""
-    """What config.json holds."""
+    _settings = ""  # what config.json holds
 
     def __init__(self, path: os.PathLike[str] | str) -> None:
         with explained(Path(path)):
@@ -104,8 +102,6 @@ class RunFolder:
             raise
         return folder, changes
 
-    # -- paths -----------------------------------------------------------------------------------------------------
-
     @property
     def config_path(self) -> Path:
         """The run's settings as JSON."""
@@ -141,8 +137,6 @@ class RunFolder:
             return
         if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
             raise FolderInUse(f"another run has begun in {self.path}, which was deleted while this run was going on: it ends")
-
-    # -- what is written -------------------------------------------------------------------------------------------
 
     def log(self, text: str) -> None:
         """Append `text` to log.txt, each line with the local time. On a full disk the lines are kept until there is room."""

@@ -9,19 +9,9 @@ class Message(NamedTuple):
     """One report. Between processes it travels as JSON (`headrace.processes.reports`)."""
 
     kind: Literal[
-        "message",
-        "start",
-        "curve",
-        "metrics",
-        "episodes",
-        "saved",
-        "done",
-        "failed",
-        "refused",
-        "population",
-        "standings",
+        "message", "start", "curve", "metrics", "episodes", "saved", "done", "failed", "refused", "population", "standings",
         "eval",
-    ]
+    ]  # fmt: skip
     """message: a text for people. start: the global step at which training goes on. curve: points of the learning curve, see
     `TrainingLog.curve`. metrics: {name: value}. episodes: [return, length] of those that ended, if somebody asks for them. saved:
     the global step of a new checkpoint. done: {reason, global_step, mean_return}. failed: the traceback that ended a process.

@@ -16,7 +16,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from headrace.config import Config, ConfigError, flattened, to_dict
+from headrace.config import Config, flattened, to_dict
+from headrace.config.errors import package
 from headrace.config.population import KINDS
 from headrace.config.ranges import MANY
 from headrace.runs import lag_bins
@@ -128,8 +129,7 @@ KEYS: dict[str, str] = {
 }
 """Every key the engine logs, with its meaning and unit; a user's algorithm adds those that its `loss` returns."""
 
-CURVE = "curve.jsonl"
-"""In the run folder: the learning curve, with more points than there are intervals."""
+CURVE = "curve.jsonl"  # in the run folder: the learning curve, with more points than there are intervals
 CURVE_KEYS = ("mean", "low", "high")
 """Of the last 100 episodes: the mean return, and the returns that a tenth of them are below and above."""
 
@@ -205,26 +205,18 @@ def is_metrics(line: Any) -> bool:
 
 
 def hyperparameters_table(config: Config) -> str:
-    """The settings as a Markdown table."""
     rows = [f"|{name}|{value}|" for name, value in flattened(to_dict(config)).items()]
     return "\n".join(["|setting|value|", "|-|-|", *rows])
 
 
 def _start_wandb(folder: Path, config: Config) -> Any:
-    try:
-        import wandb
-    except ModuleNotFoundError as error:
-        raise ConfigError('run.track needs a package that is not installed: pip install "headrace[wandb]"') from error
+    wandb = package("wandb", "wandb", "run.track needs a package that is not installed")
     marker = folder / "wandb_id.txt"
     if not marker.exists():
         marker.write_text(uuid.uuid4().hex[:12])
     run = wandb.init(
-        project=config.run.wandb_project,
-        id=marker.read_text(),
-        resume="allow",
-        name=folder.name,
-        dir=str(folder),
+        project=config.run.wandb_project, id=marker.read_text(), resume="allow", name=folder.name, dir=str(folder),
         config=to_dict(config),
-    )
+    )  # fmt: skip
     run.define_metric("*", step_metric="global_step")
     return run

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.config import ConfigError
+from headrace.config.errors import ConfigError, package
 from headrace.runs.metrics import CURVE, CURVE_KEYS, read_jsonl
 
 RETURNS = "charts/episodic_return_100"
@@ -43,11 +43,8 @@ def task_curves(run: os.PathLike[str] | str, path: os.PathLike[str] | str, tasks
 
 def new_figure(size: tuple[float, float]) -> Any:
     """An empty figure of so many inches. Raises `ConfigError` if the `plots` extra is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ConfigError('drawing needs a package that is not installed: pip install "headrace[plots]"') from error
-    return Figure(figsize=size, layout="constrained")
+    matplotlib = package("matplotlib.figure", "plots", "drawing needs a package that is not installed")
+    return matplotlib.Figure(figsize=size, layout="constrained")
 
 
 def learning_curve(

@@ -40,13 +40,12 @@ class Reporter:
     metrics; the dashboard shows the first.
     """
 
-    def __init__(self, config: Config, frameskip: int, folder: RunFolder, records: Records | None = None):
+    def __init__(self, config: Config, frameskip: int, folder: RunFolder, records: Records):
         self._frameskip, self._folder, self._records = frameskip, folder, records
         with explained(folder.path):
             self._writers = [MetricsWriter(config.policy_folder(p), own) for p, own in enumerate(policy_configs(config))]
         self._dashboard = Dashboard(config)
-        self._began: dict[int, int] = {}
-        """By policy, the global step at which training goes on."""
+        self._began: dict[int, int] = {}  # by policy, the global step at which training goes on
         self._steps: dict[int, int] = {}
         self._first: dict[int, tuple[float, float]] = {}
         self._last: dict[int, tuple[float, float]] = {}
@@ -77,8 +76,7 @@ class Reporter:
             self._began.setdefault(policy, report.content)
             with explained(self._folder.path):
                 problem = self._writers[policy].rewind(report.content)
-                if self._records is not None:
-                    self._records.rewind(policy, report.content)
+                self._records.rewind(policy, report.content)
             if problem:
                 self.message(problem)
         elif kind == "message":
@@ -96,7 +94,7 @@ class Reporter:
                 self._dashboard.curve(point[1] for point in report.content)
         elif kind == "metrics":
             self._metrics(dict(report.content), policy, times, restarts)
-        elif kind in ("population", "standings") and self._records is not None:
+        elif kind in ("population", "standings"):
             for text in self._records.receive(kind, report.content):
                 self.message(text)
 
@@ -147,7 +145,6 @@ class Reporter:
         self._dashboard.close()
         first_error_counts = suppress(FolderUnusable) if error is not None else nullcontext()
         with first_error_counts, explained(self._folder.path), ExitStack() as writers:
-            if self._records is not None:
-                writers.callback(self._records.close)
+            writers.callback(self._records.close)
             for writer in self._writers:
                 writers.callback(writer.close)

@@ -8,21 +8,18 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+PACKAGES = ("headrace", "torch", "numpy", "gymnasium", "ale-py", "vizdoom", "dm_control", "mujoco", "safetensors")
 
 
 def system_facts() -> dict[str, Any]:
     """Versions, machine, git commit and command line of this process, as plain JSON types."""
     import torch
 
-    def version(name: str) -> str | None:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-
-    packages = ("headrace", "torch", "numpy", "gymnasium", "ale-py", "vizdoom", "dm_control", "mujoco", "safetensors")
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,
@@ -32,9 +29,18 @@ def system_facts() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "packages": {name: found for name in packages if (found := version(name))},
+        "packages": versions(PACKAGES),
         "git": _git(),
     }
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Of those of these packages that are installed."""
+    found = {}
+    for name in packages:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def _processor() -> str:

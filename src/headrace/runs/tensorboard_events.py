@@ -24,8 +24,6 @@ _TEXT = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text
 
 
 class EventFile:
-    """One new event file in `folder`."""
-
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads a folder's files in the order of their names.
@@ -55,5 +53,4 @@ class EventFile:
         return self._file.append(record.getvalue())
 
     def close(self) -> None:
-        """Close the file. Raises what `AppendFile.close` raises."""
         self._file.close()

@@ -11,8 +11,7 @@ from headrace.config.file_reading import shortened
 from headrace.runs.checkpoint import Checkpoint, CheckpointError
 from headrace.runs.state_tree import check_like
 
-_KERNELS = ("foreach", "fused", "capturable")
-"""Settings of an optimizer that only choose its kernels."""
+_KERNELS = ("foreach", "fused", "capturable")  # settings of an optimizer that only choose its kernels
 
 
 def load_weights(model: torch.nn.Module, found: Checkpoint) -> None:

@@ -11,8 +11,7 @@ from typing import IO
 
 import numpy as np
 
-from headrace.config import ConfigError
-from headrace.config.errors import UserError
+from headrace.config.errors import ConfigError, UserError, package
 from headrace.config.file_reading import shortened
 from headrace.runs.files import replaceable
 
@@ -30,15 +29,11 @@ class VideoWriter:
 
     # `imageio_ffmpeg.write_frames` drives ffmpeg too, but ignores its exit code and leaves its messages on the terminal.
     _process: subprocess.Popen[bytes] | None = None
-    _messages: IO[bytes]
-    """A file without a name that gets ffmpeg's messages: a pipe could fill up."""
+    _messages: IO[bytes]  # a file without a name that gets ffmpeg's messages: a pipe could fill up
     _shape: tuple[int, ...] = ()
 
     def __init__(self, path: os.PathLike[str] | str, fps: float = 30.0) -> None:
-        try:
-            import imageio_ffmpeg
-        except ModuleNotFoundError as error:
-            raise ConfigError('writing videos needs a package that is not installed: pip install "headrace[video]"') from error
+        imageio_ffmpeg = package("imageio_ffmpeg", "video", "writing videos needs a package that is not installed")
         try:
             self.path, self.fps = replaceable(Path(path)), fps
         except OSError as error:

@@ -3,8 +3,9 @@ policy."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,17 +18,8 @@ from headrace.policies.policy import convert_weights
 from headrace.sampling.run_memory import RunMemory
 from headrace.shm.run_control import PhaseClock
 
-
-class Act(Protocol):
-    """How an algorithm's model chooses actions."""
-
-    def __call__(
-        self, model: nn.Module, obs: dict[str, Tensor], core: Tensor, first: Tensor, envs: Tensor, generator: torch.Generator
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """`obs` {name: [N, ...]}, `core` [N, S] (to be zeroed where `first` [N]), `envs` int64 [N]: the environments' numbers
-        (`environment_numbers`; exploration may depend on them). Returns {field of the trajectory store: [N, ...]} and the
-        core state after the row, [N, S]."""
-        ...
+Act = Callable[[nn.Module, Tensors, Tensor, Tensor, Tensor, torch.Generator], tuple[Tensors, Tensor]]
+"""`headrace.learning.algorithm.Algorithm.act`; `envs` are the environments' numbers (`environment_numbers`)."""
 
 
 def environment_numbers(policies: np.ndarray, C: int) -> np.ndarray:

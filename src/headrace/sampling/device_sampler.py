@@ -17,12 +17,11 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
 from headrace.accelerator.graphs import CudaRecorder, Marker, Recorded, Tensors
-from headrace.accelerator.staging import to_device
+from headrace.accelerator.staging import to_device, torch_dtype
 from headrace.config import Config
 from headrace.envs.core.contract import EnvGroup, EnvSpec, LaneRow, ObsRow
 from headrace.envs.core.errors import EnvironmentFault
@@ -31,17 +30,14 @@ from headrace.policies.policy import convert_weights
 from headrace.sampling.trajectory_fields import trajectory_fields
 from headrace.shm.run_control import PhaseClock
 
-KEPT = 4
-"""Trajectories that the memory holds. When it is full, the last one moves to its beginning."""
+KEPT = 4  # trajectories that the memory holds. When it is full, the last one moves to its beginning.
 
 
 class Span(NamedTuple):
     """The trajectories of one part: views of the sampler's memory, valid until the next call of `collect`."""
 
-    fields: Tensors
-    """Every field, [T+1, B, ...] or [T, B, ...] by its number of rows; `core` [B, S]."""
-    envs: range
-    """The indices of the part's B environments."""
+    fields: Tensors  # every field, [T+1, B, ...] or [T, B, ...] by its number of rows; `core` [B, S]
+    envs: range  # the indices of the part's B environments
 
 
 class DeviceSampler:
@@ -74,17 +70,12 @@ class DeviceSampler:
 
         # Environments on the device write its tensors in place; others write page-locked memory, from which the device copies.
         in_place = bool(getattr(group, "tensors", False))
-        self._acted = Marker("cpu" if in_place else self.device)
-        """Behind it a step's actions are in host memory."""
+        self._acted = Marker("cpu" if in_place else self.device)  # behind it a step's actions are in host memory
+        where: dict[str, Any] = {"device": self.device if in_place else "cpu", "pin_memory": on_cuda and not in_place}
         rows = KEPT * self.T + 1
         fields = trajectory_fields(spec, self._core_width, algorithm.extra_fields(spec))
         self._memory: Tensors = {
-            name: torch.zeros(
-                (rows, self.B, *field.shape),
-                dtype=torch.from_numpy(np.empty(0, field.dtype)).dtype,
-                device=self.device if in_place else "cpu",
-                pin_memory=on_cuda and not in_place,
-            )
+            name: torch.zeros((rows, self.B, *field.shape), dtype=torch_dtype(field.dtype), **where)
             for name, field in fields.items()
         }
         self._rows_of = {name: field.rows for name, field in fields.items()}
@@ -93,8 +84,7 @@ class DeviceSampler:
         self._first_row = ObsRow.view(arrays, 0)
         self._core = torch.zeros(self.B, self._core_width, device=self.device)
         self._t = self._steps = 0
-        self.started = False
-        """Whether the environments were reset or restored."""
+        self.started = False  # whether the environments were reset or restored
         group.remember()
 
     @torch.no_grad()

@@ -19,16 +19,12 @@ class Lane:
 
     number: int
     policy: int
-    slot: int = -1
-    """-1: the lane has none."""
-    finished: int = 0
-    """Slots that the lane has finished."""
-    t: int = 0
-    """The current row. -1: the next observation is written to row 0 (multi-agent environments)."""
+    slot: int = -1  # -1: the lane has none
+    finished: int = 0  # slots that the lane has finished
+    t: int = 0  # the current row. -1: the next observation is written to row 0 (multi-agent environments).
     last: ObsRow | None = None
     """A copy of row T of the previous slot, which becomes row 0 of the next; None: the environments write row 0."""
-    rows: list[LaneRow] = field(default_factory=list)
-    """Views of the slot's rows 0 to T-1."""
+    rows: list[LaneRow] = field(default_factory=list)  # views of the slot's rows 0 to T-1
     before: LaneRow | None = None
     """What the environments write while `t` is -1: the observation of row 0, and rewards and flags that are never read."""
 
@@ -47,17 +43,13 @@ class Group:
     envs: EnvGroup
     lanes: list[Lane]
     busy: Busy = ""
-    reward_weights: dict[str, float] | None = None
-    """The reward weights that its environments have; None: those of the settings."""
-    reward_updates: int = 0
-    """`PopulationMemory.reward_updates` of its policy when the weights were last compared."""
-    seed: int | None = None
-    """Reset the environments with this seed as soon as all lanes have slots; None: no reset is due."""
+    reward_weights: dict[str, float] | None = None  # the reward weights that its environments have; None: those of the settings
+    reward_updates: int = 0  # `PopulationMemory.reward_updates` of its policy when the weights were last compared
+    seed: int | None = None  # reset the environments with this seed as soon as all lanes have slots; None: no reset is due
 
     def __post_init__(self) -> None:
         self.set_acting(self.lanes)
-        self.new_matches: Sequence[int] = ()
-        """Matches that the next step begins."""
+        self.new_matches: Sequence[int] = ()  # matches that the next step begins
         self.rows: list[LaneRow] = [None] * len(self.lanes)  # type: ignore[list-item]  # reused by every step
 
     def set_acting(self, lanes: list[Lane]) -> None:

@@ -20,8 +20,7 @@ from headrace.shm.population import Standings
 class StaticMember:
     """A member that never learns."""
 
-    config: Config | None = None
-    """None: a scripted opponent."""
+    config: Config | None = None  # None: a scripted opponent
     weights: dict[str, Any] | None = None
     """The state of its model. None: a scripted opponent, or a past version, which gets its weights later."""
 
@@ -46,8 +45,7 @@ class Matches(Protocol):
 class Members(Protocol):
     """The static members of a multi-agent run."""
 
-    static: list[StaticMember]
-    """`num_past` past versions of each policy, then the opponents."""
+    static: list[StaticMember]  # `num_past` past versions of each policy, then the opponents
     num_past: int
 
     def matches(self, worker: int, standings: Standings, seed: int) -> Matches:

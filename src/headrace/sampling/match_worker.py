@@ -54,8 +54,7 @@ class MatchWorker(RolloutWorker):
         self._standings = memory.standings
         self._no_step = StepRow.zeros(1)
         # Not read from the environments' specification: an environment server may not have sent it yet.
-        self._agents = len(self.groups[0].lanes) // self.groups[0].envs.num_envs
-        """Agents of one match."""
+        self._agents = len(self.groups[0].lanes) // self.groups[0].envs.num_envs  # agents of one match
 
     def _begin(self, group: Group) -> None:
         self._begin_matches(group, range(group.envs.num_envs))

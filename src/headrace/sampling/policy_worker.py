@@ -38,8 +38,7 @@ class PolicyWorker:
         self._minimum = min(config.min_request_groups, len(self._lanes))
         self._share = max(1, requests.L // (config.population.size * s.num_policy_workers))
         """Lanes that this worker answers, on average."""
-        self.answered: int | None = None
-        """Requests answered since the last refresh of the weights; None: never refreshed."""
+        self.answered: int | None = None  # requests answered since the last refresh of the weights; None: never refreshed
 
     def serve(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for requests and answer them. False at the end of the run."""

@@ -26,8 +26,7 @@ from headrace.shm.trajectory_store import TrajectoryStore
 
 InlineAct = Callable[[int, list[int]], None]
 """Computes the actions of lanes; arguments: the policy's number, the lanes' numbers."""
-SLOT_POLL = 0.005
-"""Seconds between two checks for a free slot while the worker also waits for something else."""
+SLOT_POLL = 0.005  # seconds between two checks for a free slot while the worker also waits for something else
 
 
 class RolloutWorker:
@@ -142,13 +141,11 @@ class RolloutWorker:
         return group.acting if stepped else ()
 
     def _finish(self, lane: Lane) -> None:
-        """Hand the finished slot to the learner."""
         # Copied, because after the next line the learner may free the slot and another lane may write to it.
         lane.last = lane.rows[-1].after.map(lambda array: array.copy())
         self._hand_in(lane)
 
     def _hand_in(self, lane: Lane) -> None:
-        """Give the lane's slot to the learner."""
         lane.finished += 1
         self._store(lane).finish(lane.slot, lane.finished)
         lane.slot = -1
@@ -266,8 +263,6 @@ class RolloutWorker:
 
     def resume_matches(self, state: Any) -> None:
         """Go on with matches from `matches_state`."""
-
-    # ---------------------------------------------------------------------------------------------------------------------
 
     def _store(self, lane: Lane) -> TrajectoryStore:
         return self.memory.policies[lane.policy].trajectories

@@ -37,14 +37,11 @@ class PolicyMemory:
     weights: WeightStore
     device_observations: DeviceObservations | None = None
     """A second copy of the observations on the device that acting and learning share."""
-    replay: LearnerReplay | None = None
-    """The replay, if there is one; it outlives the learner's process."""
-    learns: bool = True
-    """Whether it has a learner. Without one its trajectories are discarded."""
+    replay: LearnerReplay | None = None  # the replay, if there is one; it outlives the learner's process
+    learns: bool = True  # whether it has a learner. Without one its trajectories are discarded.
     queue: int = 0
     """Number of its request queue: the learning policy whose policy workers compute its actions (itself if it learns)."""
-    acts: bool = True
-    """False: a scripted opponent, whose actions the rollout worker computes."""
+    acts: bool = True  # False: a scripted opponent, whose actions the rollout worker computes
 
 
 class RunMemory:
@@ -52,8 +49,7 @@ class RunMemory:
 
     def __init__(self, policies: Sequence[PolicyMemory], requests: InferenceRequests, control: RunControl):
         self.policies, self.requests, self.control = list(policies), requests, control
-        self.population: PopulationMemory | None = None
-        """Population-based training; None without it."""
+        self.population: PopulationMemory | None = None  # Population-based training; None without it
         self.standings: Standings | None = None
         """Multi-agent environments: members, results and ratings; None in environments of one agent."""
 

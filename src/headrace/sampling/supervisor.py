@@ -28,8 +28,7 @@ from headrace.sampling.placements.base import LearnerLost, Placement, RunFailed
 from headrace.sampling.worker_process import Role, Start, run_worker
 from headrace.shm.run_control import RunControl
 
-START_TIMEOUT = 300.0
-"""Seconds a process may take to start before it counts as hung."""
+START_TIMEOUT = 300.0  # seconds a process may take to start before it counts as hung
 STACKS_TIME, STACKS_TIMEOUT = 0.5, 2.0
 """Seconds from the request for stacks to the kill of a hung process: if it has written stacks, and if it has not."""
 ANSWER_TIMEOUT = 5.0
@@ -38,18 +37,14 @@ SHUTDOWN_TIMEOUT = 20.0
 """Seconds after which workers that have not ended are shown with their stacks and killed; then the run waits for the learner."""
 POLL, SOON = 0.5, 0.01
 """Most seconds between two checks for dead and hung processes; the same while a process is about to end or to start."""
-SWEEP_INTERVAL = 1.0
-"""Seconds between two searches for queue entries lost with a process, and for programs that outlive one."""
+SWEEP_INTERVAL = 1.0  # seconds between two searches for queue entries lost with a process, and for programs that outlive one
 PROGRAMS_TIMEOUT = 5.0
 """For so many seconds after a process's end the supervisor looks for programs that it started: one may just be starting."""
 FORK_SERVER_TIMEOUT = 120.0
 """Seconds that the fork server may take for one process. The first takes longest, since the fork server imports PyTorch."""
-START_AGAIN = 1.0
-"""Seconds until the next try where a process could not be started."""
-WATCHDOG_LIMIT = 30.0
-"""Seconds without a heartbeat of the supervisor after which the user is warned."""
-WATCHDOG_INTERVAL = 1.0
-"""Seconds between two checks."""
+START_AGAIN = 1.0  # seconds until the next try where a process could not be started
+WATCHDOG_LIMIT = 30.0  # seconds without a heartbeat of the supervisor after which the user is warned
+WATCHDOG_INTERVAL = 1.0  # seconds between two checks
 NO_LAST_CHECKPOINT = "its last checkpoint was not written, and the run can go on from the one before"
 
 
@@ -58,8 +53,7 @@ class Job:
     """What a process of the run does; a process that replaces it has the same job."""
 
     role: Role
-    index: int
-    """Among the workers of its role."""
+    index: int  # among the workers of its role
     main: Callable[[Start], None]
     argument: Any
 
@@ -70,12 +64,9 @@ class Worker(Child):
     def __init__(self, job: Job, placement: Placement):
         self.job, self.role, self.index = job, job.role, job.index
         self._role_name = placement.role_names.get(job.role)
-        self.error = ""
-        """The traceback it reported before it ended."""
-        self.refused = False
-        """Whether a process in its place would report this error again."""
-        self.done = False
-        """Whether it has reported that its work is done, so that its end is no failure."""
+        self.error = ""  # the traceback it reported before it ended
+        self.refused = False  # whether a process in its place would report this error again
+        self.done = False  # whether it has reported that its work is done, so that its end is no failure
         self.ended: float | None = None
         """When its end was noticed (perf_counter). From then on the supervisor recovers what it held."""
         start = (job.role, job.index, placement.restarts, placement, job.argument)
@@ -104,17 +95,14 @@ class Supervisor:
     def __init__(self, placement: Placement):
         self.placement, self.config, self.memory = placement, placement.config, placement.memory
         self.children: list[Worker] = []
-        self._due: list[tuple[float, Job]] = []
-        """Processes to start: when (monotonic), and their jobs."""
-        self._notices: deque[str] = deque()
-        """Texts for the user, not yet passed on."""
+        self._due: list[tuple[float, Job]] = []  # processes to start: when (monotonic), and their jobs
+        self._notices: deque[str] = deque()  # texts for the user, not yet passed on
         self._failures = Failures(self.config.sampling)
         self._silence = Silence()
         self._untaken: list[set[int]] = [set() for _ in self.memory.policies]
         """By policy, the tickets of finished slots that no learner had taken at the last sweep."""
         self._last_sweep = 0.0
-        self._removed: dict[int, float] = {}
-        """When processes ended (monotonic), by pid; programs that they started may be alive."""
+        self._removed: dict[int, float] = {}  # when processes ended (monotonic), by pid; programs that they started may be alive
         self._watchdog: Watchdog | None = None
 
     # -- starting ---------------------------------------------------------------------------------------------------------
@@ -414,7 +402,6 @@ class Watchdog(HangDetector):
         self._warned = False
 
     def last_sign(self) -> float:
-        """The supervisor's heartbeat."""
         return self._control.supervisor_heartbeat
 
     def look(self, silent: float) -> None:

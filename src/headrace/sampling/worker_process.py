@@ -34,16 +34,12 @@ Role = Literal["rollout", "policy", "learner"]
 class Start:
     """The argument of a worker's main function."""
 
-    report: ReportWriter
-    """Sends `Message`s to the supervisor."""
+    report: ReportWriter  # sends `Message`s to the supervisor
     role: Role
-    index: int
-    """Among the workers of its role."""
-    restarts: int
-    """How many processes the run had replaced when this one was started."""
+    index: int  # among the workers of its role
+    restarts: int  # how many processes the run had replaced when this one was started
     placement: Placement
-    argument: Any
-    """One further argument of `main`; the learner's is `learn`."""
+    argument: Any  # one further argument of `main`; the learner's is `learn`
 
 
 def run_worker(report: ReportWriter, main: Callable[[Start], None], *arguments: Any) -> None:
@@ -97,12 +93,10 @@ def environment_seed(config: Config, worker: int, restarts: int = 0, version: in
 
 
 def actor_seed(config: Config, number: int, restarts: int = 0, version: int = 0) -> int:
-    """Seed of an actor's sampling."""
     return seeds.random_seed(Use.ACTING, config.seed, number, restarts, version, hardware.rank().index)
 
 
 def matchmaking_seed(config: Config, worker: int, restarts: int = 0) -> int:
-    """Seed of a worker's matchmaker."""
     return seeds.random_seed(Use.MATCHES, config.seed, worker, restarts, hardware.rank().index)
 
 

@@ -9,8 +9,7 @@ from typing import Any, Literal
 from headrace.transport.messages import ProtocolError, Refused
 from headrace.transport.streams import Backoff, Stream, StreamSource, Unreachable
 
-JOIN_TIMEOUT = 2.0
-"""Seconds that `close` waits for the connection's thread."""
+JOIN_TIMEOUT = 2.0  # seconds that `close` waits for the connection's thread
 
 Event = Literal["up", "message", "down", "failed"]
 Greet = Callable[[Stream], tuple[Any, Iterator[bytes]]]
@@ -34,12 +33,10 @@ class Connection:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return self._closed.is_set()
 
     def _run(self) -> None:
@@ -70,7 +67,6 @@ class Connection:
         self._handle("failed", None, reason)
 
     def close(self) -> None:
-        """End the stream and the thread."""
         self._closed.set()
         if self._stream is not None:
             self._stream.close()

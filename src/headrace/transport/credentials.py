@@ -42,10 +42,8 @@ class Credentials:
     """The credentials of one side. The token is never printed, and in no configuration file."""
 
     token: str = ""
-    ca: str | None = None
-    """File with the certificate that signed the listener's; None: no TLS."""
-    cert: str | None = None
-    """File with a listener's own certificate; `key`: file with its private key."""
+    ca: str | None = None  # file with the certificate that signed the listener's; None: no TLS
+    cert: str | None = None  # file with a listener's own certificate; `key`: file with its private key
     key: str | None = None
 
     def __repr__(self) -> str:
@@ -53,7 +51,6 @@ class Credentials:
 
     @property
     def metadata(self) -> list[tuple[str, str]]:
-        """The gRPC metadata that a caller sends."""
         return [("authorization", f"Bearer {self.token}")] if self.token else []
 
     def admits(self, metadata: Any) -> bool:

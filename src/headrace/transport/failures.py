@@ -12,10 +12,8 @@ import grpc
 class TlsFlags:
     """Names of the TLS flags, for messages."""
 
-    ca: str
-    """The caller's: the certificate that signed the listener's."""
-    certificate: str
-    """The listener's: its own certificate and key."""
+    ca: str  # the caller's: the certificate that signed the listener's
+    certificate: str  # the listener's: its own certificate and key
 
 
 def failure(error: grpc.RpcError, listener: str, answered: bool, uses_tls: bool, flags: TlsFlags) -> tuple[str, bool]:

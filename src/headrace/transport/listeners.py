@@ -63,7 +63,6 @@ class Listener:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(busy))
 
     def wait(self) -> None:
-        """Block until `stop`."""
         self._server.wait_for_termination()
 
     def stop(self, grace: float = 0.5) -> None:
@@ -75,7 +74,6 @@ class _Threads(Executor):
     """A daemon thread for each call. An answer that hangs does not keep the process from ending, as in a `ThreadPoolExecutor`."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """See `Executor.submit`."""
         future: Future[Any] = Future()
 
         def run() -> None:
@@ -133,7 +131,6 @@ class Acceptor:
         return stream.outgoing()
 
     def open(self, closed: threading.Event) -> Stream:
-        """See `StreamSource`."""
         with self._guard:
             self._waiting += 1
         while not closed.is_set():

@@ -17,12 +17,9 @@ import numpy as np
 
 from headrace.arrays import ArrayLayout, ArraySpec
 
-HEADER = struct.Struct("<II")
-"""Kind, sequence number."""
-LARGEST_JSON = 1 << 20
-"""Most bytes of a handshake message."""
-LARGEST_MESSAGE = 256 << 20
-"""Most bytes of any message."""
+HEADER = struct.Struct("<II")  # kind, sequence number
+LARGEST_JSON = 1 << 20  # most bytes of a handshake message
+LARGEST_MESSAGE = 256 << 20  # most bytes of any message
 
 
 class ProtocolError(Exception):
@@ -41,8 +38,6 @@ def header(message: bytes) -> tuple[int, int]:
 
 
 class MessageLayout(ArrayLayout):
-    """The places of arrays in a message."""
-
     def __init__(self, arrays: Mapping[str, ArraySpec]) -> None:
         little_endian = {name: replace(array, dtype=array.dtype.newbyteorder("<")) for name, array in arrays.items()}
         super().__init__(little_endian, alignment=8, start=HEADER.size)

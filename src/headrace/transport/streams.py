@@ -21,10 +21,8 @@ from headrace.transport.credentials import Credentials, read_file
 from headrace.transport.failures import TlsFlags, failure
 from headrace.transport.messages import LARGEST_MESSAGE
 
-KEEPALIVE = 10.0
-"""Seconds without a message after which gRPC pings the other side, and seconds that the answer may take."""
-SLOW = 10.0
-"""Seconds without an answer after which `Stream.on_slow` is called."""
+KEEPALIVE = 10.0  # seconds without a message after which gRPC pings the other side, and seconds that the answer may take
+SLOW = 10.0  # seconds without an answer after which `Stream.on_slow` is called
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds between two attempts to connect: doubled from the first to the longest, plus up to a quarter at random."""
 
@@ -33,12 +31,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 class Service:
     """One kind of stream, such as that between a run and environment servers."""
 
-    method: str
-    """The method's path in gRPC."""
-    listener: str
-    """Name of the listening program, for messages."""
-    busy: str = "nobody waits for a stream"
-    """Why an `Acceptor` sends a caller away."""
+    method: str  # the method's path in gRPC
+    listener: str  # name of the listening program, for messages
+    busy: str = "nobody waits for a stream"  # why an `Acceptor` sends a caller away
 
 
 @dataclass(frozen=True)
@@ -46,16 +41,12 @@ class Endpoint:
     """One side of a service's streams."""
 
     service: Service
-    address: str
-    """The listener's, see `check_address`."""
+    address: str  # the listener's, see `check_address`
     own: Credentials
-    largest_received: int
-    """Most bytes of a received message."""
-    compress: bool = False
-    """Compress sent messages (gzip)."""
+    largest_received: int  # most bytes of a received message
+    compress: bool = False  # compress sent messages (gzip)
 
     def options(self) -> list[tuple[str, int]]:
-        """gRPC's settings."""
         keepalive = int(KEEPALIVE * 1000)
         return [
             ("grpc.max_receive_message_length", self.largest_received),
@@ -99,8 +90,7 @@ class _Awaited:
     since: float
     seconds: float
     otherwise: str
-    slow: bool = False
-    """`Stream.on_slow` was called."""
+    slow: bool = False  # `Stream.on_slow` was called
 
 
 class Stream:
@@ -112,14 +102,11 @@ class Stream:
     def __init__(self, messages: Iterator[bytes], cancel: Callable[[], Any]) -> None:
         """`messages`: those received. `cancel`: ends the stream from this side."""
         self.ended = ""
-        self.hopeless = False
-        """The two sides do not fit together: trying again is useless until one of them is restarted."""
+        self.hopeless = False  # the two sides do not fit together: trying again is useless until one of them is restarted
         self.on_slow: Callable[[float], None] = lambda seconds: None
         """Called once for a slow answer, with the seconds since its request."""
-        self.on_gone: Callable[[], None] = lambda: None
-        """Called by a thread of gRPC's when the other side has gone."""
-        self.timeout = 60.0
-        """Seconds that an answer to `request` may take."""
+        self.on_gone: Callable[[], None] = lambda: None  # called by a thread of gRPC's when the other side has gone
+        self.timeout = 60.0  # seconds that an answer to `request` may take
         self._messages, self._cancel = messages, cancel
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._awaited: _Awaited | None = None

@@ -11,7 +11,7 @@ from worlds import CountingEnv, local_group, reset_group, rows_for, step_group
 from headrace.cli.flags import parse_config
 from headrace.cluster.shapes import whole
 from headrace.config import ConfigError, EnvConfig, to_json
-from headrace.config.tasks import tasks_of
+from headrace.config.envs import tasks_of
 from headrace.config.validation import validate
 from headrace.envs.core import registry
 from headrace.envs.core.description import spec_from_json, spec_to_json

@@ -45,8 +45,7 @@ from headrace.envs.groups.vector import VectorGroup
 from headrace_atari import AtariVector
 
 FRAMESKIP = 4
-MAX_FRAMES = 108_000
-"""30 minutes at 60 frames per second."""
+MAX_FRAMES = 108_000  # 30 minutes at 60 frames per second
 TWO_PLAYERS_ONLY = frozenset({"combat", "joust", "maze_craze", "warlords"})
 """ROMs without a single-player mode: ALE ends the process when it loads them."""
 
@@ -66,21 +65,12 @@ def vector_options(options: EnvConfig) -> dict[str, Any]:
     # with the user's own noop_max, no-ops are ale-py's: 0 to noop_max - 1 frames, the first of which is FIRE
     noops = {"noop_min": 1, "noop_max": 30} if dqn and "noop_max" not in options.kwargs else {"noop_max": 0}
     return {
-        "frameskip": frameskip,
-        "img_height": height,
-        "img_width": width,
-        "grayscale": options.grayscale is not False,
-        "stack_num": options.frame_stack or 4,
-        "maxpool": dqn,
-        "repeat_action_probability": 0.0 if dqn else 0.25,
-        "full_action_space": False,
-        **noops,
-        "use_fire_reset": dqn,
-        "max_num_frames_per_episode": frames,
-        "episodic_life": False,
-        "reward_clipping": False,
+        "frameskip": frameskip, "img_height": height, "img_width": width, "grayscale": options.grayscale is not False,
+        "stack_num": options.frame_stack or 4, "maxpool": dqn, "repeat_action_probability": 0.0 if dqn else 0.25,
+        "full_action_space": False, **noops, "use_fire_reset": dqn, "max_num_frames_per_episode": frames,
+        "episodic_life": False, "reward_clipping": False,
         **options.kwargs,
-    }
+    }  # fmt: skip
 
 
 def make_vector(name: str | Sequence[str], options: EnvConfig, num_envs: int, threads: int | None = None) -> VectorEnv:
@@ -136,13 +126,9 @@ def agreement(names: Sequence[str], options: EnvConfig) -> dict[str, Any]:
     return {"full_action_space": "all" if options.atari_backend == "native" else True}
 
 
-def make_mixed_group(
-    names: Sequence[str], options: EnvConfig, num_envs: int, *, training: bool, threads: int | None, device: str | None
-) -> EnvGroup | None:
+def make_mixed_group(names: Sequence[str], options: EnvConfig, num_envs: int, **how: Any) -> EnvGroup | None:
     """Several games in one batch of the native core; None with ale-py, whose batches hold one game."""
-    if options.atari_backend != "native":
-        return None
-    return make_group(names, options, num_envs, training=training, threads=threads, device=device)
+    return make_group(names, options, num_envs, **how) if options.atari_backend == "native" else None
 
 
 def _on_a_gpu(options: EnvConfig) -> bool:
@@ -207,33 +193,20 @@ def defaults(name: str) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "envs.reward_clip": 1.0,
         "policy.encoder": "nature-cnn",
-        "sampling.num_workers": 1,
-        "sampling.envs_per_worker": 32,
-        "sampling.rollout": 32,
-        "learning.algorithm": "ppo",
-        "learning.batch_size": 1024,
-        "learning.num_minibatches": 4,
-        "learning.num_epochs": 3,
-        "learning.learning_rate": 5e-4,
-        "learning.entropy_coef": 0.005,
-        "learning.precision": "auto",
-        "learning.max_grad_norm": 0.5,
-        "learning.optimizer_eps": 1e-5,
-    }
+        "sampling.num_workers": 1, "sampling.envs_per_worker": 32, "sampling.rollout": 32,
+        "learning.algorithm": "ppo", "learning.batch_size": 1024, "learning.num_epochs": 3, "learning.num_minibatches": 4,
+        "learning.precision": "auto", "learning.learning_rate": 5e-4, "learning.entropy_coef": 0.005,
+        "learning.max_grad_norm": 0.5, "learning.optimizer_eps": 1e-5,
+    }  # fmt: skip
     if name == "pong":
         settings |= {
-            "policy.encoder": "impala-shallow",
-            "policy.hidden": 256,
+            "policy.encoder": "impala-shallow", "policy.hidden": 256,
             "sampling.placement": "device" if default_device() == "cpu" else "served",
-            "sampling.envs_per_worker": 8,
-            "sampling.rollout": 128,
-            "learning.algorithm": "pqn",
-            "learning.learning_rate": 1e-3,
-            "learning.lr_schedule": "linear",
-            "learning.entropy_coef": 0.01,
-            "learning.total_steps": 3_000_000,
+            "sampling.envs_per_worker": 8, "sampling.rollout": 128,
+            "learning.algorithm": "pqn", "learning.total_steps": 3_000_000,
+            "learning.learning_rate": 1e-3, "learning.lr_schedule": "linear", "learning.entropy_coef": 0.01,
             "run.goal": 18.0,
-        }
+        }  # fmt: skip
     return settings
 
 

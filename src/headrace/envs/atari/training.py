@@ -33,11 +33,8 @@ class TrainingStarts:
                 raise ConfigError(f"envs.start_states: {options.start_states} cannot be read: {error.strerror}") from error
             except ValueError as error:
                 raise ConfigError(f"envs.start_states: {error}") from error
-
-    @property
-    def in_states(self) -> bool:
+        self.in_states = bool(self._states)
         """Whether every episode begins in a saved state, so that `begin` must be called for each."""
-        return bool(self._states)
 
     def reset_options(self, seed: Any, count: int) -> dict[str, Any] | None:
         """Options of `AtariVector.reset` for `count` environments."""
@@ -89,7 +86,6 @@ class TrainingEpisodes(VectorWrapper):
         """Bool [E], False at first: the last step ended the game; it cost a life and so ended the episode."""
 
     def step(self, actions: Array, **out: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Like `VectorEnv.step`."""
         if self._life_loss:
             actions = actions * ~self._lost  # NOOP is the first action of every game
         if self._starts is not None and self._starts.in_states:

@@ -19,8 +19,7 @@ class ActionLog:
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self._env = env
         self._seed: int | None = None
-        self._random: dict[str, Any] | None = None
-        """State of the environment's `np_random` before an unseeded reset."""
+        self._random: dict[str, Any] | None = None  # state of the environment's `np_random` before an unseeded reset
         self._actions: list[np.ndarray] = []
 
     def start_episode(self, seed: int | None = None) -> None:

@@ -26,18 +26,13 @@ from headrace.envs.core.errors import EnvironmentFault
 from headrace.processes.child import LOST_EXIT_CODE, Child
 from headrace.processes.reports import ReportWriter
 
-ATTEMPTS = 3
-"""Children that may be killed, one after the other."""
+ATTEMPTS = 3  # children that may be killed, one after the other
 SERVER_GONE = (EOFError, ConnectionError, FileNotFoundError)
 """What starting a child raises where the fork server was killed, or removes its socket. Other errors are limits of the system."""
-PAUSE = 0.1
-"""Seconds between them, in which a fork server that was killed has ended."""
-DEADLINE = 300.0
-"""Seconds that constructing one environment may take."""
-END_TIMEOUT = 5.0
-"""Seconds that the child may take to end after its report, before it is killed."""
-STACKS_TIMEOUT = 5.0
-"""Seconds to wait for the Python stacks of a hanging child; one that is stuck in a library may not answer."""
+PAUSE = 0.1  # seconds between them, in which a fork server that was killed has ended
+DEADLINE = 300.0  # seconds that constructing one environment may take
+END_TIMEOUT = 5.0  # seconds that the child may take to end after its report, before it is killed
+STACKS_TIMEOUT = 5.0  # seconds to wait for the Python stacks of a hanging child; one that is stuck in a library may not answer
 
 
 # -- the specification as text ----------------------------------------------------------------------------------------

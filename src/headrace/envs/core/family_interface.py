@@ -30,9 +30,6 @@ def kind_of(spec: EnvSpec) -> Observes:
     return "images" if any(array.is_image for array in spec.observation.values()) else "vectors"
 
 
-# -- a family -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Family:
     """What a family of environments offers. A registered environment is a family of its own, in which its name is its id."""

@@ -23,10 +23,8 @@ from pathlib import Path
 from headrace.config import Config, ConfigError
 from headrace.config.file_reading import shortened
 
-_imported: dict[str, None] = {}
-"""What `import_files` has imported, in order (the keys): absolute paths, and names of modules."""
-_importing: list[str] = []
-"""What `import_files` is importing now: more than one if a file calls it, too."""
+_imported: dict[str, None] = {}  # what `import_files` has imported, in order (the keys): absolute paths, and names of modules
+_importing: list[str] = []  # what `import_files` is importing now: more than one if a file calls it, too
 
 
 def import_files(names: Iterable[str | os.PathLike[str]]) -> None:
@@ -105,7 +103,6 @@ def imported() -> tuple[str, ...]:
 
 
 def is_importing() -> bool:
-    """Whether `import_files` is importing something now."""
     return bool(_importing)
 
 

@@ -61,8 +61,7 @@ class LastStepGroup:
         self.inner, self._names = group, names
         self.spec = with_last_step(group.spec, names)
         self._begun: Sequence[ObsRow] = ()
-        self._stepped: Sequence[LaneRow] = ()
-        """The rows of what has not finished yet."""
+        self._stepped: Sequence[LaneRow] = ()  # the rows of what has not finished yet
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

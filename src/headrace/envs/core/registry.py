@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.config import ConfigError, EnvConfig
-from headrace.config.tasks import SEPARATOR, tasks_of
+from headrace.config.envs import SEPARATOR, tasks_of
 from headrace.envs.core.construct import complete, construct
 from headrace.envs.core.errors import MissingExtra, UnknownEnvironment
 from headrace.envs.core.family_interface import Env, Family, Observes, ParallelEnv

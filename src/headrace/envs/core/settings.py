@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.config import Config, ConfigError, EnvConfig, override
-from headrace.config.tasks import tasks_of
+from headrace.config.envs import tasks_of
 from headrace.envs.core.contract import EnvSpec
 from headrace.envs.core.family_interface import Family
 from headrace.envs.core.registry import check_id, family_of
@@ -51,9 +51,6 @@ def default_options(env_id: str) -> EnvConfig:
     return override(Config(), **settings).envs
 
 
-# -- several tasks ------------------------------------------------------------------------------------------------------
-
-
 def without(options: dict[str, Any], given: set[str], asked: dict[str, Any]) -> dict[str, Any]:
     """`EnvConfig.task_options` from the defaults (`options`), without settings (dotted names) that the user has `given` for all
     tasks, updated with the task options that the user `asked` for."""
@@ -64,8 +61,10 @@ def without(options: dict[str, Any], given: set[str], asked: dict[str, Any]) -> 
 
 
 def options_of(task: str, tasks: Sequence[str], options: EnvConfig) -> EnvConfig:
-    """The settings of one task. Its own override those of all tasks, which override the family's `agreement`. Raises
-    `ConfigError` for unknown settings."""
+    """The settings of one task; of the only one, `options`. Its own override those of all tasks, which override the family's
+    `agreement`. Raises `ConfigError` for unknown settings."""
+    if len(tasks) == 1:
+        return options
     own = options.task_options.get(task, {})
     if not isinstance(own, dict):
         raise ConfigError(f"envs.task_options of {task} is {own!r:.60}; it must be a JSON object of settings")

@@ -32,11 +32,9 @@ from headrace.envs.core.actions import action_spec
 from headrace.envs.core.contract import MASK_KEY, ActionSpec, ArraySpec, EnvSpec
 from headrace.envs.core.errors import BadObservation, UnsupportedSpace
 
-PLAIN_KEY = "obs"
-"""Name of the array of an observation space that is no Dict or Tuple."""
+PLAIN_KEY = "obs"  # name of the array of an observation space that is no Dict or Tuple
 
-SMALLEST_IMAGE = 16
-"""Arrays with fewer rows or columns than this are vectors: they are too small for convolutional encoders."""
+SMALLEST_IMAGE = 16  # arrays with fewer rows or columns than this are vectors: they are too small for convolutional encoders
 
 
 @dataclass
@@ -44,8 +42,7 @@ class Leaf:
     """One array of an observation: where it is in the observation, and how it is written to rows of memory."""
 
     name: str
-    path: tuple[str | int, ...]
-    """Keys that lead to it through nested dictionaries and tuples."""
+    path: tuple[str | int, ...]  # keys that lead to it through nested dictionaries and tuples
     source: spaces.Space[Any]
     spec: ArraySpec
     write: Callable[[np.ndarray, np.ndarray], None]

@@ -111,14 +111,10 @@ def is_image(space: spaces.Space[Any]) -> bool:
     return min(space.shape[:2]) >= SMALLEST_IMAGE
 
 
-def map_space(
-    space: spaces.Space[Any], chosen: Callable[[spaces.Space[Any]], bool], change: Callable[[spaces.Box], spaces.Box]
-) -> Any:
-    """A space, plain or a Dict, with `change` applied to the parts for which `chosen` is true."""
-    if isinstance(space, spaces.Dict):
-        children = space.spaces.items()
-        return spaces.Dict({key: change(child) if chosen(child) else child for key, child in children})  # type: ignore[arg-type]
-    return change(space) if chosen(space) else space  # type: ignore[arg-type]
+def with_parts(env: Env, parts: dict[str, spaces.Box]) -> Any:
+    """An environment's observation space with these parts, by key as in `chosen_parts`, in the place of its own."""
+    space = env.observation_space
+    return spaces.Dict({**space.spaces, **parts}) if isinstance(space, spaces.Dict) else parts[PLAIN_KEY]
 
 
 def chosen_parts(env: Env, chosen: Callable[[spaces.Space[Any]], bool]) -> dict[str, spaces.Box]:
@@ -134,12 +130,12 @@ class ImageTransform(gymnasium.ObservationWrapper):
     def __init__(self, env: Env, size: tuple[int, int] | None, grayscale: bool) -> None:
         super().__init__(env)
         self._size, self._grayscale = size, grayscale
-        self._keys = list(chosen_parts(env, is_image))
+        self._keys = chosen_parts(env, is_image)
         if not self._keys:
             raise ValueError(
                 f"{env}: resize and grayscale need an image (uint8, H x W x C); the observation is {env.observation_space}"
             )
-        self.observation_space = map_space(env.observation_space, is_image, self._space)
+        self.observation_space = with_parts(env, {key: self._space(part) for key, part in self._keys.items()})
 
     def _space(self, space: spaces.Box) -> spaces.Box:
         return spaces.Box(0, 255, self._image(np.zeros(space.shape, np.uint8)).shape, np.uint8)
@@ -168,13 +164,13 @@ class FrameStack(gymnasium.Wrapper):
     def __init__(self, env: Env, depth: int) -> None:
         super().__init__(env)
         parts = chosen_parts(env, is_image)
-        chosen = is_image if parts else lambda space: isinstance(space, spaces.Box) and len(space.shape) > 0
-        parts = parts or chosen_parts(env, chosen)
+        parts = parts or chosen_parts(env, lambda space: isinstance(space, spaces.Box) and len(space.shape) > 0)
         if not parts:
             raise ValueError(f"{env}: frame_stack needs images or vectors; the observation is {env.observation_space}")
         self._depth = depth
-        self._stacks = {key: np.zeros(self._space(part).shape, part.dtype) for key, part in parts.items()}
-        self.observation_space = map_space(env.observation_space, chosen, self._space)
+        stacked = {key: self._space(part) for key, part in parts.items()}
+        self._stacks = {key: np.zeros(part.shape, part.dtype) for key, part in stacked.items()}
+        self.observation_space = with_parts(env, stacked)
 
     def _space(self, space: spaces.Box) -> spaces.Box:
         low, high = (bound[..., None] if bound.ndim == 2 else bound for bound in (space.low, space.high))

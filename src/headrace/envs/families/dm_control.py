@@ -85,23 +85,13 @@ def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> En
 def defaults(name: str) -> dict[str, Any]:
     """PPO settings usual for continuous control: GAE, several epochs, normalised observations and returns."""
     return {
-        "policy.mlp": [256, 256],
-        "policy.activation": "tanh",
-        "policy.normalize_observations": True,
-        "policy.normalize_returns": True,
-        "sampling.num_workers": 2,
-        "sampling.envs_per_worker": 8,
-        "sampling.rollout": 64,
+        "policy.mlp": [256, 256], "policy.activation": "tanh",
+        "policy.normalize_observations": True, "policy.normalize_returns": True,
+        "sampling.num_workers": 2, "sampling.envs_per_worker": 8, "sampling.rollout": 64,
+        "learning.algorithm": "ppo", "learning.batch_size": 2048, "learning.num_epochs": 8, "learning.num_minibatches": 8,
         "learning.num_threads": 1,  # threads cost more than they gain with networks this small
-        "learning.algorithm": "ppo",
-        "learning.batch_size": 2048,
-        "learning.learning_rate": 3e-4,
-        "learning.num_epochs": 8,
-        "learning.num_minibatches": 8,
-        "learning.ppo_clip": 0.2,
-        "learning.entropy_coef": 0.0,
-        "learning.max_grad_norm": 1.0,
-    }
+        "learning.learning_rate": 3e-4, "learning.ppo_clip": 0.2, "learning.entropy_coef": 0.0, "learning.max_grad_norm": 1.0,
+    }  # fmt: skip
 
 
 FAMILY = Family(make, defaults, ids, observes=lambda name: "vectors")

@@ -16,8 +16,7 @@ from headrace.envs.core.family_interface import Env, Family, Observes
 from headrace.envs.core.imports import NotCarried, import_module, script_that_registers, source_of
 from headrace.envs.core.wrappers import preprocess, render_without_screen
 
-_OBSERVE_IMAGES = (":AtariEnv", ":CarRacing")
-"""Suffixes of the entry points of environments that observe images."""
+_OBSERVE_IMAGES = (":AtariEnv", ":CarRacing")  # suffixes of the entry points of environments that observe images
 
 _MUJOCO_MODULE = "gymnasium.envs.mujoco"
 _EXTRAS = {_MUJOCO_MODULE: "mujoco", "gymnasium.envs.box2d": "box2d"}
@@ -43,15 +42,11 @@ def ids() -> list[str]:
 
 def knows(name: str) -> bool:
     """Whether Gymnasium has this id. Any ``package:Name-v0`` counts, since looking it up would import the package."""
-    if name.startswith("ALE/"):
-        _register_atari()
-    return name in gymnasium.registry or ":" in name
+    return bool(_entry_point(name)) or ":" in name
 
 
 def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
     """`gymnasium.make` with the settings applied; `options.kwargs` go to the environment's constructor."""
-    if name.startswith("ALE/"):
-        _register_atari()
     if _is_mujoco(name):
         render_without_screen()
     if (module := name.partition(":"))[1]:
@@ -77,8 +72,7 @@ def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> En
 
 
 _CARTPOLE_CLASS = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
-_FEWEST = 6
-"""Fewer environments are faster one by one."""
+_FEWEST = 6  # fewer environments are faster one by one
 
 
 def make_vector(name: str, options: EnvConfig, num_envs: int) -> VectorEnv | None:
@@ -99,62 +93,32 @@ def _is_mujoco(name: str) -> bool:
     return _entry_point(name).startswith(_MUJOCO_MODULE)
 
 
-def _register_atari() -> None:
-    import ale_py
-
-    gymnasium.register_envs(ale_py)
-
-
 _CARTPOLE: dict[str, Any] = {
-    "policy.mlp": [64, 64],
-    "policy.activation": "tanh",
-    "sampling.num_workers": 1,
-    "sampling.envs_per_worker": 16,
-    "learning.total_steps": 500_000,
-    "learning.batch_size": 512,
-    "learning.num_minibatches": 4,
-    "learning.num_epochs": 8,
-    "learning.learning_rate": 1e-3,
-    "learning.algorithm": "ppo",
-    "learning.gamma": 0.98,
-    "learning.gae_lambda": 0.9,
-    "learning.ppo_clip": 0.2,
-    "learning.entropy_coef": 0.0,
-    "learning.max_grad_norm": 0.5,
-    "learning.num_threads": 1,
-}
+    "policy.mlp": [64, 64], "policy.activation": "tanh",
+    "sampling.num_workers": 1, "sampling.envs_per_worker": 16,
+    "learning.algorithm": "ppo", "learning.total_steps": 500_000, "learning.batch_size": 512,
+    "learning.num_minibatches": 4, "learning.num_epochs": 8, "learning.num_threads": 1,
+    "learning.learning_rate": 1e-3, "learning.gamma": 0.98, "learning.gae_lambda": 0.9,
+    "learning.ppo_clip": 0.2, "learning.entropy_coef": 0.0, "learning.max_grad_norm": 0.5,
+}  # fmt: skip
 """Short horizons and many epochs over small batches: solves CartPole in some 130,000 steps."""
 _MUJOCO: dict[str, Any] = {
-    "policy.mlp": [64, 64],
-    "policy.activation": "tanh",
-    "policy.normalize_observations": True,
-    "policy.normalize_returns": True,
-    "policy.separate_critic": True,
-    "sampling.placement": "inline",
-    "sampling.num_workers": 2,
-    "sampling.num_groups": 1,
-    "sampling.envs_per_worker": 8,
+    "policy.mlp": [64, 64], "policy.activation": "tanh", "policy.separate_critic": True,
+    "policy.normalize_observations": True, "policy.normalize_returns": True,
+    "sampling.placement": "inline", "sampling.num_workers": 2, "sampling.num_groups": 1, "sampling.envs_per_worker": 8,
     "sampling.rollout": 32,
-    "learning.total_steps": 1_000_000,
-    "learning.batch_size": 2048,
-    "learning.num_epochs": 10,
-    "learning.num_minibatches": 8,
-    "learning.learning_rate": 6e-4,
-    "learning.lr_schedule": "linear",
-    "learning.algorithm": "ppo",
-    "learning.ppo_clip": 0.2,
-    "learning.entropy_coef": 0.0,
-    "learning.max_grad_norm": 0.5,
-}
+    "learning.algorithm": "ppo", "learning.total_steps": 1_000_000, "learning.batch_size": 2048,
+    "learning.num_epochs": 10, "learning.num_minibatches": 8,
+    "learning.learning_rate": 6e-4, "learning.lr_schedule": "linear",
+    "learning.ppo_clip": 0.2, "learning.entropy_coef": 0.0, "learning.max_grad_norm": 0.5,
+}  # fmt: skip
 """Network, clip, batch and epochs are those of Schulman et al. 2017 (PPO), Table 3. Minibatches are four times as large and the
 learning rate is doubled: learning costs about as much as simulating (benchmarks/learning/run.py halfcheetah)."""
 _IMAGES: dict[str, Any] = {
-    "envs.resize": (84, 84),
-    "envs.grayscale": True,
-    "envs.frame_stack": 4,
+    "envs.resize": (84, 84), "envs.grayscale": True, "envs.frame_stack": 4,
     "policy.encoder": "nature-cnn",
     "learning.algorithm": "ppo",
-}
+}  # fmt: skip
 """Images are made as for Atari."""
 
 
@@ -187,7 +151,9 @@ def defaults(name: str) -> dict[str, Any]:
 def _entry_point(name: str) -> str:
     """Gymnasium's entry point of the environment, "module:class"; empty if its package is not imported yet."""
     if name.startswith("ALE/"):
-        _register_atari()
+        import ale_py
+
+        gymnasium.register_envs(ale_py)
     known = gymnasium.registry.get(name)
     return str(known.entry_point) if known is not None else ""
 

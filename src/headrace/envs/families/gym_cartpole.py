@@ -18,8 +18,7 @@ class CartPoles(CartPoleVectorEnv):
     """Environment i is bit for bit a single environment that was reset with seed + i and is reset without a seed after every
     episode. Autoreset is NEXT_STEP."""
 
-    state: Any
-    """float64 [4, N]: position, velocity, angle, angular velocity."""
+    state: Any  # float64 [4, N]: position, velocity, angle, angular velocity
 
     def __init__(self, num_envs: int, max_episode_steps: int) -> None:
         super().__init__(num_envs, max_episode_steps)
@@ -54,7 +53,6 @@ class CartPoles(CartPoleVectorEnv):
         return {"state": self.state.copy(), "steps": self.steps.copy(), "ended": self.prev_done.copy(), "random": random}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from `get_state`."""
         self.reset(seed=0)
         self.state, self.steps, self.prev_done = (state[name].copy() for name in ("state", "steps", "ended"))
         for generator, random in zip(self._generators, state["random"], strict=True):

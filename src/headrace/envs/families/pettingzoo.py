@@ -77,23 +77,13 @@ def defaults(name: str) -> dict[str, Any]:
     """Settings for small games, and the number of agents if the packages that the game needs are installed."""
     return {
         **_agents(name),
-        "policy.mlp": [128, 128],
-        "policy.activation": "tanh",
-        "sampling.num_workers": 1,
-        "sampling.envs_per_worker": 32,
-        "sampling.rollout": 16,
-        "learning.algorithm": "ppo",
-        "learning.total_steps": 1_000_000,
-        "learning.batch_size": 2048,
-        "learning.num_minibatches": 4,
-        "learning.num_epochs": 4,
-        "learning.learning_rate": 1e-3,
-        "learning.gamma": 0.99,
-        "learning.entropy_coef": 0.01,
-        "learning.ppo_clip": 0.2,
-        "learning.max_grad_norm": 0.5,
-        "learning.num_threads": 1,
-    }
+        "policy.mlp": [128, 128], "policy.activation": "tanh",
+        "sampling.num_workers": 1, "sampling.envs_per_worker": 32, "sampling.rollout": 16,
+        "learning.algorithm": "ppo", "learning.total_steps": 1_000_000, "learning.batch_size": 2048,
+        "learning.num_epochs": 4, "learning.num_minibatches": 4, "learning.num_threads": 1,
+        "learning.learning_rate": 1e-3, "learning.gamma": 0.99,
+        "learning.ppo_clip": 0.2, "learning.entropy_coef": 0.01, "learning.max_grad_norm": 0.5,
+    }  # fmt: skip
 
 
 def _agents(name: str) -> dict[str, int]:
@@ -120,8 +110,7 @@ class TurnBased:
         self.game = game
         self.possible_agents = list(game.possible_agents)
         self.agents: list[Any] = []
-        self._selected: Any = None
-        """The agent whose turn it is."""
+        self._selected: Any = None  # the agent whose turn it is
         self.metadata = getattr(game, "metadata", {})
         self.render_mode = getattr(game, "render_mode", None)
 

@@ -57,11 +57,6 @@ def _module_name(module: str) -> str:
     return spec.name if spec is not None else Path(file).stem if file else module
 
 
-def knows(name: str) -> bool:
-    """Whether it has the form of a name."""
-    return ":" in name
-
-
 def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
     """One environment with the settings applied. Raises `ConfigError` if there is no such module or name."""
     return preprocess(complete(construct(_found(name), options, render_mode)), options)
@@ -94,4 +89,4 @@ def code(name: str) -> tuple[str, ...]:
     return (source,)
 
 
-FAMILY = Family(make, defaults, knows=knows, observes=lambda name: None, code=code)
+FAMILY = Family(make, defaults, knows=lambda name: ":" in name, observes=lambda name: None, code=code)

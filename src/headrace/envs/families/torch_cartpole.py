@@ -18,11 +18,9 @@ from torch import Tensor
 from headrace.envs.groups.tensor import TensorStep
 
 STEP_LIMIT = 500
-GRAVITY, CART, POLE, LENGTH, FORCE, TAU = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02
-"""m/s2, kg, kg, m (half of the pole's), N, s."""
+GRAVITY, CART, POLE, LENGTH, FORCE, TAU = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02  # m/s2, kg, kg, m (half of the pole's), N, s
 TOTAL, POLE_LENGTH = POLE + CART, POLE * LENGTH
-X_LIMIT, ANGLE_LIMIT = 2.4, 12 * 2 * math.pi / 360
-"""m, radians: where an episode terminates."""
+X_LIMIT, ANGLE_LIMIT = 2.4, 12 * 2 * math.pi / 360  # m, radians: where an episode terminates
 
 
 class CartPole:

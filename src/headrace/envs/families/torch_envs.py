@@ -29,11 +29,8 @@ def make_tensor(name: str, options: EnvConfig, num_envs: int, device: str) -> Te
 def defaults(name: str) -> dict[str, Any]:
     """The defaults of Gymnasium's CartPole with four times the environments and the batch, since a step costs hardly more."""
     return gym.defaults(name) | {
-        "sampling.placement": "device",
-        "sampling.num_groups": 1,
-        "sampling.envs_per_worker": 64,
-        "learning.batch_size": 2048,
-    }
+        "sampling.placement": "device", "sampling.num_groups": 1, "sampling.envs_per_worker": 64, "learning.batch_size": 2048,
+    }  # fmt: skip
 
 
 FAMILY = Family(make, defaults, lambda: [CARTPOLE], observes=lambda name: "vectors", make_tensor=make_tensor)

@@ -18,8 +18,7 @@ from headrace.envs.groups.episode_statistics import EpisodeStatistics
 from headrace.envs.groups.rewards import RewardTransform
 from headrace.processes.interrupt import time_limit
 
-CLOSE_TIMEOUT = 5.0
-"""Seconds that closing one environment may take."""
+CLOSE_TIMEOUT = 5.0  # seconds that closing one environment may take
 
 
 class Completion:
@@ -71,8 +70,7 @@ class OneAgentGroup(EnvGroup):
         self._seed = 0
         self._ended: Array = library.zeros(num_envs, dtype=library.bool, **where)
         """Bool [E]: the last step ended an episode, and the next one resets."""
-        self._raw: Array = library.zeros(num_envs, dtype=library.float64, **where)
-        """[E]: the raw rewards of the last step."""
+        self._raw: Array = library.zeros(num_envs, dtype=library.float64, **where)  # [E]: the raw rewards of the last step
         self._statistics = EpisodeStatistics(num_envs, library, **where)
 
     def reset(self, seed: int, out: Sequence[ObsRow]) -> None:

@@ -11,10 +11,8 @@ import numpy as np
 from headrace.envs.core.contract import MASK_KEY, Categorical, EnvSpec
 from headrace.envs.core.errors import EnvironmentFault, OutOfBounds
 
-LARGEST = 1e18
-"""Larger observations and rewards are refused: their squares, and so the loss, would be infinite in float32."""
-BOUNDS_PERIOD = 1000
-"""Steps of the group between two comparisons of observations with the bounds of their space."""
+LARGEST = 1e18  # larger observations and rewards are refused: their squares, and so the loss, would be infinite in float32
+BOUNDS_PERIOD = 1000  # steps of the group between two comparisons of observations with the bounds of their space
 BOUNDS_SLACK = 1e-3
 """Tolerance outside the bounds, as a share of the distance between them: for rounding, and for simulators that clip one step
 late."""
@@ -106,8 +104,7 @@ class ObservationChecks:
 
 # -- the form of results ------------------------------------------------------------------------------------------------
 
-RESET, STEP = "observation, info", "observation, reward, terminated, truncated, info"
-"""What `reset` and `step` return."""
+RESET, STEP = "observation, info", "observation, reward, terminated, truncated, info"  # what `reset` and `step` return
 _COUNTS = {RESET: 2, STEP: 5}
 
 

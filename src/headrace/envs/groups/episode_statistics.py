@@ -19,14 +19,12 @@ import numpy as np
 
 from headrace.envs.core.contract import Array, StepRow, on_host
 
-LIFE_LOST = "life_lost"
-"""Info key: this step ended a training episode but not the game."""
+LIFE_LOST = "life_lost"  # info key: this step ended a training episode but not the game
 PLAYED_STEPS, PLAYED_RETURN = "played_steps", "played_return"
 """Info keys of a reset of vector environments that begin in the middle of games: steps and return of the games before."""
 OBJECTIVE = "true_objective"
 """Info key at the end of a game: the number by which population-based training compares policies (`pbt.objective`)."""
-OUTCOME = "outcome"
-"""Info key: the number by which the agents of a match are compared when it ends. NaN: the match was aborted."""
+OUTCOME = "outcome"  # info key: the number by which the agents of a match are compared when it ends. NaN: the match was aborted.
 
 
 def objective_of(info: Mapping[str, Any]) -> float:
@@ -37,20 +35,13 @@ def objective_of(info: Mapping[str, Any]) -> float:
 
 
 class EpisodeStatistics:
-    """Statistics of N single-agent environments: NumPy arrays, or tensors of a device for which the host never waits.
-
-    Args:
-        library: numpy or torch.
-        kind: arguments of its `zeros`, such as `device`.
-    """
+    """Statistics of N single-agent environments: NumPy arrays, or tensors of a device for which the host never waits. `library`:
+    numpy or torch. `kind`: arguments of its `zeros`, such as `device`."""
 
     def __init__(self, num_envs: int, library: Any = np, **kind: Any) -> None:
-        self.returns: Array = library.zeros(num_envs, dtype=library.float64, **kind)
-        """[N]: raw returns of the games so far."""
-        self.lengths: Array = library.zeros(num_envs, dtype=library.int32, **kind)
-        """[N]: their lengths in steps."""
-        self.games: Array = library.zeros(num_envs, dtype=library.int64, **kind)
-        """[N]: games that ended before."""
+        self.returns: Array = library.zeros(num_envs, dtype=library.float64, **kind)  # [N]: raw returns of the games so far
+        self.lengths: Array = library.zeros(num_envs, dtype=library.int32, **kind)  # [N]: their lengths in steps
+        self.games: Array = library.zeros(num_envs, dtype=library.int64, **kind)  # [N]: games that ended before
         self._library = library
 
     def begin(self, infos: Mapping[str, Any] | None = None) -> None:

@@ -17,10 +17,8 @@ from headrace.envs.groups.checks import LARGEST, ObservationChecks, too_large
 from headrace.envs.groups.episode_statistics import OUTCOME, objective_of
 from headrace.envs.groups.rewards import RewardTransform
 
-INACTIVE = "is_active"
-"""Info key: False if the agent's action would have no effect in the next step."""
-INFO_MASK = "action_mask"
-"""Info key of the action mask, see `EnvConfig.info_action_mask`."""
+INACTIVE = "is_active"  # info key: False if the agent's action would have no effect in the next step
+INFO_MASK = "action_mask"  # info key of the action mask, see `EnvConfig.info_action_mask`
 SEED_STEP = 1_000_003
 """Match k of an environment with seed s is reset with the seed s + k * SEED_STEP, so that it can be replayed on its own."""
 
@@ -33,18 +31,12 @@ class MatchRules:
 
     spec: EnvSpec
     to_learn: RewardTransform
-    max_steps: int | None
-    """Steps after which a match is truncated."""
-    info_mask: bool
-    """The infos hold the action masks."""
+    max_steps: int | None  # steps after which a match is truncated
+    info_mask: bool  # the infos hold the action masks
 
 
 class Match:
-    """The current match of one environment. Agents are indices into `names`.
-
-    Args:
-        index: of the environment in its group.
-    """
+    """The current match of one environment. Agents are indices into `names`. `index`: of the environment in its group."""
 
     def __init__(self, index: int, env: ParallelEnv, rules: MatchRules) -> None:
         self.index, self.env, self._rules = index, env, rules
@@ -54,12 +46,9 @@ class Match:
             ObservationChecks(rules.spec.of_agent(a), lambda _, what: self.fault(what), f" of {name}")
             for a, name in enumerate(self.names)
         ]
-        self.number = -1
-        """Matches that this environment has begun before."""
-        self.seed = 0
-        """Seed of its first match."""
-        self.weights: list[dict[str, float]] = []
-        """The weights of each agent's reward parts; empty if they were never set."""
+        self.number = -1  # matches that this environment has begun before
+        self.seed = 0  # seed of its first match
+        self.weights: list[dict[str, float]] = []  # the weights of each agent's reward parts; empty if they were never set
         self._clear()
         self.over = True
 
@@ -67,26 +56,19 @@ class Match:
         A = len(self.names)
         self.steps = 0
         self.over = False
-        self.playing = [False] * A
-        """Whether each agent is in an episode."""
-        self.acting: list[int] = []
-        """Agents that act in the next step."""
-        self.advanced: list[int] = []
-        """Agents to which the last step or reset wrote a new row."""
-        self.pending = [0.0] * A
-        """Sum of each agent's rewards since its last action."""
-        self.returns, self.lengths = [0.0] * A, [0] * A
-        """Raw return and number of actions of each agent's episode."""
+        self.playing = [False] * A  # whether each agent is in an episode
+        self.acting: list[int] = []  # agents that act in the next step
+        self.advanced: list[int] = []  # agents to which the last step or reset wrote a new row
+        self.pending = [0.0] * A  # sum of each agent's rewards since its last action
+        self.returns, self.lengths = [0.0] * A, [0] * A  # raw return and number of actions of each agent's episode
         self.outcomes = np.zeros(A)
         """float64 [A]: sums of all rewards; after the match, the outcomes by which agents are compared."""
-        self.given: dict[int, float] = {}
-        """Outcomes from infos, by agent; they replace the sums."""
+        self.given: dict[int, float] = {}  # outcomes from infos, by agent; they replace the sums
         self.actions: list[tuple[list[int], list[np.ndarray]]] = []
         """With `MultiAgentGroup.remember`: the agents that acted in each step of the match, and their actions."""
 
     @property
     def reset_seed(self) -> int:
-        """The seed of the current match."""
         return (self.seed + self.number * SEED_STEP) % 2**31
 
     def begin(self, rows: Sequence[LaneRow]) -> None:

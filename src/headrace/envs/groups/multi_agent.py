@@ -1,28 +1,13 @@
-"""Groups of multi-agent environments with PettingZoo's ParallelEnv interface (1.27).
+"""Groups of multi-agent environments with PettingZoo's ParallelEnv interface (1.27), which they need not import.
 
     possible_agents, agents                     names of all agents, and of those that are in the match now
     observation_space(agent), action_space(agent)
     reset(seed, options)                        -> observations, infos
     step(actions)                               -> observations, rewards, terminations, truncations, infos
 
-Observations, infos and so on are dictionaries by agent. The environment need not import PettingZoo. A *match* lasts from a reset
-until no agent is left. An *episode* belongs to one agent: it begins with the agent's first observation and ends when the agent is
-terminated or truncated. The agent may come back later in the same match, with a new episode.
-
-**Turns.** An agent acts on every observation that it gets. An agent of `agents` that gets no observation in a step, or whose info
-says ``"is_active": False``, does not act in the next step and is not in its `actions`. The rewards that it gets until its next
-observation are added up and belong to its last action.
-
-**Ends.** An agent's last observation comes with its termination or truncation, in the same step. Only a terminated agent may lack
-one: the value of a truncated agent's last observation is needed. A match ends when every agent is terminated or truncated.
-
-**Outcome.** Agents of a match are compared by the sum of their rewards, or by the number `info["outcome"]` of their last step if
-the rewards do not decide (shaped rewards, for example). NaN says that the match was aborted: it has no winner and no loser, and
-returns of episodes that end with it are not reported.
-
-**Shaped rewards.** If an environment's rewards are weighted sums, the engine calls its
-``set_reward_weights({agent: {name: weight}})`` before a match begins, with the weights of `EnvConfig.reward_weights` or of the
-policy that acts for the agent in that match.
+Observations, infos and so on are dictionaries by agent. A *match* lasts from a reset until no agent is left. An *episode* belongs
+to one agent: it begins with the agent's first observation and ends when the agent is terminated or truncated. The agent may come
+back in the same match, with a new episode. docs/multi-agent.md says the rest: turns, last observations, outcomes, shaped rewards.
 """
 
 from __future__ import annotations
@@ -100,8 +85,6 @@ class MultiAgentGroup(EnvGroup):
         if not self.spec.of_agents:
             return self._decoders[0](np.concatenate(actions))
         return [self._decoders[a % len(self._decoders)](row)[0] for a, row in zip(agents, actions, strict=True)]
-
-    # -- exact resume -----------------------------------------------------------------------------------------------------
 
     def remember(self) -> None:
         self._remembers = True

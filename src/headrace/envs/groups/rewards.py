@@ -13,8 +13,7 @@ from headrace.envs.core.contract import Array
 
 RewardTransform: TypeAlias = Callable[[Array], Array]
 
-NEGATIVE = 0.3
-"""Factor of negative rewards when rewards are squashed."""
+NEGATIVE = 0.3  # factor of negative rewards when rewards are squashed
 
 
 def reward_transform(options: EnvConfig) -> RewardTransform:

@@ -71,8 +71,7 @@ class TaskGroup(EnvGroup):
             raise ConfigError(f"{self.spec.name}: some of these tasks are environments of tensors and some are not")
         self._numbers: Any = None
         self._waiting: list[EnvGroup] = []
-        self._called = 0
-        """The part that was called last."""
+        self._called = 0  # the part that was called last
 
     def _rows(self, part: int) -> slice:
         """The indices of a part's environments."""

@@ -85,13 +85,8 @@ class TensorEnv(Protocol):
 
 
 class TensorGroup(EnvGroup):
-    """The `EnvGroup` of a `TensorEnv`.
-
-    Args:
-        tensors: rows are tensors on the environments' device; else NumPy arrays, and the environments are on the CPU.
-
-    Raises `UnsupportedSpace` for spaces other than those that `TensorEnv` names.
-    """
+    """The `EnvGroup` of a `TensorEnv`. `tensors`: rows are tensors on the environments' device; else NumPy arrays, and the
+    environments are on the CPU. Raises `UnsupportedSpace` for spaces other than those that `TensorEnv` names."""
 
     def __init__(self, envs: TensorEnv, options: EnvConfig, env_id: str, *, device: str, tensors: bool):
         observed, acted = envs.single_observation_space, envs.single_action_space
@@ -165,8 +160,6 @@ class TensorGroup(EnvGroup):
         if hasattr(self.envs, "close"):
             close_all([self.envs])
 
-    # -- inside -----------------------------------------------------------------------------------------------------------
-
     def _call(self, doing: str, function: Callable[[Any], None], row: Any) -> None:
         try:
             function(row)
@@ -188,7 +181,9 @@ class TensorGroup(EnvGroup):
                     f"observation {leaf.name!r} has shape {list(value.shape)}; {[self.num_envs, *shape]} is declared"
                 )
             value = value.view_as(row)
-            row.copy_(value if row.dtype.is_floating_point == value.dtype.is_floating_point else _pixels(leaf, value))
+            if row.dtype.is_floating_point != value.dtype.is_floating_point:  # an image of floats, from 0 to their bound
+                value = (value * (255 / float(cast(spaces.Box, leaf.source).high.max()))).round_()
+            row.copy_(value)
 
     def _masks(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
         """For `_look`, by discrete part: infinite [N] where the action mask allows no choice. There all choices are allowed."""
@@ -231,12 +226,6 @@ def _tensor(x: Any) -> Tensor:
     """Converts another library's array to a tensor of the same memory. By the DLPack protocol, PyTorch's current stream waits for
     the work that the other library has queued."""
     return x if isinstance(x, Tensor) or not hasattr(x, "__dlpack__") else torch.from_dlpack(x)
-
-
-def _pixels(leaf: Leaf, value: Tensor) -> Tensor:
-    """Floats of an image, from 0 to the bound of their space, as numbers from 0 to 255."""
-    high = float(cast(spaces.Box, leaf.source).high.max())
-    return (value * (255 / high)).round_()
 
 
 def _only(x: Tensor, where: Tensor) -> Tensor:

@@ -46,8 +46,7 @@ class VectorGroup(OneAgentGroup):
         super().__init__(spec, envs.num_envs, leaves(observed), reward_transform(options), device)
         self.envs, self._in_place = envs, in_place
         self._decode = batch_decoder(acted) if device is None else tensor_decoder(acted, device, env_id)
-        self._in_game: Array = ~self._ended
-        """Bool [E]: False where the next step only resets."""
+        self._in_game: Array = ~self._ended  # bool [E]: False where the next step only resets
 
     def _reset(self, seed: int, out: ObsRow) -> None:
         self._in_game[:] = True

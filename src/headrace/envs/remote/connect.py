@@ -15,10 +15,8 @@ from headrace.transport.listeners import Acceptor
 from headrace.transport.messages import LARGEST_MESSAGE, ProtocolError, Refused
 from headrace.transport.streams import Caller, Endpoint, Stream, StreamSource, Unreachable
 
-LISTEN = "listen:"
-"""Prefix of an address at which the trainer listens for simulators."""
-LOCAL = "local"
-"""In place of an address: the worker's own process steps the environments."""
+LISTEN = "listen:"  # prefix of an address at which the trainer listens for simulators
+LOCAL = "local"  # in place of an address: the worker's own process steps the environments
 
 
 def addresses(remote: str) -> list[str]:
@@ -58,8 +56,7 @@ def greet(stream: Stream, hello: Hello, timeout: float) -> tuple[Welcome, Iterat
 
 # -- what a server has ------------------------------------------------------------------------------------------------
 
-ASK_TIMEOUT = 10.0
-"""Seconds that a server may take for its welcome."""
+ASK_TIMEOUT = 10.0  # seconds that a server may take for its welcome
 _known: dict[tuple[str, str], Welcome] = {}
 
 

@@ -61,23 +61,17 @@ class RemoteGroup(EnvGroup):
         self._events: deque[tuple[Event | Literal["notice"], Stream | None, Any]] = deque()
         self._welcomed = threading.Event()
         # only the owner's thread uses what follows
-        self._layout: GroupLayout
-        """Layout of the last server's messages; not set before the first connection."""
+        self._layout: GroupLayout  # layout of the last server's messages; not set before the first connection
         self._stream: Stream | None = None
-        self._begun: Stream | None = None
-        """The stream on which the current episodes began; no other stream can continue them."""
+        self._begun: Stream | None = None  # the stream on which the current episodes began; no other stream can continue them
         self._task: Literal["", "reset", "step", "step ends, episode begins"] = ""
         self._waits_for: Literal["", "observed", "stepped"] = ""
-        self._ended = False
-        """Next-step environments: the connection was lost, and the next step begins new episodes."""
+        self._ended = False  # Next-step environments: the connection was lost, and the next step begins new episodes
         self._sequence = 0
         self._seed = 0
-        self._episodes = 0
-        """Number of reset requests."""
-        self._last: dict[str, np.ndarray] = {}
-        """Arrays of the last reply, with the observations of the current rows."""
-        self._outcomes = np.zeros((0, 0))
-        """float64 [matches, agents]: outcomes of the matches in `ended`; NaN if unknown."""
+        self._episodes = 0  # number of reset requests
+        self._last: dict[str, np.ndarray] = {}  # arrays of the last reply, with the observations of the current rows
+        self._outcomes = np.zeros((0, 0))  # float64 [matches, agents]: outcomes of the matches in `ended`; NaN if unknown
         self._out: list[ObsRow] = []
         self._rows: list[LaneRow] = []
         self._connection = Connection(stream_source(address, options), self._greet, self._handle, f"remote {address}")
@@ -273,8 +267,6 @@ class RemoteGroup(EnvGroup):
         self._spec = welcome.spec
         self._welcomed.set()
         return layout
-
-    # -- state ----------------------------------------------------------------------------------------------------------
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Raises `EnvironmentFault`."""

@@ -33,19 +33,14 @@ from headrace.transport.failures import TlsFlags
 from headrace.transport.messages import HEADER, LARGEST_MESSAGE, MessageLayout, ProtocolError, Refused, header, read_json
 from headrace.transport.streams import Service
 
-PROTOCOL = 4
-"""Version of this protocol. Both sides must have the same."""
+PROTOCOL = 4  # version of this protocol. Both sides must have the same.
 SERVICE = Service("/headrace.Environments/Session", "environment server", "no group waits for environments")
-OF_RUN = TlsFlags("--envs.remote-ca", "--tls-cert and --tls-key")
-"""Flags if a run calls an environment server."""
+OF_RUN = TlsFlags("--envs.remote-ca", "--tls-cert and --tls-key")  # flags if a run calls an environment server
 OF_SIMULATOR = TlsFlags("--tls-ca", "--envs.remote-tls-cert and --envs.remote-tls-key")
 """Flags if a simulator calls a run that listens."""
-RESET, STEP = 1, 2
-"""Kinds of messages from the trainer."""
-OBSERVED, STEPPED, STEPPED_FINAL, FAULT = 1, 2, 3, 4
-"""Kinds of messages from the simulator."""
-LARGEST_REQUEST = 16 << 20
-"""Most bytes of a request."""
+RESET, STEP = 1, 2  # kinds of messages from the trainer
+OBSERVED, STEPPED, STEPPED_FINAL, FAULT = 1, 2, 3, 4  # kinds of messages from the simulator
+LARGEST_REQUEST = 16 << 20  # most bytes of a request
 
 
 # -- the handshake ----------------------------------------------------------------------------------------------------
@@ -55,14 +50,10 @@ LARGEST_REQUEST = 16 << 20
 class Hello:
     """The trainer's first message: the environments that it asks for."""
 
-    env: str
-    """The environment's id."""
-    num_envs: int
-    """Environments of the group; 0: the trainer only asks for the welcome, and the stream ends."""
-    training: bool = True
-    """Episodes may end before the game does; otherwise episodes are whole games."""
-    options: dict[str, Any] | None = None
-    """The environment's settings that the trainer expects; None: any."""
+    env: str  # the environment's id
+    num_envs: int  # environments of the group; 0: the trainer only asks for the welcome, and the stream ends
+    training: bool = True  # episodes may end before the game does; otherwise episodes are whole games
+    options: dict[str, Any] | None = None  # the environment's settings that the trainer expects; None: any
     protocol: int = PROTOCOL
 
     def to_bytes(self) -> bytes:
@@ -86,17 +77,13 @@ class Welcome:
     """The server's answer: the environments that it has."""
 
     env: str
-    options: dict[str, Any]
-    """The environment's settings, as `shared_options` gives them."""
+    options: dict[str, Any]  # the environment's settings, as `shared_options` gives them
     spec: EnvSpec
     lanes: int
     lane_size: int
-    schema: list[Any]
-    """`GroupLayout.schema` of the server, which must be the trainer's too."""
-    defaults: dict[str, Any]
-    """Default settings for training this environment, for a trainer that does not know it."""
-    observes: str
-    """"images" or "vectors"."""
+    schema: list[Any]  # `GroupLayout.schema` of the server, which must be the trainer's too
+    defaults: dict[str, Any]  # default settings for training this environment, for a trainer that does not know it
+    observes: str  # "images" or "vectors"
 
     def to_bytes(self) -> bytes:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -200,8 +187,7 @@ class GroupLayout:
             matches = lanes // agents
             arrays |= {"advanced": ArraySpec((lanes,), np.dtype(bool)), "ended": ArraySpec((matches,), np.dtype(bool))}
             arrays["outcome"] = ArraySpec((matches, agents), np.dtype(np.float64))
-        self.replies = {OBSERVED: MessageLayout(arrays)}
-        """By kind."""
+        self.replies = {OBSERVED: MessageLayout(arrays)}  # by kind
         arrays |= {name: array(dtype) for name, dtype in STEP_ARRAYS.items()}
         self.replies[STEPPED] = self.largest = MessageLayout(arrays)
         if spec.autoreset == "same-step":

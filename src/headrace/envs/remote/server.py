@@ -22,10 +22,8 @@ from headrace.transport.credentials import Credentials, check_address, credentia
 from headrace.transport.listeners import Listener
 from headrace.transport.streams import FIRST_PAUSE, Backoff, Caller, Endpoint, Stream
 
-SPARE_STREAMS = 16
-"""Streams beside those of groups, for trainers that ask for the specification or are refused."""
-HELLO_TIMEOUT = 30.0
-"""Seconds that a caller may take for its hello."""
+SPARE_STREAMS = 16  # streams beside those of groups, for trainers that ask for the specification or are refused
+HELLO_TIMEOUT = 30.0  # seconds that a caller may take for its hello
 ANSWER_TIMEOUT = 10.0
 """Seconds that a dialled trainer may take for its hello. A trainer sends it or ends the stream at once, but gRPC may keep a call
 for ever if the listener closes at that moment."""
@@ -84,7 +82,6 @@ class Dialler:
         self._last = ""
 
     def run(self) -> None:
-        """Dial until `stop`."""
         backoff = Backoff()
         while not self._stopped.is_set():
             if self.offer.used >= self.offer.num_envs:
@@ -124,7 +121,6 @@ class Dialler:
             self._report(text)
 
     def stop(self) -> None:
-        """Make `run` return."""
         self._stopped.set()
 
 

@@ -19,8 +19,7 @@ from headrace.envs.remote import protocol
 from headrace.envs.remote.protocol import GroupLayout, Hello, Welcome
 from headrace.transport.messages import HEADER, ProtocolError, Refused, header
 
-LONGEST_STEP_ALONE = 5.0
-"""Seconds that environments may take for a step, or for being closed, after their trainer has gone."""
+LONGEST_STEP_ALONE = 5.0  # seconds that environments may take for a step, or for being closed, after their trainer has gone
 MakeGroup = Callable[[int, bool], EnvGroup]
 """make_group(number of environments, whether they are for training)"""
 
@@ -43,7 +42,6 @@ class Offer:
 
     @property
     def used(self) -> int:
-        """Environments in use."""
         with self._lock:
             return sum(self._in_use.values())
 

@@ -20,10 +20,8 @@ FULL_BUTTONS = (
 )
 """The buttons of Table A.4."""
 
-AIM_DEGREES = 12.5
-"""Largest angle (degrees per frame) of the aim choice."""
-AIM_CHOICES = 21
-"""Number of angles of the aim choice, in equal steps; odd, so that the middle one is 0."""
+AIM_DEGREES = 12.5  # largest angle (degrees per frame) of the aim choice
+AIM_CHOICES = 21  # number of angles of the aim choice, in equal steps; odd, so that the middle one is 0
 
 _CHOICES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("moving", ("MOVE_FORWARD", "MOVE_BACKWARD")),

@@ -34,8 +34,7 @@ class VizdoomEnv(gymnasium.Env):
         """Whether the engine hosts a network game. Deathmatch levels have no start for a single player, so they need it even
         without bots."""
         self._started = self._steps = 0
-        self._cut_after = options.max_episode_steps
-        """Steps after which a wrapper truncates the episode."""
+        self._cut_after = options.max_episode_steps  # steps after which a wrapper truncates the episode
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -66,7 +65,6 @@ class VizdoomEnv(gymnasium.Env):
 
     @property
     def game(self) -> vizdoom.DoomGame:
-        """The engine's interface."""
         return self.player.game
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -81,7 +79,6 @@ class VizdoomEnv(gymnasium.Env):
         return player.observation if terminated else player.observe(), reward, terminated, truncated, info
 
     def set_shaping(self, weights: Mapping[str, float] | str) -> None:
-        """Replace the weights of reward shaping, from the next step on."""
         self.player.set_shaping(weights)
 
     def set_reward_weights(self, weights: Mapping[str, float]) -> None:

@@ -28,8 +28,7 @@ from headrace.envs.vizdoom.match import Match
 from headrace.envs.vizdoom.player import BASE, FRAMESKIP, Player, Settings
 from headrace.envs.vizdoom.shaping import PRESETS
 
-NEEDS_OTHER_FILES = frozenset({"doom", "doom2", "oblige"})
-"""Scenarios whose levels are not in the package."""
+NEEDS_OTHER_FILES = frozenset({"doom", "doom2", "oblige"})  # scenarios whose levels are not in the package
 
 
 def ids() -> list[str]:
@@ -93,19 +92,11 @@ def defaults(name: str) -> dict[str, Any]:
     return {
         "envs.reward_scale": 1.0 if name.endswith(".cfg") or name in BASE else scale.get(name, 0.01),
         **shaped,
-        "policy.encoder": "vizdoom-full" if name in BASE else "vizdoom-simple",
-        "policy.activation": "elu",
-        "sampling.num_workers": 2,
-        "sampling.envs_per_worker": 8,
-        "sampling.rollout": 32,
-        "learning.batch_size": 512,
-        "learning.num_minibatches": 2,
-        "learning.num_epochs": 2,
-        "learning.algorithm": "ppo",
-        "learning.precision": "auto",
-        "learning.learning_rate": 3e-4,
-        "learning.max_grad_norm": 1.0,
-    }
+        "policy.encoder": "vizdoom-full" if name in BASE else "vizdoom-simple", "policy.activation": "elu",
+        "sampling.num_workers": 2, "sampling.envs_per_worker": 8, "sampling.rollout": 32,
+        "learning.algorithm": "ppo", "learning.batch_size": 512, "learning.num_epochs": 2, "learning.num_minibatches": 2,
+        "learning.precision": "auto", "learning.learning_rate": 3e-4, "learning.max_grad_norm": 1.0,
+    }  # fmt: skip
 
 
 FAMILY = Family(make, defaults, ids, knows, FRAMESKIP, make_parallel=make_parallel, agreement=agreement)

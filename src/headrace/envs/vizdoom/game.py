@@ -21,26 +21,18 @@ from headrace import _native
 from headrace.processes.leftovers import make_folder
 from headrace.processes.orphaned_programs import STARTED_BY
 
-FILES = {
-    "duel_bots": "multi_duel",
-    "deathmatch_bots": "multi",
-    "multi_deathmatch": "multi",
-    "multi_cig": "cig",
-}
+FILES = {"duel_bots": "multi_duel", "deathmatch_bots": "multi", "multi_deathmatch": "multi", "multi_cig": "cig"}
 """Name -> name of the package's configuration file, if they differ."""
 
-ENGINE = str(Path(vizdoom.__file__).parent / "vizdoom")
-"""The engine's program."""
+ENGINE = str(Path(vizdoom.__file__).parent / "vizdoom")  # the engine's program
 DEATHMATCH_ARGS = (
     "-deathmatch +sv_forcerespawn 1 +sv_noautoaim 1 +sv_respawnprotect 1 +sv_spawnfarthest 1 +sv_nocrouch 1 +sv_noexit 1"
     " +viz_respawn_delay 0"
 )
 """Rules of the Visual Doom AI Competition, as in Petrenko et al. 2020: players respawn automatically and at once. In addition, a
 player that opens the level's exit dies, and the game goes on."""
-PORTS = range(10_000, 32_000)
-"""UDP ports of games."""
-PORT_RETRIES = 5
-"""Attempts to start a game, each on another port."""
+PORTS = range(10_000, 32_000)  # UDP ports of games
+PORT_RETRIES = 5  # attempts to start a game, each on another port
 
 
 def config_path(name: str) -> Path:
@@ -59,15 +51,8 @@ def configured(name: str, settings: Mapping[str, Any], *, gray: bool) -> vizdoom
     game.set_sound_enabled(False)
     game.set_screen_resolution(vizdoom.ScreenResolution.RES_160X120)
     game.set_screen_format(vizdoom.ScreenFormat.GRAY8 if gray else vizdoom.ScreenFormat.RGB24)
-    for switch_off in (
-        game.set_depth_buffer_enabled,
-        game.set_labels_buffer_enabled,
-        game.set_automap_buffer_enabled,
-        game.set_audio_buffer_enabled,
-        game.set_objects_info_enabled,
-        game.set_sectors_info_enabled,
-    ):
-        switch_off(False)
+    for part in ("depth_buffer", "labels_buffer", "automap_buffer", "audio_buffer", "objects_info", "sectors_info"):
+        getattr(game, f"set_{part}_enabled")(False)
     return game
 
 
@@ -220,8 +205,7 @@ def _process_folder(pid: int) -> Path:
     return folder
 
 
-_watchers: list[subprocess.Popen[bytes]] = []
-"""Kept, since Python warns of a program that runs when its object is deleted."""
+_watchers: list[subprocess.Popen[bytes]] = []  # kept, since Python warns of a program that runs when its object is deleted
 
 
 def guard(game: vizdoom.DoomGame) -> Path:

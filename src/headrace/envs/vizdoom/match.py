@@ -26,10 +26,8 @@ from headrace.envs.groups.episode_statistics import OBJECTIVE
 from headrace.envs.vizdoom.game import DEATHMATCH_ARGS, PORT_RETRIES, Engine, free_port
 from headrace.envs.vizdoom.player import FRAMESKIP, Player, Settings
 
-CHECK_INTERVAL = 0.5
-"""Seconds between two checks of the engines while their answers are missing."""
-CLOSE_TIMEOUT = 5.0
-"""Seconds that a player's thread may take to close its engine, before both are abandoned."""
+CHECK_INTERVAL = 0.5  # seconds between two checks of the engines while their answers are missing
+CLOSE_TIMEOUT = 5.0  # seconds that a player's thread may take to close its engine, before both are abandoned
 
 
 class MatchFailed(RuntimeError):
@@ -56,7 +54,6 @@ class Seat:
         self.engine.start()
 
     def leave(self) -> None:
-        """End the thread after its queued work."""
         self._work.put(None)
 
     def _run(self) -> None:
@@ -87,8 +84,7 @@ class Match:
         self.possible_agents = [f"player_{i}" for i in range(self.settings.players)]
         self.agents: list[str] = []
         self.render_mode = render_mode
-        self.starts = 0
-        """Number of starts of the engines."""
+        self.starts = 0  # number of starts of the engines
         self._own_weights: dict[str, dict[str, float]] = {}
         """By agent: its own weights of reward shaping, for players of later engines."""
         self._seats = self._new_seats()
@@ -109,12 +105,10 @@ class Match:
         return self._seats[0].player.observation_space
 
     def action_space(self, agent: str) -> gymnasium.Space[Any]:
-        """That of the single-player environment."""
         return self._seats[0].player.action_space
 
     @property
     def players(self) -> list[Player]:
-        """The players, in the order of `possible_agents`."""
         return [seat.player for seat in self._seats]
 
     @property

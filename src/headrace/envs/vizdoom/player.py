@@ -19,8 +19,7 @@ from headrace.envs.vizdoom.shaping import Shaping, weights_of
 
 FRAMESKIP = 4
 SIZE = (72, 128)
-MATCH_FRAMES = 8400
-"""4 minutes: the default length of a match."""
+MATCH_FRAMES = 8400  # 4 minutes: the default length of a match
 
 SCALES: dict[str, tuple[float, float]] = {
     "HEALTH": (30, np.inf),
@@ -152,10 +151,8 @@ class Player:
             numbers = gymnasium.spaces.Box(-np.inf, np.inf, (len(observed),), np.float32)
             self.observation_space = gymnasium.spaces.Dict({"obs": image, "measurements": numbers})
         self.shaping = None if settings.shaping is None else Shaping(weights_of(settings.shaping))
-        self.screen = np.zeros((120, 160, shape[-1]), np.uint8)
-        """uint8 [120, 160, C]: the last picture, before resizing."""
-        self.observation: Any = None
-        """The last observation."""
+        self.screen = np.zeros((120, 160, shape[-1]), np.uint8)  # uint8 [120, 160, C]: the last picture, before resizing
+        self.observation: Any = None  # the last observation
         self._deaths = 0.0
         self._scenario_return = 0.0
 

@@ -37,10 +37,8 @@ STATES: dict[str, tuple[str, int]] = {
     "armor_lost": ("ARMOR", -1),
 }
 """The same for variables that a death or a new life changes; these changes do not count."""
-WEAPON_PREFERENCE = (0, 1, 1, 5, 5, 5, 10, 10)
-"""Preference of a weapon and its ammunition, by slot 0 to 7: fists 0, the pistol 1."""
-HOLDING_FRAMES = 5
-"""Frames for which a weapon must be held before `weapon_held` counts."""
+WEAPON_PREFERENCE = (0, 1, 1, 5, 5, 5, 10, 10)  # preference of a weapon and its ammunition, by slot 0 to 7: fists 0, the pistol 1
+HOLDING_FRAMES = 5  # frames for which a weapon must be held before `weapon_held` counts
 LIMITS = {"hit": 5.0, "damage": 200.0, "hit_taken": 5.0, "damage_taken": 200.0}
 """Most that a variable's change counts per step, so that a rocket in a crowd does not count as a hundred hits."""
 

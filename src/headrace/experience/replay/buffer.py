@@ -45,8 +45,7 @@ class ReplayField(ArraySpec):
     stack: int = 0
     """Observations: how many successive frames a sample holds, from 1. 0: not an observation; it is sampled at the
     transition's start only (actions, core states)."""
-    compressed: bool = False
-    """Packed in blocks of rows by the replay's codec."""
+    compressed: bool = False  # packed in blocks of rows by the replay's codec
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -60,45 +59,34 @@ class ReplayField(ArraySpec):
 class ReplayConfig:
     """What a replay keeps and how it samples. Defaults: Ape-X DQN."""
 
-    histories: int
-    """Environments; each has one writer at a time."""
-    capacity: int = 2_000_000
-    """Soft capacity in transitions: `evict` brings the replay back to it; adding never waits for that."""
+    histories: int  # Environments; each has one writer at a time
+    capacity: int = 2_000_000  # soft capacity in transitions: `evict` brings the replay back to it; adding never waits for that
     slack: float = 1.1
     """Rows are kept for slack x capacity. Transitions that are still there when a history's rows are used again are lost
     and counted as overwritten. Proportional eviction keeps old transitions longer and wants more."""
     period: int = 1
     """Rows between two starts of transitions or sequences: with 40, capacity and minimum count sequences of 40 rows each."""
-    n_step: int = 3
-    """Steps of a return."""
-    alpha: float = 0.6
-    """Priority exponent; 0 samples uniformly."""
-    beta: float = 0.4
-    """Exponent of the importance weights (N P)^-beta, which are divided by the batch's largest."""
-    floor: float = 1e-6
-    """Priorities below are raised to it, so that everything can be sampled."""
+    n_step: int = 3  # steps of a return
+    alpha: float = 0.6  # priority exponent; 0 samples uniformly
+    beta: float = 0.4  # exponent of the importance weights (N P)^-beta, which are divided by the batch's largest
+    floor: float = 1e-6  # priorities below are raised to it, so that everything can be sampled
     stratified: bool = True
     """One draw from each of B equal parts of the mass instead of B independent ones; the expectation is the same."""
-    minimum: int = 50_000
-    """Transitions that must be there before the first sample."""
+    minimum: int = 50_000  # transitions that must be there before the first sample
     evict_alpha: float | None = None
     """None: the oldest arrivals are evicted. A number: proportional to p^evict_alpha (Ape-X DPG: -0.4)."""
     samples_per_insert: float | None = None
     """Samples per inserted transition that `may_sample` and `may_insert` keep to, within `ratio_band`. None: no limit."""
-    ratio_band: float = 10_000.0
-    """How many samples the ratio may be off."""
+    ratio_band: float = 10_000.0  # how many samples the ratio may be off
     codec: Literal["none", "lz4", "zstd"] = "none"
     """Compression of the fields that ask for it. LZ4 is taken from the system or from the `lz4` package; Zstandard from
     the system."""
-    codec_level: int = 1
-    """LZ4: acceleration (more is faster and larger). Zstandard: level (negative is faster)."""
-    block: int = 8
-    """Rows per compressed block; 8, 16, ... More compress better and cost more to sample."""
+    codec_level: int = 1  # LZ4: acceleration (more is faster and larger). Zstandard: level (negative is faster).
+    block: int = 8  # rows per compressed block; 8, 16, ... More compress better and cost more to sample.
     packed_share: float = 0.2
     """Memory set aside for the rows of a compressed field, as a share of what they take unpacked. A history whose rows pack worse
     keeps fewer of them: see `Replay.room`."""
-    seed: int = 0
-    """Of the sampling."""
+    seed: int = 0  # of the sampling
 
     @property
     def rows(self) -> int:
@@ -111,53 +99,37 @@ class ReplayConfig:
 class ReplayBatch:
     """B samples. The tensors are the caller's, or new ones."""
 
-    first: dict[str, torch.Tensor]
-    """Every field at the transition's start, [B, *sample_shape]."""
-    next: dict[str, torch.Tensor]
-    """Observations n steps later, or the episode's last one if it ended before, [B, *sample_shape]."""
-    reward: torch.Tensor
-    """n-step return without the bootstrap value, float32 [B]."""
-    discount: torch.Tensor
-    """What the value of `next` is multiplied with: gamma^n, 0 after termination. float32 [B]."""
-    weights: torch.Tensor
-    """Importance weights, largest 1. float32 [B]."""
-    keys: npt.NDArray[np.uint64]
-    """What `update` wants, uint64 [B]."""
+    first: dict[str, torch.Tensor]  # every field at the transition's start, [B, *sample_shape]
+    next: dict[str, torch.Tensor]  # observations n steps later, or the episode's last one if it ended before, [B, *sample_shape]
+    reward: torch.Tensor  # n-step return without the bootstrap value, float32 [B]
+    discount: torch.Tensor  # what the value of `next` is multiplied with: gamma^n, 0 after termination. float32 [B].
+    weights: torch.Tensor  # importance weights, largest 1. float32 [B].
+    keys: npt.NDArray[np.uint64]  # what `update` wants, uint64 [B]
 
 
 @dataclass
 class SequenceBatch:
     """B sequences of L rows in time order, for recurrent learners: NumPy arrays, batch first."""
 
-    fields: dict[str, npt.NDArray[Any]]
-    """Every field, [B, L, *sample_shape]."""
-    reward: npt.NDArray[np.float32]
-    """[B, L]."""
-    discount: npt.NDArray[np.float32]
-    """[B, L], per step."""
-    last: npt.NDArray[np.bool_]
-    """[B, L]: the episode ended with this action."""
-    final: npt.NDArray[np.bool_]
-    """[B, L]: an observation on which no action was taken, such as an episode's last one."""
-    weights: npt.NDArray[np.float32]
-    """[B]: importance weights, largest 1."""
-    keys: npt.NDArray[np.uint64]
-    """[B]: what `update` wants."""
+    fields: dict[str, npt.NDArray[Any]]  # every field, [B, L, *sample_shape]
+    reward: npt.NDArray[np.float32]  # [B, L]
+    discount: npt.NDArray[np.float32]  # [B, L], per step
+    last: npt.NDArray[np.bool_]  # [B, L]: the episode ended with this action
+    final: npt.NDArray[np.bool_]  # [B, L]: an observation on which no action was taken, such as an episode's last one
+    weights: npt.NDArray[np.float32]  # [B]: importance weights, largest 1
+    keys: npt.NDArray[np.uint64]  # [B]: what `update` wants
 
 
 @dataclass(frozen=True)
 class ReplayStats:
     """Counters since the replay was made, in transitions."""
 
-    size: int
-    """Transitions that can be sampled."""
+    size: int  # transitions that can be sampled
     inserts: int
     samples: int
     updates: int
-    late: int
-    """Priorities that came back for data already gone."""
-    overwritten: int
-    """Lost before eviction because their history's rows were used again."""
+    late: int  # priorities that came back for data already gone
+    overwritten: int  # lost before eviction because their history's rows were used again
     evicted: int
 
 
@@ -169,12 +141,8 @@ class LearnerReplay(ABC):
 
     @abstractmethod
     def sample(self, size: int, into: ReplayBatch | None = None, *, threads: int = 1) -> ReplayBatch | None:
-        """Draw `size` transitions with replacement; None while fewer than the minimum are there.
-
-        Args:
-            into: memory of an earlier batch of that size to fill.
-            threads: that copy and decode. The interpreter is free meanwhile.
-        """
+        """Draw `size` transitions with replacement; None while fewer than the minimum are there. `into`: memory of an earlier
+        batch of that size to fill. `threads`: that copy and decode. The interpreter is free meanwhile."""
 
     @abstractmethod
     def sample_sequences(self, size: int, length: int, *, threads: int = 1) -> SequenceBatch | None:
@@ -212,14 +180,14 @@ class LearnerReplay(ABC):
     def empty_batch(self, size: int, pin: bool = False, channels_last: bool = False) -> ReplayBatch:
         """Memory for a batch of `size` samples, to be given to `sample` again and again. `channels_last`: image stacks [C, H, W]
         with the channels innermost in memory, where that costs nothing (four frames of one byte a pixel)."""
-
         import torch
+
+        from headrace.accelerator.staging import torch_dtype
 
         def empty(f: ReplayField) -> torch.Tensor:
             last = channels_last and f.stack == 4 and f.dtype == np.uint8 and len(f.shape) == 3 and f.shape[0] == 1
             layout = torch.channels_last if last else torch.contiguous_format
-            dtype = torch.from_numpy(np.empty(0, f.dtype)).dtype
-            return torch.empty((size, *f.sample_shape), dtype=dtype, pin_memory=pin, memory_format=layout)
+            return torch.empty((size, *f.sample_shape), dtype=torch_dtype(f.dtype), pin_memory=pin, memory_format=layout)
 
         first = {name: empty(f) for name, f in self.fields.items()}
         after = {name: empty(f) for name, f in self.fields.items() if f.stack}

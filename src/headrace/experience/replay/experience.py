@@ -28,8 +28,7 @@ from headrace.shm.primitives import Closed
 from headrace.shm.run_control import POLL_INTERVAL, RunControl
 from headrace.shm.trajectory_store import TrajectoryStore
 
-REPLAY_FOLDER = "replay"
-"""Beside a checkpoint's own files."""
+REPLAY_FOLDER = "replay"  # beside a checkpoint's own files
 
 
 def replay_metrics(size: int, inserts: int, samples: int, seconds: float, nbytes: float) -> dict[str, float]:
@@ -70,14 +69,12 @@ class ReplayExperience(Experience):
         self._settings, self._size, self._device = config.replay, config.learning.batch_size, config.device
         self._store, self._control, self._replay, self._collect = store, control, replay, collect
         self._sequences = sequences_of(config)
-        self._here = replay if isinstance(replay, Replay) else None
-        """The replay, if it is in this machine's memory."""
+        self._here = replay if isinstance(replay, Replay) else None  # the replay, if it is in this machine's memory
         self._writer = None if self._here is None else SlotWriter(self._here, store, config)
         self._reported = reported_envs or range(config.num_envs)
         self._arrived, self._lock = list[Arrivals](), threading.Lock()
         self._updates = 0
-        self._largest = 1.0
-        """The largest priority so far: that of new transitions whose error acting did not compute."""
+        self._largest = 1.0  # the largest priority so far: that of new transitions whose error acting did not compute
         self._arriving: tuple[np.ndarray, Tensor] | None = None
         """Keys, and priorities that are on their way from the device until `_priorities_arrived` is passed."""
         self._stream = None if self._device == "cpu" else torch.cuda.Stream(self._device)
@@ -293,12 +290,9 @@ class _Sampled:
     """One batch on its way to the learner."""
 
     keys: np.ndarray
-    fields: dict[str, Tensor]
-    """On the device."""
-    version: Tensor
-    """One of the fields, on the host."""
-    memory: ReplayBatch | None
-    """To be filled again when the learner has finished."""
+    fields: dict[str, Tensor]  # on the device
+    version: Tensor  # one of the fields, on the host
+    memory: ReplayBatch | None  # to be filled again when the learner has finished
 
 
 def _of_transitions(b: ReplayBatch) -> _Sampled:

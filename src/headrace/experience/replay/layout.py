@@ -10,16 +10,14 @@ from headrace.config import Config, ConfigError
 from headrace.envs.core.contract import EnvSpec
 from headrace.experience.replay.buffer import Replay, ReplayConfig, ReplayField
 
-OBSERVATION = "obs/"
-"""Observations are fields of the trajectory store, and of the replay, whose names begin so."""
+OBSERVATION = "obs/"  # observations are fields of the trajectory store, and of the replay, whose names begin so
 
 
 @dataclass(frozen=True)
 class Sequences:
     """What is replayed where the network is recurrent (R2D2)."""
 
-    period: int
-    """Rows between two starts: those of a trajectory, whose first row has the core state."""
+    period: int  # rows between two starts: those of a trajectory, whose first row has the core state
     burn_in: int
     length: int
     n_step: int

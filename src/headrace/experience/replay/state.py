@@ -60,7 +60,8 @@ def restore(replay: Replay, folder: os.PathLike[str] | str) -> bool:
         stats = {name: state["stats"][name] for name in dataclasses.asdict(replay.stats())}
         random = [int(word) for word in state["random"]]
         numbers = [first for first, _ in saved] + list(stats.values()) + random
-        if len(saved) not in (0, replay.config.histories) or len(random) != 4 or not all(_is_word(number) for number in numbers):
+        words = all(type(number) is int and 0 <= number < 2**64 for number in numbers)
+        if len(saved) not in (0, replay.config.histories) or len(random) != 4 or not words:
             raise TypeError("its numbers are impossible")
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / _STATE} is damaged: {type(error).__name__}: {error}") from error
@@ -79,10 +80,6 @@ def _described(replay: Replay) -> list[dict[str, Any]]:
         {"name": name, "shape": list(f.shape), "dtype": f.dtype.name, "stack": f.stack, "compressed": f.compressed}
         for name, f in replay.fields.items()
     ]
-
-
-def _is_word(number: Any) -> bool:
-    return type(number) is int and 0 <= number < 2**64
 
 
 def _check_history(replay: Replay, path: Path, digest: Any) -> None:
@@ -122,17 +119,8 @@ def _save_history(replay: Replay, history: int, path: Path) -> dict[str, Any]:
         low, head, ready = replay.native.span(history)  # a writer overwrote the oldest rows: leave some out
         low, count = low + (head - low) // 50, head - low - (head - low) // 50
     priorities[max(0, ready - low) :] = -1.0
-    data = to_bytes(
-        {
-            **columns,
-            "reward": reward,
-            "discount": discount,
-            "flags": flags,
-            "stamps": stamps,
-            "priorities": priorities,
-            "ready": np.array([max(0, ready - low)]),
-        }
-    )
+    columns |= {"reward": reward, "discount": discount, "flags": flags, "stamps": stamps, "priorities": priorities}
+    data = to_bytes(columns | {"ready": np.array([max(0, ready - low)])})
     return {"first": int(low), "sha256": write_synced(path, data)}
 
 
@@ -143,12 +131,8 @@ def _restore_history(replay: Replay, history: int, first: int, path: Path) -> No
     mask = np.uint32((1 << native.FLAG_BITS) - 1)  # of the flags; the rest is the age, which follows from them
     for start in range(0, len(flags), 1024):
         part = slice(start, start + 1024)
-        replay.native.append(
-            history,
-            [data[f"field.{name}"][part] for name in replay.fields],
-            data["reward"][part],
-            data["discount"][part],
-            (flags[part] & mask).astype(np.uint8),
-        )
+        fields = [data[f"field.{name}"][part] for name in replay.fields]
+        own_flags = (flags[part] & mask).astype(np.uint8)
+        replay.native.append(history, fields, data["reward"][part], data["discount"][part], own_flags)
     replay.native.ready(history, data["priorities"][:ready])
     replay.native.restore_stamps(history, first, data["stamps"][:ready])

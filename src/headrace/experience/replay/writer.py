@@ -72,8 +72,7 @@ class SlotWriter:
 
     def __init__(self, replay: Replay, store: TrajectoryStore, config: Config, envs: Sequence[int] | None = None):
         self._replay, self._store, self._config, self._envs = replay, store, config, envs
-        self._order: dict[int, int] = {}
-        """By the first environment of a lane, the number of its newest trajectory."""
+        self._order: dict[int, int] = {}  # by the first environment of a lane, the number of its newest trajectory
         self._begin_anew()
 
     def write(self, slot: int, otherwise: float) -> None:
@@ -97,9 +96,7 @@ class SlotWriter:
             self._begin_anew()
 
     def get_state(self) -> np.ndarray:
-        """See `TrajectoryWriter.get_state`."""
         return self._writer.get_state()
 
     def set_state(self, state: np.ndarray) -> None:
-        """See `TrajectoryWriter.set_state`."""
         self._writer.set_state(state)

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.config import Config, ConfigError
 from headrace.learning.algorithm import Algorithm, ByObservations, Declaration, Settings
-from headrace.learning.presets.q_learning import ON_A_REPLAY, SMALL_NETWORK, by_preset, check_no_value_head
+from headrace.learning.presets.q_learning import ON_A_REPLAY, SMALL_NETWORK, by_preset, check_no_value_head, class_of
 
 # Horgan et al. 2018, appendix C. Actors look for new weights every 400 frames = 100 steps.
 APEX_DQN = ON_A_REPLAY | {
@@ -134,13 +134,6 @@ def dpg_defaults(observations: str, env_defaults: Mapping[str, Any], preset: str
     return APEX_DPG | (DPG_SMALL if observations == "vectors" else {})
 
 
-def make_dpg(config: Config) -> Algorithm:
-    """Ape-X DPG."""
-    from headrace.learning.apex_dpg import ApexDPG  # imports torch
-
-    return ApexDPG(config)
-
-
 def check_dpg(config: Config) -> None:
     """Raise `ConfigError` for settings of networks that it does not use: it has networks of its own."""
     check_no_value_head(config)
@@ -155,6 +148,6 @@ def check_dpg(config: Config) -> None:
 
 DECLARATIONS = (
     Declaration("apex-dqn", make_dqn, "replay", by_preset(APEX_DQN, DQN_SMALL, DQN_PAPER), check_dqn),
-    Declaration("apex-dpg", make_dpg, "replay", dpg_defaults, check_dpg),
+    Declaration("apex-dpg", class_of("apex_dpg", "ApexDPG"), "replay", dpg_defaults, check_dpg),
     Declaration("r2d2", make_dqn, "replay", by_preset(R2D2, R2D2_SMALL, R2D2_PAPER), check_r2d2),
 )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from headrace.config import Config, ConfigError
-from headrace.learning.algorithm import Algorithm, ByObservations, Declaration, Settings
+from headrace.learning.algorithm import ByObservations, Declaration, Settings
 from headrace.learning.presets import apex
-from headrace.learning.presets.q_learning import ON_A_REPLAY, SMALL_NETWORK, by_preset
+from headrace.learning.presets.q_learning import ON_A_REPLAY, SMALL_NETWORK, by_preset, class_of
 
 # Mnih et al. 2015, extended data table 1, and Hessel et al. 2018, table 1 and section 4. One update of 32 transitions follows 4
 # steps, whatever the number of environments: 8 samples per transition.
@@ -77,13 +77,6 @@ def _with_clipped_rewards(paper: Settings) -> ByObservations:
     return {"images": paper | {"envs.reward_clip": 1.0}, "vectors": paper}
 
 
-def make(config: Config) -> Algorithm:
-    """DQN, with those parts of Rainbow that the settings switch on."""
-    from headrace.learning.dqn import DQN  # imports torch
-
-    return DQN(config)
-
-
 def check(config: Config) -> None:
     """Raise `ConfigError` for a recurrent core, which needs sequences, and for what Ape-X DQN refuses."""
     apex.check_dqn(config)
@@ -94,7 +87,8 @@ def check(config: Config) -> None:
         )
 
 
+_MADE = class_of("dqn", "DQN")  # with those parts of Rainbow that the settings switch on
 DECLARATIONS = (
-    Declaration("dqn", make, "replay", by_preset(DQN, SMALL, _with_clipped_rewards(DQN_PAPER)), check),
-    Declaration("rainbow", make, "replay", by_preset(RAINBOW, RAINBOW_SMALL, _with_clipped_rewards(RAINBOW_PAPER)), check),
+    Declaration("dqn", _MADE, "replay", by_preset(DQN, SMALL, _with_clipped_rewards(DQN_PAPER)), check),
+    Declaration("rainbow", _MADE, "replay", by_preset(RAINBOW, RAINBOW_SMALL, _with_clipped_rewards(RAINBOW_PAPER)), check),
 )

@@ -190,7 +190,6 @@ def _plain(name: str) -> Defaults:
 
 
 def make(config: Config) -> Algorithm:
-    """The one algorithm behind the four names."""
     from headrace.learning.policy_gradient import PolicyGradient  # imports torch
 
     return PolicyGradient()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headrace.config import Config, ConfigError
-from headrace.learning.algorithm import Algorithm, ByObservations, Declaration, Settings
-from headrace.learning.presets.q_learning import SMALL_NETWORK, by_preset, check_no_value_head
+from headrace.learning.algorithm import ByObservations, Declaration, Settings
+from headrace.learning.presets.q_learning import SMALL_NETWORK, by_preset, check_no_value_head, class_of
 
 PQN: Settings = {
     "policy.normalize_returns": False, "policy.separate_critic": False,
@@ -57,13 +57,6 @@ SMALL: ByObservations = {
 }  # fmt: skip
 
 
-def make(config: Config) -> Algorithm:
-    """PQN."""
-    from headrace.learning.pqn import PQN  # imports torch
-
-    return PQN(config)
-
-
 def check(config: Config) -> None:
     """Raise `ConfigError` for atoms, noise and targets that it does not have: it learns expected values, explores by epsilon, and
     computes its targets once per batch."""
@@ -75,4 +68,4 @@ def check(config: Config) -> None:
 
 
 # The linear layer behind the environment's own convolutions is the head's.
-DECLARATIONS = (Declaration("pqn", make, "trajectories", by_preset(PQN, SMALL, PAPER), check),)
+DECLARATIONS = (Declaration("pqn", class_of("pqn", "PQN"), "trajectories", by_preset(PQN, SMALL, PAPER), check),)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.config import Config, ConfigError, PolicyConfig
-from headrace.learning.algorithm import ByObservations, Defaults, Settings
+from headrace.learning.algorithm import Algorithm, ByObservations, Defaults, Settings
 
 # Of all algorithms on a replay, whatever the environment's own algorithm has.
 ON_A_REPLAY: Settings = {
@@ -14,27 +15,27 @@ ON_A_REPLAY: Settings = {
     "learning.lr_schedule": "constant",
     "learning.num_epochs": 1, "learning.num_minibatches": 1,
 }  # fmt: skip
-SMALL_NETWORK: Settings = {"policy.mlp": [128], "policy.hidden": 128, "policy.activation": "relu"}
-"""For vectors."""
+SMALL_NETWORK: Settings = {"policy.mlp": [128], "policy.hidden": 128, "policy.activation": "relu"}  # for vectors
 CONVOLUTIONS = {"auto": "nature-conv", "nature-cnn": "nature-conv", "impala-shallow": "shallow-conv"}
 """The same convolutions without a linear layer, for heads whose streams each have one of their own."""
 
 
-def own_network(env_defaults: Mapping[str, Any]) -> Settings:
-    """The convolutions and the width that an environment declares, for the heads of Q-learning."""
-    encoder = env_defaults.get("policy.encoder", PolicyConfig.encoder)
-    width = env_defaults.get("policy.hidden", PolicyConfig.hidden)
-    return {"policy.encoder": CONVOLUTIONS.get(encoder, encoder), "policy.hidden": width}
+def class_of(module: str, name: str) -> Callable[[Config], Algorithm]:
+    """`Declaration.make` for a class in a module of `headrace.learning`, which is only imported then: it imports torch."""
+    return lambda config: getattr(importlib.import_module(f"headrace.learning.{module}"), name)(config)
 
 
 def by_preset(always: Settings, small: ByObservations, paper: ByObservations) -> Defaults:
-    """Defaults in layers. Preset `paper`: `always`, then `paper`. Otherwise: `always`, the environment's own network, then
-    `small`. Later layers override earlier ones."""
+    """Defaults in layers. Preset `paper`: `always`, then `paper`. Otherwise: `always`, the convolutions and
+    the width that the environment declares, then `small`. Later layers override earlier ones."""
 
     def defaults(observations: str, env_defaults: Mapping[str, Any], preset: str) -> Settings:
         if preset == "paper":
             return always | paper[observations]
-        return always | own_network(env_defaults) | small[observations]
+        encoder = env_defaults.get("policy.encoder", PolicyConfig.encoder)
+        network = {"policy.encoder": CONVOLUTIONS.get(encoder, encoder)}
+        network["policy.hidden"] = env_defaults.get("policy.hidden", PolicyConfig.hidden)
+        return always | network | small[observations]
 
     return defaults
 

@@ -59,17 +59,13 @@ class Placement(ABC):
         """The rollout workers that this placement starts, by their numbers among all of the run's."""
         self.role_names: dict[str, str] = {}
         """What log lines call the processes of a role where something else has taken their place."""
-        self.reports_episodes = False
-        """Whether learners report every episode."""
+        self.reports_episodes = False  # whether learners report every episode
         self.savers: dict[int, Any] = {}
         """By policy whose learner runs in this process and has not ended: the object that saves it (`headrace.checkpointing`)."""
-        self.moment = 0
-        """How often all policies were saved together."""
+        self.moment = 0  # how often all policies were saved together
         self._publishers: dict[int, Publisher] = {}
-        self.restarts = 0
-        """Processes replaced so far."""
-        self.configs = policy_configs(config)
-        """The settings of each policy."""
+        self.restarts = 0  # processes replaced so far
+        self.configs = policy_configs(config)  # the settings of each policy
         self.memory = self.allocate([make_agent(own, spec.of_policy(p)) for p, own in enumerate(self.configs)])
 
     def make_member(self, member: int, device: str) -> Agent:

@@ -64,7 +64,6 @@ class Device(InProcess):
         return DeviceExperience(self.sampler.collect, self.config.device, reported_envs)
 
     def publish(self, p: int, model: nn.Module, version: int) -> None:
-        """See `Placement.publish`: a copy on the device."""
         self.sampler.take_weights(model, version)
         if not self.memory.control.ready:
             if not self.sampler.started:

@@ -93,9 +93,7 @@ class InProcess(Placement):
         self._context.close()
 
     def get_state(self) -> dict[str, Any] | None:
-        state: dict[str, Any] = self.sampler.get_state()
-        return state
+        return self.sampler.get_state()
 
     def set_state(self, state: dict[str, Any]) -> str | None:
-        problem: str | None = self.sampler.set_state(state)
-        return problem
+        return self.sampler.set_state(state)

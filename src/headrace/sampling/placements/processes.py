@@ -51,7 +51,6 @@ class ProcessPlacement(Placement):
 
 
 def learner_main(start: Start) -> None:
-    """The main function of a learner's process."""
     import torch
 
     from headrace.accelerator.cpu_allocator import keep_freed_memory

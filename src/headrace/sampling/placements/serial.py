@@ -23,8 +23,7 @@ from headrace.shm.run_control import POLL_INTERVAL
 if TYPE_CHECKING:
     from torch import nn
 
-REMOTE_POLL = 0.001
-"""Seconds between two polls of remote environments while none has finished its step."""
+REMOTE_POLL = 0.001  # seconds between two polls of remote environments while none has finished its step
 
 
 class Serial(InProcess):
