@@ -186,6 +186,17 @@ def test_r2d2_learns_from_sequences(tmp_path: Path) -> None:
     assert result.reason == "total_steps"
 
 
+@pytest.mark.parametrize(("env", "preset", "noisy", "epsilon"), [
+    ("atari/pong", "small", False, (1.0, 0.01)),
+    ("gym/CartPole-v1", "small", True, (0.0, 0.0)),
+    ("atari/pong", "paper", True, (0.0, 0.0)),
+])  # fmt: skip
+def test_rainbow_explores_by_noise_but_on_images(env: str, preset: str, noisy: bool, epsilon: tuple[float, float]) -> None:
+    q = make_config(env, "rainbow", **{"learning.preset": preset}).q
+    assert (q.noisy, (q.epsilon_first, q.epsilon_last)) == (noisy, epsilon)
+    assert (q.double, q.dueling, q.atoms) == (True, True, 51)
+
+
 def test_the_page_about_lag_has_the_slots_that_cartpole_has() -> None:
     config = make_config("gym/CartPole-v1")
     page = (Path(__file__).parents[2] / "docs" / "policy-lag.md").read_text()

@@ -10,17 +10,11 @@ from torch.nn import functional as F
 from headrace.policies import activations
 from headrace.policies.activations import ELU
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EVERY_BF16 = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
 """All 65,536 of them: zeros, infinities, NaNs, subnormal numbers."""
 HARD = [0.0, -0.0, 1e-40, -1e-40, -1e-8, -1e-3, -0.34, -0.35, -0.3466, -1.0, -17.0, -86.9, -87.5, -1e4, 3.0, 1e30]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def values_and_slopes(function, x: Tensor) -> tuple[Tensor, Tensor]:

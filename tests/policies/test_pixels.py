@@ -7,15 +7,9 @@ import torch
 
 from headrace.policies import pixels
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EVERY_BYTE = torch.arange(256, dtype=torch.uint8)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

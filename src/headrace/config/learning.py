@@ -17,8 +17,8 @@ class LearningConfig:
     """Learning algorithm. `appo`: asynchronous PPO with V-trace. `ppo`: PPO with GAE. `impala`: policy gradient with V-trace.
     `a2c`: policy gradient with n-step returns. `pqn`: Q-learning with layer norm and lambda returns. `apex-dqn`, `apex-dpg`:
     Q-learning and deterministic policy gradient with prioritized replay. `r2d2`: recurrent Q-learning with prioritized replay
-    of sequences. `dqn`: Q-learning with a replay, whose parts are settings; `rainbow`: with all of them. Other names are
-    algorithms that an imported file registers."""
+    of sequences. `dqn`: Q-learning with a replay, whose parts are settings; `rainbow`: with all of them, on images without
+    noisy layers unless the preset is `paper`. Other names are algorithms that an imported file registers."""
     preset: Literal["small", "paper"] = "small"
     """Source of an algorithm's defaults. `small`: numbers that learn on a few cores, in about an hour with a replay. `paper`: the
     published numbers, which may be meant for hundreds of actors and days."""

@@ -15,7 +15,7 @@ _LAST = torch.channels_last
 def channels_last(image: Tensor, dtype: torch.dtype) -> Tensor:
     """`image` [N, C, H, W] as `dtype`, with the channels of a pixel side by side in memory.
 
-    For uint8 on the CPU in a fifth of the time of PyTorch's two passes (docs/performance.md), with the same bits.
+    For uint8 on the CPU in one pass instead of PyTorch's two, with the same bits (docs/performance.md).
     """
     plain = image.dtype == torch.uint8 and image.device.type == "cpu" and image.is_contiguous() and dtype in _KINDS
     if plain and not (torch.compiler.is_compiling() or torch.jit.is_tracing()) and torch.get_num_threads() <= _AS_FAST_AS:
