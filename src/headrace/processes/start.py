@@ -148,6 +148,13 @@ def start_child(main: Callable[..., None], arguments: tuple[Any, ...], name: str
         try:
             with without_main_module():
                 process.start()
+        except ValueError as error:
+            if "too many fds" not in str(error):  # multiprocessing sends 256 at most, one for each segment of shared memory
+                raise
+            raise ConfigError(
+                f"the process {name!r} needs more segments of shared memory than can be handed over: fewer policies "
+                "(population.size) or past versions (matches.window) take fewer"
+            ) from error
         finally:
             _asked = None
     return process
