@@ -5,7 +5,8 @@ Thin classes over `headrace._native.ipc` (contracts: `native/ipc/*.h`) that chil
     queue = Queue(64)
     multiprocessing.get_context("spawn").Process(target=work, args=(queue,)).start()
 
-Each has a `Segment` of its own. A process killed at any instruction leaves nothing behind, neither memory nor a lock, and nobody
+Each has a `Segment` of its own, or lies at a multiple of 64 bytes in one that the caller names: a process can be handed only so
+many. A process killed at any instruction leaves nothing behind, neither memory nor a lock, and nobody
 waits for it. Waits let other threads run and are ended by Ctrl-C.
 """
 
@@ -39,8 +40,8 @@ class Queue(native.Queue):
     `capacity` is rounded up to a power of two. After `close()` puts raise `Closed` at once and gets when nothing is left.
     """
 
-    def __init__(self, capacity: int) -> None:
-        super().__init__(Segment(self.bytes(capacity), purpose="a queue"), 0, capacity)
+    def __init__(self, capacity: int, segment: Segment | None = None, offset: int = 0) -> None:
+        super().__init__(segment or Segment(self.bytes(capacity), purpose="a queue"), offset, capacity)
 
     __reduce__ = reduced
 
@@ -62,7 +63,7 @@ class Slots(native.Slots):
     it. When a process has ended its slots are `reclaim`ed; a ticket it left in a queue is refused by `transfer`.
     """
 
-    def __init__(self, n: int) -> None:
-        super().__init__(Segment(self.bytes(n), purpose="a table of slots"), 0, n)
+    def __init__(self, n: int, segment: Segment | None = None, offset: int = 0) -> None:
+        super().__init__(segment or Segment(self.bytes(n), purpose="a table of slots"), offset, n)
 
     __reduce__ = reduced

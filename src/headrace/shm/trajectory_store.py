@@ -45,12 +45,19 @@ class TrajectoryStore(Mapped):
     def __init__(self, fields: Mapping[str, TrajectoryField], num_slots: int, T: int, C: int):
         self.fields, self.num_slots, self.T, self.C = dict(fields), num_slots, T, C
         purpose = f"the trajectory store ({num_slots} slots of {T} x {C} steps; fewer of any needs less)"
-        self._layout = ArrayLayout({name: ArraySpec(self._shape(field), field.dtype) for name, field in self.fields.items()})
+        bookkeeping = {
+            "finished": ArraySpec((num_slots,), np.dtype(np.int32)), "order": ArraySpec((num_slots,), np.dtype(np.int32)),
+            "owners": ArraySpec((Slots.bytes(num_slots),), np.dtype(np.uint8)),
+            "ready": ArraySpec((Queue.bytes(4 * num_slots),), np.dtype(np.uint8)),
+        }  # fmt: skip
+        arrays = {name: ArraySpec(self._shape(field), field.dtype) for name, field in self.fields.items()}
+        # All in one segment: a league has dozens of stores, and a process can be handed 256 segments.
+        self._layout = ArrayLayout(arrays | {f"slots: {name}": array for name, array in bookkeeping.items()})
         self._segment = Segment(self._layout.nbytes, purpose=purpose)
         self._segment.prefault()  # memory that is not there is missed now, not in the middle of training
-        self._owners = Slots(num_slots)
-        self._ready = Queue(4 * num_slots)
-        self._tickets = Segment(8 * num_slots)
+        places = self._layout.slices()
+        self._owners = Slots(num_slots, self._segment, places["slots: owners"].start)
+        self._ready = Queue(4 * num_slots, self._segment, places["slots: ready"].start)
         self._map()
         self._finished[:] = -1
 
@@ -59,11 +66,12 @@ class TrajectoryStore(Mapped):
         return (self.num_slots, *rows, self.C, *field.shape)
 
     def _map(self) -> None:
-        self.arrays = self._layout.views(self._segment.buffer)
+        views = self._layout.views(self._segment.buffer)
+        self.arrays = {name: views[name] for name in self.fields}
         """By field, ``[slot, rows, C, ...]``."""
-        self._finished = self._tickets.ndarray(np.int32, self.num_slots)
+        self._finished = views["slots: finished"]
         """int32 [slots]: the ticket with which the slot was finished last; -1: never."""
-        self.order = self._tickets.ndarray(np.int32, self.num_slots, self._finished.nbytes)
+        self.order = views["slots: order"]
         """int32 [slots]: the trajectory's number among those of its lane. They may be taken in another order: a ticket that was
         lost with a learner is found late."""
         self._one = np.zeros(1, np.int32)
