@@ -45,6 +45,28 @@ def test_a_file_that_others_have_closed_is_opened_again(tmp_path):
         os.close(other)
 
 
+CLOSED = r"""
+    import os, sys
+    from headrace.runs.files import AppendFile
+    from headrace.runs.folder import RunFolder
+    file, folder = AppendFile(sys.argv[1] + "/f"), RunFolder(sys.argv[1])
+    for first in ("file", "folder"):
+        os.closerange(0, 256)
+        file.append(b"line\n") if first == "file" else folder.check()
+        print("printed", flush=True)
+        folder.log("logged")
+    file.close()
+    folder.close()
+"""
+
+
+def test_what_is_printed_goes_into_no_file_where_standard_output_was_closed(tmp_path):
+    assert run(CLOSED, tmp_path) == ""
+    assert (tmp_path / "f").read_text() == "line\n"
+    assert "printed" not in (tmp_path / "log.txt").read_text() + (tmp_path / "run.lock").read_text()
+    assert (tmp_path / "log.txt").read_text().count("logged") == 2
+
+
 LIMITED = r"""
     import resource, sys
     from pathlib import Path

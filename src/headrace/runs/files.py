@@ -104,6 +104,16 @@ def close_own(fd: int, file: os.stat_result) -> None:
         os.close(fd)
 
 
+def occupy_standard_streams() -> None:
+    """Put the null device where standard input, output or error were closed: the file that is opened next would get the number,
+    and what is printed with it."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+
+
 class AppendFile:
     """A file to which whole pieces are appended. A piece that cannot be written (a full disk, a network drive that is away) is
     kept and written with the next one. A descriptor that was closed by others is opened again.
@@ -146,6 +156,7 @@ class AppendFile:
             self._rewrite(self._unwanted[0])
             self._unwanted.pop(0)
         if not is_open(self._fd, self._file):
+            occupy_standard_streams()
             self._fd = self._open()
         end, left = os.fstat(self._fd).st_size, memoryview(self._pending)
         try:

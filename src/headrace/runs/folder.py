@@ -32,7 +32,7 @@ from headrace.config.errors import UserError
 from headrace.config.file_reading import Unreadable, read_json
 from headrace.runs.changed_settings import compare
 from headrace.runs.error_texts import reason
-from headrace.runs.files import AppendFile, close_own, free_space, is_open, write_whole
+from headrace.runs.files import AppendFile, close_own, free_space, is_open, occupy_standard_streams, write_whole
 from headrace.runs.system_facts import system_facts
 
 LOCK_BYTES = 300  # most bytes of run.lock: a process id, and the name of its machine
@@ -143,6 +143,7 @@ class RunFolder:
         if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
             raise FolderInUse(f"another run has begun in {self.path}, which was deleted while this run was going on: it ends")
         if not is_open(self._lock, here):
+            occupy_standard_streams()
             with explained(self.path):
                 self._take_lock()
             warnings.warn("An environment has closed files of this process. Those of the run are opened again", stacklevel=2)
