@@ -282,51 +282,6 @@ def test_sequences_are_whole_though_a_writer_laps_the_reader(codec: str, monkeyp
         thread.join()
 
 
-def test_frames_of_sequences_that_were_overwritten_take_no_room() -> None:
-    """Of samples for another machine frames are copied once. There is room for those of whole samples alone: frames of samples
-    that were drawn again were written behind it."""
-    size, length = 8, 24
-    replay = Replay(ReplayConfig(histories=1, capacity=80, slack=1.0, minimum=1), fields((64, 64), 1))
-    most, stop = 1 + size * length, threading.Event()
-
-    def write_on() -> None:
-        writer, head = HistoryWriter(replay, 0), 0
-        while not stop.is_set():
-            steps = np.arange(head, head + 8)
-            frames = np.broadcast_to((steps % 251)[:, None, None], (8, 64, 64)).astype(np.uint8)
-            writer.append({"observation": frames, "action": steps}, steps, np.ones(8), np.zeros(8, bool))
-            if head >= length:
-                writer.ready(np.ones(8))
-            head += 8
-
-    keys, probabilities, actions = np.empty(size, np.uint64), np.empty(size), np.empty((size, length), np.int64)
-    numbers, pixels = np.empty((size, length, 1), np.int32), np.empty((100 * most, 64, 64), np.uint8)
-    rest = [np.empty(size * length, kind) for kind in (np.float32, np.float32, np.uint32)]
-    thread = threading.Thread(target=write_on)
-    thread.start()
-    try:
-        until, drawn = time.monotonic() + 120, 0
-        while drawn < 300:
-            assert time.monotonic() < until
-            observed = {"observation": numbers, "action": actions}
-            arrays = [observed[name] for name in replay.fields]
-            frames = [pixels if name == "observation" else None for name in replay.fields]
-            found = replay.native.sample_pooled(
-                keys, probabilities, np.arange(size) + 0.5, float(size), length, arrays, [None] * len(arrays), frames, *rest
-            )
-            if found is None:
-                continue
-            drawn += 1
-            (count,) = [count for name, count in zip(replay.fields, found[2], strict=True) if name == "observation"]
-            assert count <= most
-            steps = (keys & np.uint64((1 << 40) - 1)).astype(np.int64)[:, None] + np.arange(length)
-            np.testing.assert_array_equal(actions, steps)
-            assert (pixels[numbers[..., 0], 0, 0] == steps % 251).all()
-    finally:
-        stop.set()
-        thread.join()
-
-
 def test_bad_input_is_refused_with_a_reason() -> None:
     replay = filled(np.ones(40, np.float32))
     keys = replay.sample_keys(4)[0]  # type: ignore[index]
