@@ -233,9 +233,9 @@ def test_dqn_and_rainbow_store_no_value_to_compute_a_priority_from(atoms: int) -
     """An error of values and a divergence in one sum tree would be of two units."""
     c = config("dqn", **{"q.atoms": atoms})
     algorithm = DQN(c)
-    net, nothing = algorithm.make_model(DISCRETE, c), torch.zeros(4, dtype=torch.bool)
+    net, first, obs = algorithm.make_model(DISCRETE, c), torch.zeros(4, dtype=torch.bool), {"obs": torch.randn(4, 5)}
     with torch.no_grad():
-        fields, _ = algorithm.act(net, {"obs": torch.randn(4, 5)}, torch.zeros(4, 0), nothing, torch.arange(4), torch.Generator())
+        fields, _ = algorithm.act(net, obs, torch.zeros(4, 0), first, torch.arange(4), torch.Generator())
     assert set(algorithm.extra_fields(DISCRETE)) == {"env_index"}
     assert set(fields) == {"action", "value", "env_index"}
 

@@ -56,7 +56,7 @@ THREADS_END = 3.0  # seconds that threads may go on for when the command is done
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code. A rank among others ends here, and so does a program, whose arguments are not
+    """Run the command line; returns the exit code. A rank among others ends here. So does a program, whose arguments are not
     given, where threads of an environment would keep it."""
     if hardware.rank().size > 1:
         ranks.end_rank(lambda: _run(arguments))

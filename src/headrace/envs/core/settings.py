@@ -97,8 +97,8 @@ def summary(config: Config, spec: EnvSpec) -> list[str]:
     if spec.frame_stack > 1 and not any(array.is_image for array in spec.observation.values()):
         lines.append(f"envs.frame_stack {spec.frame_stack}: without images, the network sees successive vectors joined to one")
     lines += [
-        f"Observation {name!r} has the shape of an image, {list(array.shape)}, and the network sees it as a vector: images have "
-        "spaces from 0 to 255, or from 0 to 1 with three dimensions"
+        f"Observation {name!r} has the shape of an image, {list(array.shape)}, and the network sees it as a vector: images "
+        "have spaces from 0 to 255, or from 0 to 1 with three dimensions"
         for name, array in spec.observation.items()
         if not array.is_image and has_image_shape(array.shape)
     ]
