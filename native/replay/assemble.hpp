@@ -22,10 +22,24 @@ struct FramePool {
       counts.push_back(config.fields[f].stack ? 1 : 0);
       if (config.fields[f].stack) std::memset(this->frames[f], 0, config.fields[f].bytes);
     }
+    kept = counts;
+  }
+
+  // To be called behind every sample. Frames that only a sample has which was overwritten make room: it is drawn again, and
+  // there is room for the frames of whole samples only.
+  void sampled(bool intact) {
+    if (intact) {
+      kept = counts;
+      return;
+    }
+    for (std::size_t f = 0; f < counts.size(); ++f)
+      std::erase_if(numbers[f], [&](const auto& entry) { return static_cast<std::uint64_t>(entry.second) >= kept[f]; });
+    counts = kept;
   }
 
   std::vector<std::byte*> frames;
   std::vector<std::uint64_t> counts;  // per field, frames that are there
+  std::vector<std::uint64_t> kept;    // per field, those of whole samples
   std::vector<std::unordered_map<std::uint64_t, std::int32_t>> numbers;  // per field, by history and time as in a key
 };
 
@@ -99,12 +113,18 @@ class Assembler {
   // intact[i] = 0 if sample i was overwritten before or while it was read; its copy must not be used then.
   void transitions(std::size_t count, const std::uint64_t* keys, const Batch& batch, std::uint8_t* intact,
                    int threads) const {
-    parallel(count, keys, threads, [&](std::size_t i) { intact[i] = transition(i, keys[i], batch); });
+    parallel(count, keys, threads, [&](std::size_t i) {
+      intact[i] = transition(i, keys[i], batch);
+      if (batch.pool) batch.pool->sampled(intact[i]);
+    });
   }
 
   void windows(std::size_t count, const std::uint64_t* keys, const Windows& windows, std::uint8_t* intact,
                int threads) const {
-    parallel(count, keys, threads, [&](std::size_t i) { intact[i] = window(i, keys[i], windows); });
+    parallel(count, keys, threads, [&](std::size_t i) {
+      intact[i] = window(i, keys[i], windows);
+      if (windows.pool) windows.pool->sampled(intact[i]);
+    });
   }
 
  private:

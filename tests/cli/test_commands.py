@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +127,50 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process(tmp_path):
     while _session(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert _session(process.pid) == []
+
+
+LEAVING = """
+    import os, subprocess, sys, threading, time
+    import gymnasium
+    from headrace.envs import register
+
+    class Leaving(gymnasium.Wrapper):
+        steps = 0
+
+        def step(self, action):
+            Leaving.steps += 1
+            if Leaving.steps == 100:
+                threading.Thread(target=time.sleep, args=(3600,), name="leftover").start()
+                subprocess.Popen(["sleep", "3600"])
+                if os.fork() == 0:
+                    time.sleep(3600)
+            return super().step(action)
+
+    @register("leaving/pole")
+    def make(options, *, render_mode=None):
+        return Leaving(gymnasium.make("CartPole-v1", render_mode=render_mode))
+"""
+
+
+@pytest.mark.process
+def test_a_run_in_one_process_ends_whatever_its_environments_have_left_running(tmp_path):
+    """A thread that Python would wait for, a program and a forked process."""
+    (tmp_path / "leaving.py").write_text(textwrap.dedent(LEAVING))
+    command = [sys.executable, "-m", "headrace.cli", "train", "--import", str(tmp_path / "leaving.py"), *SMALL[2:],
+               "--env", "leaving/pole", "--run.folder", str(tmp_path / "run"), "--total-steps", "1000"]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        output, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors
+        assert "total_steps at step" in output
+        assert "threads that an environment has left running are not waited for: leftover" in errors
+        deadline = time.monotonic() + 60
+        while _session(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert _session(process.pid) == []
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _session(leader):

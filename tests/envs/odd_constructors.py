@@ -19,6 +19,13 @@ from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core.registry import register
 
 
+class Silent(BaseException):
+    """An error whose text cannot be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
 def construct(env: gymnasium.Env, way: str, file: str | None) -> None:
     """Do it."""
     match way:
@@ -40,6 +47,10 @@ def construct(env: gymnasium.Env, way: str, file: str | None) -> None:
             sys.exit("no licence")
         case "raise":
             raise OSError("no display")
+        case "raise KeyboardInterrupt":
+            raise KeyboardInterrupt
+        case "raise in silence":
+            raise Silent
         case "raise in a thread":
             thread = threading.Thread(target=lambda: 1 / 0)
             thread.start()

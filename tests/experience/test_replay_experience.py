@@ -37,14 +37,14 @@ class Rig:
     for each environment, with its return the step.
     """
 
-    def __init__(self, collect: bool = False, objective: bool = False, **settings: Any) -> None:
+    def __init__(self, collect: bool = False, objective: bool = False, valued: bool = True, **settings: Any) -> None:
         defaults = {
             "sampling.num_workers": 1, "sampling.envs_per_worker": 2 * C, "sampling.rollout": T, "learning.batch_size": 8,
             "learning.algorithm": "apex-dqn", "learning.experience": "replay", "learning.gamma": 0.5, "learning.device": "cpu",
             "replay.minimum": 30, "replay.capacity": 400, "replay.n_step": 1, "replay.prefetch": 2, "replay.evict_period": 3,
         }  # fmt: skip
         self.config = configs.override(Config(env="none"), **{**defaults, **settings})
-        fields = trajectory_fields(SPEC, 4, {"q": NUMBER, "env_index": INTEGER}, objective)
+        fields = trajectory_fields(SPEC, 4, {"env_index": INTEGER} | ({"q": NUMBER} if valued else {}), objective)
         self.store = TrajectoryStore(fields, SLOTS, T, C)
         self.control = RunControl({"rollout": 1, "learner": 1})
         self.replay = make_replay(self.config, SPEC, 4)
@@ -245,6 +245,22 @@ def test_new_priorities_are_sampled_by_and_the_excess_is_evicted_now_and_then(ri
     assert set(last.keys.tolist()) <= raised
     with pytest.raises(ValueError, match="finite and not negative"):
         r.experience.update_priorities(batch.keys, torch.full((8,), torch.nan))
+
+
+def test_new_transitions_whose_error_is_not_known_have_the_largest_priority_so_far(rig: Callable[..., Rig]) -> None:
+    r = rig(valued=False, **{"replay.minimum": 10})
+    for _ in range(2):
+        r.finish()
+    batch = r.next_batch()
+    r.written(2 * STEPS - C)
+    r.experience.update_priorities(batch.keys, torch.linspace(0.1, 8.0, 8))
+    r.finish()
+    r.written(3 * STEPS - C)
+    held = np.empty((C, r.step - 1), np.float32)
+    for env in range(C):
+        r.replay.native.read_priorities(env, 0, np.empty(r.step - 1, np.uint64), held[env])
+    assert (held[:, 2 * T - 1 :] == 8).all()
+    assert (held[:, : 2 * T - 1] == 1).any(), "of those before, as long as they were not drawn"
 
 
 @pytest.mark.parametrize("noise", [True, False])

@@ -165,3 +165,13 @@ def test_concurrent_writers_and_readers_under_thread_sanitizer(tmp_path: Path) -
     subprocess.run(["g++", "-std=c++20", "-O1", "-g", "-fsanitize=thread", "-Wno-tsan", "-I", NATIVE,
                     NATIVE / "replay" / "stress.cpp", "-o", program, "-ldl", "-lpthread"], check=True)
     subprocess.run([program], check=True, timeout=240, env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1"})
+
+
+@pytest.mark.slow
+def test_frames_of_sequences_that_were_overwritten_take_no_room(tmp_path: Path) -> None:
+    """In a program of its own, where it does not depend on who is faster. There are two whole sequences of eight frames,
+    and the frame of zeros."""
+    program = tmp_path / "frame_pool"
+    source = Path(__file__).with_name("frame_pool.cpp")
+    subprocess.run(["g++", "-std=c++20", "-O1", "-I", NATIVE, source, "-o", program, "-ldl", "-lpthread"], check=True)
+    assert subprocess.run([program], capture_output=True, text=True, check=True).stdout == "17 frames, right\n"

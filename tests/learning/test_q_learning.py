@@ -228,6 +228,18 @@ def test_environments_explore_by_their_own_epsilon_and_report_both_values() -> N
         assert wrong == pytest.approx(0.4 ** (1 + i) / 2, abs=0.015)
 
 
+@pytest.mark.parametrize("atoms", [1, 11])
+def test_dqn_and_rainbow_store_no_value_to_compute_a_priority_from(atoms: int) -> None:
+    """An error of values and a divergence in one sum tree would be of two units."""
+    c = config("dqn", **{"q.atoms": atoms})
+    algorithm = DQN(c)
+    net, first, obs = algorithm.make_model(DISCRETE, c), torch.zeros(4, dtype=torch.bool), {"obs": torch.randn(4, 5)}
+    with torch.no_grad():
+        fields, _ = algorithm.act(net, obs, torch.zeros(4, 0), first, torch.arange(4), torch.Generator())
+    assert set(algorithm.extra_fields(DISCRETE)) == {"env_index"}
+    assert set(fields) == {"action", "value", "env_index"}
+
+
 # -- losses -----------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,7 @@
 """Cores against torch's own cells, stepped one row and one environment at a time."""
 
+import math
+
 import pytest
 import torch
 
@@ -91,6 +93,13 @@ def test_the_last_step_is_one_hot_scaled_and_clipped_and_nothing_where_an_episod
     assert last.out_features == 8
     assert last(features, obs, torch.tensor([[True, False]]))[0].tolist() == [[9, *[0] * 8], rows[1].tolist()]
     assert LastStep(action, PolicyConfig(core="lstm"))(features, obs, torch.tensor([[False, False]])) is features
+
+
+def test_numbers_without_bounds_are_as_they_are():
+    action = ActionSpec((Continuous((-2.0, -math.inf, 0.0, 1.0), (2.0, math.inf, math.inf, 1.0)),))
+    last = LastStep(action, PolicyConfig(core="gru", previous_action=True))
+    obs, first = {PREVIOUS_ACTION: torch.tensor([[[1.0, 3.0, 4.0, 1.0]]])}, torch.tensor([[False]])
+    assert last(torch.zeros(1, 1, 0), obs, first).tolist() == [[[0.5, 3, 4, 1]]]
 
 
 def test_action_parts_alone_and_reward_alone():

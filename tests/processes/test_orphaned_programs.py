@@ -15,6 +15,7 @@ import pytest
 
 from headrace.processes.orphaned_programs import end_programs, origin
 from headrace.processes.start import start_child
+from headrace.processes.started_here import StartedHere
 
 pytestmark = pytest.mark.process
 
@@ -116,6 +117,67 @@ def test_programs_end_when_the_whole_run_does(tmp_path: Path, end: str) -> None:
         assert alive(program)
         run.send_signal(signal.SIGKILL) if end == "killed" else run.communicate("", timeout=60)
     gone([program])
+
+
+FORKS = """
+import os, sys, time
+from multiprocessing import resource_tracker
+from headrace.processes.started_here import StartedHere
+
+def fork():
+    here, there = os.pipe()
+    if os.fork() == 0:
+        os.fork()
+        os.write(there, b"%d " % os.getpid())
+        time.sleep(600)
+    pids = b""
+    while pids.count(b" ") < 2:
+        pids += os.read(here, 100)
+    return pids.decode()
+
+started, others = StartedHere(), fork()
+with started.noted():
+    theirs = fork()
+    resource_tracker.ensure_running()
+print(theirs, others, resource_tracker._resource_tracker._pid, flush=True)
+started.end()
+print("ended", flush=True)
+sys.stdin.read()
+os.killpg(0, 9)
+"""
+
+
+def test_what_environments_fork_in_this_process_ends_with_the_run_and_nothing_else_does(tmp_path: Path) -> None:
+    (tmp_path / "forks.py").write_text(FORKS)
+    command = [sys.executable, str(tmp_path / "forks.py")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True) as program:
+        assert program.stdout is not None
+        *pids, tracker = map(int, program.stdout.readline().split())
+        assert program.stdout.readline() == "ended\n"
+        gone(pids[:2])
+        assert all(map(alive, [*pids[2:], tracker])), "those of the user's program, and multiprocessing's own"
+        program.communicate("", timeout=60)
+
+
+@pytest.mark.parametrize("how", ["plain", "session", "nest"])
+def test_what_environments_start_in_this_process_ends_with_the_run_and_nothing_else_does(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "starters.py").write_text(STARTERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    import starters  # type: ignore[import-not-found]
+
+    started, before = StartedHere(), dict(os.environ)
+    with started.noted():
+        theirs = getattr(starters, how)()
+    assert dict(os.environ) == before
+    sys.modules.pop("starters")
+    with subprocess.Popen(["sleep", "600"]) as other:
+        assert all(map(alive, theirs))
+        started.end()
+        gone(theirs)
+        assert other.poll() is None
+        other.kill()
 
 
 def alive(pid: int) -> bool:

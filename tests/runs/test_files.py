@@ -25,6 +25,48 @@ def test_lines_are_appended(tmp_path):
     assert (tmp_path / "f").read_text() == "one\nzwei €\nthree\n"
 
 
+def test_a_file_that_others_have_closed_is_opened_again(tmp_path):
+    """An environment in the same process may close whatever is open; the number is then another file's."""
+    file, last = AppendFile(tmp_path / "f"), AppendFile(tmp_path / "last")
+    for each in (file, last):
+        each.append(b"one\n")
+    closed = {file._fd, last._fd}
+    for fd in closed:
+        os.close(fd)
+    others = [os.open(tmp_path / f"other {i}", os.O_WRONLY | os.O_CREAT) for i in range(2)]
+    assert set(others) == closed, "the test shows nothing"
+    assert file.append(b"two\n") is None
+    file.close()
+    last.close()
+    assert (tmp_path / "f").read_text() == "one\ntwo\n"
+    for i, other in enumerate(others):
+        assert os.path.samestat(os.fstat(other), os.stat(tmp_path / f"other {i}")), "it was closed"
+        assert os.fstat(other).st_size == 0
+        os.close(other)
+
+
+CLOSED = r"""
+    import os, sys
+    from headrace.runs.files import AppendFile
+    from headrace.runs.folder import RunFolder
+    file, folder = AppendFile(sys.argv[1] + "/f"), RunFolder(sys.argv[1])
+    for first in ("file", "folder"):
+        os.closerange(0, 256)
+        file.append(b"line\n") if first == "file" else folder.check()
+        print("printed", flush=True)
+        folder.log("logged")
+    file.close()
+    folder.close()
+"""
+
+
+def test_what_is_printed_goes_into_no_file_where_standard_output_was_closed(tmp_path):
+    assert run(CLOSED, tmp_path) == ""
+    assert (tmp_path / "f").read_text() == "line\n"
+    assert "printed" not in (tmp_path / "log.txt").read_text() + (tmp_path / "run.lock").read_text()
+    assert (tmp_path / "log.txt").read_text().count("logged") == 2
+
+
 LIMITED = r"""
     import resource, sys
     from pathlib import Path

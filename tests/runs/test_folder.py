@@ -121,6 +121,24 @@ def test_a_folder_that_was_deleted_and_cannot_be_made_again_ends_with_that_error
     folder.close()
 
 
+def test_a_lock_that_an_environment_has_closed_is_taken_again(tmp_path):
+    folder = RunFolder(tmp_path)
+    number = folder._lock
+    os.close(number)
+    other = os.open(tmp_path / "other", os.O_WRONLY | os.O_CREAT)
+    assert other == number, "the test shows nothing"
+    with pytest.warns(UserWarning, match="has closed files of this process"):
+        folder.check()
+    with pytest.raises(FolderInUse):
+        RunFolder(tmp_path)
+    folder.check()
+    os.close(folder._lock)
+    folder.close()
+    os.fstat(other)  # raises if it was closed
+    os.close(other)
+    RunFolder(tmp_path).close()
+
+
 @pytest.mark.parametrize("failed", [False, True])
 def test_a_last_line_that_cannot_be_written_is_told_and_hides_no_other_error(tmp_path, failed):
     class Records:

@@ -6,14 +6,19 @@ An error that the user can correct is one message and exit code 2. A run that fa
 
 from __future__ import annotations
 
+import atexit
 import difflib
 import importlib.metadata
 import io
+import os
 import shlex
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 
 from headrace.cli import compare, envs, eval, export, play, report, search, serve_envs, share, status, stop, train, tune, watch
 from headrace.config import Config, hardware
@@ -47,11 +52,37 @@ headrace COMMAND --help shows the options of a command, headrace train --help-al
 version this is."""
 
 
+THREADS_END = 3.0  # seconds that threads may go on for when the command is done
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code. A rank among others ends here."""
-    if hardware.rank().size == 1:
-        return _run(arguments)
-    ranks.end_rank(lambda: _run(arguments))
+    """Run the command line; returns the exit code. A rank among others ends here. So does a program, whose arguments are not
+    given, where threads of an environment would keep it."""
+    if hardware.rank().size > 1:
+        ranks.end_rank(lambda: _run(arguments))
+    code = _run(arguments)
+    if arguments is None:
+        _end_without(_other_threads(), code)
+    return code
+
+
+def _other_threads() -> list[threading.Thread]:
+    """Those that Python would wait for."""
+    return [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
+
+
+def _end_without(others: Sequence[threading.Thread], code: int) -> None:
+    """End this process if one of these threads does not end by itself."""
+    deadline = monotonic() + THREADS_END
+    with suppress(KeyboardInterrupt):
+        for thread in others:
+            thread.join(max(0.0, deadline - monotonic()))
+    if left := [thread.name for thread in others if thread.is_alive()]:
+        text = f"headrace: threads that an environment has left running are not waited for: {', '.join(left)}"
+        tolerantly(lambda: print(text, file=sys.stderr, flush=True), sys.stderr)
+        atexit._run_exitfuncs()
+        tolerantly(sys.stdout.flush, sys.stdout)
+        os._exit(code)
 
 
 def _run(arguments: Sequence[str] | None) -> int:

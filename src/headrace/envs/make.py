@@ -20,7 +20,7 @@ from headrace.config import Config, ConfigError, EnvConfig
 from headrace.config.envs import SEPARATOR, tasks_of
 from headrace.envs.core.contract import EnvGroup, EnvSpec
 from headrace.envs.core.description import describe_in_child
-from headrace.envs.core.errors import EnvironmentFault, UnknownEnvironment, cause
+from headrace.envs.core.errors import EnvironmentFault, UnknownEnvironment, cause, faults
 from headrace.envs.core.family_interface import Env, ParallelEnv
 from headrace.envs.core.imports import NotCarried, import_files, imported, is_importing
 from headrace.envs.core.last_step import last_step_names, with_last_step
@@ -73,7 +73,7 @@ def _making(env_id: str) -> Iterator[None]:
         raise
     except SystemExit as error:
         raise EnvironmentFault(f"{env_id} cannot be made: it called sys.exit({error.code!r})") from error
-    except Exception as error:
+    except faults() as error:
         raise EnvironmentFault(f"{env_id} cannot be made: {cause(error)}") from error
 
 

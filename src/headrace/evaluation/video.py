@@ -15,7 +15,7 @@ import numpy as np
 from headrace.accelerator.threads import using_threads
 from headrace.config import Config, ConfigError, EnvConfig
 from headrace.config.seeds import Use, environment_seed, random_seed
-from headrace.envs.core.errors import EnvironmentFault
+from headrace.envs.core.errors import EnvironmentFault, cause, faults
 from headrace.envs.core.family_interface import ParallelEnv
 from headrace.envs.core.last_step import last_step_names, without_last_step
 from headrace.envs.groups.local import LocalGroup
@@ -108,8 +108,8 @@ def picture(env: Any, env_id: str) -> np.ndarray:
         raise ConfigError(
             f'drawing {env_id} needs packages that are not installed: pip install "headrace[video]" ({error})'
         ) from error
-    except Exception as error:
-        raise EnvironmentFault(f"{env_id} cannot be drawn: {type(error).__name__}: {error}") from error
+    except faults() as error:
+        raise EnvironmentFault(f"{env_id} cannot be drawn: {cause(error)}") from error
 
 
 def draw_curve_and_video(

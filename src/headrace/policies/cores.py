@@ -6,6 +6,8 @@ is: GRU h, LSTM h | c. The state is zeroed before a row with `first`, when actin
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -71,21 +73,27 @@ class RecurrentCore(nn.Module):
         return torch.sigmoid(o) * torch.tanh(c), c
 
 
+def _scale(low: float, high: float) -> tuple[float, float]:
+    """The middle and half the range of a number's bounds; 0 and 1 where there are none, or where they leave it no range."""
+    return ((low + high) / 2, (high - low) / 2) if -math.inf < low < high < math.inf else (0.0, 1.0)
+
+
 class LastStep(nn.Module):
     """The action and the reward before as further inputs of a core, as far as `policy.previous_action` and
-    `policy.previous_reward` ask for them: one-hot choices, continuous parts scaled from their bounds to [-1, 1], the reward
-    clipped to [-1, 1] (Espeholt et al. 2018; Kapturowski et al. 2019)."""
+    `policy.previous_reward` ask for them: one-hot choices, continuous parts scaled from their bounds to [-1, 1], or without
+    bounds as they are, the reward clipped to [-1, 1] (Espeholt et al. 2018; Kapturowski et al. 2019)."""
 
-    low: Tensor
-    high: Tensor
+    middle: Tensor
+    half_range: Tensor
 
     def __init__(self, action: ActionSpec, config: PolicyConfig):
         super().__init__()
         self._parts = action.parts if config.previous_action else ()
         self._reward = config.previous_reward
         numbers = [part for part in self._parts if not isinstance(part, Categorical)]
-        self.register_buffer("low", torch.tensor([low for part in numbers for low in part.low]), persistent=False)
-        self.register_buffer("high", torch.tensor([high for part in numbers for high in part.high]), persistent=False)
+        scales = [_scale(low, high) for part in numbers for low, high in zip(part.low, part.high, strict=True)]
+        self.register_buffer("middle", torch.tensor([middle for middle, _ in scales]), persistent=False)
+        self.register_buffer("half_range", torch.tensor([half for _, half in scales]), persistent=False)
         self.out_features = sum(p.n if isinstance(p, Categorical) else p.width for p in self._parts) + self._reward
 
     def forward(self, features: Tensor, obs: dict[str, Tensor], first: Tensor) -> Tensor:
@@ -98,9 +106,8 @@ class LastStep(nn.Module):
             if isinstance(part, Categorical):
                 inputs.append((value == torch.arange(part.n, device=value.device)).to(features.dtype))
                 continue
-            low, high = self.low[bound : bound + part.width], self.high[bound : bound + part.width]
-            bound += part.width
-            inputs.append((2 * (value - low) / (high - low) - 1).to(features.dtype))
+            here = slice(bound, bound := bound + part.width)
+            inputs.append(((value - self.middle[here]) / self.half_range[here]).to(features.dtype))
         if self._reward:
             inputs.append(obs[PREVIOUS_REWARD].unsqueeze(-1).clamp(-1, 1).to(features.dtype))
         return torch.cat([features, *(x.masked_fill(first.unsqueeze(-1), 0) for x in inputs)], -1) if inputs else features

@@ -31,13 +31,13 @@ def mark_programs(parent: str) -> None:
     os.environ[STARTED_BY] = f"{parent}:{os.getpid()}"
 
 
-def end_programs(parent: str, children: Collection[int] | None = None) -> int:
-    """Kill the programs that child processes (pids; None: all) of the process with this origin have started. Returns how many
-    there were."""
+def end_programs(parent: str, children: Collection[int] | None = None, spared: Collection[int] = ()) -> int:
+    """Kill the programs that child processes (pids; None: all) of the process with this origin have started, except those
+    `spared`. Returns how many there were."""
     found: set[int] = set()
     deadline = time.monotonic() + AGAIN
     while children is None or children:
-        living = _programs(parent, children)
+        living = _programs(parent, children).difference(spared)
         for pid in living:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)

@@ -240,11 +240,14 @@ def forked_children_die_too() -> None:
     """
     reading, writing = os.pipe()
 
-    def tie() -> None:
-        with suppress(OSError):  # a child of a child has closed it already
-            os.close(writing)
-        # Opened anew, since a file that is inherited has one owner for all who hold it.
-        own = os.open(f"/proc/self/fd/{reading}", os.O_RDONLY | os.O_NONBLOCK)
-        _die_when_closed(own)
+    os.register_at_fork(after_in_child=lambda: tie_forked(reading, writing))
 
-    os.register_at_fork(after_in_child=tie)
+
+def tie_forked(reading: int, writing: int) -> None:
+    """In a process that was just forked: have the kernel kill it when the process that forked it closes the writing end of this
+    pipe, or ends."""
+    with suppress(OSError):  # a child of a child has closed it already
+        os.close(writing)
+    # Opened anew, since a file that is inherited has one owner for all who hold it.
+    own = os.open(f"/proc/self/fd/{reading}", os.O_RDONLY | os.O_NONBLOCK)
+    _die_when_closed(own)

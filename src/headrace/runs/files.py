@@ -89,9 +89,34 @@ def write_together(contents: Mapping[Path, str | bytes]) -> None:
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # error numbers of a disk that may have room again
 
 
+def is_open(fd: int, file: os.stat_result) -> bool:
+    """Whether a descriptor is still that of this file. An environment in this process may have closed it, and its number may be
+    that of another file by now."""
+    try:
+        return os.path.samestat(os.fstat(fd), file)
+    except OSError:
+        return False
+
+
+def close_own(fd: int, file: os.stat_result) -> None:
+    """Close a descriptor that is still that of this file."""
+    if is_open(fd, file):
+        os.close(fd)
+
+
+def occupy_standard_streams() -> None:
+    """Put the null device where standard input, output or error were closed: the file that is opened next would get the number,
+    and what is printed with it."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+
+
 class AppendFile:
     """A file to which whole pieces are appended. A piece that cannot be written (a full disk, a network drive that is away) is
-    kept and written with the next one.
+    kept and written with the next one. A descriptor that was closed by others is opened again.
 
     Raises `OSError` if the file cannot be opened, or is no regular file.
     """
@@ -106,9 +131,11 @@ class AppendFile:
     def _open(self) -> int:
         # Without O_NONBLOCK the opening of a pipe would wait for a reader.
         fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        file = os.fstat(fd)
+        if not stat.S_ISREG(file.st_mode):
             os.close(fd)
             raise OSError(None, "it is no regular file", str(self.path))
+        self._file = file
         return fd
 
     def append(self, piece: bytes) -> str | None:
@@ -128,6 +155,9 @@ class AppendFile:
         while self._unwanted:
             self._rewrite(self._unwanted[0])
             self._unwanted.pop(0)
+        if not is_open(self._fd, self._file):
+            occupy_standard_streams()
+            self._fd = self._open()
         end, left = os.fstat(self._fd).st_size, memoryview(self._pending)
         try:
             while left:
@@ -142,8 +172,9 @@ class AppendFile:
         """Replace the file by one with only the `wanted` JSON lines. After an error, or a crash, the old file is there."""
         there = read_json_lines(self.path) if os.path.lexists(self.path) else []
         write_whole(self.path, "".join(json.dumps(line) + "\n" for line in there if wanted(line)))
-        before, self._fd = self._fd, self._open()
-        os.close(before)
+        before, file = self._fd, self._file
+        self._fd = self._open()
+        close_own(before, file)
 
     def lines(self) -> list[Any]:
         """The JSON lines in the file, and those that wait for room. Raises `OSError`."""
@@ -164,7 +195,7 @@ class AppendFile:
     def close(self) -> None:
         """Write what was kept, and close the file. Raises `OSError` if that is still impossible."""
         self.append(b"")
-        os.close(self._fd)
+        close_own(self._fd, self._file)
         if self._failing:
             raise OSError(errno.ENOSPC, "No space left on the disk for the last data", str(self.path))
 

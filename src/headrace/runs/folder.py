@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -31,7 +32,7 @@ from headrace.config.errors import UserError
 from headrace.config.file_reading import Unreadable, read_json
 from headrace.runs.changed_settings import compare
 from headrace.runs.error_texts import reason
-from headrace.runs.files import AppendFile, free_space, write_whole
+from headrace.runs.files import AppendFile, close_own, free_space, is_open, occupy_standard_streams, write_whole
 from headrace.runs.system_facts import system_facts
 
 LOCK_BYTES = 300  # most bytes of run.lock: a process id, and the name of its machine
@@ -61,12 +62,16 @@ class RunFolder:
         with explained(Path(path)):
             self.path = Path(path).absolute()
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(self.path / "run.lock")
+            self._take_lock()
             try:
                 self._log = AppendFile(self.path / "log.txt")
             except OSError:
                 os.close(self._lock)
                 raise
+
+    def _take_lock(self) -> None:
+        self._lock = _lock(self.path / "run.lock")
+        self._lock_file = os.fstat(self._lock)
 
     @classmethod
     def open(cls, config: Config) -> tuple[RunFolder, list[str]]:
@@ -118,15 +123,15 @@ class RunFolder:
         Raises `FolderUnusable` if it was deleted meanwhile: it is then made again, with the settings, for a last checkpoint.
         Raises `FolderInUse` if another run has begun where it was: nothing more may be written there.
         """
-        lock = self.path / "run.lock"
-        here = os.fstat(self._lock)
+        lock, here = self.path / "run.lock", self._lock_file
         try:
             there = os.stat(lock)
         except FileNotFoundError:
             with explained(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
-                before, self._lock = self._lock, _lock(lock)
-                os.close(before)
+                before = self._lock
+                self._take_lock()
+                close_own(before, here)
                 if self._settings:
                     write_whole(self.config_path, self._settings)
             raise FolderUnusable(
@@ -137,6 +142,11 @@ class RunFolder:
             return
         if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
             raise FolderInUse(f"another run has begun in {self.path}, which was deleted while this run was going on: it ends")
+        if not is_open(self._lock, here):
+            occupy_standard_streams()
+            with explained(self.path):
+                self._take_lock()
+            warnings.warn("An environment has closed files of this process. Those of the run are opened again", stacklevel=2)
 
     def log(self, text: str) -> None:
         """Append `text` to log.txt, each line with the local time. On a full disk the lines are kept until there is room."""
@@ -165,7 +175,7 @@ class RunFolder:
             with explained(self.path):
                 self._log.close()
         finally:
-            os.close(self._lock)
+            close_own(self._lock, self._lock_file)
 
     def __enter__(self) -> RunFolder:
         return self

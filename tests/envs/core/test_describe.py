@@ -72,6 +72,8 @@ def odd(way: str, **more: object) -> EnvSpec:
         ("exit at once", r"the process that made one ended \(exit code 3\)"),
         ("sys.exit", r"it called sys.exit\('no licence'\)"),
         ("raise", "OSError: no display"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("raise in silence", "Silent, which cannot be shown as text"),
         ("raise in a thread", None),
         ("leave a thread", None),
         ("leave a process", None),

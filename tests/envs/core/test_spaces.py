@@ -12,10 +12,12 @@ from gymnasium.vector.utils import batch_space
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.config import Config
 from headrace.envs.core import actions as actions_of
 from headrace.envs.core import spaces as flat
 from headrace.envs.core.contract import MASK_KEY, Categorical, Continuous
 from headrace.envs.core.errors import BadObservation, UnsupportedSpace
+from headrace.envs.core.settings import summary
 
 
 @st.composite
@@ -297,6 +299,23 @@ def test_images_whose_values_end_below_255_are_spread_to_255() -> None:
     assert np.array_equal(written(space, board, 1 - board)[0], np.moveaxis(board * 255, -1, 0))
     with pytest.raises(BadObservation, match="0 to 1"):
         written(space, board * 2)
+
+
+@pytest.mark.parametrize(
+    ("space", "said"),
+    [
+        (spaces.Box(0, 1, (84, 84), np.float32), True),
+        (spaces.Box(-1, 1, (20, 24, 3), np.float32), True),
+        (spaces.Box(0, 1, (20, 24, 3), np.float32), False),
+        (spaces.Box(0, 255, (84, 84), np.float32), False),
+        (spaces.Box(0, 1, (8, 8), np.float32), False),
+    ],
+)
+def test_an_array_like_an_image_that_is_none_is_told(space: spaces.Box, said: bool) -> None:
+    config = Config(env="test/any")
+    lines = summary(config, flat.spec_of(space, spaces.Discrete(2), "test/any", config.envs))
+    told = f"Observation 'obs' has the shape of an image, {list(space.shape)}, and the network sees it as a vector: "
+    assert [line.startswith(told) for line in lines] == [True] * said
 
 
 def test_float_arrays_with_other_bounds_stay_numbers() -> None:

@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 from worlds import CountingEnv, local_group, reset_group, rows_for, step_group
 
+from headrace.config import EnvConfig
+from headrace.envs.core import registry
 from headrace.envs.core.errors import EnvironmentFault, cause
 from headrace.envs.groups import base
+from headrace.envs.make import make_group
 from headrace.processes.interrupt import interrupts
 
 
@@ -65,6 +68,16 @@ def test_whatever_an_environment_raises_is_a_fault_with_its_place(error: BaseExc
     where = f"environment 1 (seed 4), game 1, step 1: {call} failed: {cause(error)}"
     with interrupts(lambda: None), pytest.raises(EnvironmentFault, match=re.escape(where)):
         play()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Silent()])
+def test_whatever_a_constructor_raises_is_a_fault_that_names_the_environment(error: BaseException) -> None:
+    def fail(options: Any, *, render_mode: str | None = None) -> Any:
+        raise error
+
+    registry.register("test/fails-to-be-made")(fail)
+    with interrupts(lambda: None), pytest.raises(EnvironmentFault, match=re.escape(f"cannot be made: {cause(error)}")):
+        make_group("test/fails-to-be-made", EnvConfig(), 1)
 
 
 def test_ctrl_c_is_no_fault_of_an_environment() -> None:

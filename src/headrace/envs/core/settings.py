@@ -11,6 +11,7 @@ from headrace.config.envs import tasks_of
 from headrace.envs.core.contract import EnvSpec
 from headrace.envs.core.family_interface import Family
 from headrace.envs.core.registry import check_id, family_of
+from headrace.envs.core.spaces import has_image_shape
 
 
 def defaults(env_id: str) -> dict[str, Any]:
@@ -90,11 +91,17 @@ def agreement(tasks: Sequence[str], options: EnvConfig) -> dict[str, Any]:
 
 
 def summary(config: Config, spec: EnvSpec) -> list[str]:
-    """Sentences that tell the user which settings were chosen for several tasks, and what joined vectors are."""
+    """Sentences that tell the user which settings were chosen for several tasks, and what is seen as a vector."""
     tasks, options = config.tasks, config.envs
     lines = []
     if spec.frame_stack > 1 and not any(array.is_image for array in spec.observation.values()):
         lines.append(f"envs.frame_stack {spec.frame_stack}: without images, the network sees successive vectors joined to one")
+    lines += [
+        f"Observation {name!r} has the shape of an image, {list(array.shape)}, and the network sees it as a vector: images "
+        "have spaces from 0 to 255, or from 0 to 1 with three dimensions"
+        for name, array in spec.observation.items()
+        if not array.is_image and has_image_shape(array.shape)
+    ]
     if len(tasks) == 1:
         return lines
     shares = {

@@ -92,7 +92,7 @@ class LocalGroup(OneAgentGroup):
         for i, env in enumerate(self.envs):
             try:
                 env.get_wrapper_attr("set_reward_weights")(dict(weights))
-            except Exception as error:
+            except faults() as error:
                 raise self.fault(i, f"set_reward_weights({weights}) failed: {cause(error)}") from error
 
     def _copy_obs(self, rows: dict[str, np.ndarray]) -> None:

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from time import monotonic
 from typing import Any
 
+from headrace.processes.started_here import StartedHere
 from headrace.runs.messages import Message
 from headrace.sampling.placements.base import Learn, Placement
 from headrace.sampling.worker_process import warnings_reported
@@ -29,8 +30,11 @@ class InProcess(Placement):
         self._context = ExitStack()
         self._context.enter_context(using_threads(self.config.learner_threads))
         self._context.enter_context(warnings_reported(self._notices.append))
+        self._started_here = StartedHere()
+        self._context.callback(self._started_here.end)
         self._learners: deque[tuple[int, Iterator[Message | None]]] = deque()
-        self.sampler = self.make_sampler()
+        with self._started_here.noted():
+            self.sampler = self.make_sampler()
         self._learners.extend((p, learn(self, p)) for p in range(self.config.population.size))
 
     @property
@@ -63,7 +67,8 @@ class InProcess(Placement):
                 self._notices.append(notice)
             p, learner = self._learners[0]
             try:
-                message = next(learner)
+                with self._started_here.noted():
+                    message = next(learner)
             except StopIteration:
                 self._learners.popleft()
                 self.finished(p)
@@ -88,7 +93,8 @@ class InProcess(Placement):
     def kill(self) -> None:
         self._learners.clear()
         if self.sampler is not None:
-            self.sampler.close()
+            with self._started_here.noted():
+                self.sampler.close()
             self.sampler = None
         self._context.close()
 
