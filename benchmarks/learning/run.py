@@ -111,7 +111,12 @@ TASKS = {
             f"atari/{game}",
             goal,
             60,
-            {"learning.algorithm": "impala", "learning.preset": "paper", "sampling.placement": "serial", "learning.num_threads": 1},
+            {
+                "learning.algorithm": "impala",
+                "learning.preset": "paper",
+                "sampling.placement": "serial",
+                "learning.num_threads": 1,
+            },
             note=f"the numbers of Espeholt et al. 2018, over 50 M steps; there {published} (shallow network), MonoBeast {beast}",
         )
         for game, goal, published, beast in (("pong", 18, "20.4", "18.9"), ("breakout", 400, "640", "476"))
