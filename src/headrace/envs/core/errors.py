@@ -55,6 +55,12 @@ class EnvironmentFault(UserError, RuntimeError):
         return "".join(["Traceback (most recent call last):\n", *traceback.format_list(own)]) if own else ""
 
 
+def is_own(error: BaseException) -> bool:
+    """Whether an environment's own code raised an error, not the call of it or a wrapper around it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return not frames or not _is_between(frames[-1])
+
+
 def _is_between(frame: traceback.FrameSummary) -> bool:
     return frame.filename.startswith(_BETWEEN) or any(part in frame.filename for part in _WRAPPERS)
 
