@@ -151,7 +151,7 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
             reason = "interrupted" if control.stopped else reason_to_stop(config, learner.progress, log, now - started)
             reason = REASONS[ranks.largest(REASONS.index(reason or past.reason_to_stop(now)))]
         except (EnvironmentFault, FloatingPointError, RankLost):
-            if checkpoints.finite:  # what was learned until then is kept
+            if checkpoints.finite and learner.progress.global_step:  # what was learned until then is kept
                 yield from checkpoints.save(must=False, at_rest=False)
             raise
         if pbt is not None:
