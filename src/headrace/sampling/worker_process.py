@@ -55,6 +55,7 @@ def run_worker(report: ReportWriter, main: Callable[[Start], None], *arguments: 
             return
     except EnvironmentFault as fault:
         text = f"{fault.frames}{fault}"
+        kind = "refused" if fault.repeats else "failed"
     except Exception as error:
         explained = explain(error, [start.placement.config.run_folder])
         text = explained[0] if explained else traceback.format_exc()

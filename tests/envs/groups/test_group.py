@@ -388,8 +388,9 @@ def test_old_environments_in_wrappers_and_without_a_seed_are_refused_with_the_in
 
     for env in (NoSeed(), gymnasium.wrappers.TimeLimit(NoSeed(), 9)):
         group = local_group([env])
-        with pytest.raises(EnvironmentFault, match=r"old Gym.*reset\(\*, seed=None, options=None\)"):
+        with pytest.raises(EnvironmentFault, match=r"old Gym.*reset\(\*, seed=None, options=None\)") as caught:
             reset_group(group, 7, rows_for(group.spec, 1)[1])
+        assert caught.value.repeats, "no other process is started in the place of the one that met it"
 
 
 def test_errors_of_an_environment_itself_are_not_taken_for_an_old_interface() -> None:

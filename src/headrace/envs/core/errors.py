@@ -36,6 +36,9 @@ def cause(error: BaseException) -> str:
         return f"{type(error).__name__}, which cannot be shown as text"
 
 
+OLD_GYM = "(the interface of old Gym?)"  # in the message about an environment with another interface than Gymnasium's
+
+
 class EnvironmentFault(UserError, RuntimeError):
     """An environment misbehaved; the message names the environment, its index, seed and step.
 
@@ -45,6 +48,11 @@ class EnvironmentFault(UserError, RuntimeError):
     def __init__(self, message: str, frames: str = "") -> None:
         super().__init__(message)
         self._frames = frames
+
+    @property
+    def repeats(self) -> bool:
+        """Whether every other process would meet it too: the environment has another interface."""
+        return OLD_GYM in str(self)
 
     @property
     def frames(self) -> str:

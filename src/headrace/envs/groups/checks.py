@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from headrace.envs.core.contract import MASK_KEY, Categorical, EnvSpec
-from headrace.envs.core.errors import EnvironmentFault, OutOfBounds, cause, is_own
+from headrace.envs.core.errors import OLD_GYM, EnvironmentFault, OutOfBounds, cause, is_own
 
 LARGEST = 1e18  # larger observations and rewards are refused: their squares, and so the loss, would be infinite in float32
 BOUNDS_PERIOD = 1000  # steps of the group between two comparisons of observations with the bounds of their space
@@ -115,14 +115,14 @@ def parts_of(result: Any, names: str) -> Any:
     if type(result) is tuple and len(result) == _COUNTS[names]:
         return result
     what = f"{len(result)} results" if isinstance(result, tuple) else f"a {type(result).__name__}"
-    raise TypeError(f"it returned {what} (the interface of old Gym?); Gymnasium's returns ({names})")
+    raise TypeError(f"it returned {what} {OLD_GYM}; Gymnasium's returns ({names})")
 
 
 def first_observation(result: Any, infos: Any) -> Any:
     """The observation that `reset` returned. Raises `TypeError` if its info is not of the type `infos`."""
     observation, info = parts_of(result, RESET)
     if not isinstance(info, infos):
-        raise TypeError(f"the info is a {type(info).__name__}, but must be a dictionary (the interface of old Gym?)")
+        raise TypeError(f"the info is a {type(info).__name__}, but must be a dictionary {OLD_GYM}")
     return observation
 
 
@@ -132,10 +132,10 @@ def cause_of_call(error: BaseException) -> str:
     if is_own(error):
         return cause(error)
     if isinstance(error, TypeError) and re.search(r"reset\(\) got an unexpected keyword argument '(seed|options)'", str(error)):
-        return f"{cause(error)} (the interface of old Gym?); Gymnasium's is reset(*, seed=None, options=None)"
+        return f"{cause(error)} {OLD_GYM}; Gymnasium's is reset(*, seed=None, options=None)"
     if isinstance(error, ValueError) and (unpacked := re.search(r"values to unpack \(expected ([25])", str(error))):
         names = next(names for names, count in _COUNTS.items() if count == int(unpacked[1]))
-        return f"{cause(error)} (the interface of old Gym?); Gymnasium's returns ({names})"
+        return f"{cause(error)} {OLD_GYM}; Gymnasium's returns ({names})"
     return cause(error)
 
 
