@@ -151,7 +151,7 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
             reason = "interrupted" if control.stopped else reason_to_stop(config, learner.progress, log, now - started)
             reason = REASONS[ranks.largest(REASONS.index(reason or past.reason_to_stop(now)))]
         except (EnvironmentFault, FloatingPointError, RankLost):
-            if checkpoints.finite:  # what was learned until then is kept
+            if checkpoints.finite and learner.progress.global_step:  # what was learned until then is kept
                 yield from checkpoints.save(must=False, at_rest=False)
             raise
         if pbt is not None:
@@ -167,7 +167,8 @@ def learn(placement: Placement, p: int) -> Iterator[Message | None]:
         yield None
     if pbt is not None:
         pbt.finish()
-    yield from checkpoints.save(must=True, ended=reason != "interrupted")
+    if reason != "interrupted" or learner.progress.global_step:  # a checkpoint without a step would only hold later starts to it
+        yield from checkpoints.save(must=True, ended=reason != "interrupted")
     yield from past.finish(reason)
     del placement.savers[p]
     yield Message("done", {"reason": reason, "global_step": learner.progress.global_step, "mean_return": log.mean_return}, p)

@@ -16,6 +16,7 @@ import torch
 from headrace import config as configs
 from headrace.config import Config, ConfigError
 from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
+from headrace.evaluation.policy import load_policy
 from headrace.learning import algorithm as algorithms
 from headrace.learning.algorithm import algorithm_names, declaration, make_algorithm, register_algorithm
 from headrace.learning.policy_gradient import PolicyGradient
@@ -133,11 +134,18 @@ def test_a_users_algorithm_has_every_right_that_ours_have(tmp_path: Path) -> Non
     assert any("losses/doubled" in row for row in read_jsonl(tmp_path / "metrics.jsonl"))
 
 
-def test_the_algorithm_in_the_documentation_trains(tmp_path: Path) -> None:
+def documented(name: str, folder: Path) -> Path:
+    """A file with the algorithm of this name in docs/extending.md."""
     page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
-    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "register_algorithm" in block]
-    file = tmp_path / "my_algorithm.py"
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (code,) = [block for block in blocks if f'@register_algorithm("{name}"' in block]
+    file = folder / f"{name}.py"
     file.write_text(code)
+    return file
+
+
+def test_the_algorithm_in_the_documentation_trains(tmp_path: Path) -> None:
+    file = documented("decayed", tmp_path)
     settings = {"sampling.placement": "serial", "learning.total_steps": 600, "learning.device": "cpu", "run.video": False,
                 "run.dashboard": False, "run.folder": str(tmp_path / "run"), "run.log_interval": 0.0}  # fmt: skip
     config = make_config("gym/CartPole-v1", "decayed", imports=[str(file)], **settings)
@@ -146,6 +154,17 @@ def test_the_algorithm_in_the_documentation_trains(tmp_path: Path) -> None:
         check_config(configs.override(config, **{"learning.optimizer": "rmsprop"}))
     train(config)
     assert any(row.get("losses/penalty", 0) > 0 for row in read_jsonl(tmp_path / "run" / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["averaging", "deep-head"])
+def test_the_core_and_the_head_in_the_documentation_train(name: str, tmp_path: Path) -> None:
+    settings = {"sampling.placement": "serial", "learning.total_steps": 600, "learning.device": "cpu", "run.video": False,
+                "run.dashboard": False, "run.folder": str(tmp_path / "run")}  # fmt: skip
+    config = make_config("gym/CartPole-v1", name, imports=[str(documented(name, tmp_path))], **settings)
+    result = train(config)
+    assert result.reason == "total_steps"
+    weights = load_policy(result.folder).model.state_dict()
+    assert weights[{"averaging": "trunk.core.rate", "deep-head": "action_head.0.bias"}[name]].any()  # zeros before learning
 
 
 def test_a_users_algorithm_on_replay() -> None:

@@ -97,8 +97,12 @@ def test_weights_start_orthogonal_with_gain_sqrt_2():
 
 
 def test_images_too_small_for_the_network_are_refused():
-    with pytest.raises(ConfigError, match="too small"):
-        make_network({"obs": ArraySpec((3, 16, 16), UINT8)}, PolicyConfig(encoder="nature-cnn"))
+    small = {"obs": ArraySpec((3, 16, 16), UINT8)}
+    with pytest.raises(ConfigError, match="too small") as refused:
+        make_network(small, PolicyConfig(encoder="nature-cnn"))
+    for encoder in ("impala-resnet", "mlp"):
+        assert encoder in str(refused.value)
+        make_network(small, PolicyConfig(encoder=encoder))({"obs": torch.zeros(1, 3, 16, 16, dtype=torch.uint8)})
 
 
 def test_no_observation_is_refused():

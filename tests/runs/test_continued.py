@@ -7,6 +7,8 @@ import textwrap
 import warnings
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ import headrace
 from headrace import cli
 from headrace.cli.flags import parse_config
 from headrace.config import ConfigError, override
+from headrace.envs import EnvironmentFault
 from headrace.make_config import continued, make_config
 from headrace.runs.checkpoint import load_newest
 from headrace.runs.folder import RunFolder
@@ -111,6 +114,27 @@ def test_a_start_that_is_refused_leaves_no_folder(tmp_path, monkeypatch):
     with pytest.raises(ConfigError):
         headrace.train(make_config("gym/Pendulum-v1", "dqn", **{**TINY, "replay.minimum": 16, "replay.capacity": 1000}))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_whose_environment_failed_before_anything_was_learned_may_become_another(tmp_path):
+    """Its author corrects it, and a checkpoint without a step would fix the network until then."""
+
+    class World(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(self.observation_space.shape, np.float32), {}
+
+        def step(self, action):
+            raise NotImplementedError("to do")
+
+    settings = {**TINY, "run.folder": str(tmp_path / "run")}
+    with pytest.raises(EnvironmentFault, match="to do"):
+        headrace.train(make_config(World, **settings))
+    World.observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    World.step = lambda self, action: (np.zeros(3, np.float32), 0.0, False, False, {})
+    assert headrace.train(make_config(World, **settings)).reason == "total_steps"
 
 
 WANDERER = """

@@ -15,6 +15,7 @@ import numpy as np
 
 from headrace import config as configs
 from headrace.config import Config
+from headrace.envs.core.errors import EnvironmentFault
 from headrace.runs.messages import Message
 from headrace.sampling.run_memory import PolicyMemory, RunMemory
 from headrace.sampling.worker_process import Role, Start
@@ -80,6 +81,10 @@ def exit_7(start: Start) -> None:
 
 def fail(start: Start) -> None:
     raise RuntimeError("the worker is broken")
+
+
+def environment_fails(start: Start) -> None:
+    raise EnvironmentFault("the environment is broken")
 
 
 def segfault(start: Start) -> None:

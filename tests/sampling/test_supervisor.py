@@ -166,6 +166,22 @@ def test_too_many_failures_end_the_run_with_the_last_error() -> None:
         run.until(lambda: False)
 
 
+def test_environments_that_fail_again_before_anything_was_learned_end_the_run() -> None:
+    with Run({("rollout", 1): "environment_fails_always"}) as run:
+        with pytest.raises(RunFailed, match="(?s)rollout worker 1 failed: the environment is broken"):
+            run.until(lambda: False)
+        assert run.placement.restarts == 2
+
+
+def test_environments_that_fail_once_in_a_while_are_replaced() -> None:
+    with Run({("rollout", 0): "environment_fails", ("rollout", 1): "environment_fails"}) as run:
+        run.until(lambda: run.placement.restarts == 2 and re.search("rollout 1 is process", run.text))
+    with Run({("rollout", 1): "environment_fails_always"}) as run:
+        for _ in range(2):
+            run.memory.policies[0].weights.publish(b"learned.", 1)
+        run.until(lambda: run.placement.restarts > 3)
+
+
 def test_failures_that_are_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     with Run({}, {}, **{"sampling.max_restarts": 2, "sampling.restart_window": 10}) as run:

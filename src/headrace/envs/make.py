@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import multiprocessing
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -60,13 +62,14 @@ def _make_env(env_id: str, options: EnvConfig, render_mode: str | None) -> Env:
         ways = {"multi-agent": family.make_parallel, "a tensor": family.make_tensor}
         kind = next((kind for kind, way in ways.items() if way is not None), "a vector")
         raise ConfigError(f"{env_id} is {kind} environment; there is no single environment to make")
-    with _making(env_id):
+    with _making(env_id, options.kwargs):
         return family.make(name, options, render_mode=render_mode)
 
 
 @contextmanager
-def _making(env_id: str) -> Iterator[None]:
-    """Turn what a constructor raises, except a `ConfigError`, into an `EnvironmentFault` that names the environment."""
+def _making(env_id: str, arguments: dict[str, Any] | None = None) -> Iterator[None]:
+    """Turn what a constructor raises, except a `ConfigError`, into an `EnvironmentFault` that names the environment, and its
+    `arguments` where they do not suit it."""
     try:
         yield
     except (ConfigError, EnvironmentFault):
@@ -74,7 +77,12 @@ def _making(env_id: str) -> Iterator[None]:
     except SystemExit as error:
         raise EnvironmentFault(f"{env_id} cannot be made: it called sys.exit({error.code!r})") from error
     except faults() as error:
-        raise EnvironmentFault(f"{env_id} cannot be made: {cause(error)}") from error
+        unsuited = arguments is not None and isinstance(error, TypeError) and _UNSUITED.search(str(error))
+        advice = f". Its arguments are those in envs.kwargs, which is {json.dumps(arguments, default=repr)}" if unsuited else ""
+        raise EnvironmentFault(f"{env_id} cannot be made: {cause(error)}{advice}") from error
+
+
+_UNSUITED = re.compile(r"missing \d+ required|unexpected keyword argument")
 
 
 def make_parallel(env_id: str, options: EnvConfig, *, render_mode: str | None = None) -> ParallelEnv | None:
@@ -111,7 +119,7 @@ def make_vec(
     check_one(env_id)
     if options is None:
         options = default_options(env_id)
-    with _making(env_id):
+    with _making(env_id, options.kwargs):
         family, name = family_of(env_id)
         if family.make_vector is not None and (envs := family.make_vector(name, options, num_envs)) is not None:
             if mode in (None, envs.metadata.get("autoreset_mode")):
@@ -155,7 +163,7 @@ def make_group(
     how: dict[str, Any] = {"training": training, "threads": threads, "device": device}
     if SEPARATOR in env_id:
         return _group_of_tasks(env_id, options, num_envs, task, how)
-    with _making(env_id):
+    with _making(env_id, options.kwargs):
         family, name = family_of(env_id)
         if family.make_tensor is not None:
             from headrace.envs.groups.tensor import TensorGroup  # imports torch

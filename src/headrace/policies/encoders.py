@@ -225,4 +225,7 @@ def _flat_width(convolutions: nn.Module, shape: Shape) -> int:
         try:
             return convolutions(torch.zeros(1, *shape)).numel()
         except RuntimeError as error:
-            raise ConfigError(f"images of shape {shape} are too small for this network: {error}") from error
+            raise ConfigError(
+                f"images of shape {shape} are too small for this network: {error}. Enlarge them by envs.resize, or choose "
+                "policy.encoder impala-resnet or mlp"
+            ) from error

@@ -66,6 +66,7 @@ class Worker(Child):
         self._role_name = placement.role_names.get(job.role)
         self.error = ""  # the traceback it reported before it ended
         self.refused = False  # whether a process in its place would report this error again
+        self.at_fault = False  # whether the error is one of its environments
         self.done = False  # whether it has reported that its work is done, so that its end is no failure
         self.ended: float | None = None
         """When its end was noticed (perf_counter). From then on the supervisor recovers what it held."""
@@ -102,6 +103,7 @@ class Supervisor:
         self._untaken: list[set[int]] = [set() for _ in self.memory.policies]
         """By policy, the tickets of finished slots that no learner had taken at the last sweep."""
         self._last_sweep = 0.0
+        self._at_fault: set[int] = set()  # rollout workers whose environments have failed
         self._removed: dict[int, float] = {}  # when processes ended (monotonic), by pid; programs that they started may be alive
         self._watchdog: Watchdog | None = None
 
@@ -187,8 +189,9 @@ class Supervisor:
             self._notices.append(f"{child.name}: {error}")
             return
         for message in messages:
-            if message.kind in ("failed", "refused"):
+            if message.kind in ("failed", "fault", "refused"):
                 child.error, child.refused = message.content, message.kind == "refused"
+                child.at_fault = message.kind == "fault"
             else:
                 child.done |= message.kind == "done"
                 yield message
@@ -220,10 +223,20 @@ class Supervisor:
         self.placement.restarts += 1
         if child.role == "learner" and hardware.rank().size > 1 and not child.error:
             raise LearnerLost(f"{child.name} ended ({child.end_reason()}), and the other ranks cannot go on without it")
-        if child.refused or (child.role == "learner" and child.error):  # an error repeats itself; a kill does not
+        # An error repeats itself; a kill does not.
+        if child.refused or (child.role == "learner" and child.error) or self._fails_again(child):
             self._remove(child)
             raise RunFailed(child.failure)
         self._count_failure(f"{child.name} ended ({child.end_reason()})", child.error or child.stack_text)
+
+    def _fails_again(self, child: Worker) -> bool:
+        """Whether a rollout worker's environments have failed as those of the process before it have, and nothing was learned
+        meanwhile: the environment has an error, rather than a bad day."""
+        if not child.at_fault or any(policy.weights.updates > 1 for policy in self.memory.policies):
+            return False
+        again = child.index in self._at_fault
+        self._at_fault.add(child.index)
+        return again
 
     def _remove(self, child: Worker) -> None:
         self.children.remove(child)

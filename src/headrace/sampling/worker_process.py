@@ -48,13 +48,14 @@ def run_worker(report: ReportWriter, main: Callable[[Start], None], *arguments: 
     start = Start(report, *arguments)
     if start.index > 0:  # worker 0 warns for all: they have the same environments
         warnings.simplefilter("ignore", OutOfBounds)
-    kind: Literal["failed", "refused"] = "failed"
+    kind: Literal["failed", "fault", "refused"] = "failed"
     try:
         with warnings_reported(lambda text: start.report.send(Message("message", text))):
             main(start)
             return
     except EnvironmentFault as fault:
         text = f"{fault.frames}{fault}"
+        kind = "refused" if fault.repeats else "fault"
     except Exception as error:
         explained = explain(error, [start.placement.config.run_folder])
         text = explained[0] if explained else traceback.format_exc()

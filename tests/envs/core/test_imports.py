@@ -191,6 +191,14 @@ def test_what_an_environment_leaves_out_is_completed() -> None:
         make_env("my/plain", EnvConfig(), render_mode="rgb_array")
 
 
+def test_a_reset_needs_no_options() -> None:
+    class Seeded(Plain):
+        def reset(self, seed: Any = None) -> Any:  # type: ignore[override]
+            return super().reset(seed=seed)
+
+    assert complete(Seeded()).reset(seed=3)[1] == {}
+
+
 def test_one_of_several_agents_is_refused_with_what_to_do() -> None:
     class Match(Plain):
         possible_agents = ("first", "second")
@@ -225,6 +233,7 @@ def test_how_functions_and_classes_are_called() -> None:
     assert construct(lambda options, *, render_mode=None: (options, render_mode), options, "human") == (options, "human")
     assert construct(lambda o: o, options, "human") is options
     assert construct(lambda size=1: size, options, "human") == 3
+    assert construct(lambda size: size, options, "human") == 3
 
 
 def test_the_cause_of_a_group_of_exceptions() -> None:

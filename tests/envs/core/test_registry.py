@@ -43,7 +43,7 @@ def registered() -> list[str]:
         ("pong", "atari/pong"),
         ("gym/CartPole", "gym/CartPole-v1"),
         ("vizdoom/basik", "vizdoom/basic"),
-        ("cartpole-v1", "gym/CartPole-v1"),
+        ("cartpole-v1", "nearest: gym/CartPole-v1"),
         ("nonsense-entirely-9000", "families gym, atari, vizdoom, dm_control, torch, pettingzoo"),
     ],
 )
@@ -151,7 +151,7 @@ def test_constructors_that_fail_are_named(registered: list[str]) -> None:
 
     with pytest.raises(EnvironmentFault, match="my/broken cannot be made: OSError: no display"):
         describe("my/broken", EnvConfig())
-    with pytest.raises(EnvironmentFault, match=r"atari/pong cannot be made: TypeError: .*no_such_option"):
+    with pytest.raises(EnvironmentFault, match=r"atari/pong cannot be made: TypeError: .*no_such_option.*envs.kwargs, which"):
         describe("atari/pong", EnvConfig(kwargs={"no_such_option": 1}))
 
 

@@ -271,7 +271,7 @@ def test_lost_lives_end_episodes_but_not_games() -> None:
         ("broadcastable shape", r"observation 'obs' has shape \(1,\)"),
         ("dtype", "has dtype complex64; its space declares float32"),
         ("nan reward", "the reward is nan"),
-        ("no reward", "the reward is nan"),
+        ("no reward", "the reward is nan or None"),
         ("list as info", "step failed: .*the info is a list, but must be a dictionary"),
         ("four results", r"step failed: .*old Gym.*\(observation, reward, terminated, truncated, info\)"),
         ("raises", "step failed: ZeroDivisionError: from inside the environment"),
@@ -367,6 +367,42 @@ def test_what_is_no_step_of_gymnasium_is_refused_with_the_reason(answer: Any, wo
     now, after = rows_for(group.spec, 1)
     reset_group(group, 7, after)
     with pytest.raises(EnvironmentFault, match=f"step 1: .*{words}"):
+        step_group(group, np.zeros((1, 1), np.int32), now, after)
+
+
+def test_old_environments_in_wrappers_and_without_a_seed_are_refused_with_the_interface() -> None:
+    class OldStep(CountingEnv):
+        def step(self, action: Any) -> Any:
+            observation, reward, terminated, _, info = super().step(action)
+            return observation, reward, terminated, info
+
+    group = local_group([gymnasium.wrappers.TimeLimit(OldStep(), 9)])
+    now, after = rows_for(group.spec, 1)
+    reset_group(group, 7, after)
+    with pytest.raises(EnvironmentFault, match=r"step failed: .*old Gym.*\(observation, reward, terminated, truncated, info\)"):
+        step_group(group, np.zeros((1, 1), np.int32), now, after)
+
+    class NoSeed(CountingEnv):
+        def reset(self) -> Any:  # type: ignore[override]
+            return super().reset()
+
+    for env in (NoSeed(), gymnasium.wrappers.TimeLimit(NoSeed(), 9)):
+        group = local_group([env])
+        with pytest.raises(EnvironmentFault, match=r"old Gym.*reset\(\*, seed=None, options=None\)") as caught:
+            reset_group(group, 7, rows_for(group.spec, 1)[1])
+        assert caught.value.repeats, "no other process is started in the place of the one that met it"
+
+
+def test_errors_of_an_environment_itself_are_not_taken_for_an_old_interface() -> None:
+    class Unpacks(CountingEnv):
+        def step(self, action: Any) -> Any:
+            for a, b, c, d, e in [(1, 2, 3, 4)]:  # type: ignore[misc]
+                return a, b, c, d, e
+
+    group = local_group([Unpacks()])
+    now, after = rows_for(group.spec, 1)
+    reset_group(group, 7, after)
+    with pytest.raises(EnvironmentFault, match=r"step failed: ValueError: [^;]*$"):
         step_group(group, np.zeros((1, 1), np.int32), now, after)
 
 

@@ -22,7 +22,8 @@ def construct(make: Any, options: EnvConfig, render_mode: str | None = None) -> 
     required = (
         first is not None and first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD) and first.default is first.empty
     )
-    takes_options = first is not None and (first.name == "options" or (required and not inspect.isclass(make)))
+    plain = inspect.isclass(make) or (first is not None and first.name in options.kwargs)
+    takes_options = first is not None and (first.name == "options" or (required and not plain))
     takes_mode = "render_mode" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     mode = {"render_mode": render_mode} if takes_mode and (takes_options or render_mode is not None) else {}
     return make(options, **mode) if takes_options else make(**options.kwargs, **mode)
@@ -55,7 +56,7 @@ class Completed(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        return self.env.reset(seed=seed, options=options)
+        return self.env.reset(seed=seed, **({} if options is None else {"options": options}))
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         return self.env.step(action)

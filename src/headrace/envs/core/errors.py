@@ -36,6 +36,9 @@ def cause(error: BaseException) -> str:
         return f"{type(error).__name__}, which cannot be shown as text"
 
 
+OLD_GYM = "(the interface of old Gym?)"  # in the message about an environment with another interface than Gymnasium's
+
+
 class EnvironmentFault(UserError, RuntimeError):
     """An environment misbehaved; the message names the environment, its index, seed and step.
 
@@ -47,12 +50,23 @@ class EnvironmentFault(UserError, RuntimeError):
         self._frames = frames
 
     @property
+    def repeats(self) -> bool:
+        """Whether every other process would meet it too: the environment has another interface."""
+        return OLD_GYM in str(self)
+
+    @property
     def frames(self) -> str:
         """The traceback from the first frame of the environment's own code on; empty if the environment raised nothing."""
         if self.__cause__ is None:
             return self._frames
         own = [*dropwhile(_is_between, traceback.extract_tb(self.__cause__.__traceback__))]
         return "".join(["Traceback (most recent call last):\n", *traceback.format_list(own)]) if own else ""
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether an environment's own code raised an error, not the call of it or a wrapper around it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return not frames or not _is_between(frames[-1])
 
 
 def _is_between(frame: traceback.FrameSummary) -> bool:

@@ -228,8 +228,8 @@ def _nearest(env_id: str) -> str:
     if (game := _atari_game(env_id)) is not None:
         return f"it is {game} here"
     by_lower = {known.lower(): known for known in list_ids()}
-    # "pong" finds "atari/pong"
-    by_lower |= {known.rpartition("/")[2].lower(): known for known in by_lower.values()}
+    # "pong" finds "atari/pong", and of equal names the first family's
+    by_lower |= {known.rpartition("/")[2].lower(): known for known in reversed(by_lower.values())}
     nearest = [by_lower[match] for match in difflib.get_close_matches(env_id.lower(), by_lower, n=5, cutoff=0.5)]
     if nearest:
         return f"nearest: {', '.join(dict.fromkeys(nearest))}; your own: give the file that registers it by --import"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -9,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from headrace.envs.core.contract import MASK_KEY, Categorical, EnvSpec
-from headrace.envs.core.errors import EnvironmentFault, OutOfBounds
+from headrace.envs.core.errors import OLD_GYM, EnvironmentFault, OutOfBounds, cause, is_own
 
 LARGEST = 1e18  # larger observations and rewards are refused: their squares, and so the loss, would be infinite in float32
 BOUNDS_PERIOD = 1000  # steps of the group between two comparisons of observations with the bounds of their space
@@ -44,7 +45,8 @@ def too_large(value: float) -> str:
 def check_rewards(raw: np.ndarray, fault: Fault) -> None:
     """Raise `fault` for a raw reward of [E] that is NaN, infinite or too large."""
     if (place := find_unusable(raw)) is not None:
-        raise fault(place[0], f"the reward is {raw[place]:g}{too_large(raw[place])}")
+        none = " or None" if np.isnan(raw[place]) else ""  # NumPy makes NaN of both
+        raise fault(place[0], f"the reward is {raw[place]:g}{none}{too_large(raw[place])}")
 
 
 class ObservationChecks:
@@ -113,15 +115,28 @@ def parts_of(result: Any, names: str) -> Any:
     if type(result) is tuple and len(result) == _COUNTS[names]:
         return result
     what = f"{len(result)} results" if isinstance(result, tuple) else f"a {type(result).__name__}"
-    raise TypeError(f"it returned {what} (the interface of old Gym?); Gymnasium's returns ({names})")
+    raise TypeError(f"it returned {what} {OLD_GYM}; Gymnasium's returns ({names})")
 
 
 def first_observation(result: Any, infos: Any) -> Any:
     """The observation that `reset` returned. Raises `TypeError` if its info is not of the type `infos`."""
     observation, info = parts_of(result, RESET)
     if not isinstance(info, infos):
-        raise TypeError(f"the info is a {type(info).__name__}, but must be a dictionary (the interface of old Gym?)")
+        raise TypeError(f"the info is a {type(info).__name__}, but must be a dictionary {OLD_GYM}")
     return observation
+
+
+def cause_of_call(error: BaseException) -> str:
+    """`cause`, and what Gymnasium's interface is, where a call of `reset` or `step`, or a wrapper that takes what they returned
+    apart, failed because they have another."""
+    if is_own(error):
+        return cause(error)
+    if isinstance(error, TypeError) and re.search(r"reset\(\) got an unexpected keyword argument '(seed|options)'", str(error)):
+        return f"{cause(error)} {OLD_GYM}; Gymnasium's is reset(*, seed=None, options=None)"
+    if isinstance(error, ValueError) and (unpacked := re.search(r"values to unpack \(expected ([25])", str(error))):
+        names = next(names for names, count in _COUNTS.items() if count == int(unpacked[1]))
+        return f"{cause(error)} {OLD_GYM}; Gymnasium's returns ({names})"
+    return cause(error)
 
 
 def flag(value: Any) -> bool:

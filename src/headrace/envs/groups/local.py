@@ -14,7 +14,7 @@ from headrace.envs.core.contract import EnvSpec, ObsRow, StepRow
 from headrace.envs.core.errors import EnvironmentFault, cause, faults
 from headrace.envs.core.spaces import leaves
 from headrace.envs.groups.base import OneAgentGroup, close_all
-from headrace.envs.groups.checks import STEP, first_observation, flag, parts_of
+from headrace.envs.groups.checks import STEP, cause_of_call, first_observation, flag, parts_of
 from headrace.envs.groups.episode_statistics import LIFE_LOST, objective_of
 from headrace.envs.groups.rewards import RewardTransform
 
@@ -45,7 +45,7 @@ class LocalGroup(OneAgentGroup):
                 for leaf in self._leaves:
                     leaf.put_one(out.obs[leaf.name], i, observation)
             except faults() as error:
-                raise self.fault(i, f"reset failed: {cause(error)}") from error
+                raise self.fault(i, f"reset failed: {cause_of_call(error)}") from error
         self._copy_obs(out.obs)
 
     def _step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
@@ -80,7 +80,7 @@ class LocalGroup(OneAgentGroup):
                 for put_one, row in puts:
                     put_one(row, i, observation)
         except faults() as error:
-            raise self.fault(i, f"{'reset' if starting[i] else 'step'} failed: {cause(error)}") from error
+            raise self.fault(i, f"{'reset' if starting[i] else 'step'} failed: {cause_of_call(error)}") from error
         after.first[:] = self._ended
         ended = terminated | truncated
         np.logical_not(ended, out=after.valid)
