@@ -9,8 +9,8 @@ The goal is compared twice: with the mean of the last 100 training episodes, whi
 games afterwards.
 
 `--defaults` trains every built-in algorithm with its defaults on the tasks of `LEARNS` (or on those named), and adds to
-results/defaults.json what is not there yet, so that it can be stopped and started again. A run ends at the task's goal or
-at its number of steps. `table.py` shows the file.
+results/defaults-TASK.json what is not there yet, so that it can be stopped and started again. A run ends at the task's goal or
+at its number of steps. `table.py` shows the files.
 """
 
 from __future__ import annotations
@@ -184,19 +184,19 @@ def learn_with_defaults(task: Task, algorithm: str, seed: int, folder: Path, ext
 def defaults_table(
     names: Sequence[str], algorithms: Sequence[str], seeds: int, runs: Path, out: Path, extra: dict[str, Any]
 ) -> None:
-    """Fill the cells that are empty, and write the file after each."""
-    path = out / "defaults.json"
-    cells: dict[str, Any] = json.loads(path.read_text())["cells"] if path.exists() else {}
+    """Train what the files of the tasks do not have yet, and write the task's file after each run."""
     for seed in range(seeds):
         for name in names:
+            task, path = LEARNS[name], out / f"defaults-{name}.json"
+            runs_of: dict[str, Any] = json.loads(path.read_text())["algorithms"] if path.exists() else {}
             for algorithm in algorithms:
-                cell = cells.setdefault(name, {}).setdefault(algorithm, [])
-                if any(known["seed"] == seed or "refused" in known for known in cell):
+                known = runs_of.setdefault(algorithm, [])
+                if any(run["seed"] == seed or "refused" in run for run in known):
                     continue
-                cell.append(learn_with_defaults(LEARNS[name], algorithm, seed, runs / f"{name}-{algorithm}-{seed}", extra))
-                goals = {key: {"env": task.env, "goal": task.goal, **task.settings} for key, task in LEARNS.items()}
-                summary.write(path, {"tasks": goals, "settings": extra, "cells": cells, "machine": summary.machine()})
-                print(f"{name} {algorithm} {cell[-1]}", flush=True)
+                known.append(learn_with_defaults(task, algorithm, seed, runs / f"{name}-{algorithm}-{seed}", extra))
+                goal = {"env": task.env, "goal": task.goal, **task.settings}
+                summary.write(path, goal | {"settings": extra, "algorithms": runs_of, "machine": summary.machine()})
+                print(f"{name} {algorithm} {known[-1]}", flush=True)
 
 
 def train_once(task: Task, seed: int, folder: Path, go_on: bool = False) -> dict[str, Any]:

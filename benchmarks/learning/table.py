@@ -1,7 +1,7 @@
 """What README.md and docs/results.md show of the result files: `python benchmarks/learning/table.py`.
 
-The learning table is made of the files of run.py and time_to_pong.py, the table of defaults of run.py's defaults.json, the
-table of speeds of those in benchmarks/results.
+The learning table is made of the files of run.py and time_to_pong.py, the table of defaults of run.py's defaults-TASK.json,
+the table of speeds of those in benchmarks/results.
 `--write` puts the tables between their marks in the pages; a test compares them. `--pictures` draws docs/pictures/learning.png.
 """
 
@@ -119,12 +119,11 @@ LEARNED = {
 
 
 def defaults() -> str:
-    """Markdown: every algorithm with its defaults on every task; tasks and algorithms that were not run are left out."""
-    found = json.loads((HERE / "results" / "defaults.json").read_text())
-    cells, tasks = found["cells"], {name: label for name, label in LEARNED.items() if name in found["cells"]}
-    algorithms = list(dict.fromkeys(algorithm for name in tasks for algorithm in cells[name]))
-    goals = [f"{label}: {found['tasks'][name]['goal']:g}" for name, label in tasks.items()]
-    rows = [[f"`{a}`", *(learned(cells[name].get(a, [])) for name in tasks)] for a in algorithms]
+    """Markdown: every algorithm with its defaults on every task."""
+    found = {name: json.loads((HERE / "results" / f"defaults-{name}.json").read_text()) for name in LEARNED}
+    algorithms = dict.fromkeys(algorithm for task in found.values() for algorithm in task["algorithms"])
+    goals = [f"{label}: {found[name]['goal']:g}" for name, label in LEARNED.items()]
+    rows = [[f"`{a}`", *(learned(task["algorithms"].get(a, [])) for task in found.values())] for a in algorithms]
     return "\n".join(f"| {' | '.join(row)} |" for row in [["", *goals], ["---"] * (len(goals) + 1), *rows])
 
 
