@@ -168,7 +168,7 @@ def test_too_many_failures_end_the_run_with_the_last_error() -> None:
 
 def test_environments_that_fail_again_before_anything_was_learned_end_the_run() -> None:
     with Run({("rollout", 1): "environment_fails_always"}) as run:
-        with pytest.raises(RunFailed, match="(?s)rollout worker 1 failed: the environment is broken"):
+        with pytest.raises(RunFailed, match="rollout worker 1 failed: the environment is broken"):
             run.until(lambda: False)
         assert run.placement.restarts == 2
 

@@ -29,7 +29,10 @@ class ActorCritic(nn.Module):
         parts = [p for p in spec.action.parts if isinstance(p, Continuous)]
         bounds = np.array([sum((p.low for p in parts), ()), sum((p.high for p in parts), ())])
         if len(parts) < len(spec.action.parts) or not parts or not np.isfinite(bounds).all():
-            raise ConfigError(f"{spec.name}: Ape-X DPG needs bounded continuous actions; these are {spec.action.parts}")
+            raise ConfigError(
+                f"{spec.name}: Ape-X DPG needs bounded continuous actions; these are {spec.action.parts}. "
+                "Algorithms for them: ppo, appo, impala, a2c"
+            )
         if any(array.is_image for array in spec.observation.values()):
             raise ConfigError(f"{spec.name}: Ape-X DPG's networks are for vector observations; this environment observes images")
         self.spec, self.names = spec, tuple(spec.observation)

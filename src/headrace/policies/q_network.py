@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headrace.config import ConfigError, PolicyConfig, QConfig
-from headrace.envs.core.contract import MASK_KEY, Categorical, EnvSpec
+from headrace.envs.core.contract import MASK_KEY, Categorical, Continuous, EnvSpec
 from headrace.policies.activations import ACTIVATIONS
 from headrace.policies.encoders import orthogonal_
 from headrace.policies.policy import OnTrunk, Precision, Trunk
@@ -114,7 +114,10 @@ class QNetwork(OnTrunk[QOutput]):
         super().__init__()
         parts = spec.action.parts
         if len(parts) != 1 or not isinstance(parts[0], Categorical):
-            raise ConfigError(f"{spec.name}: Q-learning needs one discrete action; this action space is {parts}")
+            raise ConfigError(
+                f"{spec.name}: Q-learning needs one discrete action; this action space is {parts}. Algorithms for it: "
+                "ppo, appo, impala, a2c" + (", apex-dpg" if all(isinstance(part, Continuous) for part in parts) else "")
+            )
         self.spec, self.actions = spec, parts[0].n
         self.trunk = Trunk(spec, config, precision)
         self.head = DuelingHead(self.trunk.out_features, config.hidden, self.actions, q, config.activation, precision)

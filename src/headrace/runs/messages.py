@@ -15,8 +15,8 @@ class Message(NamedTuple):
     """message: a text for people. start: the global step at which training goes on. curve: points of the learning curve, see
     `TrainingLog.curve`. metrics: {name: value}. episodes: [return, length] of those that ended, if somebody asks for them. saved:
     the global step of a new checkpoint. done: {reason, global_step, mean_return}. failed: the traceback that ended a process.
-    fault: the same of an environment. refused: the same for an error that comes again in the next process, such as a module that is not there. population: what
-    became of the policy in population-based training. standings: who has won how often against whom (for both see
-    `headrace.population.records`). eval: the metrics of an evaluation beside training."""
+    fault: the same of an environment. refused: the same for an error that comes again in the next process, such as a module that
+    is not there. population: what became of the policy in population-based training. standings: who has won how often against
+    whom (for both see `headrace.population.records`). eval: the metrics of an evaluation beside training."""
     content: Any
     policy: int = 0
