@@ -124,6 +124,19 @@ def test_a_notebook_is_told_to_write_a_file(tmp_path: Path) -> None:
     assert "import my_env " in done.stderr
 
 
+def test_what_a_notebook_defined_can_be_used_there_alone(tmp_path: Path) -> None:
+    script = GRID + (
+        "import headrace\n"
+        'settings = {"sampling.placement": "serial", "learning.total_steps": 64, "run.folder": "run", "run.video": False}\n'
+        "headrace.train(headrace.make_config(Grid, **settings))\n"
+        "print(len(headrace.evaluate('run', 1).returns), 'game')\n"
+    )
+    done = subprocess.run([sys.executable, "-"], input=script, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.stdout.endswith("1 game\n"), done.stderr
+    elsewhere = subprocess.run([sys.executable, "-m", "headrace", "eval", "run"], cwd=tmp_path, capture_output=True, text=True)
+    assert "was defined in a notebook or interactive Python, and only there it can be made" in elsewhere.stderr
+
+
 def test_a_file_imports_its_siblings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(imports, "_imported", {})

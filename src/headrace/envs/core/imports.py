@@ -194,10 +194,11 @@ class ImportsNotGiven(ConfigError):
 
 
 def module_in(env_id: str) -> str | None:
-    """The module that an id names: ``gym/module:Name-v0``, ``python/module:Class``."""
+    """The module that an id names: ``gym/module:Name-v0``, ``python/module:Class``. None also for ``__main__``, which no
+    process imports."""
     family, _, name = env_id.partition("/")
     module, colon, _ = name.partition(":")
-    return module if colon and family in ("gym", "python") else None
+    return module if colon and family in ("gym", "python") and module != "__main__" else None
 
 
 def needed_code(config: Config) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ def _module_name(module: str) -> str:
         return module
     main = sys.modules["__main__"]
     spec, file = main.__spec__, getattr(main, "__file__", None)
-    return spec.name if spec is not None else Path(file).stem if file else module
+    return spec.name if spec is not None else Path(file).stem if file and Path(file).is_file() else module  # or "<stdin>"
 
 
 def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
@@ -66,6 +66,8 @@ def _found(name: str) -> Callable[..., Any]:
     if name in _given:
         return _given[name][0]
     module, _, path = name.partition(":")
+    if module == "__main__":
+        raise ConfigError(f"python/{name} was defined in a notebook or interactive Python, and only there it can be made")
     import_module(module)
     try:
         found: Callable[..., Any] = attrgetter(path)(sys.modules[module])
