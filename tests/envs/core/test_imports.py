@@ -133,7 +133,8 @@ def test_what_a_notebook_defined_can_be_used_there_alone(tmp_path: Path) -> None
     )
     done = subprocess.run([sys.executable, "-"], input=script, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.stdout.endswith("1 game\n"), done.stderr
-    elsewhere = subprocess.run([sys.executable, "-m", "headrace", "eval", "run"], cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, "-m", "headrace.cli", "eval", "run"]
+    elsewhere = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert "was defined in a notebook or interactive Python, and only there it can be made" in elsewhere.stderr
 
 
