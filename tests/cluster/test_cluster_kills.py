@@ -8,6 +8,8 @@ import signal
 import socket
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,20 +30,31 @@ def learns_on(run: ClusterRun, steps: int = 2000) -> None:
     run.wait_for("progress", lambda: run.step() > before + steps)
 
 
+def parts(run: ClusterRun, nodes: Callable[[], list[int]]) -> dict[str, Callable[[], list[int]]]:
+    """Finds the processes of each kind, those of a node in one of `nodes()`."""
+
+    def of_a_node(role: str) -> Callable[[], list[int]]:
+        return lambda: run.parts(random.choice(nodes()), role)
+
+    return {
+        "worker of a node": of_a_node("rollout-"),
+        "policy worker of a node": of_a_node("policy-"),
+        "uplink of a node": of_a_node("learner-"),
+        "whole node": lambda: [random.choice(nodes())],
+        "receiver": lambda: run.learner_parts("rollout-"),
+        "learner": lambda: run.learner_parts("learner-"),
+    }
+
+
 def test_every_part_that_is_killed_is_replaced(tmp_path: Path) -> None:
     with ClusterRun(tmp_path / "run", **ENDLESS) as run:
         run.wait_for("first steps", lambda: run.step() > 2000)
 
-        def node() -> int:
-            return random.choice(run.wait_for("both nodes", lambda: run.nodes() if len(run.nodes()) == 2 else None))
+        def both() -> list[int]:
+            return run.wait_for("both nodes", lambda: run.nodes() if len(run.nodes()) == 2 else None)
 
-        kinds = {
-            "worker of a node": lambda: run.parts(node(), "rollout-"),
-            "uplink of a node": lambda: run.parts(node(), "learner-"),
-            "whole node": lambda: [node()],
-            "receiver": lambda: run.learner_parts("rollout-"),
-            "learner": lambda: run.learner_parts("learner-"),
-        }
+        kinds = parts(run, both)
+        del kinds["policy worker of a node"]  # `inline` has none
         for number in range(int(os.environ.get("HEADRACE_KILLS", 10))):
             name, find = list(kinds.items())[number % len(kinds)]
             pid = random.choice(run.wait_for(name, find))
@@ -55,6 +68,35 @@ def test_every_part_that_is_killed_is_replaced(tmp_path: Path) -> None:
         of_uplinks = [line for line in run.output.splitlines() if ": uplink" in line and " ended (" in line]
         assert of_uplinks
         assert not any("checkpoint" in line for line in of_uplinks)  # that is the learner's
+
+
+def test_random_kills_of_every_role_on_three_nodes(tmp_path: Path) -> None:
+    """At random instants, also while the run has not got over the one before."""
+    settings = {"sampling.placement": "served", "run.log_interval": 0.5}
+    with ClusterRun(tmp_path / "run", nodes=3, **{**ENDLESS, **settings}) as run:
+        run.wait_for("first steps", lambda: run.step() > 2000)
+        kinds = parts(run, lambda: run.wait_for("a node", run.nodes))
+        killed: Counter[str] = Counter()
+        while killed.total() < int(os.environ.get("HEADRACE_KILLS", 10)):
+            name = random.choice([*kinds, "command"] if killed.total() % 10 == 9 else [*kinds])
+            if name == "command":
+                run.kill_and_start_again()
+                killed[name] += 1
+                learns_on(run)
+                continue
+            victims = kinds[name]()
+            if not victims:
+                continue  # it is not there at this moment
+            with suppress(ProcessLookupError):
+                os.kill(random.choice(victims), signal.SIGKILL)
+                killed[name] += 1
+            time.sleep(2 * random.random())
+            if random.random() < 0.5:
+                learns_on(run)
+        print(dict(killed), flush=True)
+        learns_on(run)
+        run.wait_for("all nodes", lambda: len(run.nodes()) == 3)
+        run.interrupt()
 
 
 def test_a_hung_node_is_dropped_and_writes_no_more_when_it_goes_on(tmp_path: Path) -> None:
