@@ -167,7 +167,8 @@ LEARNS = {
 
 
 def learn_with_defaults(task: Task, algorithm: str, seed: int, folder: Path, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Train one algorithm with its defaults; `extra` settings may say where and how fast, but not how it learns."""
+    """Train one algorithm with its defaults; `extra` settings may say where and how fast, but not how it learns. A policy whose
+    training games did not reach the goal is evaluated: Ape-X's are played by explorers."""
     quiet = {"run.video": False, "run.dashboard": False, "run.log_interval": 2.0, "run.max_minutes": task.minutes}
     settings = {"seed": seed, "run.folder": str(folder), "run.goal": task.goal, **quiet, **task.settings, **extra}
     started = time.perf_counter()
@@ -177,8 +178,9 @@ def learn_with_defaults(task: Task, algorithm: str, seed: int, folder: Path, ext
         return {"seed": seed, "refused": str(error)}
     minutes = (time.perf_counter() - started) / 60
     reached = result.global_step if result.reason == "goal" else None
+    played = {} if reached is not None else {"evaluation": round(headrace.evaluate(folder, 30).mean, 2)}
     return {"seed": seed, "score": round(float(result.mean_return), 3), "steps": result.global_step, "steps_to_goal": reached,
-            "minutes": round(minutes, 1), "ended": result.reason, "date": time.strftime("%Y-%m-%d")}  # fmt: skip
+            **played, "minutes": round(minutes, 1), "ended": result.reason, "date": time.strftime("%Y-%m-%d")}  # fmt: skip
 
 
 def defaults_table(

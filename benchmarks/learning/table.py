@@ -138,7 +138,10 @@ def learned(seeds: list[dict[str, Any]]) -> str:
     if there:
         minutes = spread([seed["minutes"] for seed in there], "{:.1f}".format)
         parts.append(f"{spread([seed['steps_to_goal'] for seed in there], steps)}, {minutes} min ({len(there)} of {len(seeds)})")
-    parts += [f"**{number(seed['score'])}** after {steps(seed['steps'])}" for seed in seeds if seed not in there]
+    for seed in seeds:
+        if seed not in there:
+            played = f" (evaluation: {number(seed['evaluation'])})" if "evaluation" in seed else ""
+            parts.append(f"**{number(seed['score'])}** after {steps(seed['steps'])}{played}")
     return "; ".join(parts)
 
 

@@ -55,7 +55,7 @@ class Faults:
     def __init__(self, run: Run, policies: tuple[str, ...] = ("",), server: Any = None) -> None:
         self.run, self.policies, self.server = run, policies, server
         self.counts: Counter[str] = Counter()
-        self._rng = random.Random(0)
+        self._rng = random.Random(int(os.environ.get("HEADRACE_SEED", 0)))
 
     @property
     def over(self) -> bool:
@@ -137,6 +137,7 @@ class Faults:
         self.run.assert_nothing_left()
         assert "supervisor has not looked" not in self.run.output
         assert " hangs: " not in self.run.output
+        print(f"{self.counts.total()} faults: {dict(self.counts)}", flush=True)
         assert self.counts.total() > 20, "few faults: the test shows nothing"
 
 
