@@ -192,6 +192,25 @@ def test_configurations_have_the_settings_that_tell_them_apart(tmp_path):
     ]
 
 
+def test_settings_of_the_environment_tell_configurations_apart(tmp_path):
+    for stack in (1, 4):
+        for seed in (0, 1):
+            write_run(tmp_path / f"{stack}-{seed}", seed=seed, score=100.0 * stack, **{"envs.frame_stack": stack})
+    remote = write_run(tmp_path / "remote", **{"envs.frame_stack": 1}) / "config.json"
+    elsewhere = json.loads(remote.read_text())
+    elsewhere["envs"] |= {"remote": "127.0.0.1:5000", "remote_token_file": "token"}
+    remote.write_text(json.dumps(elsewhere))
+    runs, _ = records.find([tmp_path])
+    groups = records.grouped(runs)
+    assert [(g.label, len(g.runs), float(g.scores("gym/CartPole-v1").mean())) for g in groups] == [
+        ("frame stack 1, 127.0.0.1:5000", 1, 100), ("frame stack 1, remote none", 2, 100), ("frame stack 4, remote none", 2, 400),
+    ]  # fmt: skip
+    assert set(records.differing(runs)) == {"envs.frame_stack", "envs.remote"}
+    far, one, four = (group.runs[0] for group in groups)
+    assert records.same_learner(one, far)
+    assert not records.same_learner(one, four)
+
+
 def test_minutes_are_those_of_training_without_pauses():
     lines = [{"time": START + t, "global_step": t} for t in (10, 60, 1010, 1060, 5060)]
     # Three processes: for 60 s, for 60 s after a pause, and for 60 s after a longer one.

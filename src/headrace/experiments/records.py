@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from headrace.config import flattened
+from headrace.config.envs import OF_ONE_MACHINE
 from headrace.config.errors import UserError
 from headrace.config.file_reading import Unreadable, read_json
 from headrace.runs.metrics import read_jsonl
@@ -216,15 +217,19 @@ def _starts(system: Sequence[dict[str, Any]]) -> list[float]:
 
 # -- which runs are the same but for the seed ------------------------------------------------------------------------------
 
-ABOUT_THE_RUN = ("seed", "env", "run.", "imports", "format", "envs.num_agents")
-"""Settings, or groups of them, that do not make two runs different ones."""
+ABOUT_THE_RUN = frozenset((
+    "seed", "env", "imports", "format", "envs.num_agents", *(f"envs.{name}" for name in OF_ONE_MACHINE if "remote_" in name),
+))  # fmt: skip
+"""Settings that do not make two runs different ones, beside those of the group `run`."""
+GATHERING = ("sampling.", "envs.remote")
+"""How the names of the settings begin that say how experience is gathered."""
 FIRST = ("learning.algorithm", "sampling.placement", "sampling.policy_lag", "learning.preset")
 """Settings that say most about a run."""
 
 
 def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """The settings that differ between runs of the same environment, with their values in order of appearance."""
-    names = dict.fromkeys(name for run in runs for name in run.settings if not name.startswith(ABOUT_THE_RUN))
+    names = dict.fromkeys(name for run in runs for name in run.settings if not _about_the_run(name))
     found: dict[str, list[Any]] = {}
     by_env: dict[str, list[Run]] = {}
     for run in runs:
@@ -276,9 +281,14 @@ class Group:
 
 def same_learner(one: Run, other: Run) -> bool:
     """Whether two runs differ by how experience is gathered and by nothing else."""
-    skipped = (*ABOUT_THE_RUN, "sampling.")
-    mine, theirs = ({k: v for k, v in run.settings.items() if not k.startswith(skipped)} for run in (one, other))
+    mine, theirs = (
+        {k: v for k, v in run.settings.items() if not _about_the_run(k) and not k.startswith(GATHERING)} for run in (one, other)
+    )
     return mine == theirs
+
+
+def _about_the_run(name: str) -> bool:
+    return name in ABOUT_THE_RUN or name.startswith("run.")
 
 
 def envs_of(groups: Sequence[Group]) -> list[str]:
