@@ -211,6 +211,18 @@ def test_settings_of_the_environment_tell_configurations_apart(tmp_path):
     assert not records.same_learner(one, four)
 
 
+def test_late_evaluations_are_no_time_of_training(tmp_path):
+    run = write_run(tmp_path / "run")
+    (plain,) = records.read(run)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"global_step": 500, "time": START + 600, "eval/episodic_return": 7.0}) + "\n")
+    (found,) = records.read(run)
+    assert (found.minutes, found.steps) == (plain.minutes, plain.steps) == (0.5, 3000)
+    assert records.minutes_of(run) == 0.5
+    assert found.minutes_at(np.array([500.0, 2000.0])) == pytest.approx([5 / 60, 20 / 60])
+    assert found.last("eval/episodic_return") == 7.0
+
+
 def test_minutes_are_those_of_training_without_pauses():
     lines = [{"time": START + t, "global_step": t} for t in (10, 60, 1010, 1060, 5060)]
     # Three processes: for 60 s, for 60 s after a pause, and for 60 s after a longer one.

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from headrace.config import flattened
 from headrace.config.envs import OF_ONE_MACHINE
 from headrace.config.errors import UserError
 from headrace.config.file_reading import Unreadable, read_json
-from headrace.runs.metrics import read_jsonl
+from headrace.runs.metrics import of_training, read_jsonl
 from headrace.runs.plots import RETURNS, band
 
 DEEPEST = 6
@@ -75,13 +76,14 @@ class Run:
     @property
     def steps(self) -> int:
         """Global steps at the end."""
-        return int(max(self.curve[-1, 0], self.lines[-1]["global_step"] if self.lines else 0))
+        return int(max(self.curve[-1, 0], self.clock[-1, 0] if len(self.clock) else 0))
 
     @cached_property
     def clock(self) -> np.ndarray:
         """float64 [m, 2]: global step and minutes of training at every line of metrics; pauses between two processes do not
         count."""
-        return np.array([(line["global_step"], m) for line, m in zip(self.lines, minutes(self.lines, self.starts), strict=True)])
+        lines = of_training(self.lines)
+        return np.array([(line["global_step"], m) for line, m in zip(lines, minutes(lines, self.starts), strict=True)])
 
     @property
     def minutes(self) -> float:
@@ -127,14 +129,27 @@ def minutes(lines: Sequence[dict[str, float]], starts: Sequence[float]) -> list[
 
 def minutes_of(folder: Path) -> float:
     """Minutes for which the run in a folder was trained so far; 0 where there is none that can be read."""
-    try:
-        lines = read_jsonl(folder / "metrics.jsonl")
-    except OSError:
-        return 0.0
-    return max(minutes(lines, _starts(_system(folder))), default=0.0)
+    found, starts = [0.0], _starts(_system(folder))
+    for path in _metrics(folder):
+        with suppress(OSError):
+            found += minutes(of_training(read_jsonl(path)), starts)
+    return max(found)
 
 
-def tail(path: Path) -> dict[str, float] | None:
+def newest(folder: Path) -> dict[str, float] | None:
+    """The newest metrics of the run in a folder; None without any. Of several policies those of the first one, with the mean of
+    their returns."""
+    lines = [line for line in map(_tail, _metrics(folder)) if line is not None]
+    returns = [line[RETURNS] for line in lines if RETURNS in line]
+    return {**lines[0], **({RETURNS: fmean(returns)} if returns else {})} if lines else None
+
+
+def _metrics(folder: Path) -> list[Path]:
+    """The metrics of the run in a folder: of several policies one file each, in folders of their own."""
+    return sorted(folder.glob("policy-*/metrics.jsonl")) or [folder / "metrics.jsonl"]
+
+
+def _tail(path: Path) -> dict[str, float] | None:
     """The newest whole line of a metrics.jsonl that is not of an evaluation; None without one."""
     with suppress(OSError), open(path, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))

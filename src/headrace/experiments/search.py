@@ -286,4 +286,4 @@ def _done(budget: str, one: Progress) -> float:
     if known.steps is not None:
         return one.metrics.get("global_step", 0.0) / known.steps
     assert known.minutes is not None
-    return one.seconds / 60 / known.minutes
+    return one.minutes / known.minutes
