@@ -11,6 +11,8 @@ import pytest
 from run_folders import write_run
 
 from headrace import cli
+from headrace.cli.compare import check_combinations
+from headrace.cli.flags import parse_config
 from headrace.config import ConfigError
 from headrace.experiments import progress, records
 from headrace.experiments import search as searching
@@ -59,6 +61,14 @@ def test_every_combination_with_the_first_seed_comes_first():
     assert runs[1] == PlannedRun((("a.b", "x"), ("c.d", "2 3")), 0)
     assert runs[1].name == "b-x__d-2_3__seed-0"
     assert runs[1].flags == ["--a.b", "x", "--c.d", "2", "3", "--seed", "0"]
+
+
+def test_switches_may_vary():
+    switches = plan(vary={"policy.previous_action": ("true", "False"), "envs.grayscale": ("None",)})
+    check_combinations(switches)
+    values = [parse_config(switches.command(run)).policy.previous_action for run in switches.runs()]
+    assert values == [True, False, True, False]
+    assert len({run.name for run in switches.runs()}) == 4
 
 
 def test_a_plan_is_read_as_it_was_written_and_may_grow(tmp_path):

@@ -48,6 +48,7 @@ class Chosen:
         ("64 64,256", (256,), Dimension("a", choices=("64 64", "256")), "64 64", "256"),
         ("None,0.2", None, Dimension("a", choices=("None", "0.2")), "None", "None"),
         ("1:2", 5.0, Dimension("a", 1, 2), "1", None),
+        ("true,false", False, Dimension("a", choices=("true", "false")), "true", "false"),
     ],
 )
 def test_dimensions(text, default, expected, suggested, held):
@@ -66,6 +67,8 @@ def test_what_is_no_range(text):
 def test_whole_numbers_and_doubles_are_checked():
     with pytest.raises(ConfigError, match="whole number"):
         Dimension.parse("a", "0.5:3", 1)
+    for name, whole in (("envs.frame_stack", True), ("learning.num_threads", True), ("envs.reward_clip", False)):
+        assert Dimension.parse(name, "1:4", None).whole is whole, "the setting may be none"
     for texts in (["a"], ["=1:2"], ["a="], ["a=1:2", "a=1:3"]):
         with pytest.raises(ConfigError, match="--over"):
             parse_over(texts)
