@@ -77,6 +77,12 @@ def test_the_command_on_the_card_names_nothing_of_the_machine():
     assert sharing._repeatable(short) == kept, "most flags need no group"
 
 
+def test_the_command_of_a_run_that_compare_started(tmp_path):
+    facts = {"command": ["/x/headrace/cli/__main__.py", "train", "--seed", "1"], "processor": "", "cores": 1, "accelerator": None}
+    (tmp_path / "system.json").write_text(json.dumps([facts]))
+    assert sharing._origin(tmp_path)[0] == "headrace train --seed 1"
+
+
 def test_the_shared_settings_name_nothing_of_the_machine():
     config = make_config("gym/CartPole-v1", **{"cluster.nodes": 2, "run.folder": "mine/secret"})
     config.cluster.listen, config.cluster.token_file = "10.0.0.1:5", "mine/token"

@@ -246,10 +246,11 @@ class Searcher:
             plan = Plan(self.search.env, (*self.search.flags, *flags), {}, tuple(range(seeds)), self.search.budget)
             runner = Runner(plan, self.folder / TEST / name, self._places)
             with show(plan) as shown:
-                complete &= runner.run(shown)
+                ended = runner.run(shown)
+            complete &= ended
             if failures := runner.failures():
                 self._show(failures[0])
-            elif not complete:
+            elif not ended:
                 raise KeyboardInterrupt
         return complete
 

@@ -183,7 +183,8 @@ def _origin(run: Path) -> tuple[str, str]:
     try:
         facts = json.loads((run / "system.json").read_text())[0]
         program, *arguments = facts["command"]
-        command = shlex.join([Path(program).name, *_repeatable(arguments)]) if arguments else ""
+        name = Path(program).name
+        command = shlex.join(["headrace" if name == "__main__.py" else name, *_repeatable(arguments)]) if arguments else ""
         where = f"{facts['processor']}, {facts['cores']} cores"
         return command, where + (f", {facts['accelerator']}" if facts["accelerator"] else "")
     except (OSError, ValueError, KeyError, IndexError, TypeError):
