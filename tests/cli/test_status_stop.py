@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 
 from headrace import cli
+from headrace.cli import status
+from headrace.config import load, override
 
 sys.path.append(str(Path(__file__).parents[1] / "cluster"))
+sys.path.append(str(Path(__file__).parents[1] / "experiments"))
 from cluster_runs import ClusterRun
+from run_folders import write_run
 
 
 @pytest.mark.parametrize(
@@ -41,6 +45,17 @@ def test_where_nothing_goes_on(
     errors = capsys.readouterr().err
     assert real(words).format(tmp_path) in errors
     assert "Traceback" not in errors
+
+
+def test_an_evaluation_does_not_hide_what_training_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", metrics={"charts/SPS_interval": 1234.0})
+    (run / "log.txt").write_text("something\n")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"global_step": 500, "time": 1790000600.0, "eval/episodic_return": 7.0}\n')
+    status._show(run, override(load(run / "config.json"), **{"run.dashboard": False, "run.folder": str(run)}))
+    shown = capsys.readouterr().out
+    assert "3,000 of" in shown
+    assert "1,234" in shown
 
 
 @pytest.mark.process

@@ -8,9 +8,14 @@ import sys
 import time
 
 import pytest
+from run_folders import write_run
 
 from headrace import cli
+from headrace.cli.compare import check_combinations
+from headrace.cli.flags import parse_config
 from headrace.config import ConfigError
+from headrace.experiments import progress, records
+from headrace.experiments import search as searching
 from headrace.experiments.places import Cores
 from headrace.experiments.plan import Budget, Plan, PlannedRun, parse_vary
 from headrace.experiments.runner import Runner
@@ -58,6 +63,14 @@ def test_every_combination_with_the_first_seed_comes_first():
     assert runs[1].flags == ["--a.b", "x", "--c.d", "2", "3", "--seed", "0"]
 
 
+def test_switches_may_vary():
+    switches = plan(vary={"policy.previous_action": ("true", "False"), "envs.grayscale": ("None",)})
+    check_combinations(switches)
+    values = [parse_config(switches.command(run)).policy.previous_action for run in switches.runs()]
+    assert values == [True, False, True, False]
+    assert len({run.name for run in switches.runs()}) == 4
+
+
 def test_a_plan_is_read_as_it_was_written_and_may_grow(tmp_path):
     first = plan()
     first.write(tmp_path)
@@ -103,6 +116,45 @@ def test_what_cannot_work_is_named_before_anything_starts(tmp_path, capsys, flag
     assert cli.main(["compare", CARTPOLE, "--folder", str(tmp_path / "x"), "--budget", "1k", *flags]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+def policies(run, returns):
+    """Give a run folder one policy for each of these returns."""
+    for number, mean in enumerate(returns):
+        own = run / f"policy-{number}"
+        own.mkdir()
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        lines[-1]["charts/episodic_return_100"] = mean
+        (own / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / "metrics.jsonl").unlink()
+    return run
+
+
+def test_the_time_and_the_return_of_a_population_are_known(tmp_path):
+    run = policies(write_run(tmp_path / "run", points=120), [10.0, 30.0])
+    assert records.minutes_of(run) == pytest.approx(2.0), "a run that goes on would have its whole budget again"
+    newest = records.newest(run)
+    assert (newest["global_step"], newest["charts/episodic_return_100"]) == (12_000, 20.0)
+
+
+def test_a_run_that_goes_on_has_used_a_part_of_its_budget(tmp_path):
+    planned = plan(budget="4m", vary={}, seeds=(0,))
+    write_run(tmp_path / "runs" / "seed-0", points=120)
+    started = []
+
+    class Nowhere:
+        free = True
+
+        def start(self, arguments, folder):
+            started.append(arguments)
+
+    runner = Runner(planned, tmp_path, Nowhere())
+    (one,) = runner.runs
+    runner._start(one)
+    one.seconds = 60.0
+    assert started[0][started[0].index("--run.max-minutes") + 1] == "2.0000"
+    assert progress._done(planned, one) == searching._done("4m", one) == 0.75
+    assert progress._left(planned, runner.runs, 1) == "about 1 minutes left"
 
 
 def test_a_finished_run_is_kept(tmp_path):

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from run_folders import START, write_run
 
+import headrace
 from headrace import cli
 from headrace.config import override
-from headrace.experiments import records, report
+from headrace.experiments import how, records, report
 from headrace.experiments.laboratory import predicted_lag
 from headrace.make_config import make_config
 
@@ -190,6 +191,92 @@ def test_configurations_have_the_settings_that_tell_them_apart(tmp_path):
     assert [(g.label, len(g.runs)) for g in groups] == [
         (f"{algorithm}, learning rate {rate}", 2) for algorithm in ("a2c", "ppo") for rate in (0.001, 0.002)
     ]
+
+
+def test_settings_of_the_environment_tell_configurations_apart(tmp_path):
+    for stack in (1, 4):
+        for seed in (0, 1):
+            write_run(tmp_path / f"{stack}-{seed}", seed=seed, score=100.0 * stack, **{"envs.frame_stack": stack})
+    remote = write_run(tmp_path / "remote", **{"envs.frame_stack": 1}) / "config.json"
+    elsewhere = json.loads(remote.read_text())
+    elsewhere["envs"] |= {"remote": "127.0.0.1:5000", "remote_token_file": "token"}
+    remote.write_text(json.dumps(elsewhere))
+    runs, _ = records.find([tmp_path])
+    groups = records.grouped(runs)
+    assert [(g.label, len(g.runs), float(g.scores("gym/CartPole-v1").mean())) for g in groups] == [
+        ("frame stack 1, 127.0.0.1:5000", 1, 100), ("frame stack 1, remote none", 2, 100), ("frame stack 4, remote none", 2, 400),
+    ]  # fmt: skip
+    assert set(records.differing(runs)) == {"envs.frame_stack", "envs.remote"}
+    far, one, four = (group.runs[0] for group in groups)
+    assert records.same_learner(one, far)
+    assert not records.same_learner(one, four)
+
+
+def test_one_moment_of_training_is_no_time(tmp_path):
+    """A run that has just begun, or one whose system.json is gone or has the time of another clock."""
+    run = write_run(tmp_path / "run", metrics=LAB)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(lines[0])
+    (run / "system.json").unlink()
+    page = report.make([tmp_path], tmp_path / "report", pictures=False).page.read_text()
+    assert "What a score cost" in page
+
+
+def test_lag_of_another_environment_only(tmp_path):
+    """And a run that has measured no histogram, of which no empty chart is drawn."""
+    for lag in (0, 8):
+        settings = {"sampling.placement": "serial", "sampling.policy_lag": lag}
+        write_run(tmp_path / f"cart-{lag}", metrics={"lag/when_chosen": 1.0, "lag/mean": 1.0 + lag}, **settings)
+        write_run(tmp_path / f"acrobot-{lag}", env="gym/Acrobot-v1", **settings)
+    page = report.make([tmp_path], tmp_path / "report").page.read_text()
+    assert "gym/CartPole-v1: final score against policy lag" in page
+    assert "gym/Acrobot-v1: final score against policy lag" not in page
+    assert "Policy lag of the samples" not in page
+
+
+def test_the_policies_of_a_run_have_one_film_and_one_machine(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "video.mp4").write_bytes(b"a film")
+    both = [records.Run(run, policy, {}, records.read(run)[0].system, [], np.zeros((1, 2))) for policy in (0, 1)]
+    (films,) = how.videos(both)
+    assert len(films.items) == 1
+    again = records.Run(tmp_path / "other", None, {}, [{"cores": 3}], [], np.zeros((1, 2)))
+    assert ("cores", "2 (1 runs), 3 (1 runs)") in how.machines([*both, again]).items[0].rows
+
+
+def test_commands_of_runs_that_no_command_line_started(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "system.json").write_text(json.dumps([{"command": ["my_study.py", "--fast"]}]))
+    ((_, _, command),) = how.commands(records.read(run)).items[0].rows
+    assert eval(command.strip("`").removeprefix("headrace.train"), {"headrace": headrace}).env == "gym/CartPole-v1"
+
+
+def test_a_search_without_a_best_trial_yet(tmp_path):
+    search = {"env": "gym/CartPole-v1", "over": {}, "budget": "1m", "seeds": 3, "objectives": "score"}
+    (tmp_path / "search.json").write_text(json.dumps(search))
+    write_run(tmp_path / "trials" / "0" / "runs" / "seed-1000")
+    page = report.make([tmp_path], tmp_path / "report", pictures=False).page.read_text()
+    assert "0 trials of 3 seeds" in page
+    assert "None has ended by itself yet" in page
+    trial = {"number": 0, "state": "complete", "value": 1.0, "minutes": None, "best": True, "params": {}, "scores": [1.0]}
+    (tmp_path / "trials.json").write_text(json.dumps([trial]))
+    (tmp_path / "best.json").write_text(json.dumps({"about": {"trial": 0, "score": 1.0}, "flags": []}))
+    (tmp_path / "test" / "defaults" / "runs" / "seed-0").mkdir(parents=True)
+    page = report.make([tmp_path], tmp_path / "report", pictures=False).page.read_text()
+    assert "Trial 0 has the highest score" in page
+    assert "of all trials, on the seeds of the search" in page, "the comparison has just begun"
+
+
+def test_late_evaluations_are_no_time_of_training(tmp_path):
+    run = write_run(tmp_path / "run")
+    (plain,) = records.read(run)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"global_step": 500, "time": START + 600, "eval/episodic_return": 7.0}) + "\n")
+    (found,) = records.read(run)
+    assert (found.minutes, found.steps) == (plain.minutes, plain.steps) == (0.5, 3000)
+    assert records.minutes_of(run) == 0.5
+    assert found.minutes_at(np.array([500.0, 2000.0])) == pytest.approx([5 / 60, 20 / 60])
+    assert found.last("eval/episodic_return") == 7.0
 
 
 def test_minutes_are_those_of_training_without_pauses():

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -48,6 +49,7 @@ class Chosen:
         ("64 64,256", (256,), Dimension("a", choices=("64 64", "256")), "64 64", "256"),
         ("None,0.2", None, Dimension("a", choices=("None", "0.2")), "None", "None"),
         ("1:2", 5.0, Dimension("a", 1, 2), "1", None),
+        ("true,false", False, Dimension("a", choices=("true", "false")), "true", "false"),
     ],
 )
 def test_dimensions(text, default, expected, suggested, held):
@@ -66,6 +68,8 @@ def test_what_is_no_range(text):
 def test_whole_numbers_and_doubles_are_checked():
     with pytest.raises(ConfigError, match="whole number"):
         Dimension.parse("a", "0.5:3", 1)
+    for name, whole in (("envs.frame_stack", True), ("learning.num_threads", True), ("envs.reward_clip", False)):
+        assert Dimension.parse(name, "1:4", None).whole is whole, "the setting may be none"
     for texts in (["a"], ["=1:2"], ["a="], ["a=1:2", "a=1:3"]):
         with pytest.raises(ConfigError, match="--over"):
             parse_over(texts)
@@ -162,6 +166,29 @@ def test_with_minutes_as_an_objective_the_report_shows_the_front_and_every_trial
     assert {(row["x"], row["y"]) for row in rows if row["g"] == "Pareto front"} == {(1, 20), (2, 30)}
     with pytest.raises(ConfigError, match=r"another search \(differing: objectives\)"):
         Search(CARTPOLE, (), {"learning.gamma": "0.9,0.99"}, "2k", 2, "tpe").check_same(tmp_path)
+
+
+def test_a_comparison_of_which_one_side_failed_goes_on_to_its_end(tmp_path, monkeypatch):
+    (tmp_path / "best.json").write_text(json.dumps({"about": {"trial": 3}, "flags": ["--learning.gamma", "0.9"]}))
+
+    class Ends:
+        """A runner whose runs fail with the defaults, and end with the trial's settings."""
+
+        def __init__(self, plan, folder, places):
+            self.failed = folder.name == "defaults"
+
+        def run(self, show):
+            return not self.failed
+
+        def failures(self):
+            return ["seed-0 failed"] if self.failed else []
+
+    monkeypatch.setattr(searching, "Runner", Ends)
+    said = []
+    search = SimpleNamespace(env=CARTPOLE, flags=(), budget="1k")
+    searcher = SimpleNamespace(folder=tmp_path, search=search, _places=None, _show=said.append)
+    assert Searcher.test(searcher, 1, lambda plan: nullcontext()) is False, "nobody has stopped it"
+    assert said == ["seed-0 failed"]
 
 
 def test_minutes_that_are_the_same_for_all_runs_are_no_objective(tmp_path, capsys):

@@ -16,9 +16,11 @@ from hub_stand_in import Hub
 
 import headrace
 from headrace import cli
+from headrace import config as configs
 from headrace.config import ConfigError
 from headrace.envs.core.imports import ImportsNotGiven
 from headrace.export import share as sharing
+from headrace.make_config import make_config
 from headrace.runs.checkpoint import CheckpointError
 
 TOKEN = "hf_a-secret-that-nobody-may-see"
@@ -68,6 +70,34 @@ def test_the_command_on_the_card_names_nothing_of_the_machine():
              "--envs.remote=10.0.0.1:99", "--envs.remote_token_file", "/home/me/token", "--import", "/home/me/o.py"]  # fmt: skip
     kept = ["train", "--env", "gym/CartPole-v1", "--learning.lr", "-1e-3", "--import", "o.py"]
     assert sharing._repeatable(given) == kept
+    short = ["train", "gym/CartPole-v1", "--folder", "mine/secret", "--no-video", "--remote", "10.0.0.1:99", "--gamma", "0.9",
+             "--remote-token-file=mine/token", "--remote-timeout", "9", "--cluster.listen", "10.0.0.1:5", "--token-file",
+             "mine/token", "--cluster.nodes", "2"]  # fmt: skip
+    kept = ["train", "gym/CartPole-v1", "--gamma", "0.9", "--remote-timeout", "9", "--cluster.nodes", "2"]
+    assert sharing._repeatable(short) == kept, "most flags need no group"
+
+
+def test_the_command_of_a_run_that_compare_started(tmp_path):
+    facts = {"command": ["/x/headrace/cli/__main__.py", "train", "--seed", "1"], "processor": "", "cores": 1, "accelerator": None}
+    (tmp_path / "system.json").write_text(json.dumps([facts]))
+    assert sharing._origin(tmp_path)[0] == "headrace train --seed 1"
+
+
+def test_the_shared_settings_name_nothing_of_the_machine():
+    config = make_config("gym/CartPole-v1", **{"cluster.nodes": 2, "run.folder": "mine/secret"})
+    config.cluster.listen, config.cluster.token_file = "10.0.0.1:5", "mine/token"
+    text = configs.to_json(sharing._public(config))
+    assert "10.0.0.1" not in text
+    assert "mine" not in text
+
+
+def test_a_policy_of_several_is_shared_with_its_own_curve(tmp_path):
+    run = trained("gym/CartPole-v1", tmp_path / "run", **{"population.size": 2, "sampling.num_workers": 2})
+    folder = sharing.share(run, "me/second", tmp_path / "shared", policy=1, episodes=2, video=False)
+    assert headrace.load_policy(folder).config.population.size == 1
+    second = Path(run) / "policy-1"
+    expected = list(second.glob("curve.jsonl"))
+    assert (folder / "curve.png").exists() == bool(expected and expected[0].read_text())
 
 
 def test_addresses_of_a_strangers_run_are_not_dialled(shared, tmp_path):

@@ -43,7 +43,7 @@ class Compare(ExperimentOptions):
 
     vary: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="SETTING=VALUE,VALUE")] = ()
     """A setting and the values that are compared; may be given several times, and all combinations are run. The values of a
-    list are separated by spaces: --vary "policy.mlp=64 64,256 256"."""
+    list are separated by spaces: --vary "policy.mlp=64 64,256 256"; those of a switch are true and false."""
     seeds: Annotated[int, Range(1, 1000)] = 3
     """Number of seeds of each combination: 0, 1, 2 and so on."""
 

@@ -16,7 +16,7 @@ from headrace.config import Config, ConfigError, load, override
 from headrace.processes.output import show
 from headrace.runs.dashboard import Dashboard, duration
 from headrace.runs.folder import training_process
-from headrace.runs.metrics import CURVE, read_jsonl
+from headrace.runs.metrics import CURVE, of_training, read_jsonl
 
 LAST_LINES = 5  # lines of log.txt that are shown
 LOG_BYTES = 1 << 16
@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> int:
 
 def _show(folder: Path, config: Config) -> None:
     policy = config.policy_folder(0)
-    metrics = read_jsonl(path) if (path := policy / "metrics.jsonl").exists() else []
+    metrics = of_training(read_jsonl(path)) if (path := policy / "metrics.jsonl").exists() else []
     with closing(Dashboard(config)) as dashboard:
         if (path := policy / CURVE).exists():
             dashboard.curve(line["mean"] for line in read_jsonl(path) if "mean" in line)

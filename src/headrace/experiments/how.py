@@ -75,7 +75,7 @@ def settings(runs: Sequence[Run]) -> Section:
 def machines(runs: Sequence[Run]) -> Section:
     """What the runs were made on."""
     facts: dict[str, dict[str, int]] = {}
-    for run in runs:
+    for run in {run.path: run for run in runs}.values():
         for fact in run.system[-1:]:
             memory = fact.get("memory_bytes")
             shown = flattened({
@@ -106,22 +106,22 @@ def commands(runs: Sequence[Run]) -> Section:
 
 
 def _command(run: Run) -> str:
-    """The command line that started it; where it is not known, all settings as flags."""
+    """The command line that started it; where it was none of `headrace`, Python that trains with its settings."""
     given = next((fact["command"] for fact in run.system if isinstance(fact.get("command"), list)), None)
-    if given and len(given) > 1:
+    if given and given[1:2] == ["train"]:
         return shlex.join(["headrace", *map(str, given[1:])])
-    return f"headrace.train(headrace.from_dict({run.path / 'config.json'}))"
+    return f"headrace.train(headrace.config.load({str(run.path / 'config.json')!r}))"
 
 
 def videos(runs: Sequence[Run]) -> Iterator[Section]:
     """Films of the runs, as many as there is room for."""
     found: list[Video] = []
     left, more = MOST_VIDEO, 0
-    for run in runs:
-        for path in sorted(run.path.glob("*.mp4")):
+    for folder in dict.fromkeys(run.path for run in runs):  # the policies of a run have one
+        for path in sorted(folder.glob("*.mp4")):
             size = path.stat().st_size
             if size <= left and path.is_file():
-                found.append(Video(path.read_bytes(), f"{run.path.name}: {path.name}"))
+                found.append(Video(path.read_bytes(), f"{folder.name}: {path.name}"))
                 left -= size
             else:
                 more += 1

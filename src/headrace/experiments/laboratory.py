@@ -38,7 +38,7 @@ def sections(groups: Sequence[Group]) -> Iterator[Section]:
     if known:
         dose = [item for env in envs_of(known) for item in _dose_response(env, known)]
         yield Section("Laboratory: lag, off-policyness and what they cost", [
-            Text(ABOUT), _lag_table(known), _histogram(known), _off_policy_table(known), _cost(known), *dose,
+            Text(ABOUT), _lag_table(known), *_histogram(known), _off_policy_table(known), _cost(known), *dose,
         ])  # fmt: skip
 
 
@@ -90,15 +90,17 @@ def predicted_lag(config: Config) -> tuple[float, float]:
     return low, low if s.placement == "serial" else low + (config.num_slots - config.most_lanes) * slot
 
 
-def _histogram(groups: Sequence[Group]) -> Chart:
+def _histogram(groups: Sequence[Group]) -> list[Chart]:
     rows: Rows = []
     for group in groups:
         for order, name in enumerate(lag_bins.NAMES):
             share = mean(group.runs, f"lag/share/{name}")
-            if share > 0:
+            if 0 < share <= 1:
                 rows.append({"g": group.label, "p": name, "o": order, "x": rounded(share)})
+    if not rows:
+        return []
     used = {row["p"] for row in rows}
-    return Chart(charts.shares("Policy lag of the samples, updates", rows, [name for name in lag_bins.NAMES if name in used]))
+    return [Chart(charts.shares("Policy lag of the samples, updates", rows, [name for name in lag_bins.NAMES if name in used]))]
 
 
 def _off_policy_table(groups: Sequence[Group]) -> Table:
@@ -115,12 +117,14 @@ def _cost(groups: Sequence[Group]) -> Table:
     for group in groups:
         for env in envs_of([group]):
             runs = group.of(env)
-            seconds = [60 * run.minutes * _cores(run) for run in runs]
+            minutes = [run.minutes or math.nan for run in runs]  # 0 where only one moment is known
+            seconds = [60 * m * _cores(run) for m, run in zip(minutes, runs, strict=True)]
             per_core = [run.steps / s for run, s in zip(runs, seconds, strict=True) if s > 0]
             waiting = mean(runs, "time/learner/wait")
             rows.append((
                 group.label, env, f"{group.scores(env).mean():.4g}", *(_number(x) for x in (
-                    1e6 * fmean(run.score / run.steps for run in runs), fmean(run.score / run.minutes for run in runs),
+                    1e6 * fmean(run.score / run.steps for run in runs),
+                    fmean(run.score / m for run, m in zip(runs, minutes, strict=True)),
                     1e3 * fmean(run.score / s for run, s in zip(runs, seconds, strict=True)),
                 )), f"{fmean(per_core):,.0f}" if per_core else "", "" if math.isnan(waiting) else f"{waiting:.0%}",
             ))  # fmt: skip
@@ -138,15 +142,16 @@ def _cores(run: Run) -> float:
 
 def _dose_response(env: str, groups: Sequence[Group]) -> list[Chart | Table]:
     """The curves of the lag knob and the other strategies at their lags; nothing where the knob was not turned."""
+    groups = [group for group in groups if not math.isnan(mean(group.of(env), "lag/mean"))]
     curves: dict[str, list[Group]] = {}
     for group in groups:
-        if group.of(env) and all(run.settings.get("sampling.placement") == "serial" for run in group.of(env)):
+        if all(run.settings.get("sampling.placement") == "serial" for run in group.of(env)):
             curves.setdefault(without_lag(group.label), []).append(group)
     curves = {label: sorted(own, key=lambda g: mean(g.of(env), "lag/mean")) for label, own in curves.items() if len(own) > 1}
     if not curves:
         return []
     swept = {id(group) for own in curves.values() for group in own}
-    others = [group for group in groups if group.of(env) and id(group) not in swept]
+    others = [group for group in groups if id(group) not in swept]
     rows = [_point(label, env, group) for label, own in curves.items() for group in own]
     strategies = [_point(group.label, env, group) for group in others]
     title, names = f"{env}: final score against policy lag", [*curves, *(group.label for group in others)]

@@ -10,12 +10,12 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.config import ConfigError
+from headrace.config import Config, ConfigError, flattened, to_dict
 from headrace.config.file_reading import Unreadable, read_json
 from headrace.runs.files import write_whole
 
@@ -25,6 +25,7 @@ FORMAT = 1
 MINUTES = {"s": 1 / 60, "m": 1.0, "h": 60.0}
 STEPS = {"": 1, "k": 1_000, "M": 1_000_000}
 MOST_RUNS = 10_000
+_SWITCHES = frozenset(name for name, value in flattened(to_dict(Config())).items() if isinstance(value, bool))
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,8 @@ class PlannedRun:
 
     @property
     def flags(self) -> list[str]:
-        """What tells it from other runs of the plan, as flags of `headrace train`. A value of several words is a list."""
-        values = [part for name, value in self.values for part in (f"--{name.replace('_', '-')}", *value.split())]
-        return [*values, "--seed", str(self.seed)]
+        """What tells it from other runs of the plan, as flags of `headrace train`."""
+        return [*as_flags(dict(self.values)), "--seed", str(self.seed)]
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,19 @@ class Plan:
             other.append(f"what varies: {_shown([*before.vary])} -> {_shown([*self.vary])}")
         if other:
             raise ConfigError(f"{folder} holds another experiment ({'; '.join(other)}): choose another --folder")
+
+
+def as_flags(values: Mapping[str, str]) -> list[str]:
+    """Settings, by dotted name, as flags of `headrace train`. A value of several words is a list; a switch has a flag for each of
+    its values, true and false."""
+    flags: list[str] = []
+    for name, value in values.items():
+        words = [name, *value.split()]
+        if name in _SWITCHES and value.lower() in ("true", "false"):
+            group, dot, own = name.rpartition(".")
+            words = [name if value.lower() == "true" else f"{group}{dot}no_{own}"]
+        flags += [f"--{words[0].replace('_', '-')}", *words[1:]]
+    return flags
 
 
 def _shown(value: Any) -> str:

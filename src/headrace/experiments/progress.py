@@ -65,14 +65,14 @@ def _done(plan: Plan, one: Progress) -> float:
     if budget.steps is not None:
         return min(1.0, one.metrics.get("global_step", 0) / budget.steps)
     assert budget.minutes is not None
-    return min(1.0, one.seconds / 60 / budget.minutes)
+    return min(1.0, one.minutes / budget.minutes)
 
 
 def _left(plan: Plan, runs: list[Progress], parallel: int) -> str:
     """About how long the rest takes: as long a run as the budget says, or as those that have run now took."""
     budget = Budget.parse(plan.budget)
     left = sum(1 - _done(plan, one) for one in runs if one.state in ("waiting", "running"))
-    took = [one.seconds / 60 / share for one in runs if one.seconds and (share := _done(plan, one)) > 0.02]
+    took = [one.minutes / share for one in runs if one.seconds and (share := _done(plan, one)) > 0.02]
     each = budget.minutes if budget.minutes is not None else mean(took) if took else None
     if each is None:
         return "time left unknown"

@@ -16,14 +16,16 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from headrace.config import flattened
+from headrace.config.envs import OF_ONE_MACHINE
 from headrace.config.errors import UserError
 from headrace.config.file_reading import Unreadable, read_json
-from headrace.runs.metrics import read_jsonl
+from headrace.runs.metrics import of_training, read_jsonl
 from headrace.runs.plots import RETURNS, band
 
 DEEPEST = 6
@@ -74,13 +76,14 @@ class Run:
     @property
     def steps(self) -> int:
         """Global steps at the end."""
-        return int(max(self.curve[-1, 0], self.lines[-1]["global_step"] if self.lines else 0))
+        return int(max(self.curve[-1, 0], self.clock[-1, 0] if len(self.clock) else 0))
 
     @cached_property
     def clock(self) -> np.ndarray:
         """float64 [m, 2]: global step and minutes of training at every line of metrics; pauses between two processes do not
         count."""
-        return np.array([(line["global_step"], m) for line, m in zip(self.lines, minutes(self.lines, self.starts), strict=True)])
+        lines = of_training(self.lines)
+        return np.array([(line["global_step"], m) for line, m in zip(lines, minutes(lines, self.starts), strict=True)])
 
     @property
     def minutes(self) -> float:
@@ -126,14 +129,27 @@ def minutes(lines: Sequence[dict[str, float]], starts: Sequence[float]) -> list[
 
 def minutes_of(folder: Path) -> float:
     """Minutes for which the run in a folder was trained so far; 0 where there is none that can be read."""
-    try:
-        lines = read_jsonl(folder / "metrics.jsonl")
-    except OSError:
-        return 0.0
-    return max(minutes(lines, _starts(_system(folder))), default=0.0)
+    found, starts = [0.0], _starts(_system(folder))
+    for path in _metrics(folder):
+        with suppress(OSError):
+            found += minutes(of_training(read_jsonl(path)), starts)
+    return max(found)
 
 
-def tail(path: Path) -> dict[str, float] | None:
+def newest(folder: Path) -> dict[str, float] | None:
+    """The newest metrics of the run in a folder; None without any. Of several policies those of the first one, with the mean of
+    their returns."""
+    lines = [line for line in map(_tail, _metrics(folder)) if line is not None]
+    returns = [line[RETURNS] for line in lines if RETURNS in line]
+    return {**lines[0], **({RETURNS: fmean(returns)} if returns else {})} if lines else None
+
+
+def _metrics(folder: Path) -> list[Path]:
+    """The metrics of the run in a folder: of several policies one file each, in folders of their own."""
+    return sorted(folder.glob("policy-*/metrics.jsonl")) or [folder / "metrics.jsonl"]
+
+
+def _tail(path: Path) -> dict[str, float] | None:
     """The newest whole line of a metrics.jsonl that is not of an evaluation; None without one."""
     with suppress(OSError), open(path, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
@@ -216,15 +232,19 @@ def _starts(system: Sequence[dict[str, Any]]) -> list[float]:
 
 # -- which runs are the same but for the seed ------------------------------------------------------------------------------
 
-ABOUT_THE_RUN = ("seed", "env", "run.", "imports", "format", "envs.num_agents")
-"""Settings, or groups of them, that do not make two runs different ones."""
+ABOUT_THE_RUN = frozenset((
+    "seed", "env", "imports", "format", "envs.num_agents", *(f"envs.{name}" for name in OF_ONE_MACHINE if "remote_" in name),
+))  # fmt: skip
+"""Settings that do not make two runs different ones, beside those of the group `run`."""
+GATHERING = ("sampling.", "envs.remote")
+"""How the names of the settings begin that say how experience is gathered."""
 FIRST = ("learning.algorithm", "sampling.placement", "sampling.policy_lag", "learning.preset")
 """Settings that say most about a run."""
 
 
 def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """The settings that differ between runs of the same environment, with their values in order of appearance."""
-    names = dict.fromkeys(name for run in runs for name in run.settings if not name.startswith(ABOUT_THE_RUN))
+    names = dict.fromkeys(name for run in runs for name in run.settings if not _about_the_run(name))
     found: dict[str, list[Any]] = {}
     by_env: dict[str, list[Run]] = {}
     for run in runs:
@@ -276,9 +296,14 @@ class Group:
 
 def same_learner(one: Run, other: Run) -> bool:
     """Whether two runs differ by how experience is gathered and by nothing else."""
-    skipped = (*ABOUT_THE_RUN, "sampling.")
-    mine, theirs = ({k: v for k, v in run.settings.items() if not k.startswith(skipped)} for run in (one, other))
+    mine, theirs = (
+        {k: v for k, v in run.settings.items() if not _about_the_run(k) and not k.startswith(GATHERING)} for run in (one, other)
+    )
     return mine == theirs
+
+
+def _about_the_run(name: str) -> bool:
+    return name in ABOUT_THE_RUN or name.startswith("run.")
 
 
 def envs_of(groups: Sequence[Group]) -> list[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from headrace.experiments.places import LOST, OUTPUT, Places, Training
 from headrace.experiments.plan import Plan, PlannedRun
-from headrace.experiments.records import minutes_of, tail
+from headrace.experiments.records import minutes_of, newest
 from headrace.processes.interrupt import Interrupt, interrupts
 from headrace.runs.files import write_whole
 from headrace.runs.folder import RunFolder
@@ -46,15 +46,22 @@ class Progress:
     """The newest line of metrics."""
     seconds: float = 0.0
     """For which it ran now."""
+    before: float = 0.0
+    """Minutes for which it was trained before."""
     started: float = 0.0
     training: Training | None = None
     """While it is running."""
     lost: int = 0
     """Machines on which it ran that were lost."""
 
+    @property
+    def minutes(self) -> float:
+        """For which it has run, now and before."""
+        return self.before + self.seconds / 60
+
     def look(self) -> None:
         """Read the newest line of metrics."""
-        self.metrics = tail(self.folder / "metrics.jsonl") or self.metrics
+        self.metrics = newest(self.folder) or self.metrics
 
 
 class Runner:
@@ -127,7 +134,8 @@ class Runner:
 
     def _start(self, one: Progress) -> None:
         one.folder.mkdir(parents=True, exist_ok=True)
-        one.training = self._places.start(self.plan.command(one.run, minutes_of(one.folder)), one.folder)
+        one.before, one.seconds = minutes_of(one.folder), 0.0
+        one.training = self._places.start(self.plan.command(one.run, one.before), one.folder)
         one.state, one.started = "running", time.monotonic()
 
     def _end(self, one: Progress, code: int, asked: bool) -> None:

@@ -35,7 +35,7 @@ import numpy as np
 from headrace.config import ConfigError
 from headrace.config.file_reading import Unreadable, read_json
 from headrace.experiments.places import Places
-from headrace.experiments.plan import Budget, Plan
+from headrace.experiments.plan import Budget, Plan, as_flags
 from headrace.experiments.records import NotReadable, read
 from headrace.experiments.runner import POLL, Progress, Runner
 from headrace.experiments.space import Dimension
@@ -229,8 +229,7 @@ class Searcher:
     def _write_preset(self, path: Path, trial: Any, score: float) -> None:
         values = {d.name: d.suggest(self.optuna.trial.FixedTrial(trial.params)) for d in self.dimensions}
         about = {"env": self.search.env, "budget": self.search.budget, "trial": trial.number, "score": score}
-        flags = [part for name, value in values.items() for part in (f"--{name.replace('_', '-')}", *value.split())]
-        write_whole(path, json.dumps({"about": about, "flags": flags}, indent=2) + "\n")
+        write_whole(path, json.dumps({"about": about, "flags": as_flags(values)}, indent=2) + "\n")
 
     @property
     def best_is_default(self) -> bool:
@@ -247,10 +246,11 @@ class Searcher:
             plan = Plan(self.search.env, (*self.search.flags, *flags), {}, tuple(range(seeds)), self.search.budget)
             runner = Runner(plan, self.folder / TEST / name, self._places)
             with show(plan) as shown:
-                complete &= runner.run(shown)
+                ended = runner.run(shown)
+            complete &= ended
             if failures := runner.failures():
                 self._show(failures[0])
-            elif not complete:
+            elif not ended:
                 raise KeyboardInterrupt
         return complete
 
@@ -286,4 +286,4 @@ def _done(budget: str, one: Progress) -> float:
     if known.steps is not None:
         return one.metrics.get("global_step", 0.0) / known.steps
     assert known.minutes is not None
-    return one.seconds / 60 / known.minutes
+    return one.minutes / known.minutes

@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
-from headrace.config import ConfigError
+from headrace.config import Config, ConfigError
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Dimension:
     @classmethod
     def parse(cls, name: str, text: str, default: Any) -> Dimension:
         """`1e-5:1e-2:log`, `1:8` or `0.9,0.99,0.999`. `default`: the setting's value; where it is a whole number, so are those of
-        a range. Raises `ConfigError`."""
+        a range. Where it is None, the setting's type says it. Raises `ConfigError`."""
         if ":" not in text:
             choices = tuple(part.strip() for part in text.split(","))
             if len(choices) < 2 or not all(choices):
@@ -42,7 +42,7 @@ class Dimension:
             ends = math.nan, math.nan
         if not -math.inf < ends[0] < ends[1] < math.inf or kind not in ("", "log") or (kind and ends[0] <= 0):
             raise ConfigError(f"--over {name}={text}: a range is LOW:HIGH or LOW:HIGH:log, LOW below HIGH, and above 0 for log")
-        whole = isinstance(default, int) and not isinstance(default, bool)
+        whole = _is_whole(name) if default is None else isinstance(default, int) and not isinstance(default, bool)
         if whole and (ends[0] % 1 or ends[1] % 1):
             raise ConfigError(f"--over {name}={text}: the setting is a whole number")
         return cls(name, *ends, bool(kind), whole)
@@ -63,7 +63,17 @@ class Dimension:
         return (int(default) if self.whole else float(default)) if inside else None
 
 
+def _is_whole(name: str) -> bool:
+    """Whether a setting's numbers are whole."""
+    hint: Any = Config
+    for part in name.split("."):
+        hint = get_type_hints(hint)[part]
+    return int in get_args(hint) and float not in get_args(hint)
+
+
 def _same(text: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return text.lower() == str(value).lower()
     if isinstance(value, tuple):
         return text.split() == [str(part) for part in value]
     try:

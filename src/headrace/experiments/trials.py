@@ -10,6 +10,7 @@ from headrace.config.file_reading import Unreadable, read_json
 from headrace.experiments import charts
 from headrace.experiments.charts import rounded
 from headrace.experiments.page import Chart, Section, Table, Text
+from headrace.experiments.records import find
 from headrace.experiments.search import BEST, FILE, PRESET, TEST, TRIALS, TUNING_SEED
 
 MOST_TRIALS = 200
@@ -23,25 +24,31 @@ NOT_COMPARED = "The other charts and tables are of all trials, on the seeds of t
 def searched(folder: Path) -> Section:
     """The trials of the search in a folder. Raises `ConfigError` where its files cannot be read."""
     try:
-        search, trials, best = read_json(folder / FILE), read_json(folder / TRIALS), read_json(folder / BEST)
-        return _section(folder, search, trials, best["about"])
+        trials = read_json(folder / TRIALS) if (folder / TRIALS).exists() else []
+        best = read_json(folder / BEST)["about"] if (folder / BEST).exists() else None
+        return _section(folder, read_json(folder / FILE), trials, best)
     except (Unreadable, KeyError, TypeError) as error:
-        raise ConfigError(f"{folder} holds no search that has a best trial: {error}") from error
+        raise ConfigError(f"{folder} holds no search that can be read: {error}") from error
 
 
 def compared(folder: Path) -> Path:
     """The runs of a search that a report is about: those on unseen seeds, or where there are none, all of the trials."""
-    return folder / TEST if (folder / TEST).exists() else folder / "trials"
+    return folder / TEST if find([folder / TEST])[0] else folder / "trials"
 
 
-def _section(folder: Path, search: dict[str, Any], trials: list[dict[str, Any]], about: dict[str, Any]) -> Section:
+def _section(folder: Path, search: dict[str, Any], trials: list[dict[str, Any]], about: dict[str, Any] | None) -> Section:
     ended = [trial for trial in trials if trial["state"] == "complete"]
     early = sum(trial["state"] == "pruned" for trial in trials)
     timed = search["objectives"] == "score-and-minutes"
     text = (
         f"`{folder}`: {len(trials)} trials of {search['seeds']} seeds (from {TUNING_SEED}), budget {search['budget']} each; "
-        f"{early} ended early. Trial {about['trial']} has the highest score, {about['score']:.4g} on these seeds. "
-        f"{COMPARED if (folder / TEST).exists() else NOT_COMPARED} "
+        f"{early} ended early. "
+    )
+    if about is None:
+        return Section(f"Search: {folder.name}", [Text(f"{text}None has ended by itself yet. {NOT_COMPARED}")])
+    text += (
+        f"Trial {about['trial']} has the highest score, {about['score']:.4g} on these seeds. "
+        f"{COMPARED if compared(folder) == folder / TEST else NOT_COMPARED} "
         f"`headrace train {search['env']} --preset {folder / BEST}` trains with it, "
         f"`--preset {folder}/trials/N/{PRESET}` with trial N."
     )

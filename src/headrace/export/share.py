@@ -14,6 +14,7 @@ import safetensors.torch
 
 from headrace import config as configs
 from headrace.config import Config, ConfigError
+from headrace.config.cluster import ClusterConfig
 from headrace.config.envs import OF_ONE_MACHINE
 from headrace.config.errors import package
 from headrace.config.run import RunConfig
@@ -78,7 +79,8 @@ def share(
     weights = {name: tensor.contiguous() for name, tensor in loaded.model.state_dict().items()}
     write_whole(folder / "model.safetensors", safetensors.torch.save(weights, {"format": "pt", "step": str(loaded.step)}))
     with suppress(ConfigError):  # without matplotlib, or without a curve
-        learning_curve([run], folder / "curve.png", title=loaded.config.env)
+        own = configs.override(loaded.config, **{"run.folder": str(run)}).policy_folder(loaded.number)
+        learning_curve([own], folder / "curve.png", title=loaded.config.env)
     if video:
         with suppress(ConfigError):  # without the extra, or without pictures
             record(loaded, folder / "replay.mp4", deterministic=True, seed=seed)
@@ -95,7 +97,7 @@ def _public(config: Config) -> Config:
     """The settings without what is of one machine: folders, addresses, files."""
     none = {f"envs.{name}": None for name in OF_ONE_MACHINE}
     own = configs.override(config, **none, **{"population.size": 1, "population.overrides": {}, "learning.device": "auto"})
-    own.run = RunConfig()
+    own.run, own.cluster = RunConfig(), ClusterConfig()
     own.imports = tuple(Path(path).name for path in config.imports)
     return own
 
@@ -150,7 +152,16 @@ def _card(library: Any, run: os.PathLike[str] | str, repo: str, done: Exported, 
     return "\n".join([*lines, f"All settings are in `config.json`. {versions}.", ""])
 
 
-OWN_FLAGS = ("--run.", *(f"--envs.{name}" for name in OF_ONE_MACHINE))
+ADDRESSES = ("listen", "token_file", "ca", "tls_cert", "tls_key")
+"""Settings of a cluster that name files and addresses."""
+_OWN = tuple(f"envs.{name}" for name in OF_ONE_MACHINE) + tuple(f"cluster.{name}" for name in ADDRESSES)
+_OWN_SHORT = {name.partition(".")[2] for name in configs.NAMES if name.startswith("run.") or name in _OWN}
+
+
+def _is_own(flag: str) -> bool:
+    """Whether a flag, with or without its group, is of one machine: of its files and addresses."""
+    name = flag.removeprefix("--").replace("-", "_")
+    return name.startswith(("run.", *_OWN)) or name.removeprefix("no_") in _OWN_SHORT
 
 
 def _repeatable(arguments: list[str]) -> list[str]:
@@ -159,7 +170,7 @@ def _repeatable(arguments: list[str]) -> list[str]:
     for argument in arguments:
         flag, equals, value = argument.partition("=")
         if argument.startswith("-") and not argument[1:2].isdigit():
-            own = flag.replace("_", "-").startswith(tuple(each.replace("_", "-") for each in OWN_FLAGS))
+            own = _is_own(flag)
         else:
             flag, equals, value = "", "", argument
         if not own:
@@ -172,7 +183,8 @@ def _origin(run: Path) -> tuple[str, str]:
     try:
         facts = json.loads((run / "system.json").read_text())[0]
         program, *arguments = facts["command"]
-        command = shlex.join([Path(program).name, *_repeatable(arguments)]) if arguments else ""
+        name = Path(program).name
+        command = shlex.join(["headrace" if name == "__main__.py" else name, *_repeatable(arguments)]) if arguments else ""
         where = f"{facts['processor']}, {facts['cores']} cores"
         return command, where + (f", {facts['accelerator']}" if facts["accelerator"] else "")
     except (OSError, ValueError, KeyError, IndexError, TypeError):

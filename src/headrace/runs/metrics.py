@@ -198,6 +198,12 @@ def read_jsonl(path: os.PathLike[str] | str) -> list[dict[str, float]]:
     return [line for line in read_json_lines(Path(path)) if is_metrics(line)]
 
 
+def of_training(lines: Sequence[dict[str, float]]) -> list[dict[str, float]]:
+    """The lines without those of evaluations, which are written late: they have the step of a checkpoint, and the time at which
+    its games were over, perhaps after the end of training."""
+    return [line for line in lines if not any(key.startswith("eval/") for key in line)]
+
+
 def is_metrics(line: Any) -> bool:
     """Whether a JSON value is what a line of metrics.jsonl holds."""
     numbers = isinstance(line, dict) and all(type(value) in (int, float) for value in line.values())
