@@ -190,11 +190,12 @@ class ShardedReplay(LearnerReplay):
                     put(part.rows, samples.arrays)
             if not self._draw_again(plan, lost):
                 return None
-        for node in plan.sums:
-            share = sum(part.share for part in answered if part.node == node)
-            for part in answered:
-                if part.node == node:
-                    probabilities[part.rows] *= share
+        # Of every shard that has answered, also of one that was lost behind its answer; what came in its place is another one.
+        for who in {(part.node, part.generation) for part in answered}:
+            of_shard = [part for part in answered if (part.node, part.generation) == who]
+            share = sum(part.share for part in of_shard)
+            for part in of_shard:
+                probabilities[part.rows] *= share
         return keys, probabilities
 
     def _plan(self) -> bool:
