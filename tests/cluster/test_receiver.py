@@ -114,6 +114,12 @@ def trajectory_of(store: TrajectoryStore, order: int = 0) -> bytes:
     return message
 
 
+def trajectory_bytes(message: bytearray, order: int) -> bytes:
+    """The same trajectory with another number."""
+    HEADER.pack_into(message, 0, protocol.TRAJECTORY, order)
+    return bytes(message)
+
+
 def test_trajectories_need_credits_and_arrive_in_slots(parts: Any) -> None:
     placement, shared, hello = parts
     store = placement.memory.policies[0].trajectories
@@ -156,6 +162,33 @@ def test_an_old_generation_writes_no_more(parts: Any) -> None:
     eventually(lambda: len(new.kinds(CREDIT)) == WINDOW)  # the slots of the old one are used again
     new.stream.send(message)
     assert store.take(timeout=10) is not None
+
+
+def test_a_trajectory_with_an_impossible_number_ends_the_stream(parts: Any) -> None:
+    placement, shared, hello = parts
+    message = bytearray(trajectory(placement, 1))
+    HEADER.pack_into(message, 0, protocol.TRAJECTORY, 2**31)
+    peer = Peer(shared, hello)
+    eventually(lambda: len(peer.kinds(CREDIT)) == WINDOW)
+    peer.stream.send(bytes(message))
+    eventually(lambda: peer.ended)
+    store = placement.memory.policies[0].trajectories
+    again = Peer(shared, hello)
+    for sent in range(store.num_slots):  # no slot is lost
+        eventually(lambda sent=sent: len(again.kinds(CREDIT)) > sent)
+        again.stream.send(trajectory_bytes(message, sent))
+    eventually(lambda: store.qsize() == store.num_slots)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whatever_goes_wrong_with_a_trajectory_the_stream_ends(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    placement, shared, hello = parts
+    message = trajectory(placement, 1)
+    peer = Peer(shared, hello)
+    eventually(lambda: len(peer.kinds(CREDIT)) == WINDOW)
+    monkeypatch.setattr(TrajectoryCodec, "decode", lambda *_: 1 / 0)
+    peer.stream.send(message)
+    eventually(lambda: peer.ended)
 
 
 def test_weights_are_sent_when_wanted_and_skipped_in_between(parts: Any) -> None:

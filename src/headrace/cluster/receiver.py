@@ -33,6 +33,8 @@ from headrace.transport.streams import Stream
 
 SPARE_STREAMS = 3
 """Streams beside those of the node, which are about to be refused."""
+LARGEST_ORDER = 2**31 - 1
+"""Largest number of a trajectory, see `TrajectoryStore.order`."""
 SLOT_POLL = 0.005
 """Seconds between two looks for a free slot of one policy while others need some, too."""
 
@@ -255,7 +257,8 @@ class PolicyReceiver:
             self._drop(session, str(error))
         except Closed:
             pass
-        self._drop(session, "the stream has ended")
+        finally:  # whatever it was: else the node would wait for credits for ever
+            self._drop(session, "the stream has ended")
 
     def _may_write(self, session: _Session) -> bool:
         """Whether this session is still that of the newest node; the lock is held."""
@@ -268,6 +271,8 @@ class PolicyReceiver:
                 return False
             if not session.slots:
                 raise ProtocolError("a trajectory without a credit")
+            if order > LARGEST_ORDER:
+                raise ProtocolError(f"a trajectory with the number {order}")
             slot = session.slots[-1]
             self._codec.decode(message, slot)
             self._count(slot, len(message))
