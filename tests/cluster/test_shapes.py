@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headrace.cluster import protocol, roles
-from headrace.cluster.engines import static_engine
+from headrace.cluster.engines import ray_engine, static_engine
 from headrace.cluster.engines.static_engine import StaticEngine
 from headrace.cluster.protocol import Link
 from headrace.cluster.roles import Machine, first_host, machine_of
@@ -130,6 +131,19 @@ def test_machines_have_a_token_in_common_and_are_not_too_many(monkeypatch: pytes
     assert alone.listen == "127.0.0.1:0"
     assert alone.own.token != other.own.token
     assert alone.own.token not in repr(alone.own)
+
+
+@pytest.mark.parametrize(("own", "listen"), [(True, "127.0.0.1:0"), (False, "10.0.0.1:0")])
+def test_machines_that_come_to_a_ray_cluster_of_one_can_reach_the_learner(
+    own: bool, listen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody comes to a cluster that the run has started."""
+    context = SimpleNamespace(get_node_id=lambda: "this")
+    util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1" if own else "10.0.0.1")
+    ray = SimpleNamespace(util=util, get_runtime_context=lambda: context)
+    alive = [{"Alive": True, "NodeManagerAddress": "10.0.0.1"}]
+    monkeypatch.setattr(ray_engine, "RayCluster", lambda *_: SimpleNamespace(ray=ray, alive=alive, own=own))
+    assert ray_engine.RayEngine(cluster_config("1-4", **{"cluster.engine": "ray"})).listen == listen
 
 
 @pytest.mark.parametrize(

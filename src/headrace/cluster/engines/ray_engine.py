@@ -88,8 +88,8 @@ class RayEngine(Engine):
         self._ray = ray = self._cluster.ray
         here = ray.util.get_node_ip_address()
         self._own_machine = ray.get_runtime_context().get_node_id()
-        machines = {node["NodeManagerAddress"] for node in self._cluster.alive}
-        self.listen = cluster.listen or ("127.0.0.1:0" if machines <= {here, "127.0.0.1"} else f"{here}:0")
+        # Whatever machines there are now: others may come to a cluster that this run has not started.
+        self.listen = cluster.listen or ("127.0.0.1:0" if self._cluster.own else f"{here}:0")
         self._actors: list[_Actor] = []
         self._link: Link | None = None
 
