@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from headrace.cluster import protocol
-from headrace.cluster.membership import Membership
+from headrace.cluster.membership import Membership, Rank
 from headrace.cluster.population_codec import ResultsCodec, StateCodec
 from headrace.cluster.protocol import COUNTED, CREDIT, STATE, TOLD, VERSION, WANT, WEIGHTS
 from headrace.cluster.receiver import Receiver
 from headrace.cluster.shapes import whole
-from headrace.cluster.shared import Shared
+from headrace.cluster.shared import COUNTS, Shared
 from headrace.cluster.trajectory_codec import TrajectoryCodec
 from headrace.envs import describe_run
 from headrace.envs.core.imports import import_files
@@ -320,4 +320,17 @@ def test_membership_admits_as_many_nodes_as_there_are_places(parts: Any) -> None
     eventually(lambda: not membership.nodes)
     assert shared.generation.load(0) == 9
     assert dial()[1]["generation"] == 10
+    membership.close()
+
+
+def test_what_a_lost_rank_has_received_stays_counted(parts: Any) -> None:
+    placement, _, _ = parts
+    shared = Shared(2, "127.0.0.1:0", OWN, learners=2)
+    endpoint = Endpoint(protocol.MEMBERSHIP, "127.0.0.1:0", OWN, LARGEST_MESSAGE)
+    membership = Membership(endpoint, shared, placement.memory.control, lambda role, node: slice(None), {"config": {}}, b"")
+    unused: Any = None
+    lost, again = Rank(1, "there", unused), Rank(1, "there", unused)  # another process, which counts from the beginning
+    for rank, steps, total in ((lost, 100.0, 100), (lost, 150.0, 150), (again, 10.0, 160)):
+        membership._note_receivers(rank, {"host": "there", "ports": [7], "counts": [[steps, *[0.0] * (len(COUNTS) - 1)]]})
+        assert shared.counts[:, 0].tolist() == [0, total]
     membership.close()
