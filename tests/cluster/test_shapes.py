@@ -146,7 +146,11 @@ def test_machines_that_come_to_a_ray_cluster_of_one_can_reach_the_learner(
     ray = SimpleNamespace(util=util, get_runtime_context=lambda: context)
     alive = [{"Alive": True, "NodeManagerAddress": "10.0.0.1"}]
     monkeypatch.setattr(ray_engine, "RayCluster", lambda *_: SimpleNamespace(ray=ray, alive=alive, own=own))
-    assert ray_engine.RayEngine(cluster_config("1-4", **{"cluster.engine": "ray"})).listen == listen
+    engine = ray_engine.RayEngine(cluster_config("1-4", **{"cluster.engine": "ray"}))
+    assert engine.listen == listen
+    for own_host, address in (("0.0.0.0", listen[:-2]), ("[::]", listen[:-2]), ("10.0.0.7", "10.0.0.7"), ("host", "host")):
+        engine.start(Link(f"{own_host}:7780", engine.own, 1.0))  # as `cluster.listen` says
+        assert engine._link == Link(f"{address}:7780", engine.own, 1.0)
 
 
 @pytest.mark.parametrize(
