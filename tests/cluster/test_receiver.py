@@ -334,3 +334,28 @@ def test_what_a_lost_rank_has_received_stays_counted(parts: Any) -> None:
         membership._note_receivers(rank, {"host": "there", "ports": [7], "counts": [[steps, *[0.0] * (len(COUNTS) - 1)]]})
         assert shared.counts[:, 0].tolist() == [0, total]
     membership.close()
+
+
+def test_a_node_that_is_admitted_while_the_run_ends_is_told(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    placement, shared, _ = parts
+    endpoint = Endpoint(protocol.MEMBERSHIP, "127.0.0.1:0", OWN, LARGEST_MESSAGE)
+    membership = Membership(endpoint, shared, placement.memory.control, lambda role, node: slice(None), {"config": {}}, b"")
+    admitted, ends, end = threading.Event(), threading.Event(), threading.Thread(target=membership.end)
+
+    def slowly(node: int) -> None:
+        admitted.set()
+        assert ends.wait(60)
+        end.join(0.3)
+
+    monkeypatch.setattr(membership, "_next_generation", slowly)
+    stream = Caller(replace(endpoint, address=f"127.0.0.1:{membership.port}"), protocol.FLAGS).open()
+    stream.send(protocol.to_bytes("hello", {"host": "there", "versions": protocol.versions()}))
+    assert admitted.wait(60)
+    end.start()
+    ends.set()
+    messages = iter(stream)
+    assert protocol.from_bytes(next(messages))[0] == "welcome"
+    stream.expect(20, "it was not told")
+    assert protocol.from_bytes(next(messages, b'{"": ""}'))[0] == "end"
+    end.join()
+    membership.close()

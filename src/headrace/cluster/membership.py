@@ -266,8 +266,9 @@ class Membership:
 
     def end(self) -> None:
         """Tell every member that the run ends, and admit no more."""
-        self._ending = True
-        members: list[Node | Rank] = [*self.nodes.values(), *self.ranks.values()]
+        with self._lock:  # who is admitted now is told, too
+            self._ending = True
+            members: list[Node | Rank] = [*self.nodes.values(), *self.ranks.values()]
         for member in members:
             member.stream.send(protocol.to_bytes("end", None))
 
