@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,24 @@ def test_a_shard_that_does_not_answer_is_left_out_until_it_does(
             break
     else:
         raise AssertionError("it was never used again")
+
+
+def test_a_shard_that_is_lost_before_it_is_asked_is_not_waited_for(
+    make: Callable[..., Shards], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = make([numbered(np.ones(50, np.float32)), numbered(np.ones(50, np.float32), 50)], 20)
+    ask = shards.replay._ask
+
+    def lose_and_ask(*args: Any) -> None:
+        shards.wires[0].relay.end()
+        ask(*args)
+
+    monkeypatch.setattr(shards.replay, "_ask", lose_and_ask)
+    began = time.monotonic()
+    batch = shards.replay.sample(20)
+    assert time.monotonic() < began + sharded_replay.LATE
+    assert batch is not None
+    assert batch.first["obs/x"].min() >= 50
 
 
 def test_priorities_that_come_late_are_dropped_and_counted(make: Callable[..., Shards]) -> None:

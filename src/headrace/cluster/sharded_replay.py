@@ -249,7 +249,7 @@ class ShardedReplay(LearnerReplay):
             if table.answered(draw, k) == part.number:
                 samples = self.codec.read(table.answer(draw, k))
                 return samples if len(samples.arrays["keys"]) == len(part.rows) else None
-            if table.session[k] != part.session:
+            if table.session[k] != part.session or not part.session % 2:  # lost since it was asked, or just before
                 return None
             if monotonic() > part.asked + LATE:
                 self._late[k] = (draw, part)
