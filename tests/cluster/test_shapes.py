@@ -9,12 +9,15 @@ import pytest
 
 from headrace.cluster import protocol, roles
 from headrace.cluster.engines import ray_engine, static_engine
+from headrace.cluster.engines.member_process import INTERRUPTED
 from headrace.cluster.engines.static_engine import StaticEngine
 from headrace.cluster.protocol import Link
 from headrace.cluster.roles import Machine, first_host, machine_of
 from headrace.cluster.shapes import of_node, whole, workers_of
 from headrace.config import Config, ConfigError
+from headrace.config.errors import RANK_LOST
 from headrace.make_config import check_config, make_config
+from headrace.sampling.placements.base import RunFailed
 from headrace.transport.messages import ProtocolError, Refused
 
 
@@ -134,6 +137,29 @@ def test_machines_have_a_token_in_common_and_are_not_too_many(monkeypatch: pytes
     assert alone.listen == "127.0.0.1:0"
     assert alone.own.token != other.own.token
     assert alone.own.token not in repr(alone.own)
+
+
+@pytest.mark.parametrize(("code", "goes_on"), [(-9, True), (INTERRUPTED, True), (RANK_LOST, True), (1, False), (2, False)])
+def test_a_node_of_this_machine_that_somebody_has_ended_is_replaced(
+    code: int, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roles, "machine", Machine)
+    made: list[Any] = []
+
+    def start(*_: Any) -> Any:
+        made.append(SimpleNamespace(exit_code=None, name="sampling node", end_reason=lambda: "its end", rank=0))
+        return made[-1]
+
+    monkeypatch.setattr(static_engine, "MemberProcess", start)
+    engine = StaticEngine(cluster_config(2))
+    engine.start(Link("127.0.0.1:7780", engine.own, 1.0))
+    made[1].exit_code = code
+    if goes_on:
+        assert engine.look() == ["A sampling node of this machine has ended (its end); another one starts"]
+        assert engine._members == [made[0], made[2]]
+    else:
+        with pytest.raises(RunFailed, match="its end"):
+            engine.look()
 
 
 @pytest.mark.parametrize(("own", "listen"), [(True, "127.0.0.1:0"), (False, "10.0.0.1:0")])
