@@ -19,7 +19,7 @@ from headrace.cluster import protocol
 from headrace.cluster.membership import Membership, Rank
 from headrace.cluster.population_codec import ResultsCodec, StateCodec
 from headrace.cluster.protocol import COUNTED, CREDIT, STATE, TOLD, VERSION, WANT, WEIGHTS
-from headrace.cluster.receiver import Receiver
+from headrace.cluster.receiver import Receiver, _Session
 from headrace.cluster.shapes import whole
 from headrace.cluster.shared import COUNTS, Shared
 from headrace.cluster.trajectory_codec import TrajectoryCodec
@@ -34,7 +34,7 @@ from headrace.shm.population import Standings
 from headrace.shm.trajectory_store import TrajectoryStore
 from headrace.transport.credentials import Credentials
 from headrace.transport.messages import HEADER, LARGEST_MESSAGE, header
-from headrace.transport.streams import Caller, Endpoint
+from headrace.transport.streams import Caller, Endpoint, Stream
 
 OWN = Credentials(token="a-token-of-tests")
 WINDOW = 2
@@ -178,6 +178,31 @@ def test_a_trajectory_with_an_impossible_number_ends_the_stream(parts: Any) -> N
         eventually(lambda sent=sent: len(again.kinds(CREDIT)) > sent)
         again.stream.send(trajectory_bytes(message, sent))
     eventually(lambda: store.qsize() == store.num_slots)
+
+
+def test_of_two_streams_that_open_at_once_one_stays_and_no_slot_is_lost() -> None:
+    config = make_config("gym/CartPole-v1", "appo", **STATIC)
+    placement = make_placement(whole(config), describe_run(config), make_agent)
+    receiver, open_for_ever = Receiver(placement, Shared(1, "127.0.0.1:0", OWN), 0), threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        open_for_ever.wait(60)
+        yield from ()
+
+    (policy,), sessions = receiver._policies, [_Session(Stream(nothing(), lambda: None), 0) for _ in range(2)]
+    answers = [policy.serve(session, nothing()) for session in sessions]
+    for answer in answers:
+        assert protocol.from_bytes(next(answer))[0] == "welcome"
+    for session, answer in zip(sessions, answers, strict=True):
+        session.stream.send(b"sent")
+        assert next(answer) == b"sent"
+        assert policy._give_credit(session, 1)
+    first, second = sessions
+    assert first.stream.ended == "the node has opened another stream"
+    assert second.slots == first.slots  # it has got the same one
+    open_for_ever.set()
+    placement.memory.stop()
+    receiver.close()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

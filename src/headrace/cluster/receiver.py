@@ -217,15 +217,17 @@ class PolicyReceiver:
 
     def serve(self, session: _Session, messages: Iterator[bytes]) -> Iterator[bytes]:
         """The messages to send in this session, until it ends."""
-        if (before := self._session) is not None:
-            self._drop(before, "the node has opened another stream")
         yield protocol.to_bytes("welcome", {})
         with self._lock:
-            self._session = session
+            before, self._session = self._session, session
+            if before is not None:
+                self._spare += before.slots
             if self._relay is not None:
                 self._relay.begin(session.stream, session.generation)
             if self._results is not None:
                 session.stream.send(self._results.counted(self.node))
+        if before is not None:
+            before.stream.close("the node has opened another stream")
         self._receiver.changed.set()
         threading.Thread(target=self._receive, args=(session, messages), name="trajectories", daemon=True).start()
         yield from session.stream.outgoing()
