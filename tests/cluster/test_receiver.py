@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from headrace.cluster import protocol
-from headrace.cluster.membership import Membership
+from headrace.cluster.membership import Membership, Rank
 from headrace.cluster.population_codec import ResultsCodec, StateCodec
 from headrace.cluster.protocol import COUNTED, CREDIT, STATE, TOLD, VERSION, WANT, WEIGHTS
-from headrace.cluster.receiver import Receiver
+from headrace.cluster.receiver import Receiver, _Session
 from headrace.cluster.shapes import whole
-from headrace.cluster.shared import Shared
+from headrace.cluster.shared import COUNTS, Shared
 from headrace.cluster.trajectory_codec import TrajectoryCodec
 from headrace.envs import describe_run
 from headrace.envs.core.imports import import_files
@@ -34,7 +34,7 @@ from headrace.shm.population import Standings
 from headrace.shm.trajectory_store import TrajectoryStore
 from headrace.transport.credentials import Credentials
 from headrace.transport.messages import HEADER, LARGEST_MESSAGE, header
-from headrace.transport.streams import Caller, Endpoint
+from headrace.transport.streams import Caller, Endpoint, Stream
 
 OWN = Credentials(token="a-token-of-tests")
 WINDOW = 2
@@ -114,6 +114,12 @@ def trajectory_of(store: TrajectoryStore, order: int = 0) -> bytes:
     return message
 
 
+def trajectory_bytes(message: bytearray, order: int) -> bytes:
+    """The same trajectory with another number."""
+    HEADER.pack_into(message, 0, protocol.TRAJECTORY, order)
+    return bytes(message)
+
+
 def test_trajectories_need_credits_and_arrive_in_slots(parts: Any) -> None:
     placement, shared, hello = parts
     store = placement.memory.policies[0].trajectories
@@ -156,6 +162,58 @@ def test_an_old_generation_writes_no_more(parts: Any) -> None:
     eventually(lambda: len(new.kinds(CREDIT)) == WINDOW)  # the slots of the old one are used again
     new.stream.send(message)
     assert store.take(timeout=10) is not None
+
+
+def test_a_trajectory_with_an_impossible_number_ends_the_stream(parts: Any) -> None:
+    placement, shared, hello = parts
+    message = bytearray(trajectory(placement, 1))
+    HEADER.pack_into(message, 0, protocol.TRAJECTORY, 2**31)
+    peer = Peer(shared, hello)
+    eventually(lambda: len(peer.kinds(CREDIT)) == WINDOW)
+    peer.stream.send(bytes(message))
+    eventually(lambda: peer.ended)
+    store = placement.memory.policies[0].trajectories
+    again = Peer(shared, hello)
+    for sent in range(store.num_slots):  # no slot is lost
+        eventually(lambda sent=sent: len(again.kinds(CREDIT)) > sent)
+        again.stream.send(trajectory_bytes(message, sent))
+    eventually(lambda: store.qsize() == store.num_slots)
+
+
+def test_of_two_streams_that_open_at_once_one_stays_and_no_slot_is_lost() -> None:
+    config = make_config("gym/CartPole-v1", "appo", **STATIC)
+    placement = make_placement(whole(config), describe_run(config), make_agent)
+    receiver, open_for_ever = Receiver(placement, Shared(1, "127.0.0.1:0", OWN), 0), threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        open_for_ever.wait(60)
+        yield from ()
+
+    (policy,), sessions = receiver._policies, [_Session(Stream(nothing(), lambda: None), 0) for _ in range(2)]
+    answers = [policy.serve(session, nothing()) for session in sessions]
+    for answer in answers:
+        assert protocol.from_bytes(next(answer))[0] == "welcome"
+    for session, answer in zip(sessions, answers, strict=True):
+        session.stream.send(b"sent")
+        assert next(answer) == b"sent"
+        assert policy._give_credit(session, 1)
+    first, second = sessions
+    assert first.stream.ended == "the node has opened another stream"
+    assert second.slots == first.slots  # it has got the same one
+    open_for_ever.set()
+    placement.memory.stop()
+    receiver.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whatever_goes_wrong_with_a_trajectory_the_stream_ends(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    placement, shared, hello = parts
+    message = trajectory(placement, 1)
+    peer = Peer(shared, hello)
+    eventually(lambda: len(peer.kinds(CREDIT)) == WINDOW)
+    monkeypatch.setattr(TrajectoryCodec, "decode", lambda *_: 1 / 0)
+    peer.stream.send(message)
+    eventually(lambda: peer.ended)
 
 
 def test_weights_are_sent_when_wanted_and_skipped_in_between(parts: Any) -> None:
@@ -287,4 +345,42 @@ def test_membership_admits_as_many_nodes_as_there_are_places(parts: Any) -> None
     eventually(lambda: not membership.nodes)
     assert shared.generation.load(0) == 9
     assert dial()[1]["generation"] == 10
+    membership.close()
+
+
+def test_what_a_lost_rank_has_received_stays_counted(parts: Any) -> None:
+    placement, _, _ = parts
+    shared = Shared(2, "127.0.0.1:0", OWN, learners=2)
+    endpoint = Endpoint(protocol.MEMBERSHIP, "127.0.0.1:0", OWN, LARGEST_MESSAGE)
+    membership = Membership(endpoint, shared, placement.memory.control, lambda role, node: slice(None), {"config": {}}, b"")
+    unused: Any = None
+    lost, again = Rank(1, "there", unused), Rank(1, "there", unused)  # another process, which counts from the beginning
+    for rank, steps, total in ((lost, 100.0, 100), (lost, 150.0, 150), (again, 10.0, 160)):
+        membership._note_receivers(rank, {"host": "there", "ports": [7], "counts": [[steps, *[0.0] * (len(COUNTS) - 1)]]})
+        assert shared.counts[:, 0].tolist() == [0, total]
+    membership.close()
+
+
+def test_a_node_that_is_admitted_while_the_run_ends_is_told(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    placement, shared, _ = parts
+    endpoint = Endpoint(protocol.MEMBERSHIP, "127.0.0.1:0", OWN, LARGEST_MESSAGE)
+    membership = Membership(endpoint, shared, placement.memory.control, lambda role, node: slice(None), {"config": {}}, b"")
+    admitted, ends, end = threading.Event(), threading.Event(), threading.Thread(target=membership.end)
+
+    def slowly(node: int) -> None:
+        admitted.set()
+        assert ends.wait(60)
+        end.join(0.3)
+
+    monkeypatch.setattr(membership, "_next_generation", slowly)
+    stream = Caller(replace(endpoint, address=f"127.0.0.1:{membership.port}"), protocol.FLAGS).open()
+    stream.send(protocol.to_bytes("hello", {"host": "there", "versions": protocol.versions()}))
+    assert admitted.wait(60)
+    end.start()
+    ends.set()
+    messages = iter(stream)
+    assert protocol.from_bytes(next(messages))[0] == "welcome"
+    stream.expect(20, "it was not told")
+    assert protocol.from_bytes(next(messages, b'{"": ""}'))[0] == "end"
+    end.join()
     membership.close()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headrace.cluster import protocol, roles
-from headrace.cluster.engines import static_engine
+from headrace.cluster.engines import ray_engine, static_engine
+from headrace.cluster.engines.member_process import INTERRUPTED
 from headrace.cluster.engines.static_engine import StaticEngine
 from headrace.cluster.protocol import Link
 from headrace.cluster.roles import Machine, first_host, machine_of
 from headrace.cluster.shapes import of_node, whole, workers_of
 from headrace.config import Config, ConfigError
+from headrace.config.errors import RANK_LOST
 from headrace.make_config import check_config, make_config
+from headrace.sampling.placements.base import RunFailed
 from headrace.transport.messages import ProtocolError, Refused
 
 
@@ -72,6 +76,9 @@ def test_there_are_slots_for_every_credit_and_a_batch(nodes: int, window: int) -
         ({"cluster.nodes": "many"}, "cluster.nodes is 'many'"),
         ({"cluster.nodes": "0-2"}, "cluster.nodes is '0-2'"),
         ({"cluster.nodes": 0}, "cluster.nodes is 0; it must be at least 1"),
+        ({"cluster.listen": "0.0.0.0"}, "cluster.listen is '0.0.0.0'; give HOST:PORT, such as 0.0.0.0:7780"),
+        ({"cluster.listen": "unix:/tmp/x"}, "cluster.listen is 'unix:/tmp/x'; give HOST:PORT"),
+        ({"cluster.listen": "here:65533"}, "cluster.listen is here:65533; the 3 ports that follow are needed, too"),
         ({"population.size": 2, "cluster.learners": 2}, "learn one policy together; population.size is 2"),
         ({"envs.num_agents": 2, "cluster.learners": 2}, "standings of matches are those of one learner"),
         ({"population.size": 2, **SHARDED}, "serve one learner; population.size is 2"),
@@ -130,6 +137,46 @@ def test_machines_have_a_token_in_common_and_are_not_too_many(monkeypatch: pytes
     assert alone.listen == "127.0.0.1:0"
     assert alone.own.token != other.own.token
     assert alone.own.token not in repr(alone.own)
+
+
+@pytest.mark.parametrize(("code", "goes_on"), [(-9, True), (INTERRUPTED, True), (RANK_LOST, True), (1, False), (2, False)])
+def test_a_node_of_this_machine_that_somebody_has_ended_is_replaced(
+    code: int, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roles, "machine", Machine)
+    made: list[Any] = []
+
+    def start(*_: Any) -> Any:
+        made.append(SimpleNamespace(exit_code=None, name="sampling node", end_reason=lambda: "its end", rank=0))
+        return made[-1]
+
+    monkeypatch.setattr(static_engine, "MemberProcess", start)
+    engine = StaticEngine(cluster_config(2))
+    engine.start(Link("127.0.0.1:7780", engine.own, 1.0))
+    made[1].exit_code = code
+    if goes_on:
+        assert engine.look() == ["A sampling node of this machine has ended (its end); another one starts"]
+        assert engine._members == [made[0], made[2]]
+    else:
+        with pytest.raises(RunFailed, match="its end"):
+            engine.look()
+
+
+@pytest.mark.parametrize(("own", "listen"), [(True, "127.0.0.1:0"), (False, "10.0.0.1:0")])
+def test_machines_that_come_to_a_ray_cluster_of_one_can_reach_the_learner(
+    own: bool, listen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody comes to a cluster that the run has started."""
+    context = SimpleNamespace(get_node_id=lambda: "this")
+    util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1" if own else "10.0.0.1")
+    ray = SimpleNamespace(util=util, get_runtime_context=lambda: context)
+    alive = [{"Alive": True, "NodeManagerAddress": "10.0.0.1"}]
+    monkeypatch.setattr(ray_engine, "RayCluster", lambda *_: SimpleNamespace(ray=ray, alive=alive, own=own))
+    engine = ray_engine.RayEngine(cluster_config("1-4", **{"cluster.engine": "ray"}))
+    assert engine.listen == listen
+    for own_host, address in (("0.0.0.0", listen[:-2]), ("[::]", listen[:-2]), ("10.0.0.7", "10.0.0.7"), ("host", "host")):
+        engine.start(Link(f"{own_host}:7780", engine.own, 1.0))  # as `cluster.listen` says
+        assert engine._link == Link(f"{address}:7780", engine.own, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,24 @@ def test_the_share_of_a_lost_shard_is_drawn_from_the_others(make: Callable[..., 
     assert shards.table.generation[0] > 100
 
 
+def test_a_shard_that_is_lost_behind_its_answer_counts_for_what_it_has_answered(make: Callable[..., Shards]) -> None:
+    """Shard 0 answers for its part of a batch. Then shard 1 is lost instead of answering, and shard 0 with it: what both lack is
+    drawn from shard 2, and every part of the batch has its share of the probabilities."""
+    shards = make([numbered(np.ones(50, np.float32), seed=k) for k in range(3)], 90)
+    first, second, _ = shards.wires
+
+    def lose(number: int) -> bool:
+        first.answers_are(number)
+        first.relay.end()
+        return True
+
+    second.lose = lose
+    keys, probabilities = shards.draw()
+    node, parts = keys[:, 1] % 3, np.array([1 / 3, 0, 2 / 3])
+    assert np.bincount(node.astype(int)).tolist() == [30, 0, 60]
+    np.testing.assert_allclose(probabilities, parts[node.astype(int)] / 50)
+
+
 @pytest.mark.parametrize("lost", [False, True])
 def test_rows_of_a_batch_are_what_their_keys_name(make: Callable[..., Shards], lost: bool) -> None:
     """Of three shards with images; in the middle of every second draw one or two of them are lost."""
@@ -234,6 +253,24 @@ def test_a_shard_that_does_not_answer_is_left_out_until_it_does(
             break
     else:
         raise AssertionError("it was never used again")
+
+
+def test_a_shard_that_is_lost_before_it_is_asked_is_not_waited_for(
+    make: Callable[..., Shards], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = make([numbered(np.ones(50, np.float32)), numbered(np.ones(50, np.float32), 50)], 20)
+    ask = shards.replay._ask
+
+    def lose_and_ask(*args: Any) -> None:
+        shards.wires[0].relay.end()
+        ask(*args)
+
+    monkeypatch.setattr(shards.replay, "_ask", lose_and_ask)
+    began = time.monotonic()
+    batch = shards.replay.sample(20)
+    assert time.monotonic() < began + sharded_replay.LATE
+    assert batch is not None
+    assert batch.first["obs/x"].min() >= 50
 
 
 def test_priorities_that_come_late_are_dropped_and_counted(make: Callable[..., Shards]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -56,6 +57,28 @@ def test_a_module_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.Monke
     assert unpack(packed, config).imports == config.imports
     found = importlib.import_module("module_by_name")
     assert tmp_path not in Path(found.__file__ or "").parents
+
+
+def test_a_package_without_init_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bare_package").mkdir()
+    (tmp_path / "bare_package" / "worlds.py").write_text("A = 1\n")
+    monkeypatch.chdir(tmp_path)
+    config = Config(imports=("bare_package.worlds",))
+    import_files(config.imports)
+    packed = pack(config)
+    for name in ("bare_package", "bare_package.worlds"):
+        sys.modules.pop(name)
+    sys.path[:] = [path for path in sys.path if Path(path) != tmp_path and path]
+    assert unpack(packed, config).imports == config.imports
+    found = importlib.import_module("bare_package.worlds")
+    assert tmp_path not in Path(found.__file__ or "").parents
+
+
+def test_a_file_whose_time_a_zip_file_cannot_have_arrives(tmp_path: Path) -> None:
+    (tmp_path / "of_no_time.py").write_text("A = 1\n")
+    os.utime(tmp_path / "of_no_time.py", (0, 0))  # as in images of containers that are built reproducibly
+    config = Config(imports=(str(tmp_path / "of_no_time.py"),))
+    assert Path(unpack(pack(config), config).imports[0]).read_text() == "A = 1\n"
 
 
 def test_what_is_installed_is_not_sent() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from headrace.transport.connection import Connection, Event
 from headrace.transport.streams import Stream
 
 pytestmark = pytest.mark.process
@@ -47,3 +49,32 @@ def test_an_answer_that_takes_long_is_told_once(monkeypatch) -> None:  # type: i
     assert ended.wait(60)
     assert len(told) == 1
     assert 0.1 < told[0] <= 1.0
+
+
+def test_an_error_of_its_user_ends_the_stream_and_not_the_connection() -> None:
+    """A message that its user cannot read, on every stream but the third."""
+    handled: list[tuple[Event, Any]] = []
+    third = threading.Event()
+
+    class Source:
+        opened = 0
+
+        def open(self, closed: threading.Event) -> Stream:
+            self.opened += 1
+            return Stream(iter((b"good" if self.opened == 3 else b"bad",)), lambda: None)
+
+        def close(self) -> None:
+            pass
+
+    def handle(event: Event, stream: Stream | None, content: Any) -> None:
+        if content == b"bad":
+            raise ValueError("what is this")
+        handled.append((event, content))
+        if content == b"good":
+            third.set()
+
+    connection = Connection(Source(), lambda stream: (None, iter(stream)), handle, "test")
+    connection.start()
+    assert third.wait(60)
+    connection.close()
+    assert handled[:5] == [("up", None), ("down", "ValueError: what is this")] * 2 + [("up", None)]

@@ -34,6 +34,8 @@ class Rank:
     number: int
     host: str
     stream: Stream
+    counts: Any = 0.0
+    """What it reported last of its receivers, see `Shared.counts`; a rank in its place counts from the beginning."""
 
     @property
     def name(self) -> str:
@@ -222,7 +224,8 @@ class Membership:
             for node in [node for k, node in self.nodes.items() if k in own]:
                 node.stream.close("its learner rank is on another machine now")
         self._hosts[rank.number] = host
-        self._shared.counts[own.start :: own.step] = counts
+        self._shared.counts[own.start :: own.step] += counts - rank.counts
+        rank.counts = counts
         for k, port in zip(own, ports, strict=True):
             self._shared.port.store(k, int(port))
 
@@ -263,8 +266,9 @@ class Membership:
 
     def end(self) -> None:
         """Tell every member that the run ends, and admit no more."""
-        self._ending = True
-        members: list[Node | Rank] = [*self.nodes.values(), *self.ranks.values()]
+        with self._lock:  # who is admitted now is told, too
+            self._ending = True
+            members: list[Node | Rank] = [*self.nodes.values(), *self.ranks.values()]
         for member in members:
             member.stream.send(protocol.to_bytes("end", None))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
-from headrace.cluster.engines.member_process import told
+from headrace.cluster.engines.member_process import INTERRUPTED, told
 from headrace.cluster.joining import GONE_TIMEOUT, Member, join
 from headrace.cluster.protocol import Link
 from headrace.cluster.shapes import of_node, workers_of
@@ -53,7 +53,7 @@ def run_node(link: Link, imports: tuple[str, ...] | None = None, say: Callable[[
             if not stopped.is_set():
                 say(f"The learner's machine {link.address} is lost ({member.stream.ended}); this node tries to join again")
             gone_timeout = GONE_TIMEOUT
-    return 130
+    return INTERRUPTED
 
 
 def _take_part(member: Member, link: Link, imports: tuple[str, ...] | None, stopped: threading.Event) -> bool:

@@ -33,6 +33,8 @@ from headrace.transport.streams import Stream
 
 SPARE_STREAMS = 3
 """Streams beside those of the node, which are about to be refused."""
+LARGEST_ORDER = 2**31 - 1
+"""Largest number of a trajectory, see `TrajectoryStore.order`."""
 SLOT_POLL = 0.005
 """Seconds between two looks for a free slot of one policy while others need some, too."""
 
@@ -215,15 +217,17 @@ class PolicyReceiver:
 
     def serve(self, session: _Session, messages: Iterator[bytes]) -> Iterator[bytes]:
         """The messages to send in this session, until it ends."""
-        if (before := self._session) is not None:
-            self._drop(before, "the node has opened another stream")
         yield protocol.to_bytes("welcome", {})
         with self._lock:
-            self._session = session
+            before, self._session = self._session, session
+            if before is not None:
+                self._spare += before.slots
             if self._relay is not None:
                 self._relay.begin(session.stream, session.generation)
             if self._results is not None:
                 session.stream.send(self._results.counted(self.node))
+        if before is not None:
+            before.stream.close("the node has opened another stream")
         self._receiver.changed.set()
         threading.Thread(target=self._receive, args=(session, messages), name="trajectories", daemon=True).start()
         yield from session.stream.outgoing()
@@ -255,7 +259,8 @@ class PolicyReceiver:
             self._drop(session, str(error))
         except Closed:
             pass
-        self._drop(session, "the stream has ended")
+        finally:  # whatever it was: else the node would wait for credits for ever
+            self._drop(session, "the stream has ended")
 
     def _may_write(self, session: _Session) -> bool:
         """Whether this session is still that of the newest node; the lock is held."""
@@ -268,6 +273,8 @@ class PolicyReceiver:
                 return False
             if not session.slots:
                 raise ProtocolError("a trajectory without a credit")
+            if order > LARGEST_ORDER:
+                raise ProtocolError(f"a trajectory with the number {order}")
             slot = session.slots[-1]
             self._codec.decode(message, slot)
             self._count(slot, len(message))

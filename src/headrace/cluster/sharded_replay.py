@@ -190,11 +190,12 @@ class ShardedReplay(LearnerReplay):
                     put(part.rows, samples.arrays)
             if not self._draw_again(plan, lost):
                 return None
-        for node in plan.sums:
-            share = sum(part.share for part in answered if part.node == node)
-            for part in answered:
-                if part.node == node:
-                    probabilities[part.rows] *= share
+        # Of every shard that has answered, also of one that was lost behind its answer; what came in its place is another one.
+        for who in {(part.node, part.generation) for part in answered}:
+            of_shard = [part for part in answered if (part.node, part.generation) == who]
+            share = sum(part.share for part in of_shard)
+            for part in of_shard:
+                probabilities[part.rows] *= share
         return keys, probabilities
 
     def _plan(self) -> bool:
@@ -248,7 +249,7 @@ class ShardedReplay(LearnerReplay):
             if table.answered(draw, k) == part.number:
                 samples = self.codec.read(table.answer(draw, k))
                 return samples if len(samples.arrays["keys"]) == len(part.rows) else None
-            if table.session[k] != part.session:
+            if table.session[k] != part.session or not part.session % 2:  # lost since it was asked, or just before
                 return None
             if monotonic() > part.asked + LATE:
                 self._late[k] = (draw, part)

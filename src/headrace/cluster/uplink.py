@@ -150,7 +150,9 @@ class _Traffic:
                 self._control.set_ready(self._policy)
                 stream.send(HEADER.pack(WANT, 0))
             elif kind == CREDIT:
-                self._change(stream, self._credits + 1)
+                with self._changed:  # the main thread uses credits meanwhile
+                    self._credits += 1
+                    self._changed.notify()
             elif kind == DRAW and self._shard is not None:
                 self._answer(self._shard, stream, content)
             elif kind == VERSION and self._state.may_replace(number):
@@ -162,12 +164,12 @@ class _Traffic:
                 self._results.count_on(content, self._worker)
         elif event == "up":
             assert stream is not None
-            self._change(stream, 0)
+            self._change(stream)
             stream.send(HEADER.pack(WANT, 0))
             if self._shard is not None:
                 stream.send(self._shard.statistics())
         else:
-            self._change(None, 0)
+            self._change(None)
 
     def _publish(self, member: int, message: bytes, version: int) -> None:
         self._members[member].weights.publish(np.frombuffer(message, np.uint8, offset=HEADER.size), version)
@@ -178,9 +180,10 @@ class _Traffic:
         except Exception as failure:  # handed to the main thread, which raises it
             self._failure = failure
 
-    def _change(self, stream: Stream | None, credits: int) -> None:
+    def _change(self, stream: Stream | None) -> None:
+        """From now on this is the stream; it has no credits yet."""
         with self._changed:
             if stream is not self._stream:
                 self._reported = b""
-            self._stream, self._credits = stream, credits
+            self._stream, self._credits = stream, 0
             self._changed.notify()

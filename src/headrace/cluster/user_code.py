@@ -50,7 +50,8 @@ def pack(config: Config) -> bytes:
     if not units:
         return b""
     packed, size = io.BytesIO(), 0
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+    # Not strict: a file may be older than what a zip file can say (1980).
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
         archive.writestr(_NAMES, json.dumps(names))
         for unit in units:
             for file in _files(unit):
@@ -116,8 +117,9 @@ def _unit_of(module: str) -> Path | None:
     """The file or the folder of the outermost package of a module that this process has imported; None if it has none."""
     found = sys.modules.get(module.partition(".")[0])
     file = getattr(found, "__file__", None)
-    if file is None:
-        return None
+    if file is None:  # a package without __init__.py, or a module that is no file
+        folders = list(getattr(found, "__path__", ()))
+        return Path(folders[0]).resolve() if len(folders) == 1 else None
     path = Path(file).resolve()
     return path.parent if path.name == "__init__.py" else path
 

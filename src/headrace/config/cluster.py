@@ -34,8 +34,8 @@ class ClusterConfig:
     node; learner ranks and nodes that no other machine provides are processes of the first."""
     listen: str | None = None
     """Address at which the learner's machine listens for nodes, as HOST:PORT; the nodes' trajectories arrive at the ports that
-    follow, one for each node. None: free ports of 127.0.0.1 if all nodes are on this machine; else all addresses of it, with
-    engine `static` from port 7780 on."""
+    follow, one for each node. None: free ports of 127.0.0.1 if no other machine can have a node; else free ports of the address
+    by which Ray knows this machine, or, with engine `static`, all its addresses from port 7780 on."""
     wait: Timeout = 300.0
     """Longest time (seconds) that the run waits for the fewest nodes at its start, and that a node waits for the
     learner."""

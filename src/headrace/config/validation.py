@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 from headrace.config import hardware
 from headrace.config.errors import ConfigError
+from headrace.config.file_reading import shortened
 from headrace.config.ranges import check
 from headrace.config.settings import Config
 
 MOST_SLOTS = 2**15  # a ticket has 15 bits for the slot
+LAST_PORT = 65_535
 
 DEEPEST = 256  # folders one within the other, of which the run folder is the last; Python makes missing ones by recursion
 
@@ -122,6 +124,13 @@ def _cluster_faults(config: Config) -> Iterator[str]:
         yield f"learner ranks of a cluster are given by cluster.learners; there are {ranks} ranks (learning.num_devices)"
     if config.replay.shards == "node" and config.replay.checkpoint_contents:
         yield "replay.checkpoint_contents saves a replay in the learner's memory; shards on nodes (replay.shards) are not saved"
+    if c.listen is not None:
+        port = None if c.listen.startswith("unix:") else re.fullmatch(r".+:(\d{1,5})", c.listen)
+        behind = c.most_nodes + (c.learners > 1)  # for receivers, and where ranks meet
+        if port is None:
+            yield f"cluster.listen is {shortened(c.listen, 100)!r}; give HOST:PORT, such as 0.0.0.0:7780"
+        elif int(port[1]) and int(port[1]) + behind > LAST_PORT:
+            yield f"cluster.listen is {c.listen}; the {behind} ports that follow are needed, too, and {LAST_PORT} is the last one"
     if (c.tls_cert is None) != (c.ca is None):
         yield "cluster.tls_cert and cluster.ca belong together: the learner's certificate, and the one that signed it, for nodes"
 

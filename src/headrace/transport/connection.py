@@ -23,7 +23,8 @@ class Connection:
         greet: makes the handshake on a new stream. Returns its result, and an iterator over the messages that follow. Raises
             `Unreachable`, `Refused` or `ProtocolError` if the stream cannot be used.
         handle: called by the connection's thread with ("up", stream, result of the handshake), ("message", stream, message),
-            ("down", stream, reason of its end), or, after a failed attempt, ("failed", None, reason).
+            ("down", stream, reason of its end), or, after a failed attempt, ("failed", None, reason). An error that it raises for
+            a message ends the stream.
     """
 
     def __init__(self, source: StreamSource, greet: Greet, handle: Handle, name: str) -> None:
@@ -54,9 +55,14 @@ class Connection:
                 self._fail(f"{type(error).__name__}: {error}")
             else:
                 self._handle("up", stream, result)
-                for message in messages:
-                    backoff.reset()
-                    self._handle("message", stream, message)
+                try:
+                    for message in messages:
+                        backoff.reset()
+                        self._handle("message", stream, message)
+                except ProtocolError as error:
+                    stream.close(str(error))
+                except Exception as error:  # as above
+                    stream.close(f"{type(error).__name__}: {error}")
                 stream.close()
                 self._handle("down", stream, stream.ended)
             backoff.wait(self._closed)

@@ -16,6 +16,9 @@ from headrace.cluster.protocol import Link
 from headrace.processes.ranks import die_with_starter
 from headrace.transport.credentials import Credentials
 
+INTERRUPTED = 130
+"""Exit code of a node that somebody has ended with SIGTERM or as Ctrl-C does."""
+
 
 class MemberProcess:
     """`python -m headrace.cluster`, or of a learner rank `python -m headrace.cli.rank`. It is told where the first rank is

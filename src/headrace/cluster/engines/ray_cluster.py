@@ -107,6 +107,11 @@ class RayCluster:
                     "its ports can run code"
                 )
 
+    @property
+    def own(self) -> bool:
+        """Whether this process has started it: no other machine can join it."""
+        return self._folder is not None
+
     def _alive_now(self) -> list[dict[str, Any]]:
         return [node for node in self.ray.nodes() if node["Alive"]]
 

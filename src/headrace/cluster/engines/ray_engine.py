@@ -86,15 +86,17 @@ class RayEngine(Engine):
         need = f"{self._least} sampling nodes"
         self._cluster = RayCluster("cluster.engine ray", need, self._least, "cluster.engine static", self._cores)
         self._ray = ray = self._cluster.ray
-        here = ray.util.get_node_ip_address()
+        self._here = here = ray.util.get_node_ip_address()
+        """The address by which the machines of the cluster reach this one."""
         self._own_machine = ray.get_runtime_context().get_node_id()
-        machines = {node["NodeManagerAddress"] for node in self._cluster.alive}
-        self.listen = cluster.listen or ("127.0.0.1:0" if machines <= {here, "127.0.0.1"} else f"{here}:0")
+        # Whatever machines there are now: others may come to a cluster that this run has not started.
+        self.listen = cluster.listen or ("127.0.0.1:0" if self._cluster.own else f"{here}:0")
         self._actors: list[_Actor] = []
         self._link: Link | None = None
 
     def start(self, link: Link) -> None:
-        self._link = link
+        host, _, port = link.address.rpartition(":")
+        self._link = replace(link, address=f"{self._here}:{port}") if host in ("0.0.0.0", "[::]") else link
 
     def look(self) -> list[str]:
         texts = []

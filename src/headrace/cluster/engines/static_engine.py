@@ -8,7 +8,7 @@ from time import monotonic
 
 from headrace.cluster import roles
 from headrace.cluster.engines import Engine
-from headrace.cluster.engines.member_process import MemberProcess
+from headrace.cluster.engines.member_process import INTERRUPTED, MemberProcess
 from headrace.cluster.protocol import Link
 from headrace.config import Config, ConfigError
 from headrace.config.errors import RANK_LOST
@@ -64,7 +64,7 @@ class StaticEngine(Engine):
             if member.exit_code is None:
                 continue
             what = f"A {member.name} of this machine has ended ({member.end_reason()})"
-            if member.exit_code > 0 and member.exit_code != RANK_LOST:  # it has said why
+            if member.exit_code > 0 and member.exit_code not in (RANK_LOST, INTERRUPTED):  # it has said why
                 raise RunFailed(what)
             if too_many := self._failures.add(monotonic()):
                 raise RunFailed(f"{what}, {too_many}")
