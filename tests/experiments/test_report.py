@@ -130,6 +130,14 @@ def test_damaged_and_empty_runs_are_named_and_left_out(tmp_path, capsys):
     assert "garbled" not in said, "a folder without any file of a run is none"
 
 
+def test_runs_of_an_experiment_with_a_damaged_plan_are_reported(tmp_path):
+    write_run(tmp_path / "runs" / "good")
+    (tmp_path / "plan.json").write_text("{")
+    made = report.make([tmp_path], tmp_path / "report", pictures=False)
+    assert made.runs == 1
+    assert f"{tmp_path / 'plan.json'}" in made.page.read_text()
+
+
 def test_a_folder_without_runs_is_refused(tmp_path, capsys):
     assert cli.main(["report", str(tmp_path)]) == 1
     assert f"{tmp_path}: it holds no run" in capsys.readouterr().err

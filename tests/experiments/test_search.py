@@ -199,6 +199,15 @@ def test_minutes_that_are_the_same_for_all_runs_are_no_objective(tmp_path, capsy
 
 
 @pytest.mark.process
+def test_a_trial_without_a_whole_episode_fails_and_the_search_goes_on(tmp_path, capsys):
+    flags = ["--over", "gamma=0.9,0.99", "--budget", "100", "--trials", "2", "--seeds", "1", "--placement", "serial"]
+    assert cli.main(["search", "gym/Pendulum-v1", *flags, "--folder", str(tmp_path / "s")]) == 1
+    said = capsys.readouterr().out
+    assert said.count("no episode has ended in it. A larger --budget is needed") == 2
+    assert "No trial has ended by itself" in said
+
+
+@pytest.mark.process
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two trials at a time need two cores")
 def test_a_search_that_is_killed_loses_no_finished_trial(tmp_path):
     pytest.importorskip("optuna", reason="the extra lab is not installed")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.config.errors import ConfigError
 from headrace.envs.core.reference_scores import reference
 from headrace.experiments import charts, how, laboratory, page, statistics
 from headrace.experiments.charts import Rows, rounded
@@ -89,7 +90,11 @@ def _overview(folders: Sequence[Path], groups: Sequence[Group], left_out: Sequen
     section = Section("Overview")
     for folder in folders:
         if os.path.lexists(folder / FILE):
-            plan = Plan.read(folder)
+            try:
+                plan = Plan.read(folder)
+            except ConfigError as error:  # the runs can be read without it
+                left_out = [*left_out, (folder / FILE, str(error))]
+                continue
             planned = list(plan.runs())
             done = sum((folder / "runs" / run.name / ENDED).exists() for run in planned)
             text = f"`{folder}`: {done} of {len(planned)} planned runs have ended; budget of each: {plan.budget}."
@@ -106,7 +111,7 @@ def _overview(folders: Sequence[Path], groups: Sequence[Group], left_out: Sequen
     section.items.append(Table(heads, rows, f"The final score is the mean {RETURN}, at the end of a run."))
     if left_out:
         named = [(f"`{path}`", reason) for path, reason in left_out]
-        section.items.append(Table(("left out", "why"), named, "Folders without a usable run"))
+        section.items.append(Table(("left out", "why"), named, "What could not be used"))
     return section
 
 

@@ -185,7 +185,12 @@ class Searcher:
                     study.tell(trial, state=state.FAIL)
                     return f"trial {trial.number} failed: {shown}\n{failures[0]}"
                 return f"trial {trial.number} was stopped, and the same command goes on with it: {shown}"
-            for kept, value in zip((scores, minutes), _objectives(runner.runs[0].folder), strict=True):
+            try:
+                ended = _objectives(runner.runs[0].folder)
+            except ConfigError as error:  # of this trial's values, perhaps: episodes may be longer with them
+                study.tell(trial, state=state.FAIL)
+                return f"trial {trial.number} failed: {shown}\n{error}"
+            for kept, value in zip((scores, minutes), ended, strict=True):
                 kept.append(value)
             trial.set_user_attr("scores", scores)
             if prunes:
