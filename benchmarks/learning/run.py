@@ -168,7 +168,7 @@ LEARNS = {
 
 def learn_with_defaults(task: Task, algorithm: str, seed: int, folder: Path, extra: Mapping[str, Any]) -> dict[str, Any]:
     """Train one algorithm with its defaults; `extra` settings may say where and how fast, but not how it learns. A policy whose
-    training games did not reach the goal is evaluated: Ape-X's are played by explorers."""
+    training games did not reach the goal is evaluated: 100 games may reach far back, such as those that Ape-X reports."""
     quiet = {"run.video": False, "run.dashboard": False, "run.log_interval": 2.0, "run.max_minutes": task.minutes}
     settings = {"seed": seed, "run.folder": str(folder), "run.goal": task.goal, **quiet, **task.settings, **extra}
     started = time.perf_counter()

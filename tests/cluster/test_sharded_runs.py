@@ -44,14 +44,15 @@ def full(run: ClusterRun, shards: int = 2) -> bool:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("goal", [40, pytest.param(195, marks=pytest.mark.slow)])
-def test_apex_dqn_on_two_shards_learns_cartpole(goal: int, tmp_path: Path) -> None:
-    settings = {"learning.algorithm": "apex-dqn", "run.goal": goal, "replay.shards": "node", "learning.total_steps": 400_000}
+@pytest.mark.parametrize(("mean", "steps"), [(40, 40_000), pytest.param(195, 400_000, marks=pytest.mark.slow)])
+def test_apex_dqn_on_two_shards_learns_cartpole(mean: int, steps: int, tmp_path: Path) -> None:
+    """The sooner it learns the longer its games are, and a goal is of a hundred games, of three of the twelve environments:
+    where these take too long, its steps end it."""
+    settings = {"learning.algorithm": "apex-dqn", "run.goal": mean, "replay.shards": "node", "learning.total_steps": steps}
     with ClusterRun(tmp_path / "run", env="gym/CartPole-v1", imports=None, **settings) as run:
         assert run.end(800) == 0, run.story
-        assert "goal" in run.output
         last = run.metrics()[-1]
-        assert last["charts/episodic_return_100"] >= goal
+        assert last["charts/episodic_return_100"] >= mean
         assert last["replay/shards"] == 2
         assert last["replay/shard-0/share"] + last["replay/shard-1/share"] == pytest.approx(1)
         print(f"{last['global_step']:.0f} steps", flush=True)
