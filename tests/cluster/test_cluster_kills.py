@@ -78,7 +78,7 @@ def test_random_kills_of_every_role_on_three_nodes(tmp_path: Path) -> None:
         kinds = parts(run, lambda: run.wait_for("a node", run.nodes))
         killed: Counter[str] = Counter()
         while killed.total() < int(os.environ.get("HEADRACE_KILLS", 10)):
-            name = random.choice([*kinds, "command"] if killed.total() % 10 == 9 else [*kinds])
+            name = "command" if killed.total() % 20 == 10 else random.choice([*kinds])
             if name == "command":
                 run.kill_and_start_again()
                 killed[name] += 1
