@@ -167,18 +167,16 @@ def test_too_many_failures_end_the_run_with_the_last_error() -> None:
 
 
 def test_environments_that_fail_again_before_anything_was_learned_end_the_run() -> None:
-    with Run({("rollout", 1): "environment_fails_always"}) as run:
-        with pytest.raises(RunFailed, match="rollout worker 1 failed: the environment is broken"):
-            run.until(lambda: False)
-        assert run.placement.restarts == 2
+    with Run({("rollout", 1): "environment_fails_always"}) as run, pytest.raises(RunFailed, match="1 failed: the environment is"):
+        run.until(lambda: run.placement.restarts > 2)
 
 
 def test_environments_that_fail_once_in_a_while_are_replaced() -> None:
     with Run({("rollout", 0): "environment_fails", ("rollout", 1): "environment_fails"}) as run:
         run.until(lambda: run.placement.restarts == 2 and re.search("rollout 1 is process", run.text))
     with Run({("rollout", 1): "environment_fails_always"}) as run:
-        for _ in range(2):
-            run.memory.policies[0].weights.publish(b"learned.", 1)
+        run.memory.policies[0].weights.publish(b"initial.", 1)
+        run.memory.policies[0].weights.publish(b"learned.", 2)
         run.until(lambda: run.placement.restarts > 3)
 
 
