@@ -28,16 +28,26 @@ def make_store(size: int = 8, autoreset: Any = "next-step") -> TrajectoryStore:
     return TrajectoryStore(trajectory_fields(spec, 7), num_slots=3, T=T, C=C)
 
 
-def fill(store: TrajectoryStore, slot: int, rng: np.random.Generator, ends: float) -> None:
-    """Random content, with stacks that move by one frame unless a row begins an episode."""
+def fill(store: TrajectoryStore, slot: int, rng: np.random.Generator, ends: float, empty: float = 0.5) -> None:
+    """Random content, with stacks that move by one frame unless a row begins an episode, `empty` of them with empty frames."""
     for array in store.arrays.values():
         array[slot] = rng.integers(0, 2 if array.dtype == bool else 100, array.shape[1:])
     store.order[slot] = rng.integers(2**31)
     for name in ("obs/image", "obs/rgb"):
         rows = store.arrays[name][slot].reshape(T + 1, C, S, -1)
         for t in range(1, T + 1):
-            for c in np.flatnonzero(rng.random(C) >= ends):
-                rows[t, c, :-1] = rows[t - 1, c, 1:]
+            for c in range(C):
+                if rng.random() >= ends:
+                    rows[t, c, :-1] = rows[t - 1, c, 1:]
+                elif rng.random() < empty:
+                    rows[t, c, :-1] = 0  # an episode begins with empty frames
+
+
+def follow(store: TrajectoryStore, slot: int, before: int, rng: np.random.Generator) -> None:
+    """Row 0 becomes the last row of the slot before, but of some agents."""
+    for name in ("obs/image", "obs/rgb"):
+        which = rng.random(C) < 0.8
+        store.arrays[name][slot, 0, which] = store.arrays[name][before, T, which]
 
 
 def equal(store: TrajectoryStore, one: int, other: int) -> bool:
@@ -64,6 +74,65 @@ def test_what_arrives_is_what_was_there(seed: int, ends: float, compression: str
     assert equal(store, 0, 1)
 
 
+@given(st.integers(0, 2**31), st.lists(st.sampled_from([0, 1, 7]), min_size=2, max_size=12))
+@settings(max_examples=40, deadline=None)
+def test_what_arrives_of_a_stream_is_what_was_there(seed: int, lanes: list[int]) -> None:
+    """Trajectories of several lanes; some follow the one before of their lane, and some do not."""
+    store, rng = make_store(), np.random.default_rng(seed)
+    codec, other, newest = TrajectoryCodec(store, S), TrajectoryCodec(store, S), dict.fromkeys(lanes, 0)
+    source = make_store()
+    for number, lane in enumerate(lanes):
+        if number == 5:  # another stream
+            codec.begin()
+            other.begin()
+        store.lane[0] = lane
+        fill(store, 0, rng, 0.2)
+        if newest[lane] and rng.random() < 0.8:
+            for name in ("obs/image", "obs/rgb"):
+                store.arrays[name][1, T] = source.arrays[name][lane % 3, T]
+            follow(store, 0, 1, rng)
+        other.decode(codec.encode(0), 2)
+        assert equal(store, 0, 2)
+        newest[lane] = 1
+        for name, array in source.arrays.items():
+            array[lane % 3] = store.arrays[name][0]
+
+
+def test_a_row_that_both_sides_know_is_not_sent_again() -> None:
+    store, frame, rng = make_store(size=84), 84 * 84, np.random.default_rng(0)
+    codec, other = TrajectoryCodec(store, S), TrajectoryCodec(store, S)
+    fill(store, 0, rng, 0.0)
+    first = codec.encode(0)
+    other.decode(first, 2)
+    fill(store, 1, rng, 0.0)
+    for name in ("obs/image", "obs/rgb"):
+        store.arrays[name][1, 0] = store.arrays[name][0, T]
+        for t in range(1, T + 1):
+            rows = store.arrays[name][1].reshape(T + 1, C, S, -1)
+            rows[t, :, :-1] = rows[t - 1, :, 1:]
+    second = codec.encode(1)
+    assert len(first) - len(second) == C * S * (frame + 2 * 3 * 5)
+    other.decode(second, 2)
+    assert equal(store, 1, 2)
+    with pytest.raises(ProtocolError, match="do not follow"):  # another stream has not carried the one before
+        TrajectoryCodec(store, S).decode(second, 2)
+    codec.begin()
+    assert len(codec.encode(1)) == len(first)
+
+
+def test_where_an_episode_begins_empty_frames_are_not_sent() -> None:
+    store = make_store(size=84)
+    fill(store, 0, np.random.default_rng(0), 0.0)
+    for name in ("obs/image", "obs/rgb"):
+        rows = store.arrays[name][0].reshape(T + 1, C, S, -1)
+        rows[:, :, :-1] = 0
+    codec = TrajectoryCodec(store, S)
+    message = codec.encode(0)
+    assert len(message) < (T + 1) * C * (84 * 84 + 250)
+    codec.decode(message, 1)
+    assert equal(store, 0, 1)
+
+
 def test_a_frame_is_sent_once() -> None:
     store, frame = make_store(size=84), 84 * 84
     codec = TrajectoryCodec(store, S)
@@ -71,7 +140,7 @@ def test_a_frame_is_sent_once() -> None:
     once = (T + 1 + S - 1) * C * frame  # every row's newest, and the rest of the first row
     rest = 3 * (T + 1) * C * 200  # generous, for the other fields
     assert once < len(codec.encode(0)) < once + rest
-    fill(store, 0, np.random.default_rng(0), 1.0)  # every row begins an episode: nothing can be left out
+    fill(store, 0, np.random.default_rng(0), 1.0, empty=0)  # no row follows from another: nothing can be left out
     assert len(codec.encode(0)) > (T + 1) * C * S * frame
 
 

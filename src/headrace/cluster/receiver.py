@@ -220,6 +220,7 @@ class PolicyReceiver:
         yield protocol.to_bytes("welcome", {})
         with self._lock:
             before, self._session = self._session, session
+            self._codec.begin()
             if before is not None:
                 self._spare += before.slots
             if self._relay is not None:

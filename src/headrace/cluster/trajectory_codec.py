@@ -1,8 +1,10 @@
 """Trajectories as messages: a slot of a trajectory store on one machine becomes a slot of one on another.
 
-A frame crosses the network once. A row of stacked frames that is the row before, moved by one frame, is sent as its newest frame
-alone and stacked again at the other side. That is found by comparing the frames, so what arrives is what was there, whatever an
-environment does. Last observations of episodes (`final_obs/`) are sent for the rows that have one.
+A frame crosses the network once. Of a row of stacked frames that is the row before, moved by one frame, the newest frame is sent
+and stacked again at the other side; of one whose older frames are empty, as where an episode begins, the newest as well. Row 0 is
+not sent where it is the last row of the lane's trajectory before, which both sides remember while a stream lasts. All this is
+found by comparing frames, so what arrives is what was there, whatever an environment does. Last observations of episodes
+(`final_obs/`) are sent for the rows that have one.
 """
 
 from __future__ import annotations
@@ -19,8 +21,13 @@ from headrace.config import ConfigError
 from headrace.shm.trajectory_store import TrajectoryStore
 from headrace.transport.messages import HEADER, LARGEST_MESSAGE, MessageLayout, ProtocolError
 
-NEWEST, WHOLE = "newest/", "whole/"
-"""Prefixes of what a stack of frames becomes: the newest frame of every row, and which rows are sent whole."""
+KINDS = "kinds/"
+"""Prefix of the array that says what is sent of each row of a stack: uint8 [T+1, C]."""
+MOVED, FIRST, WHOLE, AGAIN = range(4)
+"""What is sent of a row: the newest frame, where the others are those of the row before; the newest, where the others are zero;
+all; nothing, where it is the last row of the trajectory before."""
+LANE = "lane"
+"""The number of the lane among those of the node."""
 FINAL = "final_obs/"
 
 
@@ -42,8 +49,10 @@ class TrajectoryCodec:
         self._arrays = {name: array for name, array in store.arrays.items() if kept is None or name in kept}
         self._stacks: list[str] = []
         """Fields of stacked frames, [T+1, C, S, bytes of a frame] as the codec sees them."""
+        self._last: dict[tuple[str, int], np.ndarray] = {}
+        """By field and lane, the last row of the newest trajectory that this stream has carried: [C, S, bytes of a frame]."""
         self._finals: list[str] = []
-        arrays, largest_tail = {}, 0
+        arrays, largest_tail = {LANE: ArraySpec((), np.dtype(np.int32))}, 0
         for name, array in self._arrays.items():
             shape, image = array.shape[1:], store.fields[name].is_image
             if name.startswith(FINAL):
@@ -51,10 +60,8 @@ class TrajectoryCodec:
                 largest_tail += array[0].nbytes
             elif name.startswith("obs/") and image and frame_stack > 1 and shape[2] % frame_stack == 0:
                 self._stacks.append(name)
-                rows, frame = shape[:2], array[0].nbytes // (shape[0] * shape[1] * frame_stack)
-                arrays[NEWEST + name] = ArraySpec((*rows, frame), np.dtype(np.uint8))
-                arrays[WHOLE + name] = ArraySpec(rows, np.dtype(bool))
-                largest_tail += array[0].nbytes // frame_stack * (frame_stack - 1)
+                arrays[KINDS + name] = ArraySpec(shape[:2], np.dtype(np.uint8))
+                largest_tail += array[0].nbytes
             else:
                 arrays[name] = ArraySpec(shape, array.dtype)
         self._layout = MessageLayout(arrays)
@@ -71,16 +78,20 @@ class TrajectoryCodec:
         slot = [[name, array.dtype.str, list(array.shape[1:])] for name, array in self._arrays.items()]
         return [slot, self._S, self._packing.name]
 
+    def begin(self) -> None:
+        """Another stream, whose other side remembers nothing."""
+        self._last.clear()
+
     def encode(self, slot: int) -> bytes:
-        """The trajectory in a slot, with its number among those of its lane in the header."""
-        arrays = {name: array[slot] for name, array in self._arrays.items()}
+        """The trajectory in a slot, with its number among those of its lane in the header. The messages of a stream must be
+        decoded in the order in which they were made."""
+        lane = int(self._store.lane[slot])
+        arrays: dict[str, Any] = {name: array[slot] for name, array in self._arrays.items()} | {LANE: lane}
         tail = []
         for name in self._stacks:
             frames = self._frames(arrays[name])
-            whole = np.ones(frames.shape[:2], bool)
-            whole[1:] = (_words(frames)[1:, :, :-1] != _words(frames)[:-1, :, 1:]).any((2, 3))
-            arrays[NEWEST + name], arrays[WHOLE + name] = frames[:, :, -1], whole
-            tail.append(frames[:, :, :-1][whole])
+            arrays[KINDS + name] = kinds = _kinds(frames, self._remember(name, lane, frames))
+            tail += [frames[0, :, -1][kinds[0] != AGAIN], frames[1:, :, -1], frames[:, :, :-1][kinds == WHOLE]]
         ended = arrays["terminated"] | arrays["truncated"]
         tail += [arrays[name][ended] for name in self._finals]
         message = bytearray(self._layout.nbytes + sum(array.nbytes for array in tail))
@@ -89,7 +100,7 @@ class TrajectoryCodec:
             view[...] = arrays[name]
         at = self._layout.nbytes
         for array in tail:
-            message[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            np.frombuffer(message, array.dtype, array.size, at).reshape(array.shape)[...] = array
             at += array.nbytes
         return self._packing.pack(message)
 
@@ -100,22 +111,29 @@ class TrajectoryCodec:
         if len(content) < at:
             raise ProtocolError(f"a trajectory of {len(content)} bytes, where at least {at} were expected")
         sent = self._layout.read(content[:at])  # type: ignore[arg-type]
-        arrays = {name: array[slot] for name, array in self._arrays.items()}
+        arrays, lane = {name: array[slot] for name, array in self._arrays.items()}, int(sent[LANE])
         for name in self._layout.arrays.keys() & arrays.keys():
             arrays[name][...] = sent[name]
         for name in self._stacks:
-            frames, whole = self._frames(arrays[name]), sent[WHOLE + name]
-            if not whole[0].all():
-                raise ProtocolError("a trajectory that does not begin with whole stacks")
-            older = frames[:, :, :-1]
-            part, at = _taken(content, at, (int(whole.sum()), *older.shape[2:]), np.dtype(np.uint8))
-            older[whole] = part
-            frames[:, :, -1] = sent[NEWEST + name]
+            frames, kinds = self._frames(arrays[name]), sent[KINDS + name]
+            before, again = self._last.get((name, lane)), kinds[0] == AGAIN
+            impossible = (kinds > AGAIN).any() or (kinds[0] == MOVED).any() or (kinds[1:] == AGAIN).any()
+            if impossible or (again.any() and before is None):
+                raise ProtocolError("a trajectory whose frames do not follow from each other")
+            older, newest = frames[:, :, :-1], frames[:, :, -1]
+            newest[0, ~again], at = _taken(content, at, (int((~again).sum()), frames.shape[-1]), frames.dtype)
+            newest[1:], at = _taken(content, at, newest[1:].shape, frames.dtype)
+            whole = kinds == WHOLE
+            older[whole], at = _taken(content, at, (int(whole.sum()), *older.shape[2:]), frames.dtype)
+            older[kinds == FIRST] = 0
+            if before is not None:
+                frames[0, again] = before[again]
             for t in range(1, len(frames)):
-                if (moved := ~whole[t]).all():
+                if (moved := kinds[t] == MOVED).all():
                     older[t] = frames[t - 1, :, 1:]
                 elif moved.any():
                     older[t, moved] = frames[t - 1, moved, 1:]
+            self._remember(name, lane, frames)
         ended = arrays["terminated"] | arrays["truncated"]
         for name in self._finals:
             shape = (int(ended.sum()), *arrays[name].shape[2:])
@@ -123,9 +141,27 @@ class TrajectoryCodec:
         if at != len(content):
             raise ProtocolError(f"a trajectory of {len(content)} bytes, where {at} were expected")
 
+    def _remember(self, name: str, lane: int, frames: np.ndarray) -> np.ndarray | None:
+        """The last row of the lane's trajectory before; from now on that of this one."""
+        before = self._last.get((name, lane))
+        self._last[name, lane] = frames[-1].copy()
+        return before
+
     def _frames(self, array: np.ndarray) -> np.ndarray:
         """A view of stacked frames, uint8 [T+1, C, S, bytes of a frame]."""
         return array.reshape(*array.shape[:2], self._S, -1)
+
+
+def _kinds(frames: np.ndarray, before: np.ndarray | None) -> np.ndarray:
+    """What is to be sent of every row."""
+    words = _words(frames)
+    kinds = np.full(frames.shape[:2], WHOLE, np.uint8)
+    kinds[1:][(words[1:, :, :-1] == words[:-1, :, 1:]).all((2, 3))] = MOVED
+    if before is not None:
+        kinds[0, (words[0] == _words(before)).all((1, 2))] = AGAIN
+    whole = kinds == WHOLE
+    kinds[whole] = np.where(words[:, :, :-1][whole].any((1, 2)), WHOLE, FIRST)
+    return kinds
 
 
 def _words(frames: np.ndarray) -> np.ndarray:

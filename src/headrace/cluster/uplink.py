@@ -47,7 +47,7 @@ class Uplink:
         shard = None if settings.replay_shards is None else Shard.of(placement, p)
         kept = None if shard is None else SUMMARY
         codec = TrajectoryCodec(store, placement.spec.frame_stack, settings.cluster.compression, kept)
-        clock = control.clock("learner", p)
+        clock, used = control.clock("learner", p), None
         traffic = _Traffic(self, placement, p, codec.schema(), shard)
         try:
             while not control.stopped:
@@ -57,6 +57,9 @@ class Uplink:
                 if stream is not None and (slot := store.take(timeout=POLL_INTERVAL)) is not None:
                     if shard is not None:
                         shard.write(slot)
+                    if stream is not used:
+                        used = stream
+                        codec.begin()
                     message = codec.encode(slot)
                     store.release(slot)
                     traffic.send(stream, message)

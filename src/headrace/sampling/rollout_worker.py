@@ -147,7 +147,7 @@ class RolloutWorker:
 
     def _hand_in(self, lane: Lane) -> None:
         lane.finished += 1
-        self._store(lane).finish(lane.slot, lane.finished)
+        self._store(lane).finish(lane.slot, lane.finished, lane.number)
         lane.slot = -1
 
     def _go_on(self, group: Group) -> None:

@@ -47,6 +47,7 @@ class TrajectoryStore(Mapped):
         purpose = f"the trajectory store ({num_slots} slots of {T} x {C} steps; fewer of any needs less)"
         bookkeeping = {
             "finished": ArraySpec((num_slots,), np.dtype(np.int32)), "order": ArraySpec((num_slots,), np.dtype(np.int32)),
+            "lane": ArraySpec((num_slots,), np.dtype(np.int32)),
             "owners": ArraySpec((Slots.bytes(num_slots),), np.dtype(np.uint8)),
             "ready": ArraySpec((Queue.bytes(4 * num_slots),), np.dtype(np.uint8)),
         }  # fmt: skip
@@ -74,6 +75,8 @@ class TrajectoryStore(Mapped):
         self.order = views["slots: order"]
         """int32 [slots]: the trajectory's number among those of its lane. They may be taken in another order: a ticket that was
         lost with a learner is found late."""
+        self.lane = views["slots: lane"]
+        """int32 [slots]: the number of the lane that has written the slot, among those of this machine."""
         self._one = np.zeros(1, np.int32)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -86,10 +89,10 @@ class TrajectoryStore(Mapped):
         """A free slot for this rollout worker, waited for up to `timeout` seconds; None if there is none."""
         return int(self._one[0]) if self._owners.acquire(worker + 1, self._one, timeout=timeout) else None
 
-    def finish(self, slot: int, order: int = 0) -> None:
-        """Give a slot whose rows are all written to the learner. `order`: the trajectory's number among those of its lane. Raises
-        `Closed` at the end of the run."""
-        self.order[slot] = order
+    def finish(self, slot: int, order: int = 0, lane: int = 0) -> None:
+        """Give a slot whose rows are all written to the learner. `order`: the trajectory's number among those of its `lane`.
+        Raises `Closed` at the end of the run."""
+        self.order[slot], self.lane[slot] = order, lane
         self._finished[slot] = ticket = self._owners.ticket(slot)
         # Without waiting for room: the queue can only be full of old tickets, and `untaken` finds this one when they are gone.
         self._ready.put(ticket, timeout=0)

@@ -1,0 +1,153 @@
+"""Does a run learn the same with 1, 2 and 4 sampling nodes? And which algorithm learns most with the same nodes and minutes?
+
+    python benchmarks/learning/nodes.py curves                # 27 runs, half an hour on two cores
+    python benchmarks/learning/nodes.py algorithms            # 9 runs of 3 minutes, one after the other
+    python benchmarks/learning/nodes.py curves algorithms --only-write
+
+`curves`: each task with 4 rollout workers in all, on 1, 2 or 4 nodes of this machine, three seeds, two runs at a time. Curves are
+by step, since all nodes share the machine's cores. `algorithms`: Ape-X, IMPALA and APPO on MinAtar Breakout with two nodes, the
+same minutes and all cores: one run at a time, on a machine that nothing else uses.
+
+Calls `headrace compare`, so the same command goes on where it was stopped, and writes results/nodes-NAME.json and .png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.runs.metrics import read_jsonl
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+import summary  # noqa: E402
+
+CLUSTER = {
+    "cluster.engine": "static", "sampling.placement": "inline", "sampling.envs-per-worker": "16",
+    "learning.num-threads": "1",
+    "learning.device": "cpu", "run.log-interval": "2",
+}  # fmt: skip
+WORKERS = 4
+"""Of all nodes together."""
+NODES = (1, 2, 4)
+RETURN, STEP, TIME = "charts/episodic_return_100", "global_step", "time"
+POINTS = 40
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned with each number of nodes."""
+
+    env: str
+    algorithm: str
+    budget: str
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+SHARDS = {"replay.shards": "node"}
+TASKS = {
+    "impala-minatar": Task("minatar/breakout", "impala", "600k"),
+    "apex-cartpole": Task("gym/CartPole-v1", "apex-dqn", "200k", SHARDS),
+    "apex-minatar": Task("minatar/breakout", "apex-dqn", "240k", SHARDS),
+}
+ALGORITHMS, CONTEST, CONTEST_NODES = ("apex-dqn", "impala", "appo"), Task("minatar/breakout", "", "3m"), 2
+
+
+def compare(folder: Path, task: Task, nodes: int, seeds: int, *more: str) -> None:
+    """Train with so many nodes."""
+    settings = CLUSTER | task.settings | {"cluster.nodes": str(nodes), "sampling.num-workers": str(WORKERS // nodes)}
+    command = [sys.executable, "-m", "headrace.cli", "compare", task.env, "--import", str(HERE / "worlds.py")]
+    command += [word for name, value in settings.items() for word in (f"--{name}", value)]
+    command += ["--budget", task.budget, "--seeds", str(seeds), "--folder", str(folder), *more]
+    subprocess.run(command, check=True)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """A run: its curve, the mean return of the last 100 episodes at its end, the lag of its samples, and steps per second."""
+    lines = read_jsonl(folder / "metrics.jsonl")
+    curve = [line for line in lines if RETURN in line]
+    late = [line for line in lines if "lag/mean" in line and line[STEP] > lines[-1][STEP] / 10]
+    lag = {name: round(float(np.mean([line[f"lag/{name}"] for line in late])), 2) for name in ("mean", "p95")} if late else {}
+    seconds = lines[-1][TIME] - lines[0][TIME]
+    return {
+        "steps": [line[STEP] for line in curve], "seconds": [line[TIME] - lines[0][TIME] for line in curve],
+        "returns": [line[RETURN] for line in curve], "score": round(curve[-1][RETURN], 2), "lag": lag,
+        "total": int(lines[-1][STEP]), "steps/s": round((lines[-1][STEP] - lines[0][STEP]) / seconds),
+        "updates": int(lines[-1]["charts/updates"]),
+    }  # fmt: skip
+
+
+def on_grid(runs: list[dict[str, Any]], axis: str) -> dict[str, list[float]]:
+    """The mean, the lowest and the highest return of runs at the same steps or seconds."""
+    grid = np.linspace(0, min(run[axis][-1] for run in runs), POINTS + 1)[1:]
+    rows = np.array([np.interp(grid, run[axis], run["returns"]) for run in runs])
+    curves = {"mean": rows.mean(0), "low": rows.min(0), "high": rows.max(0)}
+    return {axis: [round(x) for x in grid], **{name: [round(float(y), 2) for y in row] for name, row in curves.items()}}
+
+
+def draw(path: Path, title: str, arms: dict[str, list[dict[str, Any]]], axes_of: list[str]) -> None:
+    """A curve for each arm by each axis: the mean of its seeds, and the band from the lowest to the highest."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.5 * len(axes_of), 3.5), layout="constrained")
+    for axes, axis in zip(figure.subplots(1, len(axes_of), squeeze=False)[0], axes_of, strict=True):
+        for i, (arm, runs) in enumerate(arms.items()):
+            curve = on_grid(runs, axis)
+            axes.plot(curve[axis], curve["mean"], color=f"C{i}", label=arm)
+            axes.fill_between(curve[axis], curve["low"], curve["high"], color=f"C{i}", alpha=0.2, linewidth=0)
+        axes.set(xlabel=axis, ylabel="return of the last 100 episodes", title=title)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    figure.savefig(path, dpi=100)
+
+
+def keep(name: str, facts: dict[str, Any], arms: dict[str, list[dict[str, Any]]], axes: list[str]) -> None:
+    """Write the result, draw it, and print a row for each arm."""
+    shown: dict[str, Any] = {}
+    for arm, runs in arms.items():
+        seeds = [{key: run[key] for key in ("score", "total", "updates", "steps/s", "lag")} for run in runs]
+        shown[arm] = {"seeds": seeds, "curves": [on_grid(runs, axis) for axis in axes]}
+        print(f"{name}, {arm}: " + "; ".join(f"{seed}" for seed in seeds), flush=True)
+    path = HERE / "results" / f"nodes-{name}.json"
+    summary.write(path, facts | {"machine": summary.machine(), "arms": shown})
+    draw(path.with_suffix(".png"), f"{name}: {facts['env']}", arms, axes)
+
+
+def main() -> None:
+    """Train what was asked for, and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="+", choices=["curves", "algorithms"])
+    parser.add_argument("--tasks", nargs="*", default=[*TASKS], choices=[*TASKS])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=Path("experiments/nodes"))
+    parser.add_argument("--only-write", action="store_true", help="of the runs that there are")
+    args = parser.parse_args()
+    if "curves" in args.parts:
+        for name in args.tasks:
+            task, arms = TASKS[name], {}
+            for nodes in NODES:
+                folder = args.folder / name / f"nodes-{nodes}"
+                if not args.only_write:
+                    compare(folder, task, nodes, args.seeds, "--learning.algorithm", task.algorithm, "--parallel", "2")
+                arms[f"{nodes} nodes"] = [read(folder / "runs" / f"seed-{seed}") for seed in range(args.seeds)]
+            facts = {"env": task.env, "algorithm": task.algorithm, "budget": task.budget, "workers": WORKERS}
+            keep(name, facts | {"settings": CLUSTER | task.settings}, arms, ["steps"])
+    if "algorithms" in args.parts:
+        folder = args.folder / "algorithms"
+        if not args.only_write:
+            compare(folder, CONTEST, CONTEST_NODES, args.seeds, "--vary", f"learning.algorithm={','.join(ALGORITHMS)}")
+        arms = {
+            name: [read(folder / "runs" / f"algorithm-{name}__seed-{seed}") for seed in range(args.seeds)] for name in ALGORITHMS
+        }
+        facts = {"env": CONTEST.env, "budget": CONTEST.budget, "nodes": CONTEST_NODES, "workers": WORKERS, "settings": CLUSTER}
+        keep("algorithms", facts, arms, ["steps", "seconds"])
+
+
+if __name__ == "__main__":
+    main()
