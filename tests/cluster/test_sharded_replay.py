@@ -222,6 +222,17 @@ def test_rows_of_a_batch_are_what_their_keys_name(make: Callable[..., Shards], l
     assert seen == {0, 1, 2}
 
 
+def test_a_request_of_a_learner_that_was_killed_is_not_answered_by_the_one_before_it(make: Callable[..., Shards]) -> None:
+    """It was killed while it replaced its newest request, which had been answered."""
+    shards = make([numbered(np.ones(50, np.float32))], 20)
+    assert shards.replay.sample(20) is not None
+    table = shards.replay.table
+    newest = np.unravel_index(table._views["asked"].argmax(), table._views["asked"].shape)
+    shards.replay._await(int(newest[0]), shards.replay._plans[-1].parts[0])
+    table._views["asked"][newest] = 0
+    assert table.last_number >= table.answered(*map(int, newest))
+
+
 def test_no_shard_no_batch_and_one_that_comes_is_used(make: Callable[..., Shards]) -> None:
     shards = make([numbered(np.ones(50, np.float32)), numbered(np.ones(50, np.float32), 50)], 20)
     for wire in shards.wires:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from time import monotonic
 from typing import Any
 
@@ -33,12 +34,15 @@ class Lost(UserError):
 
 
 class Member:
-    """A place in the run, and the stream that it lasts as long as. `place`: what the welcome says."""
+    """A place in the run, and the stream that it lasts as long as.
 
-    def __init__(self, stream: Stream, messages: Iterator[bytes], place: Any) -> None:
-        self.stream, self.place = stream, place
-        self._code = b"".join(next(messages, b"") for _ in range(place["code"]))
-        """What `headrace.cluster.user_code.pack` gave; b"" if this member has its own."""
+    Args:
+        place: what the welcome says.
+        code: what `headrace.cluster.user_code.pack` gave; b"" if this member has its own.
+    """
+
+    def __init__(self, stream: Stream, messages: Iterator[bytes], place: Any, code: bytes) -> None:
+        self.stream, self.place, self._code = stream, place, code
         self._received: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         threading.Thread(target=self._receive, args=(messages,), name="membership", daemon=True).start()
 
@@ -91,11 +95,14 @@ def join(link: Link, gone_timeout: float, stopped: threading.Event, say: Callabl
         try:
             first = next(messages, None)
             kind, content = ("", stream.ended) if first is None else protocol.from_bytes(first)
+            code = [*islice(messages, content["code"])] if kind == "welcome" else []
         except (Refused, ProtocolError) as error:
             stream.close()
             raise ConfigError(f"the learner's machine {link.address} refuses this node: {error}") from error
-        if kind == "welcome":
-            return Member(stream, messages, content)
+        if kind == "welcome" and len(code) == content["code"]:
+            return Member(stream, messages, content, b"".join(code))
+        if kind == "welcome":  # the stream ended behind it
+            content = stream.ended
         stream.close()
         limit = gone_timeout if "refused" in str(content) else link.wait
         if stream.hopeless or (monotonic() > began + limit and kind != "busy"):

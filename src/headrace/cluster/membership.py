@@ -189,8 +189,8 @@ class Membership:
             del there[member.number]
             if isinstance(member, Node):
                 self._next_generation(member.number)  # its receiver takes no more from it
+            self.restarts += not self._ending
         if not self._ending:
-            self.restarts += 1
             left = f": {len(self.nodes)} of {self._places} are there" if isinstance(member, Node) else ""
             self.notices.append(f"{_capital(member.name)} is gone ({why}){left}")
         member.stream.close()
@@ -240,7 +240,8 @@ class Membership:
             change[:, -2] = 0  # heartbeats are those of processes here
             clocks[rows] += change
             node.clocks[role] = now
-        self.restarts += int(status["restarts"]) - node.restarts
+        with self._lock:  # other nodes are heard in other threads
+            self.restarts += int(status["restarts"]) - node.restarts
         node.restarts = int(status["restarts"])
 
     # -- the main thread --------------------------------------------------------------------------------------------------

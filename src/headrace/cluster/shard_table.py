@@ -119,8 +119,8 @@ class ShardTable(Mapped):
 
     @property
     def last_number(self) -> int:
-        """The largest number of a request so far."""
-        return int(self._views["asked"].max())
+        """The largest number of a request so far, also where a learner was killed while it replaced that request."""
+        return int(max(self._views["asked"].max(), self._views["answered"].max()))
 
     def ask(self, draw: int, node: int, request: Request) -> None:
         """Make a request. An earlier one of this place was answered, or its stream has ended."""

@@ -192,11 +192,11 @@ class Session:
 
     def _abandon(self) -> None:
         frame = sys._current_frames().get(self._thread)
-        if frame is None or not (number := self.offer.give_back(self)):
+        stack = traceback.extract_stack(frame) if frame is not None else []
+        own = [i for i, entry in enumerate(stack) if entry.filename == __file__]
+        if not own or not (number := self.offer.give_back(self)):  # it has ended
             return
-        stack = traceback.extract_stack(frame)
-        own = max(i for i, entry in enumerate(stack) if entry.filename == __file__)
-        shown = "".join(traceback.format_list(stack[own + 1 :]))
+        shown = "".join(traceback.format_list(stack[own[-1] + 1 :]))
         self._report(
             f"{shown}{self.offer.env} still does this {LONGEST_STEP_ALONE:g} s after its run has gone: {number} environments are "
             "given up, and new ones can take their place"
