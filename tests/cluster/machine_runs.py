@@ -1,0 +1,51 @@
+"""Runs whose learner and nodes are on machines of `namespaces`."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+from cluster_runs import ClusterRun, machine_of
+from namespaces import Inside, Machine, Network
+
+KILLS = int(os.environ.get("HEADRACE_KILLS", 2))
+"""How often a link is cut, or a machine killed, in one run."""
+
+
+class MachineRun(ClusterRun):
+    """A run whose learner is alone on the first machine. `node` starts the same command on another one, as rank `index`."""
+
+    def __init__(self, network: Network, folder: Path, nodes: int | str = 2, **settings: Any) -> None:
+        super().__init__(folder / "run", nodes=nodes, **settings)
+        self.first = network.add(folder)
+        self.launch = self.first.popen
+        if settings.get("cluster.engine") != "ray":
+            self.environ = machine_of(self, 0, self.first.address, machines=int(nodes) + 1)
+
+    def node(self, machine: Machine, index: int, **variables: str) -> Inside:
+        own = {"RANK": str(index), "TMPDIR": "/tmp", "TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor", **variables}
+        with self.printed(machine).open("w") as out:
+            return machine.popen(self.command, env={**self.environ, **own}, stdout=out, stderr=out, start_new_session=True)
+
+    def printed(self, machine: Machine) -> Path:
+        """What the command printed there."""
+        return self.folder.with_name(f"{machine.name}.out")
+
+    def assert_nothing_on(self, *machines: Machine) -> None:
+        """Nor of the first machine anything is left."""
+        self.assert_nothing_left()
+        for machine in machines:
+            assert not machine.traces(), machine.name
+        assert not list(self.first.processes())
+        assert not os.listdir(self.first.root / "dev/shm")
+
+    def learns_on(self, steps: int = 2000) -> None:
+        before = self.step()
+        self.wait_for("progress", lambda: self.step() > before + steps)
+
+
+def table(name: str, seconds: list[float]) -> None:
+    """Show what was measured."""
+    print(f"{name}: median {statistics.median(seconds):.1f} s, longest {max(seconds):.1f} s of {len(seconds)}", flush=True)
