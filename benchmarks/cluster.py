@@ -345,7 +345,7 @@ def scaling(nodes: int, seconds: float, apart: bool) -> dict[str, Any]:
         return row
 
     def of_nodes(name: str) -> float:
-        return float(np.nanmean([line[f"cluster/node-{k}/{name}"] for line in counted for k in range(nodes)]))
+        return float(np.nanmean([line.get(f"cluster/node-{k}/{name}", np.nan) for line in counted for k in range(nodes)]))
 
     sent, received, node = change / steps
     return row | {

@@ -15,14 +15,15 @@ KILLS = int(os.environ.get("HEADRACE_KILLS", 2))
 
 
 class MachineRun(ClusterRun):
-    """A run whose learner is alone on the first machine. `node` starts the same command on another one, as rank `index`."""
+    """A run whose first learner is alone on the first machine. `node` starts the same command on another one, as rank `index`."""
 
     def __init__(self, network: Network, folder: Path, nodes: int | str = 2, **settings: Any) -> None:
         super().__init__(folder / "run", nodes=nodes, **settings)
         self.first = network.add(folder)
         self.launch = self.first.popen
         if settings.get("cluster.engine") != "ray":
-            self.environ = machine_of(self, 0, self.first.address, machines=int(nodes) + 1)
+            size = int(nodes) + settings.get("cluster.learners", 1)
+            self.environ = machine_of(self, 0, self.first.address, machines=size)
 
     def node(self, machine: Machine, index: int, **variables: str) -> Inside:
         own = {"RANK": str(index), "TMPDIR": "/tmp", "TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor", **variables}

@@ -36,7 +36,10 @@ mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 {put_back}
 echo {name} >/proc/sys/kernel/hostname
+printf '127.0.0.1 localhost\\n127.0.1.1 {name}\\n' >/tmp/hosts
+mount --bind /tmp/hosts /etc/hosts
 """
+"""Its own name is at a loopback address, as Debian has it."""
 
 
 @cache

@@ -110,6 +110,29 @@ def test_a_machine_that_vanishes_is_replaced(address: str, network: Network, tmp
         run.assert_nothing_on(*machines.values())
 
 
+def test_learner_ranks_on_two_machines_and_one_vanishes(network: Network, tmp_path: Path) -> None:
+    """The machines' names are at loopback addresses, by which they do not find each other."""
+    settings = {**ENDLESS, "cluster.learners": 2, "run.checkpoint_interval": 2.0, "learning.update_timeout": 60 * PATIENCE}
+    with MachineRun(network, tmp_path, **settings) as run:
+        machines = {k: network.add() for k in (1, 2, 3)}  # a learner rank and two nodes
+        members = {k: run.node(machine, k) for k, machine in machines.items()}
+        run.wait_for("all", lambda: "2 of 2 are there" in run.output and run.step() > 1000 and run.checkpoints(), 280)
+        began = time.monotonic()
+        machines[1].lose_power()
+        run.wait_for("its loss", run.ranks_gone, 60)
+        print(f"rank out after {time.monotonic() - began:.1f} s", flush=True)
+        began = time.monotonic()
+        machines[1] = network.add()
+        members[1] = run.node(machines[1], 1)
+        run.wait_for("its return", lambda: "Going on from" in run.output, 280)
+        run.learns_on()
+        print(f"learning on {time.monotonic() - began:.1f} s after another machine was there", flush=True)
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 130, run.story
+        assert [member.wait(60) for member in members.values()] == [0, 0, 0]
+        run.assert_nothing_on(*machines.values())
+
+
 def certificate(folder: Path, address: str) -> tuple[str, str]:
     """Files with a certificate for this address, and with its key."""
     cert, key = str(folder / f"{address}.pem"), str(folder / f"{address}.key")
@@ -124,8 +147,9 @@ def certificate(folder: Path, address: str) -> tuple[str, str]:
 
 def test_tls_for_a_real_address_and_strangers(network: Network, tmp_path: Path) -> None:
     run = MachineRun(network, tmp_path, nodes=1, **{"learning.total_steps": 20_000})
-    cert, key = certificate(tmp_path, run.first.address)
-    other, _ = certificate(tmp_path, "10.78.0.1")
+    (certificates := tmp_path / "certificates").mkdir()
+    cert, key = certificate(certificates, run.first.address)
+    other, _ = certificate(certificates, "10.78.0.1")
     flags = run.command
     run.command = [*flags, "--cluster.ca", cert, "--cluster.tls-cert", cert, "--cluster.tls-key", key]
     with run:
@@ -135,14 +159,14 @@ def test_tls_for_a_real_address_and_strangers(network: Network, tmp_path: Path) 
             ([], {}, "if it uses TLS, give the certificate"),
         ]
         for given, variables, why in strangers:
-            machine = network.add(tmp_path)  # with the certificates
+            machine = network.add(certificates)
             run.command = [*flags, *given]
             node = run.node(machine, 1, **variables)
             run.wait_for("refusal", lambda: why in run.printed(machine).read_text(), 200)  # noqa: B023
             node.kill()
             node.wait(20)
         run.command = [*flags, "--cluster.ca", cert]
-        machine = network.add(tmp_path)
+        machine = network.add(certificates)
         node = run.node(machine, 1)
         assert run.end(280) == 0, run.story
         assert node.wait(60) == 0, run.printed(machine).read_text()

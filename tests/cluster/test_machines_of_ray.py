@@ -40,9 +40,8 @@ class RayMachines:
         self.variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex * 2, **busy, **variables}
         self.address, self._folder = f"{first.address}:{port}", folder
         self.head = self._start(first, ["--head", "--port", str(port), "--include-dashboard", "false"], cpus)
-        probe = f"import socket; socket.create_connection(('{first.address}', {port}))"
-        while first.popen([sys.executable, "-c", probe], stderr=subprocess.DEVNULL).wait():
-            assert self.head.poll() is None, self._out(first).read_text()
+        while "Ray runtime started" not in self._out(first).read_text():
+            assert self.head.poll() is None
             time.sleep(0.5)
 
     def add(self, machine: Machine) -> Inside:
@@ -50,7 +49,8 @@ class RayMachines:
         return self._start(machine, ["--address", self.address], 1)
 
     def _start(self, machine: Machine, flags: list[str], cpus: int) -> Inside:
-        command = [*RAY, "start", "--block", "--num-cpus", str(cpus), *SIZE, *flags]
+        start = [*RAY, "start", "--block", "--num-cpus", str(cpus), *SIZE, *flags]
+        command = ["sh", "-c", 'until "$@"; do sleep 1; done', "sh", *start]  # a raylet gives up after 30 s
         with self._out(machine).open("w") as out:
             return machine.popen(command, env=os.environ | self.variables, stdout=out, stderr=out, start_new_session=True)
 

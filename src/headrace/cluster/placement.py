@@ -112,7 +112,7 @@ class Cluster(Receivers):
         store = 0  # port where learner ranks meet
         if (learners := self._given.cluster.learners) > 1:
             store = int(port) + self.nodes + 1 if int(port) else free_port(host)
-            self._place = place_of(0, learners, f"{host}:{store}", self._engine.alone)
+            self._place = place_of(0, learners, f"{host}:{store}", self._engine.alone, self._engine.host)
         super().start(learn, main)
         endpoint = Endpoint(protocol.MEMBERSHIP, self._listen, self._own, 1 << 24)
         welcome: dict[str, Any] = {"config": to_dict(self._given), "spec": spec_to_json(self.spec)}
