@@ -67,7 +67,7 @@ from namespaces import Machine, lacks, network
 
 SLEEPING = Path(__file__).with_name("sleeping.py")
 WARM_UP = 10.0
-"""Seconds after the last node has come that are not counted."""
+"""Seconds after the last node's first steps that are not counted."""
 
 
 def fill(placement: ProcessPlacement, count: int) -> list[int]:
@@ -331,7 +331,8 @@ def scaling(nodes: int, seconds: float, apart: bool) -> dict[str, Any]:
                     raise RuntimeError(f"the run has ended with exit code {run.returncode}")
                 found = read_jsonl(path) if (path := Path(folder, "run", "metrics.jsonl")).exists() else []
                 lines = [line for line in found if line.get("cluster/nodes") == nodes]
-                if begin is None and lines and lines[-1]["time"] > lines[0]["time"] + WARM_UP:
+                sending = [line["time"] for line in lines if all(line.get(f"cluster/node-{k}/SPS") for k in range(nodes))]
+                if begin is None and sending and sending[-1] > sending[0] + WARM_UP:
                     begin = len(lines) - 1, carried(machines)
             change = carried(machines) - begin[1]
         finally:
@@ -347,7 +348,7 @@ def scaling(nodes: int, seconds: float, apart: bool) -> dict[str, Any]:
     def of_nodes(name: str) -> float:
         return float(np.nanmean([line.get(f"cluster/node-{k}/{name}", np.nan) for line in counted for k in range(nodes)]))
 
-    sent, received, node = change / steps
+    sent, received, node = map(float, change / steps)
     return row | {
         "bytes per step": round(of_nodes("bytes_per_step"), 1), "sent": round(sent, 1), "received": round(received, 1),
         "receiver us per step": round(1e6 * of_nodes("receiver_cores") / of_nodes("SPS"), 1),
