@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
-from cluster_runs import ClusterRun, machine_of
+from cluster_runs import PATIENCE, ClusterRun, machine_of
 from namespaces import Inside, Machine, Network
 
 KILLS = int(os.environ.get("HEADRACE_KILLS", 2))
@@ -35,12 +36,13 @@ class MachineRun(ClusterRun):
         return self.folder.with_name(f"{machine.name}.out")
 
     def assert_nothing_on(self, *machines: Machine) -> None:
-        """Nor of the first machine anything is left."""
+        """No process and no temporary file is left, on the first machine neither; what ends by itself is waited for."""
         self.assert_nothing_left()
-        for machine in machines:
-            assert not machine.traces(), machine.name
-        assert not list(self.first.processes())
-        assert not os.listdir(self.first.root / "dev/shm")
+        for machine in (self.first, *machines):
+            deadline = time.monotonic() + 10 * PATIENCE
+            while (found := machine.traces()) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert not found, f"left on {machine.name}: {found}"
 
     def learns_on(self, steps: int = 2000) -> None:
         before = self.step()

@@ -6,28 +6,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import namespaces
 import pytest
 from cluster_runs import PATIENCE
 from machine_runs import KILLS, MachineRun, table
 from namespaces import Cut, Network
 
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.timeout(3600),
-    pytest.mark.skipif(bool(namespaces.lacks()), reason=namespaces.lacks()),
-]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(3600)]
 ENDLESS = {"learning.total_steps": 10**9, "run.checkpoint_interval": 60}
-
-
-@pytest.fixture
-def network() -> Iterator[Network]:
-    with namespaces.network() as made:
-        yield made
 
 
 @pytest.mark.parametrize("placement", ["inline", "served"])
@@ -108,6 +95,32 @@ def test_a_machine_that_vanishes_is_replaced(address: str, network: Network, tmp
         assert run.end() == 130, run.story
         assert [node.wait(60) for node in nodes.values()] == [0, 0]
         run.assert_nothing_on(*machines.values())
+
+
+def test_the_first_machine_vanishes_and_is_there_again_or_is_not(network: Network, tmp_path: Path) -> None:
+    settings = {**ENDLESS, "run.checkpoint_interval": 2.0, "cluster.wait": 50 * PATIENCE}
+    with MachineRun(network, tmp_path, **settings) as run:
+        machines = [network.add(), network.add()]
+        nodes = [run.node(machine, k) for k, machine in enumerate(machines, 1)]
+        run.wait_for("both nodes", lambda: "2 of 2 are there" in run.output and run.checkpoints(), 280)
+        run.learns_on()
+        run.first.lose_power()
+        run.process.wait(60)
+        began = time.monotonic()
+        run.first = network.add(tmp_path, number=1)
+        run.launch = run.first.popen
+        run.start()
+        run.wait_for("both nodes", lambda: run.output.count("2 of 2 are there") == 2, 280)
+        assert "Going on from" in run.output
+        print(f"both nodes joined {time.monotonic() - began:.1f} s after the first machine was there again", flush=True)
+        run.learns_on()
+        run.first.lose_power()
+        began = time.monotonic()
+        for node, machine in zip(nodes, machines, strict=True):
+            assert node.wait(120 * PATIENCE) == 75
+            assert "cannot be reached" in run.printed(machine).read_text()
+            print(f"a node ended {time.monotonic() - began:.1f} s after the first machine", flush=True)
+            assert not list(machine.processes())
 
 
 def test_learner_ranks_on_two_machines_and_one_vanishes(network: Network, tmp_path: Path) -> None:

@@ -7,29 +7,16 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
-import namespaces
 import pytest
 from machine_runs import KILLS, MachineRun, table
 from namespaces import Inside, Machine, Network
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.timeout(3600),
-    pytest.mark.skipif(bool(namespaces.lacks()), reason=namespaces.lacks()),
-]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(3600)]
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 SIZE = ["--object-store-memory", "100000000"]
-
-
-@pytest.fixture
-def network() -> Iterator[Network]:
-    with namespaces.network() as made:
-        yield made
 
 
 class RayMachines:
