@@ -36,17 +36,22 @@ class MachineRun(ClusterRun):
         return self.folder.with_name(f"{machine.name}.out")
 
     def assert_nothing_on(self, *machines: Machine) -> None:
-        """No process and no temporary file is left, on the first machine neither; what ends by itself is waited for."""
+        """No process and no temporary file of the run is left, on the first machine neither."""
         self.assert_nothing_left()
         for machine in (self.first, *machines):
-            deadline = time.monotonic() + 10 * PATIENCE
-            while (found := machine.traces()) and time.monotonic() < deadline:
-                time.sleep(0.1)
-            assert not found, f"left on {machine.name}: {found}"
+            assert_no_trace(machine)
 
     def learns_on(self, steps: int = 2000) -> None:
         before = self.step()
         self.wait_for("progress", lambda: self.step() > before + steps)
+
+
+def assert_no_trace(machine: Machine) -> None:
+    """Nothing is left there; what ends by itself is waited for."""
+    deadline = time.monotonic() + 10 * PATIENCE
+    while (found := machine.traces()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not found, f"left on {machine.name}: {found}"
 
 
 def table(name: str, seconds: list[float]) -> None:

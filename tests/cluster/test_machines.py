@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster_runs import PATIENCE
-from machine_runs import KILLS, MachineRun, table
+from machine_runs import KILLS, MachineRun, assert_no_trace, table
 from namespaces import Cut, Network
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -120,7 +120,7 @@ def test_the_first_machine_vanishes_and_is_there_again_or_is_not(network: Networ
             assert node.wait(120 * PATIENCE) == 75
             assert "cannot be reached" in run.printed(machine).read_text()
             print(f"a node ended {time.monotonic() - began:.1f} s after the first machine", flush=True)
-            assert not list(machine.processes())
+            assert_no_trace(machine)
 
 
 def test_learner_ranks_on_two_machines_and_one_vanishes(network: Network, tmp_path: Path) -> None:
