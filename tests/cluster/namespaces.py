@@ -1,7 +1,7 @@
-"""Machines that are namespaces of this one: each has processes, a network interface with an address, a host name, /tmp and
-/dev/shm of its own.
+"""Machines that are namespaces of this one, the host: each has processes, a network interface with an address, a host name, /tmp
+and /dev/shm of its own.
 
-They hang on one bridge, which is in a namespace too, so this machine's network is not touched. A namespace lasts as long as its
+They hang on one bridge, which is in a namespace too, so the host's network is not touched. A namespace lasts as long as its
 first process, and that one ends when the pipe to its standard input is closed: with the process that made it, however that ends.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +21,7 @@ import psutil
 
 Cut = Literal["silent", "down"]
 FIRST = """
-read -r pid rest </proc/self/stat  # as the machine that this one is part of counts processes
+read -r pid rest </proc/self/stat  # as the host counts processes
 set -e
 ip link set lo up
 {set_up}
@@ -76,7 +77,7 @@ class Namespace:
         line = self._first.stdout.readline()
         assert line, self._first.communicate()[1]
         self.pid = int(line)
-        """Of the first process, as this machine counts."""
+        """Of the first process, as the host counts."""
 
     def popen(self, command: list[str], **how: Any) -> Inside:
         """Start a program there; `how`: see `subprocess.Popen`."""
@@ -89,13 +90,13 @@ class Namespace:
 
     def kill(self) -> None:
         """Kill every process there at once."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, 9)
-        self._first.communicate()
+        if self._first.poll() is None:  # else its number may be another process's
+            os.kill(self.pid, signal.SIGKILL)
+            self._first.communicate()
 
 
 class Machine(Namespace):
-    """One machine. `folder`: of this machine's, which is also there, at the same path."""
+    """One machine. `folder`: one of the host's that is there too, at the same path."""
 
     def __init__(self, network: Network, number: int, name: str, folder: Path | None) -> None:
         keep, put_back = f"mount --bind {folder} /mnt", f"mkdir -p {folder}\nmount --move /mnt {folder}"
@@ -138,7 +139,7 @@ class Machine(Namespace):
         return {name: int((counts / f"{way}_bytes").read_text()) for name, way in (("sent", "tx"), ("received", "rx"))}
 
     def processes(self) -> Iterator[psutil.Process]:
-        """All but the first, as this machine counts them."""
+        """All but the first, with their pids on the host."""
         own = os.readlink(f"/proc/{self.pid}/ns/pid")
         for process in psutil.process_iter():
             with suppress(OSError):
