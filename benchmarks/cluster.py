@@ -2,7 +2,7 @@
 
     python benchmarks/cluster.py [--game breakout] [--trajectories 200] [--json FILE]
     python benchmarks/cluster.py --samples [--batches 50] [--json FILE]
-    python benchmarks/cluster.py --scaling [1 2 4 8] [--seconds 60] [--json FILE]
+    python benchmarks/cluster.py --scaling [1 2 4 8] [--namespaces] [--seconds 60] [--json FILE]
 
 A sender with the codec and the stream of a node's uplink, and a receiver process of the learner's side, over loopback. What is
 sent are trajectories of a real game under random actions (84x84 frames, stacks of four), written once. No environment is stepped
@@ -13,12 +13,16 @@ each process, whoever else uses the machine; the rate is not, and says little on
 draw and write them, a receiver to check and store them, and the learner to stack the frames in a batch.
 
 `--scaling` trains with so many sampling nodes on this machine, whose environments sleep instead of computing (`sleeping.py`), and
-compares their steps per second with those of one node. What is measured is whether the nodes hold each other up.
+compares their steps per second with those of one node. What is measured is whether the nodes hold each other up. With
+`--namespaces` (as root) the learner and every node are on a network of their own (`tests/cluster/namespaces.py`). Then a row also
+has bytes per step: of trajectories, as the run's metrics say, and all that the nodes' links have sent and received; and processor
+time of the learner's receivers and of all processes of the nodes.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
@@ -26,7 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,9 +62,12 @@ from headrace.transport.credentials import Credentials
 from headrace.transport.messages import HEADER, header
 from headrace.transport.streams import Caller
 
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "cluster"))
+from namespaces import Machine, lacks, network
+
 SLEEPING = Path(__file__).with_name("sleeping.py")
 WARM_UP = 10.0
-"""Seconds after the last node has come that are not counted."""
+"""Seconds after the last node's first steps that are not counted."""
 
 
 def fill(placement: ProcessPlacement, count: int) -> list[int]:
@@ -292,9 +299,10 @@ def measure_samples(env: str, compression: str, batches: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def scaling(nodes: int, seconds: float) -> dict[str, Any]:
-    """Steps per second of a real run with so many nodes, over `seconds` seconds in which all of them were there."""
-    with tempfile.TemporaryDirectory() as folder:
+def scaling(nodes: int, seconds: float, apart: bool) -> dict[str, Any]:
+    """Steps per second of a real run with so many nodes, over `seconds` seconds in which all of them were there; if they are
+    `apart`, also what crossed their links and what they cost."""
+    with tempfile.TemporaryDirectory() as folder, network() if apart else nullcontext() as made:
         command = [sys.executable, "-m", "headrace.cli", "train", "--env", "sleeping", "--import", str(SLEEPING)]
         settings = {
             "learning.algorithm": "impala", "learning.batch-size": 40 * nodes, "learning.total-steps": 10**9,
@@ -304,28 +312,64 @@ def scaling(nodes: int, seconds: float) -> dict[str, Any]:
         }  # fmt: skip
         command += [word for name, value in settings.items() for word in (f"--{name}", str(value))]
         command += ["--run.no-video", "--run.no-dashboard"]
-        run = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        machines: list[Machine] = []
+        if made is None:
+            run = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        else:
+            learner, *machines = [made.add(Path(folder)), *(made.add() for _ in range(nodes))]
+            place = {"WORLD_SIZE": str(nodes + 1), "MASTER_ADDR": learner.address, "HEADRACE_TOKEN": "a-token-for-benchmarks"}
+            run, *_ = [
+                machine.popen(command, env={**os.environ, **place, "RANK": str(rank)}, stdout=subprocess.DEVNULL)
+                for rank, machine in enumerate([learner, *machines])
+            ]
+        lines: list[dict[str, float]] = []
+        begin: tuple[int, np.ndarray] | None = None
         try:
-            whole: list[dict[str, float]] = []
-            while not whole or whole[-1]["time"] < whole[0]["time"] + seconds + WARM_UP:
+            while begin is None or lines[-1]["time"] < lines[begin[0]]["time"] + seconds:
                 time.sleep(1.0)
                 if run.poll() is not None:
                     raise RuntimeError(f"the run has ended with exit code {run.returncode}")
                 found = read_jsonl(path) if (path := Path(folder, "run", "metrics.jsonl")).exists() else []
-                whole = [line for line in found if line.get("cluster/nodes") == nodes]
+                lines = [line for line in found if line.get("cluster/nodes") == nodes]
+                sending = [line["time"] for line in lines if all(line.get(f"cluster/node-{k}/SPS") for k in range(nodes))]
+                if begin is None and sending and sending[-1] > sending[0] + WARM_UP:
+                    begin = len(lines) - 1, carried(machines)
+            change = carried(machines) - begin[1]
         finally:
             run.send_signal(signal.SIGINT)
             run.wait(60)
-    first = next(line for line in whole if line["time"] >= whole[0]["time"] + WARM_UP)
-    rate = (whole[-1]["global_step"] - first["global_step"]) / (whole[-1]["time"] - first["time"])
-    return {"nodes": nodes, "steps/s": round(rate, 1), "cpu": round(float(np.mean([line["system/cpu"] for line in whole])), 2)}
+    first, *counted = lines[begin[0] :]
+    steps = counted[-1]["global_step"] - first["global_step"]
+    rate = steps / (counted[-1]["time"] - first["time"])
+    row = {"nodes": nodes, "steps/s": round(rate, 1), "cpu": round(float(np.mean([line["system/cpu"] for line in lines])), 2)}
+    if not machines:
+        return row
+
+    def of_nodes(name: str) -> float:
+        return float(np.nanmean([line.get(f"cluster/node-{k}/{name}", np.nan) for line in counted for k in range(nodes)]))
+
+    sent, received, node = map(float, change / steps)
+    return row | {
+        "bytes per step": round(of_nodes("bytes_per_step"), 1), "sent": round(sent, 1), "received": round(received, 1),
+        "receiver us per step": round(1e6 * of_nodes("receiver_cores") / of_nodes("SPS"), 1),
+        "node us per step": round(1e6 * node, 1),
+    }  # fmt: skip
 
 
-def measure_scaling(counts: list[int], seconds: float) -> list[dict[str, Any]]:
+def carried(machines: list[Machine]) -> np.ndarray:
+    """Bytes that the links of all of them have sent and received, and processor time of their processes (seconds)."""
+    total = np.zeros(3)
+    for machine in machines:
+        traffic = machine.traffic()
+        total += traffic["sent"], traffic["received"], sum(sum(process.cpu_times()[:2]) for process in machine.processes())
+    return total
+
+
+def measure_scaling(counts: list[int], seconds: float, apart: bool) -> list[dict[str, Any]]:
     """A row for each number of nodes, with its steps per second as a share of so many times those of the first."""
     rows: list[dict[str, Any]] = []
     for count in counts:
-        row = scaling(count, seconds)
+        row = scaling(count, seconds, apart)
         one = (rows[0] if rows else row)["steps/s"] / counts[0]
         rows.append(row | {"of linear": round(row["steps/s"] / (count * one), 3)})
         print(rows[-1], flush=True)
@@ -340,6 +384,7 @@ def main() -> None:
     parser.add_argument("--samples", action="store_true", help="batches from shards of a replay instead of trajectories")
     parser.add_argument("--batches", type=int, default=50)
     parser.add_argument("--scaling", type=int, nargs="*", help="numbers of nodes; without one 1 2 4 8")
+    parser.add_argument("--namespaces", action="store_true", help="of --scaling: the learner and each node in one of its own")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--nodes", type=int, default=100, help="of the plan")
     parser.add_argument("--rate", type=float, default=2500.0, help="of the plan: steps per second of each node")
@@ -347,7 +392,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.scaling is not None:
-        rows = measure_scaling(args.scaling or [1, 2, 4, 8], args.seconds)
+        if args.namespaces and lacks():
+            print(f"Not measured: {lacks()}")
+            return
+        rows = measure_scaling(args.scaling or [1, 2, 4, 8], args.seconds, args.namespaces)
         if args.json:
             summary.write(args.json, {"machine": summary.machine(), "scaling": rows})
         return

@@ -43,6 +43,9 @@ def _hear_ctrl_c() -> None:
 class Run:
     """One training run. `settings` are dotted configuration names; the run folder is `folder`."""
 
+    launch: Callable[..., subprocess.Popen[Any]] = subprocess.Popen
+    """Starts the command; another one may start it elsewhere."""
+
     def __init__(self, folder: Path, *, env: str, imports: Path | None = None, **settings: Any):
         self.folder, self._env = folder, env
         self.temporary = folder.with_name(folder.name + "-tmp")
@@ -63,7 +66,7 @@ class Run:
     def start(self, stdout: int | None = None) -> Run:
         """Start it, or start it once more; `stdout`: a descriptor that gets what is printed, instead of `output`."""
         with open(self.folder.with_name(self.folder.name + ".out"), "ab") as out:
-            self.process = subprocess.Popen(
+            self.process = self.launch(
                 self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=out if stdout is None else stdout,

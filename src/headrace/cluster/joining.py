@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import queue
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,6 +26,8 @@ GONE_TIMEOUT = 20.0
 """Seconds after which a member ends that has lost the learner and finds that nobody listens there any more."""
 ANSWER_TIMEOUT = 10.0
 """Seconds that the learner's machine may take to answer a member that dials it."""
+AWAY = re.compile("timed out|timeout|no answer|no route|unreachable", re.IGNORECASE)
+"""How calls fail while a machine, or the network to it, is away."""
 
 
 class Lost(UserError):
@@ -83,7 +86,7 @@ def join(link: Link, gone_timeout: float, stopped: threading.Event, say: Callabl
     """A place in the run, asked for again and again; None if `stopped`. `hello`: what the first message has beside the versions.
 
     Raises `ConfigError` if this member is refused, and `Lost` after `link.wait` seconds, or after `gone_timeout` if the machine
-    answers and nobody listens there.
+    answers and nobody listens there, unless it was away: when it is back it has to start the learner first.
     """
     caller, backoff = Caller(link.endpoint(protocol.MEMBERSHIP), protocol.FLAGS), Backoff()
     began, said = monotonic(), ""
@@ -104,6 +107,8 @@ def join(link: Link, gone_timeout: float, stopped: threading.Event, say: Callabl
         if kind == "welcome":  # the stream ended behind it
             content = stream.ended
         stream.close()
+        if AWAY.search(str(content)):
+            gone_timeout = link.wait
         limit = gone_timeout if "refused" in str(content) else link.wait
         if stream.hopeless or (monotonic() > began + limit and kind != "busy"):
             raise Lost(f"the learner's machine {link.address} cannot be reached: {content}")

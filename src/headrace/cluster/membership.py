@@ -7,7 +7,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
@@ -97,6 +97,8 @@ class Membership:
         """Errors of nodes that would come again."""
         self.restarts = 0
         """Processes that nodes have replaced, and nodes that were lost."""
+        self.rank_lost = 0.0
+        """When a learner rank was lost (perf_counter), until that is taken."""
         self._ending = False
         self._lock = threading.Lock()
         self._before = (monotonic(), self._shared.counts.copy())
@@ -189,6 +191,10 @@ class Membership:
             del there[member.number]
             if isinstance(member, Node):
                 self._next_generation(member.number)  # its receiver takes no more from it
+            elif not self._ending:
+                self.rank_lost = perf_counter()
+                for rank in self.ranks.values():
+                    rank.stream.send(protocol.to_bytes("rank lost", member.number))
             self.restarts += not self._ending
         if not self._ending:
             left = f": {len(self.nodes)} of {self._places} are there" if isinstance(member, Node) else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 
 from headrace.cluster import protocol
@@ -39,6 +39,8 @@ REPORT_INTERVAL = 1.0
 """Seconds between two reports of a learner rank to the first."""
 END_TIMEOUT = 15.0
 """Seconds that nodes have to end by themselves."""
+NOTICE_TIMEOUT = 5.0
+"""Seconds from the loss of a rank in which learners notice it where the connections between them were closed."""
 WAITING_INTERVAL = 15.0
 """Seconds between two lines about nodes that are missing."""
 
@@ -59,6 +61,8 @@ class Receivers(ProcessPlacement):
         self._shared = Shared(self.nodes, listen, own, config.cluster.learners)
         self._place: dict[str, str] = {}
         """Environment variables that place this rank's learner among the others."""
+        self._rank_lost = 0.0
+        """When another rank was lost (perf_counter); 0 if this rank's learner cannot wait for one any more."""
         self.trajectory_fields = SUMMARY if config.replay_shards else None
         super().__init__(whole(config), spec, agent, members)
         self.rollout_workers = nodes_of(rank, config)
@@ -83,6 +87,14 @@ class Receivers(ProcessPlacement):
 
     def start(self, learn: Learn, main: Main | None = None) -> None:
         super().start(learn, main or partial(learner_of_rank, self._place))
+
+    def messages(self, timeout: float) -> Iterator[Message]:
+        yield from super().messages(timeout)
+        if self._rank_lost and perf_counter() > self._rank_lost + NOTICE_TIMEOUT:
+            for child in self._supervisor.children:
+                if child.role == "learner" and child.started < self._rank_lost and not child.killed:
+                    child.kill("it waits for a rank that is gone")
+            self._rank_lost = 0.0
 
     @property
     def waits_for_ranks(self) -> bool:
@@ -112,7 +124,7 @@ class Cluster(Receivers):
         store = 0  # port where learner ranks meet
         if (learners := self._given.cluster.learners) > 1:
             store = int(port) + self.nodes + 1 if int(port) else free_port(host)
-            self._place = place_of(0, learners, f"{host}:{store}", self._engine.alone)
+            self._place = place_of(0, learners, f"{host}:{store}", self._engine.alone, self._engine.host)
         super().start(learn, main)
         endpoint = Endpoint(protocol.MEMBERSHIP, self._listen, self._own, 1 << 24)
         welcome: dict[str, Any] = {"config": to_dict(self._given), "spec": spec_to_json(self.spec)}
@@ -143,6 +155,7 @@ class Cluster(Receivers):
     def _noticed(self) -> Iterator[Message]:
         membership = self._membership
         assert membership is not None
+        self._rank_lost, membership.rank_lost = membership.rank_lost or self._rank_lost, 0.0
         while membership.notices:
             yield Message("message", membership.notices.popleft())
         self.restarts, membership.restarts = self.restarts + membership.restarts, 0
@@ -216,6 +229,8 @@ class LaterRank(Receivers):
             kind, content = received
             if kind == "generations":
                 self._note_generations(content)
+            elif kind == "rank lost":
+                self._rank_lost = perf_counter()
             elif kind == "end":
                 self.memory.stop()  # the learner ends with those of the other ranks
                 self._joined.ended = True

@@ -19,6 +19,7 @@ Learner ranks but the first join in the same way, and have the receivers of ever
     receivers: host, and of each its port and counts    ->      every second
     message, failed           ->
                               <-      generations: of all nodes, whenever one changes
+                              <-      rank lost: another one, for which this rank's learner must not wait
                               <-      end
 
 The trajectory streams, one for each policy, between the node's uplink of the policy and the learner's receiver of that node:

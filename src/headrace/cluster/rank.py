@@ -11,9 +11,11 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from time import monotonic
+
+import psutil
 
 from headrace.cluster.engines.member_process import MemberProcess
 from headrace.cluster.joining import GONE_TIMEOUT, Lost, Member, join
@@ -27,17 +29,22 @@ from headrace.sampling.placements.processes import learner_main
 from headrace.sampling.worker_process import Start
 from headrace.transport.credentials import is_local
 
+INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Environment variable with the network interface for gradients."""
+ELSEWHERE, PORT = "192.0.2.1", 9
+"""An address that no machine has, and a port: the way there is the way to other networks. Nothing is sent."""
 END_TIMEOUT = 10.0
 """Seconds that the first rank may take to end a run whose failure it was told."""
 
 
-def place_of(rank: int, learners: int, store: str, alone: bool) -> dict[str, str]:
+def place_of(rank: int, learners: int, store: str, alone: bool, first: str = "") -> dict[str, str]:
     """Environment variables that place a learner among those of all ranks. `store`: where the ranks meet, HOST:PORT at the first.
-    `alone`: all of them are on this machine."""
+    `alone`: all of them are on this machine. `first`: host of the first rank, if `store` may name all addresses of it."""
     local = {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": learners} if alone else {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
     place = {"RANK": rank, "WORLD_SIZE": learners, **local, hardware.RANK_STORE: f"tcp://{store}"}
-    if is_local(store):
-        place = {"GLOO_SOCKET_IFNAME": "lo"} | place
+    interface = "lo" if is_local(store) else _interface(first or store.rpartition(":")[0]) or _interface(ELSEWHERE)
+    if interface and INTERFACE not in os.environ:
+        place[INTERFACE] = interface
     return {name: str(value) for name, value in place.items()}
 
 
@@ -132,6 +139,17 @@ def keep_rank(link: Link, rank: int, imports: tuple[str, ...]) -> int:
             if code >= 0 and code != RANK_LOST:
                 return code
             link = replace(link, wait=GONE_TIMEOUT)
+
+
+def _interface(host: str) -> str:
+    """Name of this machine's network interface on the way to another machine, or at one of its own addresses; "" if that is a
+    loopback address, or not known. Gloo would take the address of this machine's name, which is often a loopback address."""
+    with suppress(OSError):
+        own = _own_host(f"{host}:{PORT}")
+        for name, addresses in psutil.net_if_addrs().items() if not is_local(f"{own}:{PORT}") else ():
+            if own.strip("[]") in [address.address for address in addresses]:
+                return name
+    return ""
 
 
 def _own_host(address: str) -> str:

@@ -18,6 +18,8 @@ class Engine(ABC):
 
     listen: str
     """Address at which the learner's machine is to listen."""
+    host = ""
+    """Host by which other machines reach this one; "" if there are none."""
     own: Credentials
     """The learner's credentials, with the token that nodes are given."""
     alone = False

@@ -86,8 +86,7 @@ class RayEngine(Engine):
         need = f"{self._least} sampling nodes"
         self._cluster = RayCluster("cluster.engine ray", need, self._least, "cluster.engine static", self._cores)
         self._ray = ray = self._cluster.ray
-        self._here = here = ray.util.get_node_ip_address()
-        """The address by which the machines of the cluster reach this one."""
+        self.host = here = ray.util.get_node_ip_address()
         self._own_machine = ray.get_runtime_context().get_node_id()
         # Whatever machines there are now: others may come to a cluster that this run has not started.
         self.listen = cluster.listen or ("127.0.0.1:0" if self._cluster.own else f"{here}:0")
@@ -96,7 +95,7 @@ class RayEngine(Engine):
 
     def start(self, link: Link) -> None:
         host, _, port = link.address.rpartition(":")
-        self._link = replace(link, address=f"{self._here}:{port}") if host in ("0.0.0.0", "[::]") else link
+        self._link = replace(link, address=f"{self.host}:{port}") if host in ("0.0.0.0", "[::]") else link
 
     def look(self) -> list[str]:
         texts = []

@@ -24,7 +24,7 @@ class StaticEngine(Engine):
     def __init__(self, config: Config) -> None:
         cluster, self._machines = config.cluster, roles.machine()
         (least, most), learners, machines = cluster.node_range, cluster.learners, self._machines
-        self.alone = machines.count == 1
+        self.alone, self.host = machines.count == 1, machines.learner
         if not self.alone and machines.count < learners:
             raise ConfigError(f"{machines.source} has started {machines.count} machines; cluster.learners is {learners}")
         self._others = 0 if self.alone else machines.count - learners
