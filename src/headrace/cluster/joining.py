@@ -90,6 +90,7 @@ def join(link: Link, gone_timeout: float, stopped: threading.Event, say: Callabl
     """
     caller, backoff = Caller(link.endpoint(protocol.MEMBERSHIP), protocol.FLAGS), Backoff()
     began, said = monotonic(), ""
+    content: Any
     while not stopped.is_set():
         stream = caller.open()
         stream.timeout = ANSWER_TIMEOUT
