@@ -66,7 +66,7 @@ def test_a_cluster_is_shown_and_stopped_from_its_folder(tmp_path: Path) -> None:
         return done.returncode, done.stdout + done.stderr
 
     with ClusterRun(tmp_path / "run", **{"learning.total_steps": 10**9, "run.checkpoint_interval": 600}) as run:
-        run.wait_for("both nodes", lambda: "cluster/node-1/SPS" in (run.metrics() or [{}])[-1], 200)
+        run.wait_for("both nodes", lambda: "cluster/node-1/SPS" in (run.metrics() or [{}])[-1] and run.step(), 200)
         code, shown = headrace("status")
         assert code == 0, shown
         assert f"process {run.process.pid} is training" in shown
