@@ -1,7 +1,7 @@
 """Every measurement of a GPU in one go: transfers, acting, learning, whole training runs. One table, one JSON file.
 
     python benchmarks/gpu_suite.py             at most eight minutes (`--minutes`)
-    python benchmarks/gpu_suite.py --quick     about four
+    python benchmarks/gpu_suite.py --quick     about five
     python benchmarks/gpu_suite.py --device cpu --tiny     does every part run at all?
 
     transfers   GB/s between the host and the device, page-locked and pageable memory
@@ -9,8 +9,9 @@
                 graphs and without: milliseconds and observations/s
     learning    samples/s of updates as in training (APPO, V-trace; batches arrive from another process, weights are published),
                 with graphs and without, against a bare loop of forward, loss, backward and Adam on one batch that stays
-    training    steps/s that the learner has trained on, whole runs: as configured by default, CartPole in PyTorch beside its
-                policy, without graphs, with every observation crossing the bus twice; shares of the parts' time
+    training    steps/s that the learner has trained on, whole runs: as configured by default, VizDoom, CartPole in PyTorch beside
+                its policy, with two policy workers, without graphs, with every observation crossing the bus twice; shares of the
+                parts' time
     atari *     consoles on the GPU (gpu_atari.py): compilation, exactness of all games against the CPU, frames/s of emulation
                 alone, with observations, inference and training over 128 to 65,536 consoles, a mixed batch, memory, minutes
                 to 18 in Pong, kernels
@@ -92,7 +93,7 @@ class Sizes:
 
 
 FULL = Sizes(0.3, 3, (1, 16, 64, 256), (16, 64, 256, 1024, 2048), 4096, 8, 12, 110, 240, 220)
-QUICK = Sizes(0.2, 3, (1, 64), (64, 512), 4096, 6, 8, 60, 80, 220)
+QUICK = Sizes(0.2, 3, (1, 64), (64, 1024), 4096, 6, 8, 60, 150, 220)
 TINY = Sizes(0.01, 1, (1,), (16, 48), 256, 1, 2, 240, 20, 240)
 START = 40
 """Seconds that the start of a part of gpu_atari.py may take, and the end of its last measurement."""
@@ -286,12 +287,14 @@ def parts(device: str, sizes: Sizes) -> dict[str, Callable[[], Iterable[Row]]]:
     if device != "cpu" and gpu_atari.possible():
         result |= gpu_atari.parts(sizes.atari)
     result["training"] = lambda: training(device, sizes, "atari/breakout")
-    result["training of tensors"] = lambda: training(device, sizes, "torch/CartPole-v1", **tensors(sizes))
-    if device != "cpu" or sizes is not TINY:
-        result["training without graphs"] = lambda: training(device, sizes, "atari/breakout", **{"learning.no-graphs": None})
-        result["training, two transfers"] = lambda: training(device, sizes, "atari/breakout", **{"sampling.one-transfer": "off"})
     if importlib.util.find_spec("vizdoom") and sizes is not TINY:
         result["training vizdoom"] = lambda: training(device, sizes, "vizdoom/basic")
+    result["training of tensors"] = lambda: training(device, sizes, "torch/CartPole-v1", **tensors(sizes))
+    if device != "cpu" or sizes is not TINY:
+        two = {"sampling.num-policy-workers": 2}
+        result["training, two policy workers"] = lambda: training(device, sizes, "atari/breakout", **two)
+        result["training without graphs"] = lambda: training(device, sizes, "atari/breakout", **{"learning.no-graphs": None})
+        result["training, two transfers"] = lambda: training(device, sizes, "atari/breakout", **{"sampling.one-transfer": "off"})
     return result
 
 

@@ -99,6 +99,26 @@ def test_kernels_equal_the_cpu(game: Any, steps: int, options: dict[str, Any]) -
     play(ours, theirs, 2, seed=1)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"noop_min": 3, "noop_max": 25}, {"repeat_action_probability": 0.25}, {"use_fire_reset": False}]
+)
+def test_episodes_that_begin_from_kept_states_are_those_of_the_cpu(options: dict[str, Any]) -> None:
+    """The no-ops that are skipped change nothing: with FIRE and without, in a game that leaves rows out (Journey Escape) and one
+    whose resets keep memory (Seaquest), over a dozen episodes of each console."""
+    ours, theirs = pair(["pong", "freeway", "journey_escape", "seaquest", "qbert"], 20, max_num_frames_per_episode=12, **options)
+    assert_same(ours.reset(seed=3), theirs.reset(seed=3))
+    assert play(ours, theirs, 50) >= 20 * 12
+
+
+def test_all_frames_but_the_last_four_of_the_longest_beginning_are_kept() -> None:
+    def size(**options: Any) -> int:
+        return len(ours._native._tables) if (ours := pair("pong", 1, **options)[0]) else 0
+
+    kept = 75 * (30 - 4) * native.DEVICE_SIZES["HR_STATE_BYTES"]
+    assert size() - size(noop_max=4) > 0.8 * kept
+    assert size(repeat_action_probability=0.25) == size(repeat_action_probability=0.25, noop_max=4)  # it changes them
+
+
 @pytest.mark.parametrize("spread", [KernelOptions("interpreter", 1), KernelOptions("interpreter", 8, 96)])
 def test_consoles_per_warp_change_nothing(spread: KernelOptions) -> None:
     ours, theirs = pair(["pong", "freeway"], 40, spread)

@@ -23,9 +23,12 @@ def set_up(device: str) -> None:
     """Once per process: select `device`, TF32 for float32 products and convolutions, kernels chosen by trial per shape."""
     if device == "cpu":
         return
-    torch.cuda.set_device(device)
+    if (index := torch.device(device).index) is not None:  # "cuda" is the device that is selected anyway
+        torch.cuda.set_device(index)
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
+    # Where an algorithm has nothing to prepare, its graph is rightly empty.
+    warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
     torch.backends.cudnn.benchmark = True  # batch sizes are few: acting pads them, minibatches are all alike
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,14 +25,18 @@ class Callbacks:
     """What `headrace.train` was given. They run in the process that called it. An error in one ends the run and is raised."""
 
     on_update: Callback | None = None
-    """Is given the learner's metrics since its last call, every `run.log_interval` seconds; 0: after every update."""
+    """Is given the learner's metrics since its last call, every `run.log_interval` seconds (0: after every update), if there was
+    an update meanwhile."""
     on_episode: Callback | None = None
     """Just before that: `return` and `length` of every episode that ended meanwhile."""
     on_checkpoint: Callback | None = None
     """Is given the `global_step` of every checkpoint but that at the end."""
+    _updates: dict[int, float] = field(default_factory=dict, init=False)
+    """By policy: the number of updates of which `on_update` has been told."""
 
     def __post_init__(self) -> None:
-        for name, callback in vars(self).items():
+        for name in ("on_update", "on_episode", "on_checkpoint"):
+            callback = getattr(self, name)
             if callback is not None and not callable(callback):
                 raise ConfigError(f"{name} is {callback!r}, must be a function of a dictionary")
 
@@ -40,6 +44,10 @@ class Callbacks:
         """Call the callbacks for messages of this kind. Returns whether one of them asks for the end of training."""
         policy = {"policy": message.policy}
         if message.kind == "metrics" and self.on_update is not None:
+            updates = message.content["charts/updates"]
+            if updates == self._updates.get(message.policy, 0):
+                return False
+            self._updates[message.policy] = updates
             return _is_true(self.on_update(message.content | policy))
         if message.kind == "saved" and self.on_checkpoint is not None:
             return _is_true(self.on_checkpoint({"global_step": message.content} | policy))

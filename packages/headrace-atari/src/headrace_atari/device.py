@@ -37,7 +37,7 @@ class DeviceVector:
         self._memory = {name: self._zeros(self._count * stride) for name, stride in self._strides.items()}
         address = {name: memory.data_ptr() for name, memory in self._memory.items()}
         if noises := self._tables_of.noises(address["twisters"]):
-            self._memory["noises"].copy_(_bytes(noises))
+            self._memory["noises"][: len(noises)].copy_(_bytes(noises))
         self._tables = self._zeros(len(self._tables_of.tables(0, address)))
         self._tables.copy_(_bytes(self._tables_of.tables(self._tables.data_ptr(), address)))
         self._parts = self._load(games)

@@ -84,7 +84,8 @@ def compiled(source: str, options: Sequence[str], make: Callable[[], bytes], fol
     return made
 
 
-NVRTC_OPTIONS = {"std": "c++20", "fma": False, "device_as_default_execution_space": False}
+# NVRTC 13.0, which PyTorch brings, takes generic lambdas within functions of the device for functions of the host.
+NVRTC_OPTIONS = {"std": "c++20", "fma": False, "device_as_default_execution_space": True}
 
 
 def nvrtc_compile(source: str, arch: str) -> bytes:

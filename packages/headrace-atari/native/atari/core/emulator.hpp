@@ -44,8 +44,10 @@ struct EmulatorState {
 // A state right after a reset, kept so that the next reset of the kind is a copy.
 struct StartState {
   EmulatorState state;
-  const uint8_t* screens;  // [2, rows, 160]
-  int32_t noise_draws;     // numbers of the action noise that the emulated reset used
+  const uint8_t* screens;      // [2, rows, 160]
+  int32_t noise_draws;         // numbers of the action noise that the emulated reset used
+  int32_t later_count;         // length of `later`
+  const EmulatorState* later;  // after 1, 2, ... of the frames that begin an episode, not drawn and without action noise
 };
 
 // Start states of one game, mode and difficulty are told apart by their stage and the value that the RIOT timer got.
@@ -101,9 +103,20 @@ struct Emulator {
     state.stage = Stage::kLoaded;
   }
 
-  // Starts an episode.
-  HR_HD void reset() {
-    start(state.stage);
+  // Starts an episode. Returns the start state that was taken, or null.
+  HR_HD const StartState* reset() {
+    const StartState* taken = start(state.stage);
+    state.stage = Stage::kPlayed;
+    return taken;
+  }
+
+  // Goes on from a later state of the episode that `taken` began; the counts since the ROM was loaded go on.
+  HR_HD void skip_to(const EmulatorState& later, const StartState& taken) {
+    const int32_t frame_number = state.frame_number + later.frame_number - taken.state.frame_number;
+    const uint32_t system_draws = state.system_draws;
+    state = later;
+    state.frame_number = frame_number;
+    state.system_draws = system_draws;
     state.stage = Stage::kPlayed;
   }
 
@@ -209,7 +222,7 @@ struct Emulator {
     counted_frame(action, strength, true);
   }
 
-  HR_HD void start(Stage stage) {
+  HR_HD const StartState* start(Stage stage) {
     const bool superchip = has_superchip(game.cartridge.mapper);
     // A start state cannot be kept if action noise, or RAM left from before, changes it.
     const ModeProcedure procedure = game.facts.mode_procedure;
@@ -217,22 +230,23 @@ struct Emulator {
     const bool known = !noisy && (stage != Stage::kPlayed || !(game.facts.keeps_memory || superchip));
     int32_t index = start_index(stage, 0);
     if (stage == Stage::kLoading) {
-      if (known && restore(index, false)) return;
+      if (const StartState* kept = known ? restore(index, false) : nullptr) return kept;
       switch_on();
     }
     const ResetDraws draws = system_draws().reset(state.system_draws, superchip);
     if (stage != Stage::kLoading) {
       index = start_index(stage, draws.timer);
-      if (known && restore(index, true)) return;
+      if (const StartState* kept = known ? restore(index, true) : nullptr) return kept;
     }
     run_reset(draws);
     if (known) services.keep_start(settings, index, state, screens, noise_draws);
+    return nullptr;
   }
 
-  // Takes a kept start state, if there is one. `counting`: the counts since the ROM was loaded go on.
-  HR_HD bool restore(int32_t index, bool counting) {
+  // Takes a kept start state and returns it, or null if there is none. `counting`: the counts since the ROM was loaded go on.
+  HR_HD const StartState* restore(int32_t index, bool counting) {
     const StartState* start = services.find_start(settings, index);
-    if (!start) return false;
+    if (!start) return nullptr;
     const int32_t frame_number = state.frame_number;
     const uint32_t system_draws = state.system_draws;
     state = start->state;
@@ -242,7 +256,7 @@ struct Emulator {
       state.system_draws = system_draws;
     }
     for (int i = 0; i < start->noise_draws && noise; ++i) noise->draw();
-    return true;
+    return start;
   }
 
   HR_HD SystemDraws system_draws() { return services.system_draws(state.system_draws + kMostDrawsPerReset); }

@@ -62,6 +62,13 @@ struct EnvironmentSetup {
   EmulatorSettings settings, default_settings;  // of the chosen mode; of the one that the ROM is loaded with
 };
 
+// Whether episodes begin with FIRE.
+HR_HD inline bool fires(const EnvironmentSetup& setup) { return setup.options.fire_reset && setup.actions.contains(kFire); }
+// The action of the first frame of an episode; NOOP follows (StepOptions::noop_max).
+HR_HD inline int32_t first_action(const EnvironmentSetup& setup) {
+  return setup.options.noop_min < 0 && fires(setup) ? kFire : kNoop;
+}
+
 // Everything of one environment that changes, but what lies in its EnvironmentMemory. Plain data.
 struct EnvironmentState {
   EmulatorState emulator;
@@ -225,15 +232,24 @@ class Environment {
 
   // The console's reset. Takes a kept start state, or runs its frames one after the other.
   HR_HD void begin_reset(Frames& frames) {
-    emulator_.reset();
-    const bool fires = options_.fire_reset && setup_.actions.contains(kFire);
-    if (options_.noop_min < 0) {
-      const int noops = random_below(options_.noop_max);
-      begin(frames, max_of(fires ? 1 : 0, noops), fires ? kFire : kNoop, kNoop, 1.0f);
-    } else {
-      begin(frames, options_.noop_min + random_below(options_.noop_max - options_.noop_min + 1), kNoop, kNoop, 1.0f);
-      frames.fire_follows = fires;
-    }
+    const StartState* taken = emulator_.reset();
+    int noops;
+    if (options_.noop_min < 0) noops = max_of(fires(setup_) ? 1 : 0, random_below(options_.noop_max));
+    else noops = options_.noop_min + random_below(options_.noop_max - options_.noop_min + 1);
+    begin(frames, noops, first_action(setup_), kNoop, 1.0f);
+    frames.fire_follows = options_.noop_min >= 0 && fires(setup_);
+    if (taken) skip(frames, *taken);
+  }
+
+  // Goes on before the last four frames, if the state there is kept: those before are not drawn, and whether they miss a row is
+  // not asked. So a reset takes no longer than a step, which on a GPU all consoles would wait for.
+  HR_HD void skip(Frames& f, const StartState& taken) {
+    const int32_t skipped = min_of(f.count - 4, taken.later_count);
+    if (skipped <= 0 || f.draw_all || memory_.noise) return;
+    emulator_.skip_to(taken.later[skipped - 1], taken);
+    f.played = skipped;
+    f.held = f.first;
+    f.frames_held = f.first == f.rest ? skipped : 1;
   }
 
   // Plans the next frame, or returns false if there is none.

@@ -18,10 +18,12 @@
 
 namespace headrace::atari {
 
-// The states of one game and mode after resets, of all kinds that do not depend on what was before them.
+// The states of one game and mode after resets, of all kinds that do not depend on what was before them, and after the frames that
+// begin an episode.
 class StartTable {
  public:
-  StartTable(Game& game, const EmulatorSettings& settings) : screen_bytes_(2 * static_cast<size_t>(game.data.screen_bytes())) {
+  StartTable(Game& game, const EnvironmentSetup& setup) : screen_bytes_(2 * static_cast<size_t>(game.data.screen_bytes())) {
+    const EmulatorSettings& settings = setup.settings;
     Services services{game, game.system_draws(kMostDrawsPerReset)};
     std::vector<uint8_t> screens(screen_bytes_);
     EmulatorState state{};
@@ -43,6 +45,11 @@ class StartTable {
       state.stage = Stage::kPlayed;
       emulator.reset();
       keep(start_index(Stage::kPlayed, static_cast<uint8_t>(25 + draw)), state, screens);
+      if (setup.options.repeat_action_probability > 0) continue;
+      for (int i = 0; i < setup.options.noop_max - 4; ++i) {
+        emulator.play(i == 0 ? first_action(setup) : kNoop, 1.0f, false);
+        starts_.back().later.push_back(state);
+      }
     }
   }
 
@@ -50,6 +57,7 @@ class StartTable {
     int32_t index;
     EmulatorState state;
     std::vector<uint8_t> screens;
+    std::vector<EmulatorState> later;  // see StartState
   };
   const std::vector<Start>& starts() const { return starts_; }
 
@@ -67,7 +75,7 @@ class StartTable {
   };
 
   void keep(int32_t index, const EmulatorState& state, const std::vector<uint8_t>& screens) {
-    starts_.push_back({index, state, screens});
+    starts_.push_back({index, state, screens, {}});
   }
 
   size_t screen_bytes_;
@@ -83,7 +91,7 @@ class DeviceBatch {
       const auto [it, is_new] = numbers.try_emplace(game.get(), static_cast<int32_t>(kinds_.size()));
       if (is_new) {
         kinds_.push_back(std::make_unique<EnvironmentKind>(game, options));
-        starts_.emplace_back(*game, kinds_.back()->setup().settings);
+        starts_.emplace_back(*game, kinds_.back()->setup());
       }
       game_of_.push_back(it->second);
     }
@@ -137,7 +145,9 @@ class DeviceBatch {
       std::vector<const StartState*> table(kStartIndices);
       for (const StartTable::Start& start : starts_[i].starts()) {
         const uint64_t screens = blob.add(start.screens.data(), start.screens.size());
-        const StartState kept = {start.state, reinterpret_cast<const uint8_t*>(screens), 0};
+        const uint64_t later = blob.add(start.later.data(), start.later.size() * sizeof(EmulatorState));
+        const StartState kept = {start.state, reinterpret_cast<const uint8_t*>(screens), 0,
+                                 static_cast<int32_t>(start.later.size()), reinterpret_cast<const EmulatorState*>(later)};
         table[static_cast<size_t>(start.index)] = blob.put<StartState>(kept);
       }
       const uint64_t table_at = blob.add(table.data(), table.size() * sizeof(table[0]));

@@ -55,7 +55,7 @@ class Game {
                   int32_t noise_draws) {
     auto kept = std::make_unique<KeptStart>();
     kept->screens.assign(screens, screens + 2 * data.screen_bytes());
-    kept->start = {state, kept->screens.data(), noise_draws};
+    kept->start = {state, kept->screens.data(), noise_draws, 0, nullptr};
     const std::lock_guard lock(mutex_);
     starts_.emplace(key(settings, start_index), std::move(kept));
   }
