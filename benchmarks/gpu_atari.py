@@ -318,7 +318,7 @@ def possible() -> bool:
 
 
 COMPILATION = "atari compilation"
-SHARES = {"atari exactness": 0.16, "atari throughput": 0.32, "atari pong to 18": 0.48, "atari profile": 0.04}
+SHARES = {"atari exactness": 0.2, "atari throughput": 0.24, "atari pong to 18": 0.52, "atari profile": 0.04}
 """Of the seconds that the parts after the compilation have together."""
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.accelerator.cpu_allocator import keep_freed_memory
 from headrace.cluster import protocol
 from headrace.cluster.population_codec import ResultsCodec, StateCodec
 from headrace.cluster.protocol import CREDIT, RESULTS, SAMPLES, SHARD, TOLD, TRAJECTORY, VERSION, WANT, WEIGHTS
@@ -63,6 +64,7 @@ class _Session:
 
 def receiver_main(shared: Shared, start: Start) -> None:
     """The main function of a receiver's process; `start.index` is the node."""
+    keep_freed_memory()  # each message is unpacked into memory of its own
     receiver = Receiver(start.placement, shared, start.index)
     try:
         receiver.run()

@@ -90,7 +90,8 @@ class TrajectoryCodec:
         tail = []
         for name in self._stacks:
             frames = self._frames(arrays[name])
-            arrays[KINDS + name] = kinds = _kinds(frames, self._remember(name, lane, frames))
+            arrays[KINDS + name] = kinds = _kinds(frames, self._last.get((name, lane)))
+            self._remember(name, lane, frames[-1])
             tail += [frames[0, :, -1][kinds[0] != AGAIN], frames[1:, :, -1], frames[:, :, :-1][kinds == WHOLE]]
         ended = arrays["terminated"] | arrays["truncated"]
         tail += [arrays[name][ended] for name in self._finals]
@@ -127,13 +128,13 @@ class TrajectoryCodec:
             older[whole], at = _taken(content, at, (int(whole.sum()), *older.shape[2:]), frames.dtype)
             older[kinds == FIRST] = 0
             if before is not None:
-                frames[0, again] = before[again]
+                np.copyto(frames[0], before, where=again[:, None, None])
             for t in range(1, len(frames)):
                 if (moved := kinds[t] == MOVED).all():
                     older[t] = frames[t - 1, :, 1:]
                 elif moved.any():
                     older[t, moved] = frames[t - 1, moved, 1:]
-            self._remember(name, lane, frames)
+            self._remember(name, lane, frames[-1])
         ended = arrays["terminated"] | arrays["truncated"]
         for name in self._finals:
             shape = (int(ended.sum()), *arrays[name].shape[2:])
@@ -141,11 +142,12 @@ class TrajectoryCodec:
         if at != len(content):
             raise ProtocolError(f"a trajectory of {len(content)} bytes, where {at} were expected")
 
-    def _remember(self, name: str, lane: int, frames: np.ndarray) -> np.ndarray | None:
-        """The last row of the lane's trajectory before; from now on that of this one."""
-        before = self._last.get((name, lane))
-        self._last[name, lane] = frames[-1].copy()
-        return before
+    def _remember(self, name: str, lane: int, row: np.ndarray) -> None:
+        """Keep the last row of a lane's trajectory, in the memory of that before: pages of new memory cost more than the copy."""
+        if (kept := self._last.get((name, lane))) is None:
+            self._last[name, lane] = row.copy()
+        else:
+            kept[...] = row
 
     def _frames(self, array: np.ndarray) -> np.ndarray:
         """A view of stacked frames, uint8 [T+1, C, S, bytes of a frame]."""

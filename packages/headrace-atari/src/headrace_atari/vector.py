@@ -44,7 +44,7 @@ class AtariVector(VectorEnv):
     With `device="cuda"` consoles run on a GPU. Options and results are the same, but results are tensors, computed on PyTorch's
     current stream without waiting for it. Actions may be tensors, too; since these are not read back, an index outside the action
     set is not refused but clamped to it. Batches are whole, `num_threads` is ignored, and with SAME_STEP `final_obs` is always
-    present, but only meaningful where an episode ended. It has never run on a real GPU (docs/atari.md).
+    present, but only meaningful where an episode ended.
 
     Several threads may use a vector in turns, but not at the same time: that is a `RuntimeError`. After `close`, every method
     raises `gymnasium.error.ClosedEnvironmentError`.
