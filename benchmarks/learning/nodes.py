@@ -73,7 +73,8 @@ def read(folder: Path) -> dict[str, Any]:
     lines = read_jsonl(folder / "metrics.jsonl")
     curve = [line for line in lines if RETURN in line]
     late = [line for line in lines if "lag/mean" in line and line[STEP] > lines[-1][STEP] / 10]
-    lag = {name: round(float(np.mean([line[f"lag/{name}"] for line in late])), 2) for name in ("mean", "p95")} if late else {}
+    lags = {name: [line[f"lag/{name}"] for line in late if f"lag/{name}" in line] for name in ("mean", "p95")}
+    lag = {name: round(float(np.mean(values)), 2) for name, values in lags.items() if values}  # replay has no p95
     seconds = lines[-1][TIME] - lines[0][TIME]
     return {
         "steps": [line[STEP] for line in curve], "seconds": [line[TIME] - lines[0][TIME] for line in curve],
