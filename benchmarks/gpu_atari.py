@@ -55,7 +55,6 @@ PONG = {
 a GPU hardly longer than 32; minibatches of as many samples."""
 
 
-
 def synchronize(device: torch.device) -> None:
     """Wait for the device."""
     if device.type == "cuda":

@@ -1,7 +1,7 @@
 """Every measurement of a GPU in one go: transfers, acting, learning, whole training runs. One table, one JSON file.
 
     python benchmarks/gpu_suite.py             at most eight minutes (`--minutes`)
-    python benchmarks/gpu_suite.py --quick     about five
+    python benchmarks/gpu_suite.py --quick     about seven
     python benchmarks/gpu_suite.py --device cpu --tiny     does every part run at all?
 
     transfers   GB/s between the host and the device, page-locked and pageable memory
