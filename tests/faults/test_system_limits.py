@@ -88,7 +88,8 @@ def fill(folder: Path) -> Path:
 
 
 def test_no_room_for_the_last_checkpoint(disk):
-    with counting_run(disk / "run", **{"run.checkpoint_interval": 1000, "run.log_interval": 0.1}) as run:
+    # The disk is the run folder, not the folder around it: what the run prints is written beside it, and must find room.
+    with counting_run(disk, **{"run.checkpoint_interval": 1000, "run.log_interval": 0.1}) as run:
         run.wait_for("the first steps", run.step)
         assert run.process is not None
         ballast = fill(disk)
