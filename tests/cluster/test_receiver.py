@@ -85,10 +85,12 @@ def receiving(placement: Any) -> Iterator[tuple[Shared, list[dict[str, Any]]]]:
     for p, policy in enumerate(placement.memory.policies[: placement.memory.learners]):
         arrays, state = TrajectoryCodec(policy.trajectories, 1).schema(), StateCodec(placement.memory, p).schema()
         hello.append({"policy": p, "generation": 7, "arrays": arrays, "weights": policy.weights.nbytes, "state": state})
-    yield shared, hello
-    placement.memory.stop()
-    thread.join()
-    receiver.close()
+    try:
+        yield shared, hello
+    finally:
+        placement.memory.stop()
+        thread.join()
+        receiver.close()
 
 
 @pytest.fixture
@@ -97,6 +99,11 @@ def parts() -> Iterator[tuple[Any, Shared, dict[str, Any]]]:
     placement = make_placement(whole(config), describe_run(config), make_agent)
     with receiving(placement) as (shared, (hello,)):
         yield placement, shared, hello
+
+
+def credits_of(peer: Peer) -> int:
+    """All credits that it was given."""
+    return sum(header(message)[1] for message in peer.kinds(CREDIT))
 
 
 def trajectory(placement: Any, order: int) -> bytes:
@@ -125,24 +132,50 @@ def test_trajectories_need_credits_and_arrive_in_slots(parts: Any) -> None:
     store = placement.memory.policies[0].trajectories
     message = trajectory(placement, 5)
     peer = Peer(shared, hello)
-    eventually(lambda: len(peer.kinds(CREDIT)) == WINDOW)
-    time.sleep(0.1)
-    assert len(peer.kinds(CREDIT)) == WINDOW
+    eventually(lambda: credits_of(peer) == WINDOW)
     peer.stream.send(message)
     slot = store.take(timeout=10)
     assert (store.arrays["reward"][slot] == 5).all()
     assert store.order[slot] == 5
-    assert eventually(lambda: len(peer.kinds(CREDIT)) == WINDOW + 1)
+    assert eventually(lambda: credits_of(peer) == WINDOW + 1)
     store.release(slot)
-    # Nobody takes: slots run out, and with them the credits.
-    for sent in range(1, store.num_slots + 1):
-        eventually(lambda sent=sent: len(peer.kinds(CREDIT)) > sent)
-        peer.stream.send(message)
+    # Nobody takes: slots run out, and then the credits, since what was sent waits for a slot.
+    for sent in range(2, store.num_slots + WINDOW + 2):
+        eventually(lambda sent=sent: credits_of(peer) >= sent)
+        peer.stream.send(trajectory_bytes(bytearray(message), sent))
     eventually(lambda: store.qsize() == store.num_slots)
     time.sleep(0.3)
-    assert len(peer.kinds(CREDIT)) == 1 + store.num_slots
-    peer.stream.send(message)  # without a credit
+    assert credits_of(peer) == 1 + store.num_slots + WINDOW
+    # They are taken in the order in which they were sent, and every slot that becomes free is used.
+    weights, content = placement.memory.policies[0].weights, np.zeros(placement.memory.policies[0].weights.nbytes, np.uint8)
+    weights.publish(content, 1)
+    peer.stream.send(HEADER.pack(WANT, 0))
+    assert eventually(lambda: peer.kinds(WEIGHTS))  # a node that waits for a slot gets weights
+    for sent in range(2, store.num_slots + WINDOW + 2):
+        slot = store.take(timeout=10)
+        assert store.order[slot] == sent
+        store.release(slot)
+    eventually(lambda: credits_of(peer) == 1 + store.num_slots + 2 * WINDOW)
+    for sent in range(store.num_slots + WINDOW + 1):  # the last one is without a credit
+        peer.stream.send(trajectory_bytes(bytearray(message), sent))
     eventually(lambda: peer.ended)
+
+
+def test_no_slot_is_kept_for_a_node_that_sends_nothing_or_has_gone(parts: Any) -> None:
+    placement, shared, hello = parts
+    store, message = placement.memory.policies[0].trajectories, trajectory(placement, 1)
+    peer = Peer(shared, hello)
+    eventually(lambda: credits_of(peer) == WINDOW)
+    for sent in range(store.num_slots + WINDOW):
+        eventually(lambda sent=sent: credits_of(peer) > sent)
+        peer.stream.send(message)
+    eventually(lambda: store.qsize() == store.num_slots)
+    peer.stream.close("gone")  # while trajectories of it wait
+    for _ in range(store.num_slots):
+        store.release(store.take(timeout=10))
+    Peer(shared, hello)
+    slots = [store.acquire(9, 1) for _ in range(store.num_slots)]
+    assert None not in slots
 
 
 def test_an_old_generation_writes_no_more(parts: Any) -> None:
@@ -150,7 +183,7 @@ def test_an_old_generation_writes_no_more(parts: Any) -> None:
     store = placement.memory.policies[0].trajectories
     message = trajectory(placement, 1)
     old = Peer(shared, hello)
-    eventually(lambda: len(old.kinds(CREDIT)) == WINDOW)
+    eventually(lambda: credits_of(old) == WINDOW)
     shared.generation.store(0, 8)
     old.stream.send(message)
     eventually(lambda: old.ended)
@@ -159,7 +192,7 @@ def test_an_old_generation_writes_no_more(parts: Any) -> None:
     eventually(lambda: late.ended)
     assert b"another node has this place" in late.received[0]
     new = Peer(shared, hello | {"generation": 8})
-    eventually(lambda: len(new.kinds(CREDIT)) == WINDOW)  # the slots of the old one are used again
+    eventually(lambda: credits_of(new) == WINDOW)
     new.stream.send(message)
     assert store.take(timeout=10) is not None
 
@@ -169,18 +202,18 @@ def test_a_trajectory_with_an_impossible_number_ends_the_stream(parts: Any) -> N
     message = bytearray(trajectory(placement, 1))
     HEADER.pack_into(message, 0, protocol.TRAJECTORY, 2**31)
     peer = Peer(shared, hello)
-    eventually(lambda: len(peer.kinds(CREDIT)) == WINDOW)
+    eventually(lambda: credits_of(peer) == WINDOW)
     peer.stream.send(bytes(message))
     eventually(lambda: peer.ended)
     store = placement.memory.policies[0].trajectories
     again = Peer(shared, hello)
     for sent in range(store.num_slots):  # no slot is lost
-        eventually(lambda sent=sent: len(again.kinds(CREDIT)) > sent)
+        eventually(lambda sent=sent: credits_of(again) > sent)
         again.stream.send(trajectory_bytes(message, sent))
     eventually(lambda: store.qsize() == store.num_slots)
 
 
-def test_of_two_streams_that_open_at_once_one_stays_and_no_slot_is_lost() -> None:
+def test_of_two_streams_that_open_at_once_one_stays() -> None:
     config = make_config("gym/CartPole-v1", "appo", **STATIC)
     placement = make_placement(whole(config), describe_run(config), make_agent)
     receiver, open_for_ever = Receiver(placement, Shared(1, "127.0.0.1:0", OWN), 0), threading.Event()
@@ -193,13 +226,11 @@ def test_of_two_streams_that_open_at_once_one_stays_and_no_slot_is_lost() -> Non
     answers = [policy.serve(session, nothing()) for session in sessions]
     for answer in answers:
         assert protocol.from_bytes(next(answer))[0] == "welcome"
-    for session, answer in zip(sessions, answers, strict=True):
-        session.stream.send(b"sent")
-        assert next(answer) == b"sent"
-        assert policy._give_credit(session, 1)
+    for answer in answers:
+        assert header(next(answer)) == (CREDIT, WINDOW)
     first, second = sessions
     assert first.stream.ended == "the node has opened another stream"
-    assert second.slots == first.slots  # it has got the same one
+    assert policy._session is second
     open_for_ever.set()
     placement.memory.stop()
     receiver.close()
@@ -210,7 +241,7 @@ def test_whatever_goes_wrong_with_a_trajectory_the_stream_ends(parts: Any, monke
     placement, shared, hello = parts
     message = trajectory(placement, 1)
     peer = Peer(shared, hello)
-    eventually(lambda: len(peer.kinds(CREDIT)) == WINDOW)
+    eventually(lambda: credits_of(peer) == WINDOW)
     monkeypatch.setattr(TrajectoryCodec, "decode", lambda *_: 1 / 0)
     peer.stream.send(message)
     eventually(lambda: peer.ended)
@@ -256,17 +287,17 @@ def test_each_policy_has_its_own_stream() -> None:
     with receiving(placement) as (shared, hello):
         peers = [Peer(shared, own) for own in hello]
         for peer, policy in zip(peers, placement.memory.policies, strict=True):
-            eventually(lambda peer=peer: len(peer.kinds(CREDIT)) == WINDOW)
+            eventually(lambda peer=peer: credits_of(peer) == WINDOW)
             policy.weights.publish(np.zeros(policy.weights.nbytes, np.uint8), 5)
             peer.stream.send(HEADER.pack(WANT, 0))
             eventually(lambda peer=peer: peer.kinds(WEIGHTS))
-        for sent in range(stores[0].num_slots):  # nobody takes them
-            eventually(lambda sent=sent: len(peers[0].kinds(CREDIT)) > sent)
+        for sent in range(stores[0].num_slots + WINDOW):  # nobody takes them
+            eventually(lambda sent=sent: credits_of(peers[0]) > sent)
             peers[0].stream.send(messages[0])
         eventually(lambda: stores[0].qsize() == stores[0].num_slots)
         peers[1].stream.send(messages[1])  # the other policy goes on
         assert stores[1].take(timeout=10) is not None
-        eventually(lambda: len(peers[1].kinds(CREDIT)) == WINDOW + 1)
+        eventually(lambda: credits_of(peers[1]) == WINDOW + 1)
         third = Peer(shared, hello[0] | {"policy": 2})
         eventually(lambda: third.ended)
 

@@ -14,7 +14,7 @@ from headrace.cluster.engines.static_engine import StaticEngine
 from headrace.cluster.protocol import Link
 from headrace.cluster.roles import Machine, first_host, machine_of
 from headrace.cluster.shapes import of_node, whole, workers_of
-from headrace.config import Config, ConfigError
+from headrace.config import Config, ConfigError, override
 from headrace.config.errors import RANK_LOST
 from headrace.make_config import check_config, make_config
 from headrace.sampling.placements.base import RunFailed
@@ -58,12 +58,16 @@ def test_every_policy_acts_on_every_node(nodes: int, workers: int, groups: int, 
         assert max(counts) - min(counts) <= 1
 
 
+@pytest.mark.parametrize("batches", [1, 3, 100])
 @pytest.mark.parametrize("nodes", [1, 4])
-@pytest.mark.parametrize("window", [1, 3])
-def test_there_are_slots_for_every_credit_and_a_batch(nodes: int, window: int) -> None:
-    config = cluster_config(nodes, **{"cluster.window": window})
-    assert whole(config).num_slots >= nodes * window + config.slots_per_batch
-    assert of_node(config).num_slots == config.most_lanes + window
+def test_slots_of_both_sides_are_those_of_one_machine(nodes: int, batches: int) -> None:
+    """However many nodes there are, as many trajectories wait for the learner as on one machine, and each lane fills one."""
+    settings = {"learning.num_minibatches": 1, "sampling.num_workers": 4, "sampling.envs_per_worker": 4, "sampling.rollout": 10}
+    config = cluster_config(nodes, **settings, **{"learning.batch_size": 20 * batches})
+    one_machine = override(config, **{"cluster.nodes": None, "sampling.num_workers": 4 * nodes})
+    assert one_machine.slots_per_batch == batches
+    assert whole(config).num_slots + nodes * of_node(config).num_slots == one_machine.num_slots
+    assert of_node(config).num_slots == config.most_lanes
     assert of_node(config).min_request_groups == config.min_request_groups  # and not a third of all nodes' groups
 
 

@@ -25,7 +25,7 @@ def test_a_credit_that_comes_while_another_is_used_counts_once() -> None:
     traffic, stream = _Traffic.__new__(_Traffic), Sent()
     made: Any = stream
     traffic._stream, traffic._credits, traffic._changed = made, 1, threading.Condition()
-    credit = threading.Thread(target=traffic._handle, args=("message", made, HEADER.pack(CREDIT, 0)))
+    credit = threading.Thread(target=traffic._handle, args=("message", made, HEADER.pack(CREDIT, 1)))
     with traffic._changed:
         credit.start()
         time.sleep(0.2)  # it waits for the lock

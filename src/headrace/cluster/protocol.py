@@ -26,7 +26,7 @@ The trajectory streams, one for each policy, between the node's uplink of the po
 
     hello: policy, generation, arrays ->
                               <-      welcome, or refused
-                              <-      CREDIT: a slot is free for one trajectory
+                              <-      CREDIT: so many trajectories may be sent
     TRAJECTORY                ->      as `headrace.cluster.trajectory_codec` writes it
     WANT                      ->      the weights got last are in use
                               <-      WEIGHTS: the newest, with their version
@@ -45,8 +45,9 @@ and where there is a population with something in common (`headrace.cluster.popu
     TOLD                      ->      the state got last was written
     RESULTS                   ->      of all matches in this place, and who is played (policy 0), once a second
 
-At most `cluster.window` credits and a few draws are out, and one version of the weights and one state are under way, so nothing
-queues without a bound. The generation numbers the nodes that were given this place: a receiver takes nothing of an older one.
+A trajectory uses a credit, which comes back when a slot has taken it. So at most `cluster.window` of them are under way or wait
+for a slot; a few draws are out, and one version of the weights and one state are under way: nothing queues without a bound. The
+generation numbers the nodes that were given this place: a receiver takes nothing of an older one.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ from headrace.transport.failures import TlsFlags
 from headrace.transport.messages import LARGEST_MESSAGE, ProtocolError, Refused, read_json
 from headrace.transport.streams import Endpoint, Service
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of this protocol. Both sides must have the same."""
 MEMBERSHIP = Service("/headrace.Cluster/Membership", "learner of a cluster")
 TRAJECTORIES = Service("/headrace.Cluster/Trajectories", "learner of a cluster")

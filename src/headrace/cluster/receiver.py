@@ -1,13 +1,15 @@
 """The receiver of one node's trajectories: it takes the place of a rollout worker on the learner's side.
 
-For every policy the node has a stream to it. The receiver acquires free slots of the policy's trajectory store, gives a credit to
-the node for each, and writes the trajectory that comes into the slot. What slows a rollout worker down, and what happens when it
-is killed, is the same here. It sends the newest weights whenever the node wants some and there are newer ones.
+For every policy the node has a stream to it. The node begins with `cluster.window` credits, and each trajectory that it sends
+uses one. The receiver writes it into a slot of the policy's trajectory store, as soon as one is free, and gives the credit back.
+What slows a rollout worker down, and what happens when it is killed, is the same here; no slot is kept for a node that sends
+nothing. It sends the newest weights whenever the node wants some and there are newer ones.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,7 +39,7 @@ SPARE_STREAMS = 3
 LARGEST_ORDER = 2**31 - 1
 """Largest number of a trajectory, see `TrajectoryStore.order`."""
 SLOT_POLL = 0.005
-"""Seconds between two looks for a free slot of one policy while others need some, too."""
+"""Seconds that one policy waits for a free slot while trajectories of others may wait, too."""
 
 
 @dataclass(eq=False)
@@ -46,8 +48,8 @@ class _Session:
 
     stream: Stream
     generation: int
-    slots: list[int] = field(default_factory=list)
-    """Slots for which the node has credits."""
+    waiting: deque[bytes] = field(default_factory=deque)
+    """Trajectories that have arrived and wait for a slot, the oldest first: at most as many as the node has had credits."""
     wants: bool = False
     """Whether the node waits for weights."""
     sent: int = 0
@@ -81,7 +83,7 @@ class Receiver:
         self.counts, self.lock = shared.counts[node], threading.Lock()
         """What has arrived from the node, see `Shared.counts`; and what is held while something of a session is written."""
         self.changed = threading.Event()
-        """There may be a credit to give."""
+        """A trajectory waits for a slot."""
         self._clock = self._control.clock("rollout", node)
         self._policies = [PolicyReceiver(self, placement, shared, p) for p in range(placement.memory.learners)]
         streams = len(self._policies) + SPARE_STREAMS
@@ -89,18 +91,19 @@ class Receiver:
         self._shared.port.store(node, self._listener.port)
 
     def run(self) -> None:
-        """Until the end of the run: give credits."""
+        """Until the end of the run: write trajectories for which no slot was free when they arrived."""
         for policy in self._policies:
             policy.start()
         timeout = POLL_INTERVAL if len(self._policies) == 1 else SLOT_POLL
         began = process_time() - self.counts[COUNTS.index("seconds")]
-        while not self._control.stopped:
-            self._clock.alive(perf_counter())
-            self.counts[COUNTS.index("seconds")] = process_time() - began
-            self.forget_former_node()
-            if not any([policy.needs_slot(timeout) for policy in self._policies]):  # noqa: C419  all are asked
-                self.changed.wait(POLL_INTERVAL)
-                self.changed.clear()
+        with suppress(Closed):
+            while not self._control.stopped:
+                self._clock.alive(perf_counter())
+                self.counts[COUNTS.index("seconds")] = process_time() - began
+                self.forget_former_node()
+                if not any([policy.write_oldest(timeout) for policy in self._policies]):  # noqa: C419  all are asked
+                    self.changed.wait(POLL_INTERVAL)
+                    self.changed.clear()
 
     def forget_former_node(self) -> None:
         """Be no user of past versions that a node in this place was told of which is gone."""
@@ -149,8 +152,6 @@ class PolicyReceiver:
         self._codec = TrajectoryCodec(self._store, placement.spec.frame_stack, settings.compression)
         self._window = settings.window
         self._session: _Session | None = None
-        self._spare: list[int] = []
-        """Slots of this receiver for which nobody has a credit."""
         self._content: Any = np.zeros(self._weights.nbytes, np.uint8)
         self._weights_lock = threading.Lock()
 
@@ -160,14 +161,15 @@ class PolicyReceiver:
         if self._relay is not None:
             threading.Thread(target=self._relay.run, args=(self._control,), name="requests", daemon=True).start()
 
-    # -- the main thread: credits -----------------------------------------------------------------------------------------
+    # -- the main thread: trajectories that wait for a slot ---------------------------------------------------------------
 
-    def needs_slot(self, timeout: float) -> bool:
-        """Whether the node has too few credits. Then one is given if a slot is free within `timeout` seconds."""
+    def write_oldest(self, timeout: float) -> bool:
+        """Write the trajectory that has waited longest, if a slot is free within `timeout` seconds. False if none waits."""
         session = self._admitted()
-        if session is None or len(session.slots) >= self._window:
+        if session is None or not session.waiting:
             return False
-        self._give_credit(session, timeout)
+        if (slot := self._store.acquire(self.node, timeout)) is not None and not self._write(session, slot):
+            self._store.put_back(slot, self.node)
         return True
 
     def _admitted(self) -> _Session | None:
@@ -178,26 +180,31 @@ class PolicyReceiver:
             return None
         return session
 
-    def _give_credit(self, session: _Session, timeout: float) -> bool:
+    def _write(self, session: _Session, slot: int) -> bool:
+        """Write the oldest trajectory into a slot and give its credit back. False if it was not written: the session has ended,
+        the other thread has written it, or it is damaged, which ends the session."""
         with self._lock:
-            slot = self._spare.pop() if self._spare else None
-        if slot is None:
-            slot = self._store.acquire(self.node, timeout)
-        if slot is None:
-            return False
-        with self._lock:
-            if session is not self._session:
-                self._spare.append(slot)
+            if not self._may_write(session) or not session.waiting:
                 return False
-            session.slots.append(slot)
-        session.stream.send(HEADER.pack(CREDIT, 0))
+            message = session.waiting.popleft()
+            try:
+                self._codec.decode(message, slot)
+            except ProtocolError as error:
+                fault = str(error)
+            else:
+                fault = ""
+                self._count(slot, len(message))
+                self._store.finish(slot, header(message)[1])
+        if fault:
+            self._drop(session, fault)
+            return False
+        session.stream.send(HEADER.pack(CREDIT, 1))
         return True
 
     def _drop(self, session: _Session, why: str) -> None:
         with self._lock:
             if self._session is session:
                 self._session = None
-                self._spare += session.slots
                 if self._relay is not None:
                     self._relay.end()
         session.stream.close(why)
@@ -223,15 +230,13 @@ class PolicyReceiver:
         with self._lock:
             before, self._session = self._session, session
             self._codec.begin()
-            if before is not None:
-                self._spare += before.slots
             if self._relay is not None:
                 self._relay.begin(session.stream, session.generation)
             if self._results is not None:
                 session.stream.send(self._results.counted(self.node))
         if before is not None:
             before.stream.close("the node has opened another stream")
-        self._receiver.changed.set()
+        session.stream.send(HEADER.pack(CREDIT, self._window))
         threading.Thread(target=self._receive, args=(session, messages), name="trajectories", daemon=True).start()
         yield from session.stream.outgoing()
         self._drop(session, "the node has gone")
@@ -256,7 +261,9 @@ class PolicyReceiver:
                         if session is not self._session:
                             break
                         self._relay.receive(kind, message)
-                elif kind != TRAJECTORY or not self._write(session, message, order):
+                elif kind == TRAJECTORY:
+                    self._accept(session, message, order)
+                else:
                     break
         except ProtocolError as error:
             self._drop(session, str(error))
@@ -269,24 +276,17 @@ class PolicyReceiver:
         """Whether this session is still that of the newest node; the lock is held."""
         return session is self._session and session.generation == self._shared.generation.load(self.node)
 
-    def _write(self, session: _Session, message: bytes, order: int) -> bool:
-        """Write a trajectory into a slot. False if this session may not any more."""
-        with self._lock:
-            if not self._may_write(session):
-                return False
-            if not session.slots:
-                raise ProtocolError("a trajectory without a credit")
-            if order > LARGEST_ORDER:
-                raise ProtocolError(f"a trajectory with the number {order}")
-            slot = session.slots[-1]
-            self._codec.decode(message, slot)
-            self._count(slot, len(message))
-            session.slots.pop()
-            self._store.finish(slot, order)
-        # The next credit goes out at once where a slot is free; else the main thread waits for one.
-        if not self._give_credit(session, 0):
+    def _accept(self, session: _Session, message: bytes, order: int) -> None:
+        """Write a trajectory that has arrived, at once where a slot is free; else the main thread waits for one, so that this
+        thread can go on to what the node says of weights."""
+        if len(session.waiting) == self._window:
+            raise ProtocolError("a trajectory without a credit")
+        if order > LARGEST_ORDER:
+            raise ProtocolError(f"a trajectory with the number {order}")
+        session.waiting.append(message)
+        self.write_oldest(0)
+        if session.waiting:
             self._receiver.changed.set()
-        return True
 
     def _count(self, slot: int, nbytes: int) -> None:
         T, arrays = self._store.T, self._store.arrays

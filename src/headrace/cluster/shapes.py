@@ -14,8 +14,8 @@ from headrace.config import Config, hardware, override, policy_configs
 
 
 def whole(config: Config) -> Config:
-    """The settings of a learner rank: the workers of all nodes as those of one run. Slots are for what is under way from each of
-    its nodes, and for its batches as on one machine."""
+    """The settings of a learner rank: the workers of all nodes as those of one run. Its slots are those that wait for its
+    learner, as many as on one machine: those that lanes fill are the nodes'."""
     N, s, R = config.cluster.most_nodes, config.sampling, config.cluster.learners
     settings: dict[str, Any] = {
         "sampling.num_workers": N * s.num_workers,
@@ -23,21 +23,22 @@ def whole(config: Config) -> Config:
         "sampling.one_transfer": "off",
     }
     all_nodes = override(config, **settings)
-    # As on one machine without the slots that lanes fill, which are the nodes'; those that nodes have credits for are among them.
-    lanes, batch = all_nodes.most_lanes // R, max(own.slots_per_batch for own in policy_configs(all_nodes))
-    slots = s.num_slots or batch + max(-(-N // R) * config.cluster.window, min(lanes - batch, batch))
-    return override(all_nodes, **{"sampling.num_slots": slots})
+    lanes = all_nodes.most_lanes // R
+    waiting = max(own.slots_for(lanes) for own in policy_configs(all_nodes)) - lanes
+    if config.uses_replay:  # old steps do no harm there, and receivers can write side by side
+        waiting = max(waiting, -(-N // R))
+    return override(all_nodes, **{"sampling.num_slots": s.num_slots or waiting})
 
 
 def of_node(config: Config) -> Config:
-    """The settings of every node. Its slots are for the lanes that are being filled and for what is about to be sent: what waits
-    for a batch waits at the learner's side. `config`: as the user gave it."""
+    """The settings of every node. Its slots are for the lanes that are being filled: what is finished leaves at once, and what
+    waits for a batch waits at the learner's side. `config`: as the user gave it."""
     s = config.sampling
     here = len(os.sched_getaffinity(0))
     settings: dict[str, Any] = {
         "sampling.num_workers": config.cluster.most_nodes * s.num_workers,
         "sampling.one_transfer": "off",
-        "sampling.num_slots": config.most_lanes + config.cluster.window,
+        "sampling.num_slots": config.most_lanes,
         "sampling.min_request_groups": config.min_request_groups,
         "sampling.pin_workers": s.pin_workers and s.num_workers >= here,
         "learning.num_threads": 1,  # of the process that sends trajectories

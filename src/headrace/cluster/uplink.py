@@ -154,7 +154,7 @@ class _Traffic:
                 stream.send(HEADER.pack(WANT, 0))
             elif kind == CREDIT:
                 with self._changed:  # the main thread uses credits meanwhile
-                    self._credits += 1
+                    self._credits += number
                     self._changed.notify()
             elif kind == DRAW and self._shard is not None:
                 self._answer(self._shard, stream, content)
