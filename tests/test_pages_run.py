@@ -98,6 +98,7 @@ SLOW = {
     "docs/ape-x.md",
     "docs/device.md",
     "docs/export.md",
+    "docs/extending.md",
     "docs/laboratory.md",
     "docs/multi-agent.md",
     "docs/multi-gpu.md",
