@@ -108,7 +108,7 @@ SLOW = {
     "docs/vizdoom.md",
 }
 """Pages with many trainings. The commands of README.md and docs/quick-start.md are also run by tests/test_docs.py, in its own
-process, which takes less time."""
+process, which takes less time, and the Python of docs/extending.md by tests/envs/test_docs.py."""
 
 
 @pytest.mark.timeout(1800)
