@@ -98,7 +98,6 @@ SLOW = {
     "docs/ape-x.md",
     "docs/device.md",
     "docs/export.md",
-    "docs/extending.md",
     "docs/laboratory.md",
     "docs/multi-agent.md",
     "docs/multi-gpu.md",
@@ -108,7 +107,7 @@ SLOW = {
     "docs/vizdoom.md",
 }
 """Pages with many trainings. The commands of README.md and docs/quick-start.md are also run by tests/test_docs.py, in its own
-process, which takes less time, and the Python of docs/extending.md by tests/envs/test_docs.py."""
+process, which takes less time."""
 
 
 @pytest.mark.timeout(1800)
