@@ -27,7 +27,8 @@ LEARNS = importlib.import_module("learning.run").LEARNS
 @pytest.mark.parametrize(
     ("task", "algorithm"),
     [
-        ("cartpole", "ppo"), ("cartpole", "impala"), ("grid", "impala"), ("grid", "a2c"), ("grid", "appo"), ("grid", "pqn"), ("levers", "a2c"),
+        ("cartpole", "ppo"), ("cartpole", "impala"), ("grid", "impala"), ("grid", "a2c"), ("grid", "appo"), ("grid", "pqn"),
+        ("levers", "a2c"),
         *(
             pytest.param(task, algorithm, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
             for task, algorithm in (
