@@ -193,6 +193,16 @@ def test_a_folder_may_have_a_name_that_is_no_text(headrace, tmp_path):
     headrace("eval", folder, "--episodes", "1")
 
 
+def test_an_environment_that_its_id_imports_has_its_video(headrace, tmp_path, monkeypatch):
+    """Where other processes make the environments, this one has not imported the module at the end."""
+    code = "import gymnasium\ndef Pole(**kwargs):\n    return gymnasium.make('CartPole-v1', **kwargs)\n"
+    (tmp_path / "poles.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    served = ["--env", "python/poles:Pole", "--placement", "served", "--num-workers", "1", "--video"]
+    shown = headrace("train", *SMALL, *served, "--total-steps", "600", "--run.folder", "run")
+    assert (tmp_path / "run" / "video.mp4").exists(), shown.out
+
+
 def test_a_run_in_which_no_episode_ended_says_so(headrace, tmp_path):
     shown = headrace("train", *SMALL, "--env", "gym/Pendulum-v1", "--total-steps", "512", "--run.folder", tmp_path)
     assert "total_steps at step 512; no episode has ended" in shown.out
@@ -241,6 +251,24 @@ def test_one_message_and_exit_code_2(arguments, words, tmp_path, monkeypatch, ca
     assert words in errors
     assert "Traceback" not in errors
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "shown"),
+    [
+        ("import not_there", "ModuleNotFoundError: No module named 'not_there'", True),
+        ("def f(:", "SyntaxError: invalid syntax (broken_import.py, line 1)", False),
+    ],
+)
+def test_code_that_cannot_be_imported_is_one_message_with_its_own_frames_only(code, words, shown, tmp_path, capsys):
+    file = tmp_path / "broken_import.py"
+    file.write_text(code)
+    assert cli.main(["train", *SMALL, "--import", str(file)]) == 2
+    errors = capsys.readouterr().err
+    assert f"headrace: --import {file}: {words}" in errors
+    assert (f'File "{file}", line 1' in errors) == shown
+    assert "importlib" not in errors
+    assert "make_config" not in errors
 
 
 def test_a_folder_in_use_is_refused(headrace, tmp_path):

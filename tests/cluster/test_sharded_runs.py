@@ -43,8 +43,9 @@ def full(run: ClusterRun, shards: int = 2) -> bool:
     return all(last.get(f"replay/shard-{k}/size", 0) > 600 for k in range(shards))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("mean", "steps"), [(40, 40_000), pytest.param(195, 400_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("mean", "steps"), [(40, 40_000), (195, 400_000)])
 def test_apex_dqn_on_two_shards_learns_cartpole(mean: int, steps: int, tmp_path: Path) -> None:
     """The sooner it learns the longer its games are, and a goal is of a hundred games, of three of the twelve environments:
     where these take too long, its steps end it."""
@@ -59,12 +60,15 @@ def test_apex_dqn_on_two_shards_learns_cartpole(mean: int, steps: int, tmp_path:
         run.assert_nothing_left()
 
 
-@pytest.mark.slow
-def test_sequences_of_shards_are_right(tmp_path: Path) -> None:
-    settings = {"policy.core": "lstm", "q.burn_in": 3, "q.sequence": 8, "learning.total_steps": 20_000}
+@pytest.mark.parametrize("steps", [5_000, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_sequences_of_shards_are_right(steps: int, tmp_path: Path) -> None:
+    settings = {"policy.core": "lstm", "q.burn_in": 3, "q.sequence": 8, "learning.total_steps": steps}
     with counting_run(tmp_path / "run", "counting-sequences", **settings) as run:
         assert run.end(300) == 0, run.story
-        assert run.metrics()[-1]["losses/rows_checked"] > 0
+        last = run.metrics()[-1]
+        assert last["losses/rows_checked"] > 0
+        assert last["replay/shards"] == 2
+        assert last["replay/shard-0/share"] + last["replay/shard-1/share"] == pytest.approx(1)
         run.assert_nothing_left()
 
 

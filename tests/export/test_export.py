@@ -86,7 +86,7 @@ def test_core_state_and_reset_flag(cartpole, tmp_path):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("core", ["none", "gru"])
+@pytest.mark.parametrize("core", [pytest.param("none", marks=pytest.mark.slow), "gru"])
 def test_every_kind_of_observation_and_action(core, tmp_path):
     settings = {"imports": [WORLDS], "policy.core": core, "policy.normalize_observations": True}
     run = trained("odd/all", tmp_path / "run", **settings)
@@ -127,8 +127,11 @@ def test_every_kind_of_observation_and_action(core, tmp_path):
     [
         ("gym/Pendulum-v1", {"learning.algorithm": "apex-dpg", **REPLAY}, "none"),
         ("gym/CartPole-v1", {"learning.algorithm": "dqn", "q.noisy": True, "q.atoms": 11, **REPLAY}, "epsilon-greedy"),
-        ("gym/CartPole-v1", {"learning.algorithm": "r2d2", "policy.core": "lstm", **REPLAY}, "epsilon-greedy"),
-        ("gym/Taxi-v4", {"envs.info_action_mask": True}, "distribution"),
+        pytest.param(
+            "gym/CartPole-v1", {"learning.algorithm": "r2d2", "policy.core": "lstm", **REPLAY}, "epsilon-greedy",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("gym/Taxi-v4", {"envs.info_action_mask": True}, "distribution", marks=pytest.mark.slow),
         ("pettingzoo/connect_four_v3", {}, "distribution"),
         ("torch/CartPole-v1", {}, "distribution"),
     ],

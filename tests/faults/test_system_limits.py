@@ -167,7 +167,10 @@ def test_ctrl_c_within_an_endless_update(tmp_path, commands, placement):
 @pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("limit", "value", "word"),
-    [("NOFILE", 12, "ulimit -n"), ("NOFILE", 30, "ulimit -n"), ("FSIZE", 3000, "ulimit -f"), ("FSIZE", 50_000, "ulimit -f")],
+    [
+        pytest.param("NOFILE", 12, "ulimit -n", marks=pytest.mark.slow), ("NOFILE", 30, "ulimit -n"),
+        ("FSIZE", 3000, "ulimit -f"), pytest.param("FSIZE", 50_000, "ulimit -f", marks=pytest.mark.slow),
+    ],
 )
 def test_limits_of_the_system(tmp_path, commands, placement, limit, value, word):
     command = ["train", *TINY, "--placement", placement, "--total-steps", "600", "--run.folder", "run"]

@@ -25,7 +25,8 @@ def only_at_the_end(folder: Path) -> Run:
     return counting_run(folder, **{"run.checkpoint_interval": 1000})
 
 
-@pytest.mark.parametrize("whom", ["every process", pytest.param("the run", **SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", ["every process", "the run"])
 def test_sighup_ends_with_a_checkpoint(tmp_path, whom):
     with only_at_the_end(tmp_path / "run") as run:
         run.wait_for("the first steps", run.step)

@@ -20,7 +20,7 @@ POLICIES = ("policy-0", "policy-1")
 @pytest.mark.parametrize(
     ("placement", "kills"),
     [
-        ("served", 6),
+        pytest.param("served", 6, marks=pytest.mark.slow),
         pytest.param("inline", 12, marks=pytest.mark.slow),
         pytest.param("served", 150, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
         pytest.param("inline", 80, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),

@@ -27,13 +27,13 @@ LEARNS = importlib.import_module("learning.run").LEARNS
 @pytest.mark.parametrize(
     ("task", "algorithm"),
     [
-        ("cartpole", "impala"), ("cartpole", "a2c"), ("cartpole", "ppo"),
-        ("grid", "impala"), ("grid", "a2c"), ("grid", "appo"), ("grid", "pqn"), ("levers", "impala"), ("levers", "a2c"),
+        ("cartpole", "ppo"), ("cartpole", "impala"), ("grid", "impala"), ("grid", "a2c"), ("grid", "appo"), ("grid", "pqn"),
+        ("levers", "a2c"),
         *(
             pytest.param(task, algorithm, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
             for task, algorithm in (
-                ("cartpole", "pqn"), ("cartpole", "apex-dqn"), ("grid", "r2d2"), ("levers", "ppo"), ("levers", "appo"),
-                ("lunar-lander", "ppo"),
+                ("cartpole", "a2c"), ("cartpole", "pqn"), ("cartpole", "apex-dqn"), ("grid", "r2d2"),
+                ("levers", "impala"), ("levers", "ppo"), ("levers", "appo"), ("lunar-lander", "ppo"),
                 ("pendulum", "ppo"), ("pendulum", "impala"), ("pendulum", "a2c"), ("pendulum", "apex-dpg"),
             )
         ),

@@ -77,7 +77,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "one-has-ended": ({"population.overrides": {"1": {"learning.total_steps": 100}}}, 14),
     "the-first-has-ended": ({"population.overrides": {"0": {"learning.total_steps": 100}}}, 14),
 }
-SLOW = ("league", "one-has-ended")
+SLOW = ("league", "self-play", "one-has-ended")
 """Settings, and the number of checkpoints before the kill, by which not all policies have been saved equally often."""
 
 

@@ -169,7 +169,7 @@ def test_every_algorithm_is_copied_and_mutated(algorithm: str, settings: dict[st
         assert (own[p] == own[q]) == (origin[p] == origin[q]), (p, q)
 
 
-@pytest.mark.parametrize("placement", ["serial", "served"])
+@pytest.mark.parametrize("placement", [pytest.param("serial", marks=pytest.mark.slow), "served"])
 def test_reward_weights_reach_the_environments_and_the_objective_is_not_the_return(tmp_path: Path, placement: str) -> None:
     small = {"sampling.num_workers": 2, "sampling.envs_per_worker": 4, "sampling.rollout": 8, "learning.batch_size": 64}
     run = {"run.folder": str(tmp_path), "run.dashboard": False, "run.video": False, "run.log_interval": 0.0}

@@ -29,7 +29,7 @@ def counting_config(folder: Path, **settings: object) -> Config:
         "sampling.num_groups": 2,
         "sampling.rollout": 7,
         "learning.batch_size": 7 * 3 * 4,
-        "learning.total_steps": 6000,
+        "learning.total_steps": 3000,
         "learning.algorithm": "counting",
         "learning.device": "cpu",
         "policy.core": "gru",
@@ -46,7 +46,9 @@ def counting_config(folder: Path, **settings: object) -> Config:
         {"sampling.placement": "inline"},
         {"sampling.placement": "served"},
         {"sampling.placement": "served", "sampling.num_policy_workers": 2, "sampling.num_groups": 3},
-        {"sampling.placement": "served", "sampling.num_groups": 1, "learning.batch_size": 7 * 6 * 2},
+        pytest.param(
+            {"sampling.placement": "served", "sampling.num_groups": 1, "learning.batch_size": 7 * 6 * 2}, marks=pytest.mark.slow
+        ),
         {"sampling.placement": "served", "learning.num_minibatches": 2, "learning.num_epochs": 2},
         {"sampling.placement": "device", "learning.batch_size": 8 * 12, "sampling.rollout": 8},
         {"sampling.placement": "device", "learning.batch_size": 8 * 12 // 4, "sampling.rollout": 8},
@@ -67,10 +69,10 @@ def test_every_row_is_where_it_belongs(tmp_path: Path, settings: dict[str, objec
         settings["learning.batch_size"] = 7 * 2 * 6
     result = train(counting_config(tmp_path, **settings))
     assert result.reason == "total_steps"
-    assert result.global_step >= 6000
+    assert result.global_step >= 3000
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert rows[-1]["losses/rows_checked"] > 0
-    assert rows[-1]["charts/episodes"] > 500
+    assert rows[-1]["charts/episodes"] > 250
     if settings["sampling.placement"] == "device":
         parts = 8 * 12 // int(settings["learning.batch_size"])  # type: ignore[call-overload]
         assert rows[-1]["lag/max"] == parts - 1, "the first steps of a trajectory are older by one update for each other part"

@@ -120,7 +120,7 @@ def test_a_policy_that_acts_is_waited_for_however_long_its_batch_takes(tmp_path:
     assert "ends at step" not in (tmp_path / "run" / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("matchmaker", ["fixed", "self-play", "league"])
+@pytest.mark.parametrize("matchmaker", [pytest.param("fixed", marks=pytest.mark.slow), "self-play", "league"])
 def test_a_serial_run_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path, matchmaker: str) -> None:
     """With copies of the policy among the opponents: matches, records, ratings and random states are saved as well."""
 

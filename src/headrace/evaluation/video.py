@@ -17,6 +17,7 @@ from headrace.config import Config, ConfigError, EnvConfig
 from headrace.config.seeds import Use, environment_seed, random_seed
 from headrace.envs.core.errors import EnvironmentFault, cause, faults
 from headrace.envs.core.family_interface import ParallelEnv
+from headrace.envs.core.imports import needed_code
 from headrace.envs.core.last_step import last_step_names, without_last_step
 from headrace.envs.groups.local import LocalGroup
 from headrace.envs.groups.multi_agent import multi_agent_group
@@ -141,7 +142,8 @@ def draw_curve_and_video(
                     task_curves(folder, folder / "tasks.png", config.tasks)
                     report(f"Learning curves of the tasks: {folder / 'tasks.png'}")
         missing = "video"
-        returns = record(config.run_folder, video, max_steps=VIDEO_STEPS, number=best)
+        code = needed_code(config)  # the user has named it for the training; in this process it need not be imported yet
+        returns = record(config.run_folder, video, max_steps=VIDEO_STEPS, number=best, imports=code)
         report(f"Video: {video} (return {', '.join(f'{r:.1f}' for r in returns)})")
     except Exception as error:  # training is over and saved, so an error here costs only a picture
         kind = "" if isinstance(error, ConfigError | EnvironmentFault) else f"{type(error).__name__}: "

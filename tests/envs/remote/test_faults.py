@@ -47,8 +47,12 @@ def ends(run: Run) -> None:
     run.interrupt()
 
 
-@pytest.mark.parametrize("algorithm", [APPO, pytest.param(APEX, marks=pytest.mark.slow)], ids=["appo", "apex-dqn"])
-def test_a_killed_server_comes_back(tmp_path: Path, algorithm: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "kills"),
+    [(APPO, 1), *(pytest.param(algorithm, 2, marks=pytest.mark.slow) for algorithm in (APPO, APEX))],
+    ids=["appo", "appo-twice", "apex-dqn-twice"],
+)
+def test_a_killed_server_comes_back(tmp_path: Path, algorithm: dict[str, object], kills: int) -> None:
     """Beside a server with another token, which is never let in, and local environments."""
     token = tmp_path / "token"
     token.write_text("another-token")
@@ -60,13 +64,13 @@ def test_a_killed_server_comes_back(tmp_path: Path, algorithm: dict[str, object]
         with Run(tmp_path / "run", env=ENV, **settings) as run:
             goes_on(run)
             run.wait_for("the refusal", lambda: f"{stranger.address}: it refuses the token" in run.output)
-            for kills in range(1, 3):
+            for kill in range(1, kills + 1):
                 server.kill()
                 run.wait_for("the loss", lambda: run.output.count(f"Environment server {server.address}: no connection"))
                 goes_on(run)
                 server.start(tmp_path / "server.log")
                 back = f"Environment server {server.address} is back"
-                run.wait_for("its return", lambda kills=kills, back=back: run.output.count(back) >= kills)
+                run.wait_for("its return", lambda kill=kill, back=back: run.output.count(back) >= kill)
                 goes_on(run)
             assert "failed" not in run.story
             assert "restart" not in run.story
@@ -76,18 +80,18 @@ def test_a_killed_server_comes_back(tmp_path: Path, algorithm: dict[str, object]
         stranger.kill()
 
 
-def test_a_run_whose_only_server_is_gone_waits_and_answers_ctrl_c(tmp_path: Path) -> None:
+@pytest.mark.parametrize("placement", ["served", pytest.param("serial", marks=pytest.mark.slow)])
+def test_a_run_whose_only_server_is_gone_waits_and_answers_ctrl_c(placement: str, tmp_path: Path) -> None:
     server = ServerProcess("--num-envs", "16")
     try:
-        for placement in ("served", "serial"):
-            server.start(tmp_path / "server.log")
-            settings = {**APPO, "learning.total_steps": NEVER, "sampling.placement": placement, "envs.remote": server.address}
-            with Run(tmp_path / placement, env=ENV, **settings) as run:
-                goes_on(run)
-                server.kill()
-                run.wait_for("the loss", lambda run=run: f"Environment server {server.address}: " in run.output)
-                time.sleep(1)
-                ends(run)
+        server.start(tmp_path / "server.log")
+        settings = {**APPO, "learning.total_steps": NEVER, "sampling.placement": placement, "envs.remote": server.address}
+        with Run(tmp_path / "run", env=ENV, **settings) as run:
+            goes_on(run)
+            server.kill()
+            run.wait_for("the loss", lambda: f"Environment server {server.address}: " in run.output)
+            time.sleep(1)
+            ends(run)
     finally:
         server.kill()
 

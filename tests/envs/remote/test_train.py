@@ -44,7 +44,7 @@ def counting_config(folder: Path, remote: str, **settings: object) -> Config:
     return configs.override(Config(env="counting", imports=(COUNTING,)), **{**values, **settings})
 
 
-@pytest.mark.parametrize("placement", ["served", "inline", "serial"])
+@pytest.mark.parametrize("placement", ["served", "inline", pytest.param("serial", marks=pytest.mark.slow)])
 def test_every_row_is_where_it_belongs(tmp_path: Path, placement: str) -> None:
     server = ServerProcess("--import", COUNTING, "--num-envs", "12", env="counting")
     try:

@@ -147,7 +147,7 @@ def test_measurements_are_scaled_variables() -> None:
     plain.close()
 
 
-@pytest.mark.parametrize("name", ["cig", "deathmatch_bots", "duel_bots"])
+@pytest.mark.parametrize("name", [pytest.param("cig", marks=pytest.mark.slow), "deathmatch_bots", "duel_bots"])
 def test_a_level_of_bots_without_bots(name: str) -> None:
     env = VizdoomEnv(name, EnvConfig(kwargs={"bots": 0, "episode_timeout": 80}))
     observation, _ = env.reset(seed=1)
@@ -161,7 +161,9 @@ def test_a_level_of_bots_without_bots(name: str) -> None:
     env.close()
 
 
-@pytest.mark.parametrize(("name", "bots"), [("cig", 7), ("deathmatch_bots", 7), ("duel_bots", 1)])
+@pytest.mark.parametrize(
+    ("name", "bots"), [pytest.param("cig", 7, marks=pytest.mark.slow), ("deathmatch_bots", 7), ("duel_bots", 1)]
+)
 def test_bots_play_and_the_dead_come_back(name: str, bots: int) -> None:
     env = VizdoomEnv(name, EnvConfig(frameskip=8, kwargs={"episode_timeout": 800}))
     observation, _ = env.reset(seed=2)
