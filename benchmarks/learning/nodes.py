@@ -53,7 +53,7 @@ class Task:
 SHARDS = {"replay.shards": "node"}
 TASKS = {
     "impala-minatar": Task("minatar/breakout", "impala", "600k"),
-    "apex-cartpole": Task("gym/CartPole-v1", "apex-dqn", "200k", SHARDS),
+    "apex-cartpole": Task("gym/CartPole-v1", "apex-dqn", "150k", SHARDS),
     "apex-minatar": Task("minatar/breakout", "apex-dqn", "240k", SHARDS),
 }
 ALGORITHMS, CONTEST, CONTEST_NODES = ("apex-dqn", "impala", "appo"), Task("minatar/breakout", "", "3m"), 2
