@@ -253,24 +253,6 @@ def test_one_message_and_exit_code_2(arguments, words, tmp_path, monkeypatch, ca
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("code", "words", "shown"),
-    [
-        ("import not_there", "ModuleNotFoundError: No module named 'not_there'", True),
-        ("def f(:", "SyntaxError: invalid syntax (broken_import.py, line 1)", False),
-    ],
-)
-def test_code_that_cannot_be_imported_is_one_message_with_its_own_frames_only(code, words, shown, tmp_path, capsys):
-    file = tmp_path / "broken_import.py"
-    file.write_text(code)
-    assert cli.main(["train", *SMALL, "--import", str(file)]) == 2
-    errors = capsys.readouterr().err
-    assert f"headrace: --import {file}: {words}" in errors
-    assert (f'File "{file}", line 1' in errors) == shown
-    assert "importlib" not in errors
-    assert "make_config" not in errors
-
-
 def test_a_folder_in_use_is_refused(headrace, tmp_path):
     from headrace.runs.folder import RunFolder
 

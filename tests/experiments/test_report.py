@@ -15,7 +15,7 @@ from run_folders import START, write_run
 import headrace
 from headrace import cli
 from headrace.config import override
-from headrace.experiments import how, records, report
+from headrace.experiments import charts, how, records, report
 from headrace.experiments.laboratory import predicted_lag
 from headrace.make_config import make_config
 
@@ -32,6 +32,15 @@ def table_of(page, heading):
     rest = page[page.index(f'id="{heading}"') :]
     rows = re.findall(r"<tr>(.*?)</tr>", rest[: rest.index("</table>")])
     return [[re.sub("<.*?>", "", cell) for cell in re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row)] for row in rows]
+
+
+@pytest.mark.parametrize("names", [("one",), ("one", "two")])
+def test_settings_of_this_module_are_no_part_of_a_chart(names):
+    layers = [{"data": {"values": [{"g": "one", "x": 1}]}, "mark": "point"}]
+    drawn = charts.chart("title", layers, names, legend=False, height=40)
+    assert "legend" not in drawn
+    assert drawn["encoding"]["color"]["legend"] is None
+    assert drawn["height"] == 40
 
 
 @pytest.fixture(scope="module")

@@ -27,13 +27,15 @@ def rounded(value: float) -> float | int:
     return int(short) if short == int(short) else short
 
 
-def chart(title: str, layers: Sequence[Spec], names: Sequence[str], **more: Any) -> Spec:
-    """A chart of several layers whose colours stand for the configurations `names`."""
+def chart(
+    title: str, layers: Sequence[Spec], names: Sequence[str], legend: bool = True, height: int = HEIGHT, **more: Any
+) -> Spec:
+    """A chart of several layers whose colours stand for the configurations `names`; the legend is left out if there is only one.
+    `more`: of the whole chart, and its `encoding`, which is added to that of colours."""
     scale = {"domain": list(names), "range": [COLOURS[i % len(COLOURS)] for i in range(len(names))]}
     colour = {"field": "g", "type": "nominal", "scale": scale, "title": None}
-    legend = {"orient": "bottom", "columns": 1, "labelLimit": 600, "symbolLimit": 30, "symbolOpacity": 1}
-    encoding = {"color": colour | {"legend": legend if len(names) > 1 and more.pop("legend", True) else None}}
-    height = more.pop("height", HEIGHT)
+    below = {"orient": "bottom", "columns": 1, "labelLimit": 600, "symbolLimit": 30, "symbolOpacity": 1}
+    encoding = {"color": colour | {"legend": below if legend and len(names) > 1 else None}}
     drawn = [layer for layer in layers if layer["data"]["values"]]  # an empty one has no extent, which the browser warns of
     datasets = {str(id(layer["data"]["values"])): layer["data"]["values"] for layer in drawn}  # several layers may share rows
     names_of = {known: f"rows-{number}" for number, known in enumerate(datasets)}

@@ -459,6 +459,7 @@ def test_observations_outside_of_their_space_are_warned_of_once() -> None:
     said: list[str] = []
     with warnings_reported(said.append):
         reset_group(group, 0, after)
+        step_group(group, np.zeros((2, 1), np.int32), now, after)
         env.far = 7.0
         for _ in range(BOUNDS_PERIOD - 1):
             step_group(group, np.zeros((2, 1), np.int32), now, after)
@@ -467,9 +468,14 @@ def test_observations_outside_of_their_space_are_warned_of_once() -> None:
             step_group(group, np.zeros((2, 1), np.int32), now, after)
     assert len(said) == 1
     assert "observation 'far' has values from 0 to 7, but its space says -1 to 1" in said[0]
+    env.far = 1.0
+    one, (now, after) = local_group([env]), rows_for(group.spec, 1)
+    reset_group(one, 0, after)
     env.far = -7.0
+    with pytest.warns(OutOfBounds, match="from -7 to"):  # at once, since a short run has no second time
+        step_group(one, np.zeros((1, 1), np.int32), now, after)
     with pytest.warns(OutOfBounds, match="from -7 to"):
-        reset_group(local_group([env]), 0, rows_for(group.spec, 1)[1])
+        reset_group(local_group([env]), 0, after)
 
 
 def test_masks_that_allow_nothing() -> None:

@@ -73,14 +73,6 @@ def _is_between(frame: traceback.FrameSummary) -> bool:
     return frame.filename.startswith(_BETWEEN) or any(part in frame.filename for part in _WRAPPERS)
 
 
-class BrokenImport(ConfigError):
-    """Python code that the user names raises an error when it is imported. `frames`: the traceback, from that code on."""
-
-    def __init__(self, message: str, frames: str = "") -> None:
-        super().__init__(message)
-        self.frames = frames
-
-
 class OutOfBounds(UserWarning):
     """Observations lie outside their space. Only a warning, since well-known environments do this by small amounts."""
 

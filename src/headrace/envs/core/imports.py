@@ -16,16 +16,12 @@ import importlib.util
 import os
 import re
 import sys
-import traceback
 from collections.abc import Iterable
 from importlib.machinery import SOURCE_SUFFIXES
-from itertools import dropwhile
 from pathlib import Path
 
 from headrace.config import Config, ConfigError
-from headrace.config.errors import UserError
 from headrace.config.file_reading import shortened
-from headrace.envs.core.errors import BrokenImport, cause
 
 _imported: dict[str, None] = {}  # what `import_files` has imported, in order (the keys): absolute paths, and names of modules
 _importing: list[str] = []  # what `import_files` is importing now: more than one if a file calls it, too
@@ -34,17 +30,13 @@ _importing: list[str] = []  # what `import_files` is importing now: more than on
 def import_files(names: Iterable[str | os.PathLike[str]]) -> None:
     """Import Python files and modules, each once. A file can import its siblings: its folder joins the end of `sys.path`.
 
-    Raises `ConfigError` for what is not there, and `BrokenImport` from the error that the code raises.
+    Raises `ConfigError` for what is not there, and whatever the code raises.
     """
     for name in map(absolute, names):
         if not _is_here(name):
             _importing.append(name)
             try:
                 _import_file(Path(name)) if os.sep in name else import_module(name)
-            except UserError:
-                raise
-            except Exception as error:
-                raise BrokenImport(f"--import {name}: {cause(error)}", _frames(error)) from error
             finally:
                 _importing.pop()
         _imported[name] = None
@@ -88,16 +80,6 @@ def _import_file(path: Path) -> None:
     except BaseException:
         del sys.modules[spec.name]
         raise
-
-
-def _frames(error: Exception) -> str:
-    """The traceback of an error from the first line of the imported code on; empty if none of it has run."""
-    own = [*dropwhile(_is_importing_code, traceback.extract_tb(error.__traceback__))]
-    return "".join(["Traceback (most recent call last):\n", *traceback.format_list(own)]) if own else ""
-
-
-def _is_importing_code(frame: traceback.FrameSummary) -> bool:
-    return frame.filename in (__file__, importlib.__file__) or frame.filename.startswith("<frozen importlib")
 
 
 def _find_in(folder: str) -> None:

@@ -74,9 +74,10 @@ class ObservationChecks:
             self._check_masks(obs[MASK_KEY], valid)
 
     def check_bounds(self, obs: dict[str, np.ndarray], after_step: bool = False) -> None:
-        """Warn of observations outside their space's bounds, once for each. `after_step`: only every `BOUNDS_PERIOD` calls."""
+        """Warn of observations outside their space's bounds, once for each. `after_step`: only in the first of each
+        `BOUNDS_PERIOD` calls."""
         self._steps += after_step
-        if after_step and (not self._bounded or self._steps % BOUNDS_PERIOD):
+        if after_step and (not self._bounded or self._steps % BOUNDS_PERIOD != 1):
             return
         for name in list(self._bounded):
             low, high = self._spec.observation[name].low, self._spec.observation[name].high
