@@ -116,8 +116,9 @@ class Sender:
         next(messages)
         self.stream.send(HEADER.pack(WANT, 0))
         for message in messages:
-            if header(message)[0] == CREDIT:
-                self.credits.release()
+            kind, number = header(message)
+            if kind == CREDIT:
+                self.credits.release(number)
             else:
                 self.stream.send(HEADER.pack(WANT, 0))
                 self.weights.release()

@@ -245,6 +245,8 @@ def test_whatever_goes_wrong_with_a_trajectory_the_stream_ends(parts: Any, monke
     monkeypatch.setattr(TrajectoryCodec, "decode", lambda *_: 1 / 0)
     peer.stream.send(message)
     eventually(lambda: peer.ended)
+    store = placement.memory.policies[0].trajectories
+    assert None not in [store.acquire(9, 1) for _ in range(store.num_slots)]  # and no slot is lost
 
 
 def test_weights_are_sent_when_wanted_and_skipped_in_between(parts: Any) -> None:

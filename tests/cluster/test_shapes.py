@@ -71,6 +71,11 @@ def test_slots_of_both_sides_are_those_of_one_machine(nodes: int, batches: int) 
     assert of_node(config).min_request_groups == config.min_request_groups  # and not a third of all nodes' groups
 
 
+def test_with_replay_every_receiver_may_write_at_a_time() -> None:
+    config = cluster_config(8, **{"learning.algorithm": "apex-dqn"})
+    assert (config.slots_per_batch, whole(config).num_slots) == (1, 8)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

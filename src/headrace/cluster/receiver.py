@@ -168,8 +168,18 @@ class PolicyReceiver:
         session = self._admitted()
         if session is None or not session.waiting:
             return False
-        if (slot := self._store.acquire(self.node, timeout)) is not None and not self._write(session, slot):
-            self._store.put_back(slot, self.node)
+        if (slot := self._store.acquire(self.node, timeout)) is None:
+            return True
+        written = False
+        try:
+            written = self._write(session, slot)
+        except ProtocolError as error:
+            self._drop(session, str(error))
+        finally:  # whatever it was: a slot that is kept would be lost to all nodes
+            if not written:
+                self._store.put_back(slot, self.node)
+        if written:
+            session.stream.send(HEADER.pack(CREDIT, 1))
         return True
 
     def _admitted(self) -> _Session | None:
@@ -181,25 +191,16 @@ class PolicyReceiver:
         return session
 
     def _write(self, session: _Session, slot: int) -> bool:
-        """Write the oldest trajectory into a slot and give its credit back. False if it was not written: the session has ended,
-        the other thread has written it, or it is damaged, which ends the session."""
+        """Write the oldest trajectory into a slot. False if the session has ended, or the other thread has written it; raises
+        `ProtocolError` for a damaged one."""
         with self._lock:
             if not self._may_write(session) or not session.waiting:
                 return False
             message = session.waiting.popleft()
-            try:
-                self._codec.decode(message, slot)
-            except ProtocolError as error:
-                fault = str(error)
-            else:
-                fault = ""
-                self._count(slot, len(message))
-                self._store.finish(slot, header(message)[1])
-        if fault:
-            self._drop(session, fault)
-            return False
-        session.stream.send(HEADER.pack(CREDIT, 1))
-        return True
+            self._codec.decode(message, slot)
+            self._count(slot, len(message))
+            self._store.finish(slot, header(message)[1])
+            return True
 
     def _drop(self, session: _Session, why: str) -> None:
         with self._lock:
