@@ -60,16 +60,14 @@ def test_apex_dqn_on_two_shards_learns_cartpole(mean: int, steps: int, tmp_path:
         run.assert_nothing_left()
 
 
-@pytest.mark.parametrize("steps", [5_000, pytest.param(20_000, marks=pytest.mark.slow)])
-def test_sequences_of_shards_are_right(steps: int, tmp_path: Path) -> None:
-    settings = {"policy.core": "lstm", "q.burn_in": 3, "q.sequence": 8, "learning.total_steps": steps}
+def test_sequences_of_shards_are_right(tmp_path: Path) -> None:
+    settings = {"policy.core": "lstm", "q.burn_in": 3, "q.sequence": 8}
     with counting_run(tmp_path / "run", "counting-sequences", **settings) as run:
-        assert run.end(300) == 0, run.story
-        last = run.metrics()[-1]
-        assert last["losses/rows_checked"] > 0
-        assert last["replay/shards"] == 2
-        assert last["replay/shard-0/share"] + last["replay/shard-1/share"] == pytest.approx(1)
-        run.assert_nothing_left()
+        for share in ("replay/shard-0/share", "replay/shard-1/share"):
+            run.wait_for(share, lambda share=share: any(line.get(share, 0) > 0 for line in run.metrics()), 280)
+        learns_on(run)
+        run.interrupt()
+        assert max(line.get("losses/rows_checked", 0) for line in run.metrics()) > 0
 
 
 @pytest.mark.slow
