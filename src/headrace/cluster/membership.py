@@ -137,7 +137,7 @@ class Membership:
             yield from code
             yield from stream.outgoing()
         finally:
-            self._leave(member, stream.ended or "it has gone")
+            self._leave(member, stream.ended or "its connection ended")
 
     def _place(self, member: Node | Rank) -> dict[str, Any]:
         """What a member is told of its own place."""

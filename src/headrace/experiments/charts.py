@@ -5,8 +5,9 @@ A configuration has the same colour in every chart. Numbers have four digits, so
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
 Spec = dict[str, Any]
 Rows = list[dict[str, Any]]
@@ -25,6 +26,12 @@ def rounded(value: float) -> float | int:
     """Four significant digits."""
     short = float(f"{value:.4g}")
     return int(short) if short == int(short) else short
+
+
+def ends(low: SupportsFloat, high: SupportsFloat) -> Spec:
+    """The ends of an interval as fields of a row; None where the interval is not known."""
+    known = math.isfinite(float(low))
+    return {"low": rounded(float(low)) if known else None, "high": rounded(float(high)) if known else None}
 
 
 def chart(

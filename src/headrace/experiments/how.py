@@ -6,14 +6,13 @@ import json
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from statistics import fmean
 from typing import Any
 
 from headrace.config import flattened
 from headrace.experiments import charts
 from headrace.experiments.charts import Rows, rounded
 from headrace.experiments.page import Chart, Section, Table, Text, Video
-from headrace.experiments.records import Group, Run, differing
+from headrace.experiments.records import Group, Run, differing, known_mean, mean_of
 from headrace.shm.phases import PARTS, PHASES
 
 MOST_VIDEO = 1_500_000
@@ -27,8 +26,8 @@ def speed(groups: Sequence[Group]) -> Section:
     section = Section("Speed")
     rows = []
     for group in groups:
-        frames, busy, faults = (_mean([run.mean(key) for run in group.runs]) for key in METRICS)
-        rate = _mean([run.steps_per_second for run in group.runs])
+        frames, busy, faults = (mean_of(group.runs, key) for key in METRICS)
+        rate = known_mean([run.steps_per_second for run in group.runs])
         rows.append((group.label, _text(rate), _text(frames), _text(busy, "{:.0%}"), _text(faults)))
     heads = ("configuration", "steps/s", "frames/s", "processor in use", "processes replaced")
     caption = "Means over the runs; steps/s is the median over a run's intervals. On a machine with other work they say little."
@@ -36,7 +35,7 @@ def speed(groups: Sequence[Group]) -> Section:
     for part, phases in PHASES.items():
         rows_of_part: Rows = []
         for group in groups:
-            known = {name: _mean([run.mean(f"time/{part}/{name}") for run in group.runs]) for name in phases}
+            known = {name: mean_of(group.runs, f"time/{part}/{name}") for name in phases}
             rows_of_part += [
                 {"g": group.label, "p": phases[name].label, "o": order, "x": rounded(share)}
                 for order, (name, share) in enumerate(known.items())
@@ -128,11 +127,6 @@ def videos(runs: Sequence[Run]) -> Iterator[Section]:
     if found:
         note = [Text(f"{more} films have no room here; they are in the run folders.")] if more else []
         yield Section("Films", [*found, *note])
-
-
-def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return fmean(known) if known else math.nan
 
 
 def _text(value: float, form: str = "{:,.0f}") -> str:

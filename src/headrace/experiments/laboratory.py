@@ -19,7 +19,7 @@ from headrace.config import Config, ConfigError
 from headrace.experiments import charts, statistics
 from headrace.experiments.charts import Rows, rounded
 from headrace.experiments.page import Chart, Section, Table, Text
-from headrace.experiments.records import Group, Run, envs_of, same_learner, without_lag
+from headrace.experiments.records import Group, Run, envs_of, mean_of, same_learner, without_lag
 from headrace.runs import lag_bins
 
 OFF_POLICY = {
@@ -34,7 +34,7 @@ LAG = {"mean": "lag/mean", "median": "lag/p50", "95 %": "lag/p95", "when chosen"
 
 def sections(groups: Sequence[Group]) -> Iterator[Section]:
     """Nothing where no run has measured its lag."""
-    known = [group for group in groups if not math.isnan(mean(group.runs, "lag/when_chosen"))]
+    known = [group for group in groups if not math.isnan(mean_of(group.runs, "lag/when_chosen"))]
     if known:
         dose = [item for env in envs_of(known) for item in _dose_response(env, known)]
         yield Section("Laboratory: lag, off-policyness and what they cost", [
@@ -49,17 +49,11 @@ ABOUT = (
 )
 
 
-def mean(runs: Sequence[Run], key: str) -> float:
-    """Mean over runs of the mean of a metric; NaN where none has it."""
-    known = [value for run in runs if not math.isnan(value := run.mean(key))]
-    return fmean(known) if known else math.nan
-
-
 def _lag_table(groups: Sequence[Group]) -> Table:
     rows = []
     for group in groups:
         largest = max((line["lag/max"] for run in group.runs for line in run.lines if "lag/max" in line), default=math.nan)
-        numbers = [_number(mean(group.runs, key)) for key in LAG.values()]
+        numbers = [_number(mean_of(group.runs, key)) for key in LAG.values()]
         rows.append((group.label, *numbers, _number(largest), _predicted(group.runs[0])))
     heads = ("configuration", *LAG, "largest", "predicted mean")
     caption = "Policy lag (updates). Predicted: by Little's law, from where samplers are the bottleneck to where the learner is."
@@ -94,7 +88,7 @@ def _histogram(groups: Sequence[Group]) -> list[Chart]:
     rows: Rows = []
     for group in groups:
         for order, name in enumerate(lag_bins.NAMES):
-            share = mean(group.runs, f"lag/share/{name}")
+            share = mean_of(group.runs, f"lag/share/{name}")
             if 0 < share <= 1:
                 rows.append({"g": group.label, "p": name, "o": order, "x": rounded(share)})
     if not rows:
@@ -104,7 +98,7 @@ def _histogram(groups: Sequence[Group]) -> list[Chart]:
 
 
 def _off_policy_table(groups: Sequence[Group]) -> Table:
-    rows = [(group.label, *(_number(mean(group.runs, key)) for key in OFF_POLICY.values())) for group in groups]
+    rows = [(group.label, *(_number(mean_of(group.runs, key)) for key in OFF_POLICY.values())) for group in groups]
     caption = (
         "How far batches were from the policy that learned from them, before each measured update (1 and 0: not at all). Above "
         "rho, above c, outside PPO's clip: shares of the samples whose probability ratio these limits would clip."
@@ -120,7 +114,7 @@ def _cost(groups: Sequence[Group]) -> Table:
             minutes = [run.minutes or math.nan for run in runs]  # 0 where only one moment is known
             seconds = [60 * m * _cores(run) for m, run in zip(minutes, runs, strict=True)]
             per_core = [run.steps / s for run, s in zip(runs, seconds, strict=True) if s > 0]
-            waiting = mean(runs, "time/learner/wait")
+            waiting = mean_of(runs, "time/learner/wait")
             rows.append((
                 group.label, env, f"{group.scores(env).mean():.4g}", *(_number(x) for x in (
                     1e6 * fmean(run.score / run.steps for run in runs),
@@ -142,12 +136,12 @@ def _cores(run: Run) -> float:
 
 def _dose_response(env: str, groups: Sequence[Group]) -> list[Chart | Table]:
     """The curves of the lag knob and the other strategies at their lags; nothing where the knob was not turned."""
-    groups = [group for group in groups if not math.isnan(mean(group.of(env), "lag/mean"))]
+    groups = [group for group in groups if not math.isnan(mean_of(group.of(env), "lag/mean"))]
     curves: dict[str, list[Group]] = {}
     for group in groups:
         if all(run.settings.get("sampling.placement") == "serial" for run in group.of(env)):
             curves.setdefault(without_lag(group.label), []).append(group)
-    curves = {label: sorted(own, key=lambda g: mean(g.of(env), "lag/mean")) for label, own in curves.items() if len(own) > 1}
+    curves = {label: sorted(own, key=lambda g: mean_of(g.of(env), "lag/mean")) for label, own in curves.items() if len(own) > 1}
     if not curves:
         return []
     swept = {id(group) for own in curves.values() for group in own}
@@ -166,7 +160,7 @@ def _dose_response(env: str, groups: Sequence[Group]) -> list[Chart | Table]:
         for label, own in curves.items():
             if not same_learner(group.of(env)[0], own[0].of(env)[0]):
                 continue
-            lags = [mean(g.of(env), "lag/mean") for g in own]
+            lags = [mean_of(g.of(env), "lag/mean") for g in own]
             expected = float(np.interp(point["x"], lags, [g.scores(env).mean() for g in own]))
             low, high = point["low"], point["high"]
             apart = "unknown: one seed" if low is None else "yes" if low <= expected <= high else "no"
@@ -179,9 +173,8 @@ def _dose_response(env: str, groups: Sequence[Group]) -> list[Chart | Table]:
 
 def _point(label: str, env: str, group: Group) -> dict[str, Any]:
     scores = group.scores(env)
-    low, high = statistics.interval(statistics.mean, [scores])
-    ends = {"low": None, "high": None} if math.isnan(low) else {"low": rounded(float(low)), "high": rounded(float(high))}
-    return {"g": label, "x": rounded(mean(group.of(env), "lag/mean")), "y": rounded(float(scores.mean())), **ends}
+    ends = charts.ends(*statistics.interval(statistics.mean, [scores]))
+    return {"g": label, "x": rounded(mean_of(group.of(env), "lag/mean")), "y": rounded(float(scores.mean())), **ends}
 
 
 def _number(value: float) -> str:

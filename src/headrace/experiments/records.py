@@ -294,6 +294,17 @@ class Group:
         return np.array([run.score for run in self.of(env)])
 
 
+def mean_of(runs: Sequence[Run], key: str) -> float:
+    """Mean over runs of the mean of a metric; NaN where none has it."""
+    return known_mean([run.mean(key) for run in runs])
+
+
+def known_mean(values: Sequence[float]) -> float:
+    """Mean of those that are not NaN; NaN without one."""
+    known = [value for value in values if not math.isnan(value)]
+    return fmean(known) if known else math.nan
+
+
 def same_learner(one: Run, other: Run) -> bool:
     """Whether two runs differ by how experience is gathered and by nothing else."""
     mine, theirs = (

@@ -145,7 +145,7 @@ def _curve_rows(groups: Sequence[tuple[str, list[Run]]], along: Callable[[Run], 
             values = np.stack([np.interp(grid, x, y) for x, y in known], axis=1)
             ends = statistics.band(values)
             means += [
-                {"g": label, "x": rounded(x), "y": rounded(y), **_ends(a, b)}
+                {"g": label, "x": rounded(x), "y": rounded(y), **charts.ends(a, b)}
                 for x, y, a, b in zip(grid, values.mean(1), *ends, strict=True)
             ]
     return means, single
@@ -157,7 +157,7 @@ def _final(groups: Sequence[Group], references: References) -> Section:
     for env in envs_of(groups):
         own = [(group.label, group.scores(env)) for group in groups if len(group.scores(env))]
         means = [
-            {"g": label, "x": rounded(scores.mean()), **_ends(*statistics.interval(statistics.mean, [scores]))}
+            {"g": label, "x": rounded(scores.mean()), **charts.ends(*statistics.interval(statistics.mean, [scores]))}
             for label, scores in own
         ]
         single = [{"g": label, "x": rounded(score)} for label, scores in own for score in scores]
@@ -167,7 +167,7 @@ def _final(groups: Sequence[Group], references: References) -> Section:
     for group in groups:
         for env in envs_of([group]):
             scores = group.scores(env)
-            scale = references.get(env) or reference(env)
+            scale = _scale(env, references)
             human = _with_interval(_scaled(scores, scale)) if scale else ""
             numbers = [_with_interval(scores), *(f"{x:.4g}" for x in (np.median(scores), scores.min(), scores.max()))]
             rows.append((group.label, env, str(len(scores)), *numbers, human))
@@ -185,12 +185,17 @@ NORMALISED = (
 )
 
 
+def _scale(env: str, references: References) -> tuple[float, float] | None:
+    """The returns of random play and of a human: those given to the report, else published ones."""
+    return references.get(env) or reference(env)
+
+
 def _aggregates(groups: Sequence[Group], references: References) -> Section:
     section = Section("Over all runs and environments")
     common = [env for env in envs_of(groups) if all(group.of(env) for group in groups)]
     if not common:
         return Section(section.title, [Text("No environment has runs of every configuration, so there is nothing to aggregate.")])
-    scales = {env: references.get(env) or reference(env) for env in common}
+    scales = {env: _scale(env, references) for env in common}
     known, what = all(scales.values()), "normalised score"
     if not known and len(common) == 1:
         scales, what = {common[0]: (0.0, 1.0)}, "score"
@@ -206,7 +211,7 @@ def _aggregates(groups: Sequence[Group], references: References) -> Section:
         rows = []
         for line, (label, tasks) in zip(table, of.items(), strict=True):
             low, high = statistics.interval(statistic, tasks)
-            rows.append({"g": label, "x": rounded(float(statistic(*tasks))), **_ends(low, high)})
+            rows.append({"g": label, "x": rounded(float(statistic(*tasks))), **charts.ends(low, high)})
             line.append(_number_with(float(statistic(*tasks)), float(low), float(high)))
         section.items.append(Chart(charts.points(f"{name[0].upper()}{name[1:]}", f"{what}, {name}", names, rows)))
     section.items.insert(1, Table(("configuration", *aggregates), table, "With 95 % stratified bootstrap intervals"))
@@ -242,7 +247,7 @@ def _profile(of: Mapping[str, list[np.ndarray]], what: str) -> Chart:
         statistic = statistics.profile(levels)
         ends = statistics.interval(statistic, tasks)
         rows += [
-            {"g": label, "x": rounded(x), "y": rounded(y), **_ends(a, b)}
+            {"g": label, "x": rounded(x), "y": rounded(y), **charts.ends(a, b)}
             for x, y, a, b in zip(levels, statistic(*tasks), *ends, strict=True)
         ]
     caption = "How many runs score more than the level below, with 95 % bands. A curve above another is better at every level."
@@ -255,7 +260,7 @@ def _improvement(of: Mapping[str, list[np.ndarray]]) -> list[Chart | Table | Tex
         both = [*of[x], *of[y]]
         low, high = statistics.interval(statistics.probability_of_improvement, both)
         point = float(statistics.probability_of_improvement(*both))
-        rows.append({"g": f"{x} > {y}", "x": rounded(point), **_ends(low, high)})
+        rows.append({"g": f"{x} > {y}", "x": rounded(point), **charts.ends(low, high)})
         table.append((x, y, _number_with(point, float(low), float(high))))
     if not rows:
         return []
@@ -265,13 +270,7 @@ def _improvement(of: Mapping[str, list[np.ndarray]]) -> list[Chart | Table | Tex
     return [chart, Table(("a run of", "is better than one of", "probability (95 %)"), table)]
 
 
-# -- numbers as text and as rows ------------------------------------------------------------------------------------------------
-
-
-def _ends(low: np.ndarray | float, high: np.ndarray | float) -> dict[str, float | int | None]:
-    """The ends of an interval as fields of a row."""
-    known = math.isfinite(float(low))
-    return {"low": rounded(float(low)) if known else None, "high": rounded(float(high)) if known else None}
+# -- numbers as text ------------------------------------------------------------------------------------------------
 
 
 def _number_with(value: float, low: float, high: float) -> str:
@@ -299,7 +298,7 @@ def _csv(groups: Sequence[Group], references: References) -> str:
     rows.writerow(("environment", "configuration", "seed", "policy", "steps", "minutes", "score", "normalised_score",
                    "steps_per_second", "folder"))  # fmt: skip
     for label, run in ((group.label, run) for group in groups for run in group.runs):
-        scale = references.get(run.env) or reference(run.env)
+        scale = _scale(run.env, references)
         human = (run.score - scale[0]) / (scale[1] - scale[0]) if scale else math.nan
         values = (run.minutes, run.score, human, run.steps_per_second)
         known = ["" if math.isnan(value) else round(value, 6) for value in values]
