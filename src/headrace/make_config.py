@@ -36,6 +36,9 @@ from headrace.runs.folder import has_checkpoints
 LEARNED_WITH = ("policy.", "sampling.", "learning.", "replay.", "q.")
 """Groups of settings whose defaults an environment server may determine, beside those of the environment itself."""
 
+OLDEST = 6
+"""Updates. In MinAtar Breakout IMPALA learns from samples that are 8 updates old, and collapses at 14 (docs/laboratory.md)."""
+
 
 def make_config(
     env: str | Callable[..., Any] | EnvSpec | Sequence[Any],
@@ -84,6 +87,8 @@ def make_config(
         config = configs.override(config, **_for_tasks(config, settings))
     if config.sampling.placement == "device":
         config = configs.override(config, **_one_part(config, settings))
+    elif not config.uses_replay and "learning.batch_size" not in settings and config.learning.preset != "paper":
+        config = configs.override(config, **{"learning.batch_size": _whole_batch(config)})
     if "learning.num_minibatches" not in settings and not config.uses_replay:
         # The next smaller number that divides the batch, whose size the user may have given.
         numbers, units = range(config.learning.num_minibatches, 1, -1), config.minibatch_units
@@ -155,6 +160,20 @@ def _for_tasks(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         unit = s.rollout * math.lcm(lane, r.num_minibatches)
         sizes["learning.batch_size"] = max(1, round(r.batch_size / unit)) * unit
     return {name: value for name, value in sizes.items() if name not in given}
+
+
+def _whole_batch(config: Config) -> int:
+    """The default batch size as whole trajectories of a group, whose size the user may have given; it is rounded up.
+
+    Without PPO's clip (`impala`, `a2c`) it also grows with the number of groups, so that no sample is more than `OLDEST` updates
+    old. A sample waits for all slots at most: those that groups fill, one under way from each node, and two batches."""
+    s, r, c = config.sampling, config.learning, config.cluster
+    unit = s.rollout * config.lane_size
+    number = -(-r.batch_size // unit)
+    if r.ppo_clip is None:
+        slots = config.most_lanes if c.nodes is None else (config.most_lanes + 1) * c.most_nodes // c.learners
+        number = max(number, -(-slots // (OLDEST - 2)))
+    return number * unit
 
 
 def _one_part(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from headrace.cluster.roles import Machine, first_host, machine_of
 from headrace.cluster.shapes import of_node, whole, workers_of
 from headrace.config import Config, ConfigError, override
 from headrace.config.errors import RANK_LOST
-from headrace.make_config import check_config, make_config
+from headrace.make_config import OLDEST, check_config, make_config
 from headrace.sampling.placements.base import RunFailed
 from headrace.transport.messages import ProtocolError, Refused
 
@@ -56,6 +56,24 @@ def test_every_policy_acts_on_every_node(nodes: int, workers: int, groups: int, 
         counts = [own.count(p) for p in range(policies)]
         assert min(counts) > 0
         assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize("algorithm", ["impala", "a2c"])
+@pytest.mark.parametrize("workers", [1, 2, 4, 16])
+@pytest.mark.parametrize(("nodes", "learners"), [(None, 1), (1, 1), (2, 1), (4, 1), (8, 2), (100, 1)])
+def test_without_a_clip_no_sample_gets_old(algorithm: str, workers: int, nodes: int | None, learners: int) -> None:
+    """All slots that there are, one under way from each node among them, are few batches; with the settings that are usual, one
+    trajectory is a batch."""
+    sizes = {"cluster.learners": learners, "sampling.num_workers": workers}
+    config = make_config("gym/CartPole-v1", algorithm, **({"cluster.nodes": nodes} if nodes else {}), **sizes)
+    check_config(config)
+    slots = config.num_slots
+    if nodes:
+        slots = whole(config).num_slots + nodes // learners * (of_node(config).num_slots + 1)
+    assert slots <= OLDEST * config.slots_per_batch
+    if nodes is None and workers <= 2:
+        assert config.slots_per_batch == 1
+    assert make_config("gym/CartPole-v1", "appo", **sizes).learning.batch_size == 512  # with a clip: as it was
 
 
 @pytest.mark.parametrize("batches", [1, 3, 100])

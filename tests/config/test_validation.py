@@ -80,3 +80,23 @@ def test_a_default_number_of_minibatches_divides_the_batch(given, minibatches):
     config = make_config("test/vectors", "ppo", **given)
     assert config.learning.num_minibatches == minibatches
     validate(config)
+
+
+@pytest.mark.parametrize("algorithm", ["appo", "ppo", "impala", "a2c", "pqn"])
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"sampling.envs_per_worker": 12}, {"sampling.envs_per_worker": 100}, {"sampling.rollout": 50}],
+)
+def test_a_default_batch_is_made_of_whole_trajectories(algorithm, given):
+    before, config = make_config("gym/CartPole-v1", algorithm), make_config("gym/CartPole-v1", algorithm, **given)
+    unit = config.sampling.rollout * config.lane_size
+    assert config.learning.batch_size == -(-before.learning.batch_size // unit) * unit
+    validate(config)
+
+
+def test_a_batch_that_was_given_or_published_stays():
+    with pytest.raises(ConfigError, match=r"learning\.batch_size \(160\) must be a multiple"):
+        validate(make_config("gym/CartPole-v1", "impala", **{"sampling.envs_per_worker": 12, "learning.batch_size": 160}))
+    many = {"sampling.num_workers": 16, "learning.preset": "paper"}
+    assert make_config("gym/CartPole-v1", "impala", **many).learning.batch_size == 640
+    assert make_config("gym/CartPole-v1", "impala", **{"sampling.num_workers": 16, "learning.batch_size": 160}).num_slots == 34

@@ -30,7 +30,8 @@ class LearningConfig:
     batch_size: Annotated[int, Range(1, 2**31 - 1)] = 2048
     """Steps per batch. It must be a multiple of `sampling.rollout` times the environments of a group; in a multi-agent
     environment, of `sampling.rollout`; in `device` placement it must be `sampling.rollout` times all environments, or an equal
-    part of that. With replay: transitions per update."""
+    part of that. A default becomes as much larger as that needs, and with `impala` and `a2c` as keeps samples from getting more
+    than 6 updates old. With replay: transitions per update."""
     num_minibatches: Length = 1
     """Number of minibatches that a batch is divided into: by steps with GAE and without a recurrent core, else by whole
     trajectories. A default becomes smaller where it does not divide the batch."""
