@@ -1,6 +1,6 @@
 """Does a run learn the same with 1, 2 and 4 sampling nodes? And which algorithm learns most with the same nodes and minutes?
 
-    python benchmarks/learning/nodes.py curves                # 27 runs of 150,000 to 600,000 steps
+    python benchmarks/learning/nodes.py curves                # 36 runs of 150,000 to 600,000 steps
     python benchmarks/learning/nodes.py algorithms            # 9 runs of 3 minutes, one after the other
     python benchmarks/learning/nodes.py curves algorithms --only-write
 
@@ -53,6 +53,7 @@ class Task:
 SHARDS = {"replay.shards": "node"}
 TASKS = {
     "impala-minatar": Task("minatar/breakout", "impala", "600k"),
+    "impala-minatar-160": Task("minatar/breakout", "impala", "600k", {"learning.batch-size": "160"}),
     "apex-cartpole": Task("gym/CartPole-v1", "apex-dqn", "150k", SHARDS),
     "apex-minatar": Task("minatar/breakout", "apex-dqn", "240k", SHARDS),
 }

@@ -158,7 +158,7 @@ class Cluster(Receivers):
         self._rank_lost, membership.rank_lost = membership.rank_lost or self._rank_lost, 0.0
         while membership.notices:
             yield Message("message", membership.notices.popleft())
-        self.restarts, membership.restarts = self.restarts + membership.restarts, 0
+        self.restarts = membership.restarts
 
     def _check_waiting(self) -> None:
         """Once a while say that members are missing. Raises `RunFailed` if that is so for too long at the start."""
