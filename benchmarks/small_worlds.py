@@ -24,11 +24,13 @@ import summary
 ONE_PASS = ["--learning.num-epochs", "1"]
 """Over every batch, where the default is 8 passes: then little is left of the learner's arithmetic."""
 MANY = ["--sampling.envs-per-worker", "512", "--learning.batch-size", "8192", "--learning.learning-rate", "2e-3"]
+WIDE = ["--sampling.envs-per-worker", "128", "--learning.batch-size", "8192", "--learning.learning-rate", "2e-3"]
 WAYS = {
     "gym/CartPole-v1, served": ["--env", "gym/CartPole-v1"],
     "gym/CartPole-v1, inline": ["--env", "gym/CartPole-v1", "--sampling.placement", "inline"],
     "torch/CartPole-v1, device": ["--env", "torch/CartPole-v1", "--sampling.placement", "device"],
     "gym/CartPole-v1, served, one pass": ["--env", "gym/CartPole-v1", *ONE_PASS],
+    "gym/CartPole-v1, served, one pass, 256 environments": ["--env", "gym/CartPole-v1", *ONE_PASS, *WIDE],
     "torch/CartPole-v1, device, one pass, 512 environments": ["--env", "torch/CartPole-v1", *ONE_PASS, *MANY],
 }
 SKIPPED = 3

@@ -281,6 +281,10 @@ def test_dashes_underscores_and_short_names():
         assert parse_config(["--env", "gym/CartPole-v1", flag, "7"]).sampling.num_workers == 7
         assert parse_config(["--env", "gym/CartPole-v1", f"{flag}=7"]).sampling.num_workers == 7
     assert parse_config(["--env", "gym/CartPole-v1", "--no-video"]).run.video is False
+    for off in (["--run.video", "false"], ["--run.video=False"], ["--video", "false"], ["--run.video", "true", "--run.no-video"]):
+        config = parse_config(["--env", "gym/CartPole-v1", *off, "--seed", "3"])
+        assert (config.run.video, config.seed) == (False, 3)
+    assert parse_config(["--env", "gym/CartPole-v1", "--run.must-be-new", "True"]).run.must_be_new
     kwargs = parse_config(["--env", "gym/CartPole-v1", "--envs.kwargs", '{"a": [1, null]}']).envs.kwargs
     assert kwargs == {"a": [1, None]}
 

@@ -25,6 +25,7 @@ from headrace.make_config import LEARNED_WITH, continued, make_config
 from headrace.processes.output import show
 
 _SETTINGS = frozenset(configs.NAMES)
+_SWITCHES = frozenset(name for name in configs.NAMES if isinstance(attrgetter(name)(Config()), bool))
 _CHOOSE_DEFAULTS = ("learning.algorithm", "learning.preset", "envs.remote", "envs.remote_token_file", "envs.remote_ca")
 """Settings that say whose defaults --help shows."""
 
@@ -86,7 +87,7 @@ def given_settings(arguments: Sequence[str]) -> dict[str, Any]:
 
     Raises `ConfigError` for values out of range, and `SystemExit` for flags that cannot be parsed.
     """
-    arguments = _joined_imports([full_name(argument) for argument in arguments])
+    arguments = _joined_imports(_as_switches([full_name(argument) for argument in arguments]))
     for argument in arguments:
         if (flag := _flag(argument)) not in ("", "--import") and _setting(argument) not in _SETTINGS:
             raise ConfigError(f"there is no flag {flag}; {_perhaps(flag)}")
@@ -120,6 +121,23 @@ def _setting(argument: str) -> str:
     if name == "import":
         return "imports"
     return name if name in _SETTINGS else name.replace(".no_", ".", 1)
+
+
+def _as_switches(arguments: list[str]) -> list[str]:
+    """The flags with --run.no-video for --run.video false and --run.video=false, as people write them."""
+    found: list[str] = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if not equals:
+            value, flag = argument, found[-1] if found else ""
+        name = flag.removeprefix("--").replace("-", "_")
+        if value.lower() in ("true", "false") and flag.startswith("--") and name in _SWITCHES:
+            if not equals:
+                found.pop()
+            found.append(flag if value.lower() == "true" else flag.replace(".", ".no-"))
+        else:
+            found.append(argument)
+    return found
 
 
 def _joined_imports(arguments: list[str]) -> list[str]:
