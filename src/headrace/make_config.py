@@ -37,7 +37,7 @@ LEARNED_WITH = ("policy.", "sampling.", "learning.", "replay.", "q.")
 """Groups of settings whose defaults an environment server may determine, beside those of the environment itself."""
 
 OLDEST = 6
-"""Updates. In MinAtar Breakout IMPALA learns from samples that are 8 updates old, and collapses at 14 (docs/laboratory.md)."""
+"""Batches in all slots. In MinAtar Breakout IMPALA learns from samples 8 updates old, and collapses at 14 (docs/laboratory.md)."""
 
 
 def make_config(
@@ -165,8 +165,8 @@ def _for_tasks(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
 def _whole_batch(config: Config) -> int:
     """The default batch size as whole trajectories of a group, whose size the user may have given; it is rounded up.
 
-    Without PPO's clip (`impala`, `a2c`) it also grows with the number of groups, so that no sample is more than `OLDEST` updates
-    old. A sample waits for all slots at most: those that groups fill, one under way from each node, and two batches."""
+    Without PPO's clip (`impala`, `a2c`) it also grows with the number of groups, so that all slots, which bound how old samples
+    get, hold at most `OLDEST` batches: those that groups fill, one under way from each node, and two batches that wait."""
     s, r, c = config.sampling, config.learning, config.cluster
     unit = s.rollout * config.lane_size
     number = -(-r.batch_size // unit)
