@@ -37,7 +37,7 @@ LEARNED_WITH = ("policy.", "sampling.", "learning.", "replay.", "q.")
 """Groups of settings whose defaults an environment server may determine, beside those of the environment itself."""
 
 OLDEST = 6
-"""Batches in all slots. In MinAtar Breakout IMPALA learns from samples 8 updates old, and collapses at 14 (docs/laboratory.md)."""
+"""Batches in all slots. In MinAtar Breakout IMPALA learns from samples 8 updates old, but not 14 (docs/laboratory.md)."""
 
 
 def make_config(
