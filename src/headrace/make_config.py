@@ -166,12 +166,12 @@ def _whole_batch(config: Config) -> int:
     """The default batch size as whole trajectories of a group, whose size the user may have given; it is rounded up.
 
     Without PPO's clip (`impala`, `a2c`) it also grows with the number of groups, so that all slots, which bound how old samples
-    get, hold at most `OLDEST` batches: those that groups fill, one under way from each node, and two batches that wait."""
+    get, hold at most `OLDEST` batches: those that groups fill, those under way from nodes, and two batches that wait."""
     s, r, c = config.sampling, config.learning, config.cluster
     unit = s.rollout * config.lane_size
     number = -(-r.batch_size // unit)
     if r.ppo_clip is None:
-        slots = config.most_lanes if c.nodes is None else (config.most_lanes + 1) * c.most_nodes // c.learners
+        slots = config.most_lanes if c.nodes is None else (config.most_lanes + c.window) * c.most_nodes // c.learners
         number = max(number, -(-slots // (OLDEST - 2)))
     return number * unit
 

@@ -60,16 +60,18 @@ def test_every_policy_acts_on_every_node(nodes: int, workers: int, groups: int, 
 
 @pytest.mark.parametrize("algorithm", ["impala", "a2c"])
 @pytest.mark.parametrize("workers", [1, 2, 4, 16])
-@pytest.mark.parametrize(("nodes", "learners"), [(None, 1), (1, 1), (2, 1), (4, 1), (8, 2), (100, 1)])
-def test_without_a_clip_no_sample_gets_old(algorithm: str, workers: int, nodes: int | None, learners: int) -> None:
-    """All slots that there are, one under way from each node among them, are few batches; with the settings that are usual, one
+@pytest.mark.parametrize(
+    ("nodes", "learners", "window"), [(None, 1, 1), (1, 1, 1), (2, 1, 1), (4, 1, 3), (8, 2, 1), (100, 1, 1)]
+)
+def test_without_a_clip_no_sample_gets_old(algorithm: str, workers: int, nodes: int | None, learners: int, window: int) -> None:
+    """All slots that there are, those under way from nodes among them, are few batches; with the settings that are usual, one
     trajectory is a batch."""
-    sizes = {"cluster.learners": learners, "sampling.num_workers": workers}
+    sizes = {"cluster.learners": learners, "cluster.window": window, "sampling.num_workers": workers}
     config = make_config("gym/CartPole-v1", algorithm, **({"cluster.nodes": nodes} if nodes else {}), **sizes)
     check_config(config)
     slots = config.num_slots
     if nodes:
-        slots = whole(config).num_slots + nodes // learners * (of_node(config).num_slots + 1)
+        slots = whole(config).num_slots + nodes // learners * (of_node(config).num_slots + window)
     assert slots <= OLDEST * config.slots_per_batch
     if nodes is None and workers <= 2:
         assert config.slots_per_batch == 1
