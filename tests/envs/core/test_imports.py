@@ -15,7 +15,7 @@ import pytest
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core import imports
 from headrace.envs.core.construct import complete, construct
-from headrace.envs.core.errors import cause
+from headrace.envs.core.errors import EnvironmentFault, cause
 from headrace.envs.core.imports import import_files
 from headrace.envs.core.registry import register
 from headrace.envs.make import describe, make_env
@@ -219,6 +219,19 @@ def test_one_of_several_agents_is_refused_with_what_to_do() -> None:
 
     with pytest.raises(ConfigError, match=r"Match is an environment of several agents: register .*register_parallel"):
         complete(Match())
+
+
+def test_what_is_no_environment_is_refused_with_what_it_lacks() -> None:
+    class Spaceless(gymnasium.Env):
+        def reset(self, **_: Any) -> Any:
+            return 0, {}
+
+    register("my/nothing")(lambda: None)
+    register("my/spaceless")(Spaceless)
+    with pytest.raises(EnvironmentFault, match=r"my/nothing cannot be made: TypeError: None has no .*, reset, step; a"):
+        make_env("my/nothing", EnvConfig())
+    with pytest.raises(EnvironmentFault, match=r"has no observation_space, action_space; a gymnasium\.Env has"):
+        make_env("my/spaceless", EnvConfig())
 
 
 def test_gymnasiums_constructors_need_no_render_mode() -> None:
