@@ -251,7 +251,8 @@ def test_a_module_that_fails_is_shown_from_its_own_line_on(tmp_path: Path) -> No
     done = ran(tmp_path, DESCRIBE.format(env='"python/world:make"'))
     assert "python/world:make cannot be made: ModuleNotFoundError: No module named 'fastphysics'" in done.stderr
     done = ran(tmp_path, FRAMES.format(env="python/world:make"))
-    assert re.fullmatch(r'Traceback .*\n  File ".*/world\.py", line 1, in <module>\n    import fastphysics\n', done.stdout), done.stdout
+    own = r'Traceback .*\n  File ".*/world\.py", line 1, in <module>\n    import fastphysics\n'
+    assert re.fullmatch(own, done.stdout), done.stdout
     assert ran(tmp_path, FRAMES.format(env="python/bad:make")).stdout == ""  # the message of a SyntaxError has the line
 
 
