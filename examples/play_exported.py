@@ -54,7 +54,7 @@ class ExportedPolicy:
         action = {}
         for output in self.actions:
             put(action, output["path"], outputs[output["name"]][0])
-        return action.get((), action)
+        return with_tuples(action.get((), action))
 
     def draw(self, outputs):
         """Replace the best actions by random ones."""
@@ -95,6 +95,14 @@ def put(tree, path, value):
     for key in path[:-1]:
         tree = tree.setdefault(key, {})
     tree[path[-1] if path else ()] = value
+
+
+def with_tuples(action):
+    """The action with a tuple for each Tuple space: the keys of its parts are numbers."""
+    if not isinstance(action, dict):
+        return action
+    parts = {key: with_tuples(value) for key, value in action.items()}
+    return tuple(parts.values()) if all(isinstance(key, int) for key in parts) else parts
 
 
 def play(policy, env, seed, sample):

@@ -11,7 +11,7 @@ from headrace import cli
 from headrace import config as configs
 from headrace.config import Config
 from headrace.envs.core import imports, registry
-from headrace.envs.core.imports import ImportsNotGiven, check_given, needed_code
+from headrace.envs.core.imports import ImportsNotGiven, absolute, check_given, needed_code
 from headrace.evaluation.policy import load_policy
 
 FILE = """
@@ -146,6 +146,14 @@ def test_a_package_named_by_the_environments_id(tmp_path):
     with pytest.raises(ImportsNotGiven):
         load_policy(tmp_path)
     assert cli.main(["train", *TINY, "--run.folder", str(tmp_path)]) == 2
+
+
+@pytest.mark.parametrize("name", ["rover.py", "/somewhere/rover.py"])
+def test_a_file_has_the_name_of_its_module(name: str, tmp_path: Path) -> None:
+    """Also without its folder, as an exported policy names it."""
+    config = configs.override(Config(), env="python/rover:Rover", imports=(name,))
+    assert needed_code(config) == (name,)
+    assert check_given(config, ["rover.py"], tmp_path) == (absolute("rover.py"),)
 
 
 def test_nothing_is_asked_where_nothing_is_needed(tmp_path):

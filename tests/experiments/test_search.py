@@ -21,6 +21,7 @@ from headrace.experiments.space import Dimension, default_ranges, parse_over
 from headrace.experiments.trials import searched
 from headrace.learning.algorithm import algorithm_names, declaration
 from headrace.make_config import make_config
+from headrace.runs.plots import RETURNS
 
 CARTPOLE = "gym/CartPole-v1"
 
@@ -176,6 +177,7 @@ def test_a_comparison_of_which_one_side_failed_goes_on_to_its_end(tmp_path, monk
 
         def __init__(self, plan, folder, places):
             self.failed = folder.name == "defaults"
+            self.runs = [SimpleNamespace(metrics={RETURNS: score}) for score in (10.0, 20.0)]
 
         def run(self, show):
             return not self.failed
@@ -188,7 +190,12 @@ def test_a_comparison_of_which_one_side_failed_goes_on_to_its_end(tmp_path, monk
     search = SimpleNamespace(env=CARTPOLE, flags=(), budget="1k")
     searcher = SimpleNamespace(folder=tmp_path, search=search, _places=None, _show=said.append)
     assert Searcher.test(searcher, 1, lambda plan: nullcontext()) is False, "nobody has stopped it"
-    assert said == ["seed-0 failed"]
+    assert said == [
+        "On unseen seeds: defaults",
+        "seed-0 failed",
+        "On unseen seeds: trial-3",
+        "On unseen seeds, trial-3 has 15 (10, 20)",
+    ]
 
 
 def test_minutes_that_are_the_same_for_all_runs_are_no_objective(tmp_path, capsys):

@@ -55,15 +55,31 @@ def test_a_policy_with_a_core_plays_without_torch(clean_python, tmp_path, sample
     assert sample or said == f"gym/CartPole-v1: returns {returns[0]:.1f}, {returns[1]:.1f}; mean {np.mean(returns):.1f}\n"
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("sample", [False, True])
-def test_the_example_reads_every_kind_of_contract(tmp_path, sample):
-    """Compound observations in, actions of the compound space out."""
+def loaded():
+    """The example as a module."""
     import importlib.util
 
     spec = importlib.util.spec_from_file_location("play_exported", EXAMPLE)
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
+    return example
+
+
+def test_parts_of_an_action_become_what_its_space_is():
+    """A tuple for a Tuple: an environment that unpacks a dictionary gets its keys."""
+    example, action = loaded(), {}
+    for number, path in enumerate([("arm", 0), ("arm", 1, "grip"), ("legs", "left")]):
+        example.put(action, path, number)
+    assert example.with_tuples(action) == {"arm": (0, {"grip": 1}), "legs": {"left": 2}}
+    assert example.with_tuples({0: 3, 1: 1}) == (3, 1)
+    assert example.with_tuples(7) == 7
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("sample", [False, True])
+def test_the_example_reads_every_kind_of_contract(tmp_path, sample):
+    """Compound observations in, actions of the compound space out."""
+    example = loaded()
     run = trained("odd/all", tmp_path / "run", imports=[WORLDS])
     policy = example.ExportedPolicy(str(headrace.export_policy(run, episodes=0).path))
     env = headrace.load_policy(run).make_env()

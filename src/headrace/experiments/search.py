@@ -201,7 +201,7 @@ class Searcher:
         self._write_preset(folder / PRESET, trial, fmean(scores))
         study.tell(trial, [fmean(scores)] if prunes else [fmean(scores), fmean(minutes)])
         took = "" if prunes else f", {fmean(minutes):.3g} minutes"
-        return f"trial {trial.number}: {fmean(scores):.4g} ({', '.join(f'{score:.4g}' for score in scores)}){took}, {shown}"
+        return f"trial {trial.number}: {_with_mean(scores)}{took}, {shown}"
 
     def _behind(self, study: Any, trial: Any, seed: int, run: Progress) -> float | None:
         """Note a run's return at each quarter of its budget; the quarter at which that is far behind the others'. The first seed
@@ -250,6 +250,7 @@ class Searcher:
         for name, flags in (("defaults", ()), (f"trial-{best['about']['trial']}", tuple(best["flags"]))):
             plan = Plan(self.search.env, (*self.search.flags, *flags), {}, tuple(range(seeds)), self.search.budget)
             runner = Runner(plan, self.folder / TEST / name, self._places)
+            self._show(f"On unseen seeds: {name}")
             with show(plan) as shown:
                 ended = runner.run(shown)
             complete &= ended
@@ -257,6 +258,8 @@ class Searcher:
                 self._show(failures[0])
             elif not ended:
                 raise KeyboardInterrupt
+            elif scores := [one.metrics[RETURNS] for one in runner.runs if RETURNS in one.metrics]:
+                self._show(f"On unseen seeds, {name} has {_with_mean(scores)}")
         return complete
 
 
@@ -283,6 +286,10 @@ def _objectives(folder: Path) -> tuple[float, float]:
     except NotReadable as error:
         raise ConfigError(f"{folder}: {error}. A larger --budget is needed") from error
     return fmean(policy.score for policy in policies), policies[0].minutes
+
+
+def _with_mean(scores: Sequence[float]) -> str:
+    return f"{fmean(scores):.4g} ({', '.join(f'{score:.4g}' for score in scores)})"
 
 
 def _done(budget: str, one: Progress) -> float:

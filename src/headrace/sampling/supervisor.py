@@ -89,6 +89,12 @@ class Worker(Child):
         """See `Child`; if it reported an error, the error's last line."""
         return self.error.strip().splitlines()[-1] if self.error and not self.reason else super().end_reason()
 
+    @property
+    def details(self) -> str:
+        """The error or the stacks that it reported, where they say more than `end_reason`."""
+        details = self.error or self.stack_text
+        return "" if details.strip() == self.end_reason() else details
+
 
 class Supervisor:
     """Processes of one run."""
@@ -227,7 +233,7 @@ class Supervisor:
         if child.refused or (child.role == "learner" and child.error) or self._fails_again(child):
             self._remove(child)
             raise RunFailed(child.failure)
-        self._count_failure(f"{child.name} ended ({child.end_reason()})", child.error or child.stack_text)
+        self._count_failure(f"{child.name} ended ({child.end_reason()})", child.details)
 
     def _fails_again(self, child: Worker) -> bool:
         """Whether a rollout worker's environments have failed as those of the process before it have, and nothing was learned
@@ -269,8 +275,8 @@ class Supervisor:
         self._notices.append(
             f"{child.name} ended ({child.end_reason()}): {recovered}; a new one starts (restart {self.placement.restarts})"
         )
-        if details := child.error or child.stack_text:
-            self._notices.append(details)
+        if child.details:
+            self._notices.append(child.details)
         self._remove(child)
         self._due.append((monotonic(), child.job))
 
@@ -366,8 +372,8 @@ class Supervisor:
                         failures.append(child.failure)
                     elif child.role == "learner" and not child.done:
                         self._notices.append(f"{child.name} ended ({child.end_reason()}): {NO_LAST_CHECKPOINT}")
-                    elif child.role != "learner" and (details := child.error or child.stack_text):
-                        self._notices += [f"{child.name} ended ({child.end_reason()})", details]
+                    elif child.role != "learner" and (child.error or child.stack_text):
+                        self._notices += filter(None, [f"{child.name} ended ({child.end_reason()})", child.details])
                     self._remove(child)
             yield from self._noticed()
         limit = f"{self.config.learning.update_timeout:.0f} s (learning.update_timeout)"

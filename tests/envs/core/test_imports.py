@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import warnings
@@ -15,7 +16,7 @@ import pytest
 from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core import imports
 from headrace.envs.core.construct import complete, construct
-from headrace.envs.core.errors import cause
+from headrace.envs.core.errors import EnvironmentFault, cause
 from headrace.envs.core.imports import import_files
 from headrace.envs.core.registry import register
 from headrace.envs.make import describe, make_env
@@ -52,6 +53,16 @@ import headrace
 tiny = {{"learning.total_steps": 256, "learning.batch_size": 64, "sampling.num_workers": 1, "sampling.envs_per_worker": 2,
          "run.folder": {folder!r}, "run.dashboard": False, "run.video": False, "learning.device": "cpu", "policy.mlp": [8],
          "policy.encoder": "auto", "learning.num_epochs": 1, "learning.num_minibatches": 1, "sampling.placement": {placement!r}}}
+"""
+
+FRAMES = """
+from headrace.config import EnvConfig
+from headrace.envs.core.errors import EnvironmentFault
+from headrace.envs.make import describe
+try:
+    describe("{env}", EnvConfig())
+except EnvironmentFault as fault:
+    print(fault.frames, end="")
 """
 
 
@@ -219,6 +230,36 @@ def test_one_of_several_agents_is_refused_with_what_to_do() -> None:
 
     with pytest.raises(ConfigError, match=r"Match is an environment of several agents: register .*register_parallel"):
         complete(Match())
+
+
+def test_what_is_no_environment_is_refused_with_what_it_lacks() -> None:
+    class Spaceless(gymnasium.Env):
+        def reset(self, **_: Any) -> Any:
+            return 0, {}
+
+    register("my/nothing")(lambda: None)
+    register("my/spaceless")(Spaceless)
+    with pytest.raises(EnvironmentFault, match=r"my/nothing cannot be made: TypeError: None has no .*, reset, step; a"):
+        make_env("my/nothing", EnvConfig())
+    with pytest.raises(EnvironmentFault, match=r"has no observation_space, action_space; a gymnasium\.Env has"):
+        make_env("my/spaceless", EnvConfig())
+
+
+def test_a_module_that_fails_is_shown_from_its_own_line_on(tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text("import fastphysics\n")
+    (tmp_path / "bad.py").write_text("def make(:\n")
+    done = ran(tmp_path, DESCRIBE.format(env='"python/world:make"'))
+    assert "python/world:make cannot be made: ModuleNotFoundError: No module named 'fastphysics'" in done.stderr
+    done = ran(tmp_path, FRAMES.format(env="python/world:make"))
+    own = r'Traceback .*\n  File ".*/world\.py", line 1, in <module>\n    import fastphysics\n'
+    assert re.fullmatch(own, done.stdout), done.stdout
+    assert ran(tmp_path, FRAMES.format(env="python/bad:make")).stdout == ""  # the message of a SyntaxError has the line
+
+
+def test_an_environment_in_place_of_its_class_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "grid.py").write_text(GRID + "grid = Grid()\n")
+    done = ran(tmp_path, DESCRIBE.format(env='"python/grid:grid"'))
+    assert re.search(r"python/grid:grid is <.*>; name a class or a function that makes an environment", done.stderr), done.stderr
 
 
 def test_gymnasiums_constructors_need_no_render_mode() -> None:

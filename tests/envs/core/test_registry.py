@@ -44,7 +44,9 @@ def registered() -> list[str]:
         ("gym/CartPole", "gym/CartPole-v1"),
         ("vizdoom/basik", "vizdoom/basic"),
         ("cartpole-v1", "nearest: gym/CartPole-v1"),
-        ("nonsense-entirely-9000", "families gym, atari, vizdoom, dm_control, torch, pettingzoo"),
+        ("nonsense-entirely-9000", "families gym, atari, vizdoom, dm_control, torch, pettingzoo.*; your own: .*--import"),
+        ("python/rover", "'python/rover'; a class or a function of a module is python/MODULE:NAME"),
+        ("rover:Rover", "'rover:Rover'; .*python/MODULE:NAME"),
     ],
 )
 def test_unknown_ids_name_the_nearest(wrong: str, nearest: str) -> None:

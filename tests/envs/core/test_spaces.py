@@ -155,12 +155,23 @@ def test_choices_become_one_hot() -> None:
     row = np.full((2, 5), 9, np.float32)
     leaf.put_value(row, np.array([[1, -1], [2, 1]]))
     assert row.tolist() == [[1, 0, 1, 0, 0], [0, 1, 0, 0, 1]]
-    with pytest.raises(BadObservation, match="choices"):
+    with pytest.raises(BadObservation, match=r"'obs' is .*, which is not in MultiDiscrete"):
         leaf.put_value(row, np.array([[1, -1], [3, 1]]))
-    (leaf,) = flat.leaves(spaces.Discrete(3, start=5))
+    (leaf,) = flat.leaves(spaces.Dict(gear=spaces.Discrete(3, start=5)))
     one = np.zeros(3, np.float32)
     leaf.put_value(one, 7)
     assert one.tolist() == [0, 0, 1]
+    with pytest.raises(BadObservation, match=r"^observation 'gear' is 3, which is not in Discrete\(3, start=5\)$"):
+        leaf.put_value(one, 3)
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(2**40), spaces.MultiDiscrete([2, 2_000_000])])
+def test_more_choices_than_a_network_can_have_are_refused(space: spaces.Space[Any]) -> None:
+    few = spaces.Discrete(2)
+    with pytest.raises(UnsupportedSpace, match=r"observation 'code' is .* choices.* Wrap the environment"):
+        flat.specs_of(spaces.Dict(code=space), few, "my/codes")
+    with pytest.raises(UnsupportedSpace, match=r"the action space .* choices.* Wrap the environment"):
+        flat.specs_of(few, space, "my/codes")
 
 
 def test_nested_names() -> None:

@@ -18,13 +18,25 @@ from headrace.envs.core.errors import UnsupportedSpace
 if TYPE_CHECKING:  # only tensor environments import torch
     from torch import Tensor
 
+MOST_CHOICES = 1_000_000  # of an action, and of one entry of an observation
+
 
 def action_spec(space: spaces.Space[Any]) -> ActionSpec:
     """The flat form of an action space. Raises `UnsupportedSpace`."""
     spec = ActionSpec(tuple(_parts(space)))
     if spec.width == 0:
         raise UnsupportedSpace(f"the action space {space!r} has no parts: there is nothing to choose")
+    check_choices(f"the action space is {space!r}", spec.mask_width, "ActionWrapper")
     return spec
+
+
+def check_choices(what: str, number: int, wrapper: str) -> None:
+    """Raise `UnsupportedSpace` for more choices than a layer of a network can have."""
+    if number > MOST_CHOICES:
+        raise UnsupportedSpace(
+            f"{what}, with {number:,} choices, each a number of its own for the network; at most {MOST_CHOICES:,} are possible. "
+            f"Wrap the environment in a gymnasium.{wrapper} that makes fewer of them, or a Box"
+        )
 
 
 def _parts(space: spaces.Space[Any]) -> Iterator[Categorical | Continuous]:

@@ -32,13 +32,15 @@ def construct(make: Any, options: EnvConfig, render_mode: str | None = None) -> 
 def complete(env: Any) -> Env:
     """The environment itself, or as a `gymnasium.Env` if it has the methods of one without being one.
 
-    Raises `ConfigError` for an environment of several agents.
+    Raises `ConfigError` for an environment of several agents, and `TypeError` for what is none.
     """
     if hasattr(env, "possible_agents"):
         raise ConfigError(
             f"{type(env).__qualname__} is an environment of several agents: register a function that makes it with "
             "@headrace.envs.register_parallel(ID, agents=NUMBER), and train ID (docs/multi-agent.md)"
         )
+    if missing := [name for name in ("observation_space", "action_space", "reset", "step") if not hasattr(env, name)]:
+        raise TypeError(f"{env!r:.80} has no {', '.join(missing)}; a gymnasium.Env has")
     return env if isinstance(env, gymnasium.Env) else Completed(env)
 
 

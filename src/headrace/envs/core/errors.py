@@ -15,8 +15,8 @@ _BETWEEN = (
     *(str(Path(__file__).parents[1] / folder) + os.sep for folder in ("core", "groups", "families", "remote")),
     str(Path(__file__).parents[1] / "make.py"),
 )
-_WRAPPERS = ("/gymnasium/", "/torch/utils/")
-"""Frames between the engine and an environment's own code: of this package, and of the libraries that wrap environments."""
+_WRAPPERS = ("/gymnasium/", "/torch/utils/", "/importlib/__init__.py", "<frozen importlib")
+"""Frames between the engine and an environment's own code: of this package, and of what wraps environments or imports them."""
 
 
 def faults() -> type[BaseException] | tuple[()]:

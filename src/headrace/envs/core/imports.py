@@ -204,7 +204,7 @@ def module_in(env_id: str) -> str | None:
 def needed_code(config: Config) -> tuple[str, ...]:
     """The files and modules that a run with this configuration imports."""
     named = [module for task in config.tasks if (module := module_in(task)) is not None]
-    stems = {Path(name).stem for name in config.imports if os.sep in name}  # a file has the name of its module
+    stems = {Path(name).stem for name in config.imports if os.sep in absolute(name)}  # a file has the name of its module
     return tuple(dict.fromkeys([*config.imports, *(name for name in named if name not in stems)]))
 
 

@@ -227,13 +227,16 @@ def _with_absolute_path(env_id: str) -> str:
 def _nearest(env_id: str) -> str:
     if (game := _atari_game(env_id)) is not None:
         return f"it is {game} here"
+    if env_id.startswith("python/"):
+        return "a class or a function of a module is python/MODULE:NAME"
+    own = "your own: give the file that registers it by --import, or name it python/MODULE:NAME"
     by_lower = {known.lower(): known for known in list_ids()}
     # "pong" finds "atari/pong", and of equal names the first family's
     by_lower |= {known.rpartition("/")[2].lower(): known for known in reversed(by_lower.values())}
     nearest = [by_lower[match] for match in difflib.get_close_matches(env_id.lower(), by_lower, n=5, cutoff=0.5)]
     if nearest:
-        return f"nearest: {', '.join(dict.fromkeys(nearest))}; your own: give the file that registers it by --import"
-    return f"ids are family/name with the families {', '.join(FAMILIES)}; `headrace envs` lists them"
+        return f"nearest: {', '.join(dict.fromkeys(nearest))}; {own}"
+    return f"ids are family/name with the families {', '.join(FAMILIES)}; `headrace envs` lists them; {own}"
 
 
 def _atari_game(env_id: str) -> str | None:

@@ -28,7 +28,7 @@ import numpy as np
 from gymnasium import spaces
 
 from headrace.config import EnvConfig
-from headrace.envs.core.actions import action_spec
+from headrace.envs.core.actions import action_spec, check_choices
 from headrace.envs.core.contract import MASK_KEY, ActionSpec, ArraySpec, EnvSpec
 from headrace.envs.core.errors import BadObservation, UnsupportedSpace
 
@@ -139,22 +139,17 @@ def _leaf(space: spaces.Space[Any], name: str, path: tuple[str | int, ...]) -> L
     if isinstance(space, spaces.Box):
         return Leaf(name, path, space, *_box(space))
     if isinstance(space, spaces.Discrete):
-        spec = _one_hot_spec(int(space.n))
-        return Leaf(name, path, space, spec, _one_hot(np.array([int(space.n)]), np.array([int(space.start)])))
+        return _one_hot(space, name, path, np.array([int(space.n)]), np.array([int(space.start)]))
     if isinstance(space, spaces.MultiDiscrete):
         # the same integer type for both: NumPy adds int64 and uint64 as floats
         nvec, start = space.nvec.ravel().astype(np.int64), space.start.ravel().astype(np.int64)
-        return Leaf(name, path, space, _one_hot_spec(int(nvec.sum())), _one_hot(nvec, start))
+        return _one_hot(space, name, path, nvec, start)
     if isinstance(space, spaces.MultiBinary):
         return Leaf(name, path, space, ArraySpec(space.shape, np.dtype(np.float32), 0, 1), write_reshaped)
     raise UnsupportedSpace(
         f"observation {name!r} is a {type(space).__name__} space; Box, Discrete, MultiDiscrete, MultiBinary and Dict or Tuple "
         "of these have an array form. Wrap the environment in a gymnasium.ObservationWrapper that turns it into one of them"
     )
-
-
-def _one_hot_spec(width: int) -> ArraySpec:
-    return ArraySpec((width,), np.dtype(np.float32), 0, 1)
 
 
 def _box(space: spaces.Box) -> tuple[ArraySpec, Callable[[np.ndarray, np.ndarray], None]]:
@@ -227,19 +222,18 @@ def _cv2_split() -> Callable[[np.ndarray, list[np.ndarray]], Any] | None:
     return cv2.split
 
 
-def _one_hot(nvec: np.ndarray, start: np.ndarray) -> Callable[[np.ndarray, np.ndarray], None]:
+def _one_hot(space: spaces.Space[Any], name: str, path: tuple[str | int, ...], nvec: np.ndarray, start: np.ndarray) -> Leaf:
+    check_choices(f"observation {name!r} is {space!r}", int(nvec.sum()), "ObservationWrapper")
     offset = np.concatenate([[0], np.cumsum(nvec)[:-1]])
 
     def write(destination: np.ndarray, value: np.ndarray) -> None:
         choice = value.reshape((*destination.shape[:-1], len(nvec))).astype(np.int64) - start
         if (choice < 0).any() or (choice >= nvec).any():
-            raise BadObservation(
-                f"observation {value.tolist()} is none of its space's {nvec.tolist()} choices (from {start.tolist()})"
-            )
+            raise BadObservation(f"observation {name!r} is {value.tolist()}, which is not in {space!r}")
         destination[...] = 0
         np.put_along_axis(destination, choice + offset, 1, axis=-1)
 
-    return write
+    return Leaf(name, path, space, ArraySpec((int(nvec.sum()),), np.dtype(np.float32), 0, 1), write)
 
 
 def specs_of(

@@ -73,6 +73,8 @@ def _found(name: str) -> Callable[..., Any]:
         found: Callable[..., Any] = attrgetter(path)(sys.modules[module])
     except AttributeError as error:
         raise ConfigError(f"python/{name}: the module {module} has no {path}") from error
+    if not callable(found):
+        raise ConfigError(f"python/{name} is {found!r:.80}; name a class or a function that makes an environment")
     return found
 
 
