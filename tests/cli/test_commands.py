@@ -216,6 +216,8 @@ def test_a_run_in_which_no_episode_ended_says_so(headrace, tmp_path):
     ("arguments", "words"),
     [
         (["train", "--env", "gym/CartPol-v1"], "nearest: gym/CartPole-v1"),
+        (["train", *SMALL, "--run.video", "false"], "--run.video is a switch: write --run.video or"),
+        (["train", *SMALL, "--no-track", "True"], "--run.track is a switch: write --run.track or --run.no-t"),
         (["train", *SMALL, "--batch-size", "1000"], "Nearest: 768 or 1024"),
         (["train", *SMALL, "--run.folder", ""], "run.folder is empty"),
         (["train", *SMALL, "--run.folder", "a/" * 2000], "run.folder is 2000 folders deep"),

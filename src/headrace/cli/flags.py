@@ -90,6 +90,11 @@ def given_settings(arguments: Sequence[str]) -> dict[str, Any]:
     for argument in arguments:
         if (flag := _flag(argument)) not in ("", "--import") and _setting(argument) not in _SETTINGS:
             raise ConfigError(f"there is no flag {flag}; {_perhaps(flag)}")
+    for flag, value in itertools.pairwise(arguments):
+        name = _setting(flag)
+        if value.lower() in ("true", "false") and name in _SETTINGS and isinstance(attrgetter(name)(Config()), bool):
+            group, _, switch = name.replace("_", "-").rpartition(".")
+            raise ConfigError(f"--{group}.{switch} is a switch: write --{group}.{switch} or --{group}.no-{switch}")
     parsed: Config = parse(Config, "train", arguments, description="Train a policy.")
     return {name: attrgetter(name)(parsed) for name in map(_setting, arguments) if name in _SETTINGS}
 
