@@ -10,6 +10,7 @@ import textwrap
 import time
 from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -207,6 +208,15 @@ def test_a_run_in_which_no_episode_ended_says_so(headrace, tmp_path):
     shown = headrace("train", *SMALL, "--env", "gym/Pendulum-v1", "--total-steps", "512", "--run.folder", tmp_path)
     assert "total_steps at step 512; no episode has ended" in shown.out
     assert "nan" not in shown.out
+
+
+def test_a_run_that_ends_before_its_first_checkpoint_suggests_nothing(tmp_path):
+    from headrace.cli.train import _next_commands
+
+    config, result = parse_config(["--env", "gym/CartPole-v1", "--run.folder", str(tmp_path)]), mock.MagicMock()
+    assert _next_commands(result, config) == []
+    (tmp_path / "checkpoints" / "000000001-step-64").mkdir(parents=True)
+    assert _next_commands(result, config) == [f"headrace eval {tmp_path}", f"headrace watch {tmp_path}"]
 
 
 # -- what people get wrong ---------------------------------------------------------------------------------------------

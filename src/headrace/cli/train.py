@@ -14,6 +14,7 @@ from headrace.make_config import check_config
 from headrace.processes import ranks
 from headrace.processes.output import show
 from headrace.processes.start import start_fork_server
+from headrace.runs.folder import has_checkpoints
 
 if TYPE_CHECKING:  # torch takes seconds
     from headrace.runs.callbacks import TrainResult
@@ -60,7 +61,9 @@ def _as_member(config: Config) -> int | None:
 
 
 def _next_commands(result: TrainResult, config: Config) -> list[str]:
-    """Commands to suggest after the run has ended."""
+    """Commands to suggest after the run has ended. Without a checkpoint there is nothing to show."""
+    if not has_checkpoints(config.run_folder):
+        return []
     commands = [["eval", run := str(config.run_folder)], ["watch", run]]
     if len(result.spec.agents) > 1 and not result.spec.of_agents:  # one player can take every place of a match
         commands.append(["play", run, "--against", "random"])
