@@ -137,7 +137,8 @@ def main() -> None:
                 folder = args.folder / name / f"nodes-{nodes}"
                 if not args.only_write:
                     compare(folder, task, nodes, args.seeds, "--learning.algorithm", task.algorithm, "--parallel", "2")
-                arms["1 node" if nodes == 1 else f"{nodes} nodes"] = [read(folder / "runs" / f"seed-{seed}") for seed in range(args.seeds)]
+                arm = "1 node" if nodes == 1 else f"{nodes} nodes"
+                arms[arm] = [read(folder / "runs" / f"seed-{seed}") for seed in range(args.seeds)]
             facts = {"env": task.env, "algorithm": task.algorithm, "budget": task.budget, "workers": WORKERS}
             keep(name, facts | {"settings": CLUSTER | task.settings}, arms, ["steps"])
     if "algorithms" in args.parts:
