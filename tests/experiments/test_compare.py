@@ -101,7 +101,10 @@ def test_two_values_with_one_folder_are_refused():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--vary", "rollout=32,30"], "cannot work; nothing was started:\n  rollout 30: learning.batch_size (512)"),
+        (
+            ["--vary", "batch-size=512,500"],
+            "cannot work; nothing was started:\n  batch_size 500: learning.batch_size (500) must be a multiple",
+        ),
         (["--vary", "policy-lag=0,1"], "  policy_lag 1: sampling.policy_lag 1 needs sampling.placement serial"),
         (["--vary", "placment=serial"], "there is no setting placment; did you mean --sampling.placement?"),
         (["--vary", "gamma=0.9,2"], "learning.gamma is 2"),
