@@ -30,7 +30,7 @@ test: lint
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 test-all: test
-	$(BIN)/python -m pytest -n 4 --dist worksteal -m "process and not slow and not gpu" $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "process and not slow and not gpu" $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check src packages tests benchmarks examples tools
