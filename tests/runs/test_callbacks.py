@@ -37,7 +37,7 @@ def test_they_are_told_of_every_update_episode_and_checkpoint(tmp_path: Path, pl
     assert "losses/loss" in updates[-1]
     assert len(episodes) == updates[-1]["charts/episodes"], "each once"
     assert all(episode["return"] == episode["length"] > 0 and episode["policy"] == 0 for episode in episodes)
-    assert all(0 < one["global_step"] <= result.global_step for one in saved)
+    assert all(0 <= one["global_step"] <= result.global_step for one in saved)  # 0: after a slow start
 
 
 @pytest.mark.parametrize("what", ["on_update", "on_episode", "on_checkpoint"])
