@@ -32,6 +32,8 @@ HEAD_NOTICE = 6.0
 """Seconds after which the user is told that the head does not answer."""
 RECONNECT_TIMEOUT = "600"
 """Seconds after which Ray ends this process at once because its head is gone: enough for a last checkpoint. Ray's own is 60."""
+LONGEST_FOLDER = 107 - len("/s/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
+"""Bytes of the path of Ray's folder: it makes sockets there, whose paths may have 107."""
 CONNECT_TIMEOUT = 10.0
 """Seconds that the head may take to accept a connection; `ray.init` would wait for minutes for one that is not there."""
 
@@ -96,7 +98,7 @@ class RayCluster:
                     f"{need} need a Ray cluster of {machines} machines, and this machine belongs to none: start one (ray start) "
                     f"or name one (RAY_ADDRESS). On one machine: {instead}"
                 ) from error
-            self._folder = leftovers.make_folder("ray")
+            self._folder = leftovers.make_folder("ray", LONGEST_FOLDER)
             cpus = max(os.cpu_count() or 1, cores)
             own = {"include_dashboard": False, "num_cpus": cpus, "_node_ip_address": "127.0.0.1"}
             ray.init(_temp_dir=str(self._folder / "s"), **own, **QUIET)
