@@ -178,6 +178,18 @@ def test_normalised_scores_have_their_published_references(tmp_path):
     assert "Wang et al. 2016" in page
 
 
+def test_runs_on_atari_5_estimate_the_median_of_57_games(tmp_path):
+    human = {"battle_zone": 37187.5, "double_dunk": -16.4, "name_this_game": 8049.0, "phoenix": 7242.6, "qbert": 13455.0}
+    for name, score in human.items():
+        write_run(tmp_path / name, env=f"atari/{name}", score=score)
+    page = report.make([tmp_path], tmp_path / "report", pictures=False).page.read_text()
+    heads, row = table_of(page, "over-all-runs-and-environments")
+    assert (heads[-1], row[-1]) == ("median of 57 games (Atari-5)", "0.8505")
+    write_run(tmp_path / "pong", env="atari/pong", score=14.6)
+    page = report.make([tmp_path], tmp_path / "report", pictures=False).page.read_text()
+    assert "Atari-5" not in page, "the regression is of these five games only"
+
+
 def test_a_population_is_one_configuration_per_policy(tmp_path):
     run = write_run(tmp_path / "run", **{"population.size": 2, "sampling.num_workers": 2})
     for policy in range(2):

@@ -84,3 +84,15 @@ def test_a_band_is_the_interval_of_the_mean_of_whole_curves():
         again = statistics.interval(statistics.mean, [of_seeds], resamples=20_000)
         assert (low[point], high[point]) == pytest.approx(again, abs=0.06)
     assert np.isnan(statistics.band(values[:, :1])).all()
+
+
+def test_atari_5_estimates_the_median_of_57_games():
+    """By hand from the published weights: they sum to 0.9653, so five scores of 100 % mean 101 ** 0.9653 - 1 = 85.05 %."""
+    assert statistics.atari_5(*np.ones((5, 1))) == pytest.approx(0.8505, abs=1e-3)
+    assert statistics.atari_5(*np.array([[1.0], [-3.0], [0.5], [2.0], [0.0]])) == pytest.approx(
+        (101**0.381975 * 51**0.310804 * 201**0.124126 - 1) / 100, rel=1e-5
+    ), "worse than random counts as random, and a game at random play adds nothing"
+    seeds = np.array([[0.5, 1.5], [1, 1], [1, 1], [1, 1], [1, 1]])
+    assert statistics.atari_5(*seeds) == pytest.approx(0.8505, abs=1e-3), "of the mean of the seeds"
+    low, high = statistics.interval(statistics.atari_5, list(seeds))
+    assert low < 0.8505 < high

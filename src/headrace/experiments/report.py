@@ -207,6 +207,8 @@ def _aggregates(groups: Sequence[Group], references: References) -> Section:
     names = [group.label for group in groups]
     table: list[list[str]] = [[name] for name in names]
     aggregates = {name: s for name, s in statistics.AGGREGATES.items() if known or name != "optimality gap"}
+    if common == list(statistics.ATARI_5) and not references.keys() & common:
+        aggregates["median of 57 games (Atari-5)"] = statistics.atari_5
     for name, statistic in aggregates.items():
         rows = []
         for line, (label, tasks) in zip(table, of.items(), strict=True):

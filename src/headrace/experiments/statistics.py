@@ -41,6 +41,20 @@ def optimality_gap(*tasks: np.ndarray) -> np.ndarray:
     return 1.0 - np.minimum(np.concatenate(tasks, axis=-1), 1.0).mean(-1)
 
 
+ATARI_5 = {
+    "atari/battle_zone": 0.381975, "atari/double_dunk": 0.067910, "atari/name_this_game": 0.310804, "atari/phoenix": 0.124126,
+    "atari/qbert": 0.080485,
+}  # fmt: skip
+"""Weights of the games' scores in `atari_5`, in order of their names: the authors' released code (`AtariScoreNormalizer`)."""
+
+
+def atari_5(*tasks: np.ndarray) -> np.ndarray:
+    """The median over 57 Atari games, estimated from human-normalised scores of five: Aitchison et al. 2022, "Atari-5", a linear
+    regression on log10(1 + percent), without an intercept. The authors' cross-validated error is 10.4 % of the estimate."""
+    percent = np.maximum(100 * np.stack([scores.mean(-1) for scores in tasks], axis=-1), 0)
+    return (10 ** (np.log10(1 + percent) @ np.array(list(ATARI_5.values()))) - 1) / 100
+
+
 AGGREGATES: dict[str, Statistic] = {"IQM": iqm, "median": median, "mean": mean, "optimality gap": optimality_gap}
 
 

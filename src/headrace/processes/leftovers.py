@@ -29,7 +29,7 @@ def mark(folder: str | os.PathLike[str]) -> None:
 
 
 def make_folder(prefix: str, longest: int = 4096) -> Path:
-    """A new marked temporary folder, in /tmp if its path would otherwise have more than `longest` bytes. The caller removes it."""
+    """A new marked temporary folder, in /tmp where its path would have more than `longest` bytes. The caller removes it."""
     parent = tempfile.gettempdir()
     if len(os.fsencode(f"{parent}/headrace-{prefix}-12345678")) > longest:
         parent = "/tmp"
