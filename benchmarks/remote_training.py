@@ -33,9 +33,8 @@ from statistics import mean, median
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "learning")]
+sys.path.insert(0, str(HERE))
 import summary  # noqa: E402
-from off_policy import import_flags, serve  # noqa: E402
 from remote_envs import relaying  # noqa: E402
 
 PONG = "atari/pong"
@@ -93,17 +92,28 @@ RUNS = [
 ]
 
 
+def serve(env: str, imports: list[str], stack: ExitStack) -> str:
+    """Start an environment server for the time of the stack; its address. `imports`: flags."""
+    command = [sys.executable, "-m", "headrace.cli", "serve-envs", "--env", env, "--num-envs", "1024"]
+    command += ["--listen", "127.0.0.1:0", *imports]
+    server = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    stack.callback(server.terminate)
+    assert server.stdout is not None
+    if found := re.search(r"127\.0\.0\.1:\d+", server.stdout.readline()):
+        return found[0]
+    raise SystemExit("the environment server did not start")
+
+
 def engine(run: Run, seconds: float) -> dict[str, float]:
     """Frames/s and lag of `headrace train`."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="remote-training-"))
-        imports = import_flags([FILE]) if run.env == ENV else []
+        imports = ["--import", str(FILE)] if run.env == ENV else []
         command = [sys.executable, "-m", "headrace.cli", "train", "--env", run.env, *imports, *run.flags]
         command += ["--run.folder", folder, "--run.log-interval", "0.5", "--run.no-video", "--run.no-dashboard"]
         command += ["--learning.total-steps", "1000000000"]
         if run.delay is not None:
-            server = serve(run.env, 1024, imports, stack)
-            command += ["--envs.remote", stack.enter_context(relaying(server, run.delay))]
+            command += ["--envs.remote", stack.enter_context(relaying(serve(run.env, imports, stack), run.delay))]
         log = stack.enter_context((Path(folder) / "output").open("w+"))
         process = subprocess.Popen(command, stdout=log, stderr=log)
         stack.callback(stop, process)

@@ -29,6 +29,22 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
     return importlib.import_module
 
 
+def test_what_scripts_import_is_there() -> None:
+    """A script may import names of another one, which nothing else checks."""
+    scripts = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "benchmarks" / "learning").glob("*.py")]
+    code = """if True:
+        import importlib, sys
+        from pathlib import Path
+        for script in map(Path, sys.argv[1:]):
+            sys.path.insert(0, str(script.parent))
+            print(importlib.import_module(script.stem).__file__)
+            sys.path.pop(0)
+        """
+    done = subprocess.run([sys.executable, "-c", code, *map(str, scripts)], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(script) for script in scripts]
+
+
 def test_a_contender_leaves_nothing_in_the_working_directory(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     contest = load("training_contest")
     monkeypatch.chdir(tmp_path)

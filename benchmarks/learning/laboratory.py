@@ -1,0 +1,162 @@
+"""The experiments of docs/laboratory.md and docs/results.md that `headrace compare`, `search` and `report` make.
+
+    python benchmarks/learning/laboratory.py strategies-minatar     # 30 runs of 2 minutes
+    python benchmarks/learning/laboratory.py search-cartpole        # 40 trials, 12 minutes
+    python benchmarks/learning/laboratory.py mujoco                 # 20 runs, 40 minutes
+    python benchmarks/learning/laboratory.py atari-5                # 25 runs, 4 hours
+
+`strategies`: APPO and IMPALA with their defaults in the placements `served`, `inline`, `serial` and `device`, and `remote`, which
+is `served` with all environments at a `headrace serve-envs` of its own over loopback. Each run has the same minutes and all
+cores, so the machine must have nothing else to do. `search`: whether a search finds better settings than the defaults, on seeds
+that it has not seen. `mujoco`: the defaults with five seeds, beside published returns. `atari-5`: five games that predict 57.
+
+The same command goes on where it was stopped. Each writes results/NAME.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.envs.core.reference_scores import normalized
+from headrace.experiments import statistics
+from headrace.experiments.laboratory import LAG, OFF_POLICY
+from headrace.experiments.records import Run, find
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+import summary  # noqa: E402
+
+HEADRACE, SERVER = [sys.executable, "-m", "headrace.cli"], "127.0.0.1:7790"
+WORLDS = ("--import", str(HERE / "worlds.py"))
+ALGORITHMS, NEAR = ("appo", "impala"), ("served", "inline", "serial", "device")
+METRICS = {f"lag, {name}": key for name, key in LAG.items()} | OFF_POLICY | {"learner waits": "time/learner/wait"}
+ONE_CORE = ("--sampling.placement", "serial", "--learning.num-threads", "1", "--parallel", "2")
+MUJOCO = {
+    "HalfCheetah-v5": ("1,443 ± 46", "5,784 ± 1,244"), "Hopper-v5": ("2,383 ± 272", "2,609 ± 701"),
+    "Walker2d-v5": ("2,288 ± 572", "3,589 ± 757"), "Ant-v5": ("", "3,258 ± 1,079"),
+}  # fmt: skip
+"""By environment, published returns of PPO after 1 M steps. CleanRL's `ppo_continuous_action`: v4, three seeds, training games at
+the end. Tianshou's benchmark: v3, ten seeds, the best evaluation during training, the mean action."""
+
+
+def headrace(*words: str) -> None:
+    """Call the program. Raises `CalledProcessError`."""
+    subprocess.run([*HEADRACE, *words], check=True)
+
+
+def strategies(folder: Path, env: str, budget: str, seeds: int, *flags: str) -> dict[str, Any]:
+    """Train in every placement, those on this machine first; by algorithm and placement what came of it."""
+    compare = ["compare", env, *flags, "--budget", budget, "--seeds", str(seeds)]
+    compare += ["--vary", f"learning.algorithm={','.join(ALGORITHMS)}"]
+    headrace(*compare, "--folder", str(folder / "near"), "--vary", f"sampling.placement={','.join(NEAR)}")
+    serve = [*HEADRACE, "serve-envs", "--env", env, "--num-envs", "1024", "--listen", SERVER, *flags]
+    with subprocess.Popen(serve) as server:
+        try:
+            headrace(*compare, "--folder", str(folder / "remote"), "--sampling.placement", "served", "--envs.remote", SERVER)
+        finally:
+            server.terminate()
+    rows: dict[str, list[Run]] = {}
+    for run in runs_of(folder):
+        placement = "remote" if run.settings["envs.remote"] else run.settings["sampling.placement"]
+        rows.setdefault(f"{run.settings['learning.algorithm']}, {placement}", []).append(run)
+    return {"env": env, "budget": budget, "strategies": {label: strategy(runs) for label, runs in rows.items()}}
+
+
+def strategy(runs: list[Run]) -> dict[str, Any]:
+    """The seeds of one algorithm in one placement: scores, steps, and the mean over the seeds of every metric that they have."""
+    found: dict[str, Any] = {"scores": [round(run.score, 2) for run in runs], "steps": [run.steps for run in runs]}
+    for name, key in METRICS.items():
+        means = [run.mean(key) for run in runs]
+        if all(mean == mean for mean in means):
+            found[name] = float(f"{sum(means) / len(means):.4g}")
+    return found
+
+
+def search(folder: Path, env: str, budget: str, trials: int, seeds: int) -> dict[str, Any]:
+    """Search with the algorithm's own ranges; what the best trial and the defaults reach on ten other seeds."""
+    numbers = ["--trials", str(trials), "--seeds", str(seeds), "--test-seeds", "10", "--budget", budget]
+    headrace("search", env, *ONE_CORE, *numbers, "--folder", str(folder))
+    tried = json.loads((folder / "trials.json").read_text())
+    kept = ("number", "state", "value", "best", "scores")
+    rows = [{name: trial[name] for name in kept} | {"params": list(trial["params"].values())} for trial in tried]
+    unseen = {path.name: [run.score for run in runs_of(path)] for path in sorted((folder / "test").glob("*"))}
+    facts = {"env": env, "budget": budget, "seeds": seeds, "over": list(tried[0]["params"])}
+    return facts | {"unseen": unseen, "best": json.loads((folder / "best.json").read_text()), "trials": rows}
+
+
+def mujoco(folder: Path) -> dict[str, Any]:
+    """Train the defaults on each task; scores with the interquartile mean and its interval."""
+    rows = {}
+    for env, (cleanrl, tianshou) in MUJOCO.items():
+        headrace("compare", f"gym/{env}", "--budget", "1M", "--seeds", "5", "--folder", str(folder / env))
+        rows[env] = learned(runs_of(folder / env)) | {"CleanRL": cleanrl, "Tianshou": tianshou}
+    return {"budget": "1M", "tasks": rows}
+
+
+def atari_5(folder: Path) -> dict[str, Any]:
+    """Train the defaults, APPO and IMPALA on the five games of Atari-5, 10 M frames each, and estimate the median of 57 games."""
+    rows: dict[str, Any] = {}
+    medians = {}
+    for env in statistics.ATARI_5:
+        budget = ["compare", env, "--budget", "2500k"]
+        headrace(*budget, "--seeds", "3", "--folder", str(folder / "default" / Path(env).name))
+        for algorithm in ALGORITHMS:
+            own = folder / algorithm / Path(env).name
+            headrace(*budget, "--seeds", "1", "--learning.algorithm", algorithm, "--folder", str(own))
+    for label in ("default", *ALGORITHMS):
+        runs = {env: runs_of(folder / label / Path(env).name) for env in statistics.ATARI_5}
+        rows |= {f"{label}, {env}": learned(own) for env, own in runs.items()}
+        human = [np.array([normalized(env, run.score) for run in own]) for env, own in runs.items()]
+        ends = statistics.interval(statistics.atari_5, human)
+        medians[label] = [round(float(x), 4) for x in (statistics.atari_5(*human), *ends)]
+    return {"frames": 10_000_000, "tasks": rows, "median of 57 games, with 95 %": medians}
+
+
+def learned(runs: list[Run]) -> dict[str, Any]:
+    """Final scores of the seeds, their interquartile mean with its interval, and the minutes of training."""
+    scores = np.array([run.score for run in runs])
+    ends = statistics.interval(statistics.iqm, [scores])
+    return {
+        "scores": scores.round(1).tolist(), "iqm": round(float(statistics.iqm(scores)), 1),
+        "95 %": [round(float(end), 1) for end in ends], "minutes": [round(run.minutes, 2) for run in runs],
+    }  # fmt: skip
+
+
+def runs_of(folder: Path) -> list[Run]:
+    """All runs in a folder, by seed."""
+    return sorted(find([folder])[0], key=lambda run: run.seed)
+
+
+EXPERIMENTS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "strategies-minatar": lambda folder: strategies(folder, "minatar/breakout", "2m", 3, *WORLDS),
+    "strategies-pong": lambda folder: strategies(folder, "atari/pong", "5m", 1),
+    "strategies-vizdoom": lambda folder: strategies(folder, "vizdoom/basic", "5m", 1),
+    "search-cartpole": lambda folder: search(folder, "gym/CartPole-v1", "60k", 40, 3),
+    "search-halfcheetah": lambda folder: search(folder, "gym/HalfCheetah-v5", "150k", 20, 2),
+    "mujoco": mujoco,
+    "atari-5": atari_5,
+}
+
+
+def main() -> None:
+    """Make the experiments, their reports and their result files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", choices=EXPERIMENTS)
+    parser.add_argument("--folder", type=Path, default=Path("experiments"), help="where the experiments' folders are")
+    args = parser.parse_args()
+    for name in args.names:
+        found = EXPERIMENTS[name](args.folder / name)
+        headrace("report", str(args.folder / name), "--out", str(args.folder / name / "report"))
+        summary.write(HERE / "results" / f"{name}.json", found | {"machine": summary.machine()})
+
+
+if __name__ == "__main__":
+    main()
