@@ -194,7 +194,8 @@ class Searcher:
                 kept.append(value)
             trial.set_user_attr("scores", scores)
             if prunes:
-                trial.report(scores[-1], seed)
+                if seed not in study.get_trials(deepcopy=False)[trial.number].intermediate_values:  # it may have been killed since
+                    trial.report(scores[-1], seed)
                 if seed < TUNING_SEED + self.search.seeds - 1 and trial.should_prune():
                     study.tell(trial, state=state.PRUNED)
                     return f"trial {trial.number} ended early, worse than the best after {len(scores)} seeds: {shown}"
