@@ -11,12 +11,13 @@ from headrace.config.ranges import JsonObject, Positive, Range, Timeout
 Pixels = Annotated[int, Range(1, 4096)]
 SEPARATOR = ","  # between the tasks of one policy
 OF_ONE_MACHINE = ("remote", "remote_token_file", "remote_ca", "remote_tls_cert", "remote_tls_key", "start_states")
-"""Settings that name files and addresses of a machine. They are not shared, and a stranger's are not followed."""
+"""Settings that name files and addresses of one machine. They are left out when a policy is shared or exported, and ignored when
+a shared one is loaded."""
 
 
 @dataclass
 class EnvConfig:
-    """The environment: which variant of it, and what is done to observations and rewards."""
+    """The environment: its variant, and the preprocessing of observations and rewards."""
 
     frameskip: Annotated[int, Range(1, 10_000)] | None = None
     """Number of simulator frames per step. None: the default of the environment's family (Atari, VizDoom and DeepMind Lab 4,
@@ -29,24 +30,24 @@ class EnvConfig:
     """Atari only: the emulator. `native`: this package's own, which steps whole batches. `ale`: one ale-py emulator per
     environment, as a reference; it cannot do the no-ops of the protocol `dqn`."""
     random_start: Annotated[int, Range(0, 1_000_000)] = 0
-    """Atari only: each training environment plays 0 to this many random steps before the run begins, so many as are drawn for it,
-    so that the environments are not at the same moment of the game."""
+    """Atari only: before a run begins, each training environment makes a random number of random steps, from 0 to this value, so
+    that the environments are at different moments of the game."""
     start_states: str | None = None
-    """Atari only: file of states (`headrace_atari.save_states`) in which training episodes begin, one drawn for each.
-    Reported returns count from there. None: episodes begin as the protocol says."""
+    """Atari only: file of game states (`headrace_atari.save_states`). Every training episode begins in one of them, drawn at
+    random, and its reported return counts from there. None: episodes begin as the protocol says."""
     resize: tuple[Pixels, Pixels] | None = None
     """Height and width (pixels) to which images are resized. None: the default of the environment's family (Atari 84x84, VizDoom
     72x128, DeepMind Lab 72x96, others as they are)."""
     grayscale: bool | None = None
     """Convert images from RGB to one grey channel. None: the default of the environment's family (Atari yes, others no)."""
     frame_stack: Annotated[int, Range(1, 1024)] | None = None
-    """Number of successive images in one observation, or of vectors, joined to one, where there is no image. None: the default of
-    the environment's family (Atari 4, others 1)."""
+    """Number of successive images that are stacked in one observation; without images, number of successive vectors that are
+    joined. None: the default of the environment's family (Atari 4, others 1)."""
     max_episode_steps: Annotated[int, Range(1, 2**31 - 1)] | None = None
     """Episodes are truncated after this many steps. In `gym` and `torch` this replaces the environment's own limit; elsewhere a
     lower limit of the environment stays. None: the environment's own limit."""
     info_action_mask: bool = False
-    """Read the mask of allowed actions from `info["action_mask"]`, where gym/Taxi-v4 has it, instead of from the observation."""
+    """Read the action mask from `info["action_mask"]`, as gym/Taxi-v4 gives it, instead of from the observation."""
     num_agents: Annotated[int, Range(1, 1024)] | None = None
     """Number of agents of one match. A multi-agent environment sets it, so it need not be given. None: an environment of one
     agent."""
@@ -56,38 +57,39 @@ class EnvConfig:
     """Rewards are clipped to [-x, x] after scaling, where x is this value. None: no clipping. Reported returns are never
     clipped."""
     reward_soft_clip: Positive | None = None
-    """Rewards are squashed to x tanh(r / x) after scaling, where x is this value, and negative ones are multiplied by 0.3 then:
-    the optimistic asymmetric clipping of DMLab-30. None: they are not. Reported returns never are."""
+    """After scaling, a reward r is squashed to x tanh(r / x), where x is this value, and multiplied by 0.3 if it is negative: the
+    optimistic asymmetric clipping of DMLab-30. None: no squashing. Reported returns are never squashed."""
     reward_weights: JsonObject = field(default_factory=dict)
     """Weights of the parts of a shaped reward by name, as one JSON object. The environment's method `set_reward_weights` is
-    called with them before the first reset, and with others when population-based training mutates them."""
+    called with them before the first reset, and again whenever population-based training has mutated them."""
     kwargs: JsonObject = field(default_factory=dict)
     """Further keyword arguments of the environment's constructor, as one JSON object."""
     task_share: Literal["compute", "samples"] = "compute"
-    """Several tasks (`--env atari/pong,atari/boxing`): what they have equal shares of. `compute`: each task has its own rollout
-    workers, as many as every other, and is stepped as fast as it goes. `samples`: each group of environments has as many of each
-    task, so that all tasks are stepped equally often and the fast ones wait for the slow ones."""
+    """What several tasks (`--env atari/pong,atari/boxing`) share equally. `compute`: every task has the same number of rollout
+    workers, which step it as fast as they can. `samples`: every group has the same number of environments of each task, so all
+    tasks make equally many steps, and fast tasks wait for slow ones."""
     task_options: JsonObject = field(default_factory=dict)
-    """Several tasks: settings of this group that single tasks have of their own, as one JSON object by task, such as
-    {"vizdoom/basic": {"reward_scale": 0.01}}. It starts with the tasks' defaults where those differ."""
+    """Several tasks: settings of the group `envs` for single tasks, as one JSON object by task, such as {"vizdoom/basic":
+    {"reward_scale": 0.01}}. By default it holds the tasks' own defaults where they differ."""
     remote: str | None = None
     """Addresses of environment servers, separated by commas. Group g of the run (worker x `num_groups` + group) uses entry g
-    modulo their number. An entry is `HOST:PORT`, where `headrace serve-envs` listens; `listen:HOST:PORT`, where this run
+    modulo the number of entries. An entry is `HOST:PORT`, where `headrace serve-envs` listens; `listen:HOST:PORT`, where this run
     listens for simulators that dial in; or `local`, the worker's own process. None: all environments are local."""
     remote_token_file: str | None = None
-    """File with the token that environment servers and this run prove themselves with. None: the environment variable
-    HEADRACE_TOKEN, if it is set."""
+    """File with the secret token that this run and its environment servers share. None: the environment variable HEADRACE_TOKEN,
+    if it is set."""
     remote_ca: str | None = None
-    """File with the certificate that signed those of the environment servers; connections then use TLS. None: no TLS."""
+    """File with the certificate that signed the environment servers' TLS certificates; connections then use TLS. None: no TLS."""
     remote_tls_cert: str | None = None
     """File with this run's own TLS certificate, for simulators that dial in at a `listen:` address. None: no TLS there."""
     remote_tls_key: str | None = None
     """File with the private key of `remote_tls_cert`."""
     remote_timeout: Timeout = 120.0
-    """Longest time (seconds) that an environment server may take for a step or a reset. Then its connection is closed and made
-    anew."""
+    """Longest time (seconds) that an environment server may take for a step or a reset. After that the run closes the connection
+    and connects again."""
     remote_compression: bool = False
-    """Compress messages to environment servers (gzip). A server has a switch of its own for what it sends."""
+    """Compress messages to environment servers (gzip). What a server sends is compressed if `headrace serve-envs` has
+    `--compression`."""
 
 
 def tasks_of(env: str) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ def shortened(text: str, most: int = 300) -> str:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading. Raises `OSError`, also for whatever is no regular file: a pipe would be waited for, a device may
+    """Open a file for reading. Raises `OSError`, also if it is not a regular file: reading a pipe may block, and a device may
     have no end."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):

@@ -16,25 +16,26 @@ class LearningConfig:
     algorithm: str = "appo"
     """Learning algorithm. `appo`: asynchronous PPO with V-trace. `ppo`: PPO with GAE. `impala`: policy gradient with V-trace.
     `a2c`: policy gradient with n-step returns. `pqn`: Q-learning with layer norm and lambda returns. `apex-dqn`, `apex-dpg`:
-    Q-learning and deterministic policy gradient with prioritized replay. `r2d2`: recurrent Q-learning with prioritized replay
-    of sequences. `dqn`: Q-learning with a replay, whose parts are settings; `rainbow`: with all of them, on images without
-    noisy layers unless the preset is `paper`. Other names are algorithms that an imported file registers."""
+    Q-learning and deterministic policy gradient with prioritized replay. `r2d2`: recurrent Q-learning with prioritized replay of
+    sequences. `dqn`: Q-learning with replay, to which each part of Rainbow can be added by a setting. `rainbow`: all parts of
+    Rainbow, but on images no noisy layers unless the preset is `paper`. Other names are algorithms that an imported file
+    registers."""
     preset: Literal["small", "paper"] = "small"
-    """Source of an algorithm's defaults. `small`: numbers that learn on a few cores, in about an hour with a replay. `paper`: the
-    published numbers, which may be meant for hundreds of actors and days."""
+    """Source of an algorithm's defaults. `small`: numbers with which a few cores learn, with replay in about an hour. `paper`:
+    the published numbers, which may be meant for hundreds of actors and days of training."""
     experience: Literal["trajectories", "replay"] = "trajectories"
-    """What the learner learns from, which the algorithm declares. `trajectories`: every trajectory once, in order. `replay`:
-    transitions sampled from a replay buffer. A value that differs from the algorithm's is refused."""
+    """What the learner learns from. The algorithm sets it; another value is refused. `trajectories`: every trajectory once, in
+    order. `replay`: transitions sampled from a replay buffer."""
     total_steps: Count = 10_000_000
     """Training ends after this many steps of experience."""
     batch_size: Annotated[int, Range(1, 2**31 - 1)] = 2048
-    """Steps per batch. It must be a multiple of `sampling.rollout` times the environments of a group; in a multi-agent
-    environment, of `sampling.rollout`; in `device` placement it must be `sampling.rollout` times all environments, or an equal
-    part of that. A default becomes as much larger as that needs, and with `impala` and `a2c` as keeps samples from getting more
-    than 6 updates old. With replay: transitions per update."""
+    """Steps per batch. It must be a multiple of `sampling.rollout` times the environments of a group (in a multi-agent
+    environment: of `sampling.rollout`); in `device` placement, `sampling.rollout` times all environments, or that divided by a
+    whole number. The default is rounded up to fit; with `impala` and `a2c` it also grows with the number of groups, so that
+    samples do not get more than 6 updates old. With replay: transitions per update."""
     num_minibatches: Length = 1
-    """Number of minibatches that a batch is divided into: by steps with GAE and without a recurrent core, else by whole
-    trajectories. A default becomes smaller where it does not divide the batch."""
+    """Number of minibatches that a batch is divided into. A minibatch has single steps with GAE and without a recurrent core,
+    else whole trajectories. The default is lowered if it does not divide the batch."""
     num_epochs: Annotated[int, Range(1, 1000)] = 1
     """Number of passes over each batch."""
     gamma: Fraction = 0.99
@@ -100,11 +101,12 @@ class LearningConfig:
     stack is shown, and it is restarted from the newest checkpoint."""
     num_devices: Annotated[int, Range(1, 64)] = 1
     """Number of ranks: processes that learn one policy together, each with a GPU (or its share of the cores), rollout workers and
-    batches of `batch_size` of its own. `torchrun` starts ranks on several machines and needs no setting."""
+    batches of `batch_size` of its own. Ranks on several machines are started by `torchrun`, without this setting."""
     num_threads: Annotated[int, Range(1, 4096)] | None = None
-    """CPU threads of a learner. None: half of the cores, divided by the number of learners; all cores, divided in the same way,
-    if rollout workers wait for the learner and a trial has made at least 1.05 times as many updates with them; in `device`
-    placement all cores; in each case fewer while other programs hold them. In `serial` placement all cores, always."""
+    """CPU threads of a learner. None: half of the cores, divided by the number of learners. If rollout workers wait for the
+    learner, it tries all cores, divided in the same way, and keeps them if it makes at least 1.05 times as many updates with
+    them. In `device` placement: all cores. While other programs use the cores the learner takes fewer, except in `serial`
+    placement, which always takes all."""
 
 
 @dataclass
@@ -120,9 +122,10 @@ class ReplaySettings:
     """The replay has memory for this many times its capacity. Proportional eviction keeps some transitions longer and needs
     more memory."""
     shards: Literal["learner", "node"] = "learner"
-    """Where the replay of a cluster is. `learner`: in the memory of the learner's machine. `node`: every sampling node keeps what
-    it samples, `capacity` divided by the most nodes, and only sampled batches cross the network. Sampling is by all
-    priorities, as from one replay. A node that is lost takes its shard with it; the others are sampled meanwhile."""
+    """Where the replay of a cluster is. `learner`: in the memory of the learner's machine. `node`: every sampling node stores its
+    own transitions, up to `capacity` divided by the largest number of nodes, and only sampled batches cross the network. Batches
+    are drawn by the priorities of all nodes, as from one replay. If a node is lost its transitions are lost too, and batches are
+    drawn from the other nodes."""
     minimum: Count = 50_000
     """Learning starts when the replay holds this many transitions. If the replay is lost, learning pauses until it is filled to
     this number again."""
@@ -146,11 +149,11 @@ class ReplaySettings:
     codec: Literal["none", "lz4", "zstd"] = "none"
     """Compression of images in the replay."""
     packed_share: Annotated[float, Range(0.01, 1)] = 0.2
-    """Memory for compressed images, as a share of what they take uncompressed. If images compress worse, the replay holds fewer
-    transitions than its capacity, and a line at the start of learning says how many."""
+    """Memory for compressed images, as a share of their uncompressed size. If images compress worse than that, the replay holds
+    fewer transitions than its capacity, and a line at the start of learning says how many."""
     prefetch: Annotated[int, Range(1, 4096)] = 16
-    """Number of batches that are sampled in advance. With `shards` node two more are on their way from the nodes, so a batch is
-    drawn by priorities that are at most this many and two updates old."""
+    """Number of batches that are sampled in advance. With `shards` set to `node` two more are on their way from the nodes, so a
+    batch was drawn by priorities that are at most this number + 2 updates old."""
     threads: Annotated[int, Range(1, 4096)] = 1
     """Number of threads that copy and decompress one batch."""
     checkpoint_contents: bool = False
@@ -185,7 +188,7 @@ class QConfig:
     dueling: bool = True
     """Dueling network: one stream for the value of the state, one for the advantages of the actions."""
     noisy: bool = False
-    """Noisy linear layers in the heads, for exploration. With shares of random actions of 0 they are the only exploration."""
+    """Noisy linear layers in the heads, for exploration. They are the only exploration if the share of random actions is 0."""
     atoms: Annotated[int, Range(1, 10_000)] = 1
     """Number of atoms in the distribution of the return (C51: 51). 1: only the expected return is learned."""
     support: tuple[float, float] = (-10.0, 10.0)

@@ -25,10 +25,11 @@ class PolicyConfig:
     core_size: Width = 512
     """Width of the recurrent core."""
     previous_action: bool = False
-    """The recurrent core also sees the action before, zeros at the first step of an episode. Without a core it has no effect."""
+    """The recurrent core has the previous action as an input (zeros at the first step of an episode). No effect without a
+    core."""
     previous_reward: bool = False
-    """The recurrent core also sees the reward before, clipped to [-1, 1], 0 at the first step of an episode. Without a core it
-    has no effect."""
+    """The recurrent core has the previous reward as an input, clipped to [-1, 1] (0 at the first step of an episode). No effect
+    without a core."""
     activation: Literal["relu", "elu", "tanh"] = "relu"
     """Activation function of the encoders."""
     normalize_observations: bool = False

@@ -1,4 +1,4 @@
-"""The settings of each policy of a population: those of the run, with the policy's own in their place."""
+"""The settings of each policy of a population: those of the run, some of them replaced by the policy's own."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ class PopulationConfig:
     """Several policies in one run: how many, and how they differ."""
 
     size: Annotated[int, Range(1, 256)] = 1
-    """Number of policies trained in one run, each by its own learner. Group g is acted for by policy g modulo this number; in a
-    multi-agent environment `matches.matchmaker` decides."""
+    """Number of policies trained in one run, each by its own learner. Policy g modulo this number acts in group g of
+    environments; in a multi-agent environment `matches.matchmaker` decides who acts."""
     overrides: JsonObject = field(default_factory=dict)
     """Settings of single policies, as one JSON object: {"1": {"learning.learning_rate": 0.001, "policy.mlp": [32, 32]}} gives
     policy 1 its own learning rate and network. The settings of the groups `policy`, `learning`, `replay` and `q` may differ
@@ -30,20 +30,21 @@ class MatchesConfig:
     """Multi-agent environments: who plays whom. Past versions are copies of a policy that do not learn any more."""
 
     matchmaker: str = "fixed"
-    """Who acts for the agents of a match. `fixed`: agent a is policy a modulo the number of policies. `uniform`: a policy drawn
-    for each agent. `self-play`: one agent learns, the others are a past version or the newest. `league`: opponents are drawn
-    among all by how hard they are to beat. Or a name that an imported file registers."""
+    """Who acts for the agents of a match. `fixed`: policy a modulo the number of policies acts for agent a. `uniform`: a policy
+    is drawn for each agent. `self-play`: the policy learns as one agent; its newest or a past version acts for the others.
+    `league`: the same, with opponents drawn from all policies, their past versions and `opponents`, more often those that are
+    hard to beat. Or a name that an imported file registers."""
     opponents: tuple[str, ...] = ()
     """Opponents that do not learn: run folders, and names of scripted opponents that an imported file registers (`random` is
     built in)."""
     opponent_share: Fraction = 0.0
-    """`self-play`: share of the matches against `opponents`. The league draws them like any other."""
+    """`self-play`: share of the matches against `opponents`. `league` draws them like all other opponents."""
     save_steps: Count = 20_000
-    """Number of steps of a policy after which another copy of it becomes a past version."""
+    """Number of steps of a policy between two copies of it, which become past versions."""
     team_change: Count = 100_000
-    """`self-play`: steps of a policy after which another agent of the match is the one that learns."""
+    """`self-play`: number of steps of a policy after which it learns as another agent of the match."""
     swap_steps: Annotated[int, Range(0, 2**62)] = 2_000
-    """`self-play`: steps of a policy for which a match keeps its opponent; it changes between matches only."""
+    """`self-play`: number of steps of a policy for which it keeps its opponent; opponents change between matches only."""
     window: Annotated[int, Range(1, 256)] = 10
     """Number of past versions of a policy that may be opponents: the newest ones."""
     play_against_latest_model_ratio: Fraction = 0.5
@@ -73,8 +74,8 @@ KINDS: Mapping[str, Kind] = {
     "learning.rmsprop_alpha": "complement",
     "learning.normalize_advantages": "flip",
 }
-"""Settings that can be mutated, which are those that the learner reads anew for every update, and how they are unless told
-otherwise: the value, or its distance to 1, is multiplied or divided by a factor; a switch is thrown."""
+"""Settings that can be mutated (the learner reads them anew for every update), and how by default. `scale`: the value is
+multiplied or divided by a factor; `complement`: its distance to 1 is; `flip`: a switch is toggled."""
 
 REWARD = "reward."  # names of weights of a shaped reward begin so
 
@@ -87,9 +88,10 @@ class PbtConfig:
     """The source of the settings of this group that are None. `paper`: Petrenko et al. 2020. `sample-factory`: the code that was
     published later (version 2). `off`: no population-based training."""
     period: Count = 5_000_000
-    """Simulator frames of a policy between two decisions about it."""
+    """Number of simulator frames of a policy between two decisions whether it is replaced and mutated."""
     warmup: Annotated[int, Range(0, 2**53)] | None = None
-    """Frames of a policy before the first decision about it. None: 0 (`paper`) or 20 million (`sample-factory`)."""
+    """Number of simulator frames of a policy before the first decision whether it is replaced and mutated. None: 0 (`paper`) or
+    20 million (`sample-factory`)."""
     mutation_rate: Fraction = 0.15
     """Probability with which each hyperparameter is mutated."""
     mutate_fraction: Fraction | None = None
@@ -113,15 +115,15 @@ class PbtConfig:
     """A policy is only replaced by one whose objective is higher by more than this part of that objective. None: 0 (`paper`) or
     0.1 (`sample-factory`)."""
     below_best: Fraction | None = None
-    """Self-play: instead of the worst, those are replaced whose objective is below this part of the best one's (0.5 in the
-    paper), and always by the best. None: off."""
+    """Self-play: every policy whose objective is below this fraction of the best policy's (0.5 in the paper) is replaced by the
+    best policy, instead of the worst `replace_fraction` by the best. None: off."""
     objective: Literal["return", "true_objective", "win_rate", "elo"] = "return"
-    """What policies are compared by: the mean, over the last 100 episodes, of their return, or of what the environment says in
-    `info["true_objective"]` at the end of an episode (kills, 1 for a match won, ...). In matches: the share of their last 100
-    games that they won (a draw is half a win), or their Elo rating."""
+    """What policies are compared by. `return`: mean return of the last 100 episodes. `true_objective`: mean over the same
+    episodes of `info["true_objective"]` in their last step, such as kills, or 1 for a match won. In matches only, `win_rate`:
+    share of the last 100 games that were won (a draw is half a win); `elo`: Elo rating."""
     mutable: JsonObject = field(default_factory=dict)
-    """What is mutated, as one JSON object of names and how: {"learning.learning_rate": "scale", "learning.gamma": {"rule":
-    "complement", "factor": [1.01, 1.2]}, "reward.ammo": "scale"}. Empty: the rule's own choice."""
+    """What is mutated and how, as one JSON object: {"learning.learning_rate": "scale", "learning.gamma": {"rule": "complement",
+    "factor": [1.01, 1.2]}, "reward.ammo": "scale"}. Empty: the rule's own choice."""
 
     @property
     def on(self) -> bool:

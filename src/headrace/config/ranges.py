@@ -73,7 +73,7 @@ Timeout = Annotated[float, Range(0, 1e9, above=True)]
 
 
 DEEPEST_JSON = 100
-"""Lists and objects one within the other that a JSON object may have: what copies and writes it goes down by recursion."""
+"""Largest depth of nested lists and objects in a JSON object: the functions that copy and write it are recursive."""
 
 
 def _from_text(words: list[str]) -> Any:

@@ -32,11 +32,11 @@ class SamplingConfig:
     num_slots: Annotated[int, Range(1, 2**15)] | None = None  # a ticket has 15 bits for the slot
     """Number of trajectory slots in shared memory. A rollout worker waits when none is free, so the number of slots limits
     memory, and the policy lag as long as the workers are equally fast. None: one per group (in a multi-agent environment one per
-    agent), plus one or two batches."""
+    agent), plus the slots of one or two batches."""
     min_request_groups: Length | None = None
     """A policy worker waits until this many groups (in a multi-agent environment: agents) have requested actions, but no longer
-    than `batch_timeout`. None: a third of all groups (of all matches), divided by the number of policy workers and rounded
-    up."""
+    than `batch_timeout`. None: a third of all groups (of all matches in a multi-agent environment), divided by the number of
+    policy workers and rounded up."""
     max_request_groups: Length | None = None
     """A policy worker computes the actions of at most this many groups (in a multi-agent environment: agents) at once. None: no
     limit."""
@@ -49,8 +49,9 @@ class SamplingConfig:
     """Number of steps of a group between two checks for new weights. A policy worker, which acts for many groups, checks when
     they have made this many steps on average. `device` placement: must be 1."""
     policy_lag: Annotated[int, Range(0, 1000)] = 0
-    """`serial` placement: actors act with the weights of exactly this many updates ago; as long as there were fewer, with the
-    first ones. All of these weights are kept in memory and in checkpoints. It shows what old experience costs."""
+    """`serial` placement: actors act with the weights of exactly this many updates ago, and with the initial weights before that
+    many updates were made. All of these weights are kept in memory and in checkpoints. This is for experiments on what old
+    experience costs."""
     step_timeout: Timeout = 120.0
     """Longest time (seconds) that a step or a reset of an environment may take. A rollout worker that takes longer counts as
     hung: its Python stack is shown, and it is replaced."""

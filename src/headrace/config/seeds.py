@@ -17,13 +17,14 @@ MOST = 2**28  # environments of the largest run that the settings allow. Environ
 
 
 class Use(IntEnum):
-    """What a seed is for. The first four have environments, whose seeds lie in [use RANGE, (use + 1) RANGE)."""
+    """What a seed is for. The first four seed environments, with seeds in [use * RANGE, (use + 1) * RANGE)."""
 
     TRAINING = 0
     EVALUATION = 1
     """`headrace eval`, `headrace.evaluate`."""
     BACKGROUND = 2
-    """Evaluations while a run trains: a checkpoint chosen by them has another evaluation afterwards."""
+    """Evaluations during training. Their episodes are not those of `EVALUATION`, so a checkpoint chosen by them is evaluated on
+    others."""
     VIDEO = 3
     ACTING = 4
     LEARNING = 5

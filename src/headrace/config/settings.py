@@ -34,11 +34,11 @@ LONGEST_NAME = 120  # characters of several tasks' ids in a file's name, of whic
 
 @dataclass
 class Config:
-    """A whole run."""
+    """All settings of a run."""
 
     env: str = "atari/pong"
     """Environment, as family/name: gym/CartPole-v1, atari/pong, vizdoom/basic, dm_control/cartpole-swingup, or an id that an
-    imported file registers. Several with commas between them are the tasks of one policy: atari/pong,atari/boxing."""
+    imported file registers. Several ids separated by commas are the tasks of one policy: atari/pong,atari/boxing."""
     seed: Annotated[int, Range(0, 2**31 - 1)] = 0
     """Seed of the environments, the initial weights, the sampling of actions and the order of minibatches."""
     imports: Annotated[tuple[str, ...], tyro.conf.arg(name="import")] = ()
@@ -55,8 +55,8 @@ class Config:
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     run: RunConfig = field(default_factory=RunConfig)
     defaults = cast("Mapping[str, Any] | None", None)  # no annotation: it is no setting
-    """Of a configuration that `headrace.make_config` made: the settings that nobody gave, by dotted names, with their values. A
-    run that goes on has its own values for those. None: all settings count as given."""
+    """In a configuration from `headrace.make_config`: the settings that the caller did not give, by dotted names, with their
+    values. A resumed run uses its saved values for these. None: all settings count as given."""
 
     # -- derived numbers, used everywhere instead of being computed again ----------------------------------------------
 
@@ -81,8 +81,9 @@ class Config:
         return self.turn_of_group(group) % self.population.size
 
     def turn_of_group(self, group: int) -> int:
-        """The group's number where the groups of each sampling node are side by side; without nodes, its number. What takes
-        turns by it (policies, tasks) has its share of every node's groups. The workers are those of all nodes."""
+        """The group's number when groups are sorted by sampling node; without nodes, its own number. Policies and tasks are
+        assigned in turn by this number, so each gets its share of every node's groups. `group` counts the groups of all nodes'
+        workers."""
         worker, g = divmod(group, self.sampling.num_groups)
         place, node = divmod(worker, self.cluster.most_nodes)
         return (node * (self.sampling.num_workers // self.cluster.most_nodes) + place) * self.sampling.num_groups + g

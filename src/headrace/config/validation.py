@@ -18,8 +18,8 @@ DEEPEST = 256  # folders one within the other, of which the run folder is the la
 
 
 def validate(config: Config) -> None:
-    """Raise `ConfigError` for a configuration that cannot work, with the numbers that show why. What the algorithm refuses is not
-    known here: `headrace.make_config.check_config` asks both."""
+    """Raise `ConfigError` for a configuration that cannot work, with the numbers that show why. What the algorithm itself refuses
+    is checked by `headrace.make_config.check_config`, which also calls this function."""
     check(config)
     if fault := next(_faults(config), None):
         raise ConfigError(fault)
