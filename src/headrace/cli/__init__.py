@@ -38,8 +38,8 @@ USAGE = """usage: headrace COMMAND [OPTIONS]
   compare      train combinations of settings with several seeds, and keep them in one folder
   search       search settings that learn better, with several seeds per trial
   report       make one HTML file of any runs: curves, scores with intervals, speed, settings
-  status       show what a run does whose terminal is gone
-  stop         end such a run with a checkpoint, as Ctrl-C does
+  status       show the dashboard and the last log lines of a running training
+  stop         end a running training with a checkpoint, as Ctrl-C does
   eval         play whole games with a trained policy and report their returns
   watch        record a video of a trained policy
   play         play matches of one policy against another
@@ -56,8 +56,8 @@ THREADS_END = 3.0  # seconds that threads may go on for when the command is done
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code. A rank among others ends here. So does a program, whose arguments are not
-    given, where threads of an environment would keep it."""
+    """Run the command line; returns the exit code. Does not return in a rank of several. Without `arguments` it ends the process
+    if threads that an environment has left would keep it alive."""
     if hardware.rank().size > 1:
         ranks.end_rank(lambda: _run(arguments))
     code = _run(arguments)
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _other_threads() -> list[threading.Thread]:
-    """Those that Python would wait for."""
+    """Threads that Python would wait for at exit."""
     return [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
 
 

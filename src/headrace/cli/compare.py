@@ -26,8 +26,8 @@ OF_A_RUN = {
     "run.goal": ("--run.goal", "None"), "run.video": ("--run.no-video",), "run.dashboard": ("--run.no-dashboard",),
     "run.log_interval": ("--run.log-interval", "1"),
 }  # fmt: skip
-"""Flags, by setting, that the runs of an experiment get unless the user gives others: a run trains until its budget is used up,
-and shows nothing."""
+"""Flags, by setting, that every run of an experiment gets unless the user gives that setting: the run trains until its budget is
+used up, and shows nothing."""
 DECIDED = {"seed": "--seeds", "run.folder": "--folder", "learning.total_steps": "--budget", "run.max_minutes": "--budget"}
 """Settings that an option of the command decides."""
 
@@ -36,9 +36,9 @@ DECIDED = {"seed": "--seeds", "run.folder": "--folder", "learning.total_steps": 
 class Compare(ExperimentOptions):
     """Train every combination of some settings with several seeds, and keep everything in one folder.
 
-    Each run is a `headrace train` of its own. The same command goes on with an experiment that was stopped or killed: finished
-    runs are kept, and one that was begun goes on from its newest checkpoint. The flags of `headrace train` are accepted too, and
-    count for all runs; `run.goal` is off unless it is given. `headrace report` draws what there is at any time.
+    Each run is a `headrace train` of its own. The same command resumes an experiment that was stopped or killed: finished runs
+    are kept, unfinished ones go on from their newest checkpoints. The flags of `headrace train` are accepted too, and apply to
+    all runs; `run.goal` is off unless it is given. `headrace report` shows the results so far at any time.
     """
 
     vary: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="SETTING=VALUE,VALUE")] = ()

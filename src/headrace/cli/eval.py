@@ -19,9 +19,10 @@ class Eval(PolicyOptions):
     num_envs: NumEnvs | None = None
     """Number of environments that are stepped together. None: as many as games, at most 16."""
     max_episode_steps: Count | None = None
-    """Longest game in steps; it is cut off then. None: `envs.max_episode_steps` of the run."""
+    """Games are cut off after this many steps. None: `envs.max_episode_steps` of the run."""
     env: str | None = None
-    """Environment to play in, which must observe and act alike. None: the one that the policy was trained in."""
+    """Environment to play in; it must have the same observations and actions as the one that the policy was trained in. None:
+    that one."""
     json: bool = False
     """Print the result as JSON, with the return and the length of every game."""
 

@@ -17,11 +17,12 @@ class Export(ExportOptions):
     """Write a trained policy as an ONNX file that needs neither PyTorch nor Headrace, and compare it with the checkpoint."""
 
     to: Path | None = None
-    """Name of the ONNX file; its contract is written beside it as .json. None: policy.onnx in the run folder."""
+    """Name of the ONNX file. A description of its inputs and outputs, the contract, is written beside it as .json. None:
+    policy.onnx in the run folder."""
     exporter: Literal["auto", "dynamo", "torchscript"] = "auto"
-    """Which of PyTorch's exporters. auto: the first whose file gives what the checkpoint gives."""
+    """PyTorch's exporter to use. auto: the first one whose file gives the same outputs as the checkpoint."""
     episodes: Annotated[int, Range(0, 1_000_000)] = 20
-    """Number of games that the file plays; their mean return is written into the contract."""
+    """Number of games that are played with the file; their mean return is written into the contract."""
     deterministic: bool = True
     """Play these games with the most probable actions; otherwise actions are sampled."""
 

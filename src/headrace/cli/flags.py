@@ -27,7 +27,7 @@ from headrace.processes.output import show
 _SETTINGS = frozenset(configs.NAMES)
 _SWITCHES = frozenset(name for name in configs.NAMES if isinstance(attrgetter(name)(Config()), bool))
 _CHOOSE_DEFAULTS = ("learning.algorithm", "learning.preset", "envs.remote", "envs.remote_token_file", "envs.remote_ca")
-"""Settings that say whose defaults --help shows."""
+"""Settings that determine the defaults which --help shows."""
 
 
 def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:

@@ -50,7 +50,7 @@ class Setting:
     text: str
     """Its help text, as one line."""
     now: str = ""
-    """Where the value is not the default one: which it is, and why."""
+    """Where the value is not the default: the value, and where it comes from."""
 
     @property
     def flag(self) -> str:
@@ -123,7 +123,7 @@ def help_text(
         now: its values are shown as well, where they differ.
         sources: by dotted name, where such a value comes from.
 
-    Raises `ConfigError` for a group that there is not.
+    Raises `ConfigError` for an unknown group.
     """
     tree = {setting.name: setting for setting in settings(config)}
     for other in settings(now or config):

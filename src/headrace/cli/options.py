@@ -28,17 +28,18 @@ class PolicyOptions:
     checkpoint: Literal["newest", "best"] = "newest"
     """Checkpoint that is loaded."""
     deterministic: bool = False
-    """Draw no action at random: take the most probable one, or the one of the highest value, as `policy.act` of the Python API
-    does unless it is told otherwise. Without it actions are drawn as in training."""
+    """Take the most probable action, or the one of the highest value. Off: actions are sampled as in training. In Python,
+    `policy.act` is deterministic by default."""
     seed: Annotated[int, Range(0, 2**53)] = 0
-    """Seed of the environments and of action sampling. The same seed gives the same games. Training never plays them."""
+    """Seed of the environments and of action sampling. The same seed gives the same games, which are never played in training."""
     imports: Imports = ()
-    """Python files to import first: those that the run was trained with. The run folder names them, but no file runs unasked."""
+    """Python files to import first: those that the run was trained with. The run folder names them, but only files that are given
+    here are run."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class ExportOptions:
-    """Which policy of a run is written elsewhere."""
+    """Which policy of a run is exported."""
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Run folder."""
@@ -47,11 +48,12 @@ class ExportOptions:
     policy: Annotated[int, Range(0, 255)] | None = None
     """Number of the policy, from 0; needed where the run trained several (`population.size`)."""
     seed: Annotated[int, Range(0, 2**53)] = 0
-    """Seed of the games that it plays."""
+    """Seed of the games that are played with it."""
     licence: str | None = None
     """Licence of the weights, as the Hugging Face hub names it, such as apache-2.0. None: none is stated."""
     imports: Imports = ()
-    """Python files to import first: those that the run was trained with. The run folder names them, but no file runs unasked."""
+    """Python files to import first: those that the run was trained with. The run folder names them, but only files that are given
+    here are run."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -68,7 +70,7 @@ class ExperimentOptions:
     """Number of runs at a time. On this machine each has its own share of the cores."""
     on: Literal["this-machine", "ray"] = "this-machine"
     """Where runs are trained. `ray`: on nodes of a Ray cluster, --parallel of them at a time. A run takes all CPUs and GPUs of
-    its node, and its files are brought to --folder while it goes on. The cluster is the one that RAY_ADDRESS names, or the one
+    its node, and its files are copied to --folder while it trains. The Ray cluster is the one that RAY_ADDRESS names, or the one
     that this machine belongs to."""
 
 

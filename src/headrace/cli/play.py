@@ -18,8 +18,7 @@ from headrace.processes.start import start_fork_server
 class Play(PolicyOptions):
     """Play matches of one trained policy against another in a multi-agent environment.
 
-    The options that both could have, such as the checkpoint, are those of both players; the number of the policy is the first
-    player's.
+    Options such as --checkpoint apply to both players, but --policy only to the first.
     """
 
     against: str = "random"
@@ -34,8 +33,8 @@ class Play(PolicyOptions):
     video: Path | None = None
     """Name of an mp4 file for the first match. None: no video."""
     max_episode_steps: Count | None = None
-    """Longest match in steps; it is cut off then, and whoever has the higher return by then wins. None:
-    `envs.max_episode_steps` of the first player's run."""
+    """Matches are cut off after this many steps; the player with the higher return so far wins. None: `envs.max_episode_steps` of
+    the first player's run."""
     json: bool = False
     """Print the results as JSON."""
 

@@ -1,4 +1,4 @@
-"""`python -m headrace.cli.rank`: a learner rank of a cluster but the first, which an engine starts."""
+"""`python -m headrace.cli.rank`: a learner rank of a cluster, other than the first, that an engine starts."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from headrace.processes.output import show
 class Report:
     """Make one HTML file of any runs and experiments, beside PNGs of its charts and a table of the runs as CSV.
 
-    The file needs no network and no server. Runs that differ by their seeds only are one configuration. Runs that are damaged or
-    have learned nothing yet are named and left out. Reports can be made while runs go on.
+    The file needs no network and no server. Runs that differ only in their seeds are shown as one configuration. Runs that are
+    damaged or have learned nothing yet are left out, and named. Reports can be made while runs go on.
     """
 
     folders: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="FOLDER...")]

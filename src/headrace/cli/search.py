@@ -27,27 +27,27 @@ from headrace.processes.output import show
 class SearchOptions(ExperimentOptions):
     """Search settings that learn better, with several seeds per trial, and compare the best with the defaults on unseen seeds.
 
-    The first trial has the defaults. A trial ends early where its first run is far behind, and where it is worse than the best
-    one seed by seed. With --parallel, that many trials go on at a time. The same command goes on with a search that was stopped
-    or killed. The settings of the trial with the highest score are written to best.json in the folder, those of every trial N to
-    trials/N/preset.json, for headrace train ENV --preset FILE. The flags of `headrace train` are accepted too, and count for all
-    runs.
+    The first trial has the defaults. A trial ends early if its first run is far behind those of earlier trials, or if, compared
+    seed by seed, it is worse than the best trial. --parallel sets how many trials run at a time. The same command resumes a
+    search that was stopped or killed. The settings of the trial with the highest score are written to best.json in the folder,
+    those of every trial N to trials/N/preset.json, for headrace train ENV --preset FILE. The flags of `headrace train` are
+    accepted too, and apply to all runs.
     """
 
     over: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="SETTING=RANGE")] = ()
     """A setting and what to try: a range LOW:HIGH, a range on a logarithmic scale LOW:HIGH:log, or values VALUE,VALUE. May be
-    given several times. Without it, the ranges that are kept for the algorithm."""
+    given several times. Without it, the search uses its default ranges for the algorithm."""
     trials: Annotated[int, Range(1, 100_000)] = 30
-    """Number of trials, those that ended early or failed among them. A larger number goes on with the search."""
+    """Number of trials, including those that ended early or failed. A finished search goes on if it is given a larger number."""
     seeds: Annotated[int, Range(1, 100)] = 3
-    """Number of seeds of each trial. They are 1000, 1001 and so on, apart from those of the final comparison."""
+    """Number of seeds of each trial. They are 1000, 1001 and so on; the final comparison has other seeds."""
     test_seeds: Annotated[int, Range(0, 1000)] = 5
     """Number of seeds, from 0, with which the best trial and the defaults are compared in the end. 0: no comparison."""
     sampler: Literal["tpe", "gp"] = "tpe"
     """How values are chosen. `tpe`: tree-structured Parzen estimator. `gp`: Gaussian process."""
     objectives: Literal["score", "score-and-minutes"] = "score"
-    """What is searched for. `score`: a high final score. `score-and-minutes`: few minutes of training too; the report shows the
-    trials that no other one beats in both, the Pareto front. Then no trial ends early."""
+    """What is searched for. `score`: a high final score. `score-and-minutes`: a high final score after few minutes of training;
+    the report shows the Pareto front, which are the trials that no other trial beats in both. No trial ends early then."""
 
 
 def run(arguments: list[str]) -> int:

@@ -18,7 +18,7 @@ from headrace.envs.core.settings import default_options
 class ServeEnvs:
     """Step environments for training runs on other machines, until Ctrl-C.
 
-    A run uses them with --envs.remote HOST:PORT. It needs none of the environment's packages.
+    A run uses them with --envs.remote HOST:PORT, and then needs none of the environment's packages.
     """
 
     env: str
@@ -28,16 +28,16 @@ class ServeEnvs:
     listen: str = "127.0.0.1:7777"
     """Address at which to listen for runs, as HOST:PORT. An address that other machines can reach needs a token."""
     dial: str | None = None
-    """Address of a run that listens for simulators (--envs.remote listen:HOST:PORT); it is dialled instead of listening here."""
+    """Address of a run that listens for simulators (--envs.remote listen:HOST:PORT). This server connects to it instead of
+    listening."""
     token_file: str | None = None
-    """File with the token that runs and servers prove themselves with. None: the environment variable HEADRACE_TOKEN, if it is
-    set."""
+    """File with the secret token that runs and servers share. None: the environment variable HEADRACE_TOKEN, if it is set."""
     tls_cert: str | None = None
     """File with the TLS certificate of this server. None: no TLS."""
     tls_key: str | None = None
     """File with the private key of the TLS certificate."""
     tls_ca: str | None = None
-    """File with the certificate that signed the TLS certificate of the run that is dialled. None: no TLS."""
+    """File with the certificate that signed the TLS certificate of the run at `dial`. None: no TLS."""
     compression: bool = False
     """Compress what is sent (gzip). This takes far more processor time than it saves on a fast network."""
     imports: Imports = ()

@@ -24,8 +24,8 @@ LOG_BYTES = 1 << 16
 
 @dataclasses.dataclass(kw_only=True)
 class Status:
-    """Show what a training run does whose terminal is gone, from its folder and on its machine: the dashboard as it is now,
-    with a line for each sampling node of a cluster, and the last lines of its log."""
+    """Show the dashboard of a running training as it is now, with a line for each sampling node of a cluster, and the last lines
+    of its log. This reads the run folder, on the machine where the run trains; its terminal is not needed."""
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Run folder."""

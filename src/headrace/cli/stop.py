@@ -20,8 +20,9 @@ LOOK_INTERVAL = 0.5  # seconds between two looks at the log
 
 @dataclasses.dataclass(kw_only=True)
 class Stop:
-    """End a training run whose terminal is gone, from its folder and on its machine: with a last checkpoint and the end of all
-    of its processes, on every machine of a cluster, as by Ctrl-C. Waits for the end, and shows what the run says meanwhile."""
+    """End a running training as Ctrl-C in its terminal would: it writes a last checkpoint, and all of its processes end, on every
+    machine of a cluster. The command is given on the machine where the run trains. It waits until the run has ended, and shows
+    its log meanwhile."""
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Run folder."""

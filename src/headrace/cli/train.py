@@ -47,7 +47,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _as_member(config: Config) -> int | None:
-    """The exit code of a learner rank or a sampling node, which this command is on every machine but the first; None there."""
+    """On the first machine: None. On every other machine this command is a learner rank or a sampling node; returns its exit code
+    when it has ended."""
     cluster.check_transport()
     from headrace.cluster.roles import link_of_member, machine  # imports gRPC
 

@@ -30,7 +30,7 @@ class Tune:
     batch_sizes: tuple[Annotated[int, Range(1, 2**31 - 1)], ...] = ()
     """Values of learning.batch_size to try. Another batch size changes what is learned, not only how fast."""
     forget: bool = False
-    """Delete what was found for this environment before, with these flags, instead of searching."""
+    """Instead of searching, delete the result of an earlier search for this environment and these flags."""
 
 
 def run(arguments: list[str]) -> int:
