@@ -6,8 +6,8 @@
     print(headrace.evaluate(result.folder, episodes=100))
     policy = headrace.load_policy(result.folder)
 
-Everything is imported when first asked for: a process that only steps environments never pays for torch. Only the ids of
-the built-in Atari games (`gymnasium.make_vec("headrace/Pong-v5", ...)`) are registered with Gymnasium at once.
+Everything is imported when first asked for: a process that only steps environments never imports torch. Only the ids of the
+built-in Atari games (`gymnasium.make_vec("headrace/Pong-v5", ...)`) are registered with Gymnasium at once.
 """
 
 import importlib

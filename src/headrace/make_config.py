@@ -1,6 +1,6 @@
 """Where a run's settings come from: base < environment < algorithm < preset < the user's flags; and whether they can work.
 
-What an environment starts with its family declares (`headrace.envs`); an algorithm declares it too (`headrace.learning`).
+An environment's defaults are declared by its family (`headrace.envs`), an algorithm's by the algorithm (`headrace.learning`).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def make_config(
     list several of these, the tasks of one policy. `algorithm` None: the environment's own choice. `imports`: Python files and
     modules that all processes import; those that define or register the environment are found without it.
 
-    Where there is a run in the folder, `headrace.train` goes on with the settings of that run, and only those that are given
-    here, or changed afterwards, stand above them (`continued`).
+    If the run folder already holds a run, `headrace.train` resumes it with its saved settings; only settings that are given here,
+    or changed in the result, replace them (`continued`).
 
     Raises `ConfigError` for unknown environments, algorithms and settings.
 
@@ -98,11 +98,12 @@ def make_config(
 
 
 def continued(config: Config) -> Config:
-    """The configuration with which a run goes on: that of the run in the folder, if there is one, with what was given now (see
-    `Config.defaults`) in the place of its own settings. A run without a checkpoint may become one of another environment,
-    network or algorithm; then nothing of it stays.
+    """The configuration to train with. If the run folder holds a run, these are its saved settings, except those that were given
+    now (see `Config.defaults`). If that run has no checkpoint yet, another environment, network or algorithm may be given; then
+    none of its settings are kept.
 
-    Raises `ConfigError` for settings that cannot change any more, and for Python files that the run names and nobody else did.
+    Raises `ConfigError` for settings that cannot change any more, and if the saved run imports Python files that were not given
+    now.
     """
     folder, given = config.run_folder, configs.given(config)
     if config.defaults is None or not os.path.lexists(folder / "config.json"):
@@ -119,8 +120,8 @@ def continued(config: Config) -> Config:
 
 
 def _seen(config: Config) -> Observes:
-    """What an environment observes whose registration does not say it. One that cannot be made counts as one of vectors; the run
-    will say why it cannot."""
+    """What an environment observes, found by making one, where its registration does not say. An environment that cannot be made
+    counts as one of vectors; the run will report why it cannot be made."""
     try:
         return kind_of(describe(config.env, replace(config.envs, remote=None)))  # several tasks have no servers: `validate`
     except (ConfigError, EnvironmentFault):
@@ -207,9 +208,10 @@ def _group(settings: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 def to_train(config: Config | Any) -> Config:
     """The configuration with which `train` begins: see `continued`. The files and modules that register its environments are
-    among its imports, and its folder is absolute, since an environment may change the working directory.
+    added to its imports, and its folder is made absolute, since an environment may change the working directory.
 
-    Raises `ConfigError` while a process of the run imports them: the training is in one of them, without a guard.
+    Raises `ConfigError` while a process of a run imports such a file: the file trains without an `if __name__ == "__main__"`
+    guard.
     """
     if is_importing():
         raise ConfigError(f"this file trains when it is imported. Put the training behind a guard:\n{GUARD}")

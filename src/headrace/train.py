@@ -1,6 +1,6 @@
-"""The whole story: a configuration becomes a placement, batches become updates, updates become weights.
+"""Training: a configuration becomes a placement, batches become updates, updates become weights.
 
-train()   opens the run folder, starts the placement and passes on what it reports, until every policy has learned enough
+train()   opens the run folder, starts the placement and passes on its reports, until every policy has learned enough
 learn()   the training loop of one policy: batch in, update, weights out, metrics and checkpoints now and then
           (why an actor's weights are older than the newest: docs/policy-lag.md)
 """
@@ -53,9 +53,9 @@ def train(
     on_episode: Callback | None = None,
     on_checkpoint: Callback | None = None,
 ) -> TrainResult:
-    """Train until `total_steps`, the goal, the time limit or Ctrl-C, or until one of the callbacks returns True. Goes on with the
-    run in the folder, if there is one. For the callbacks see `headrace.runs.callbacks.Callbacks`.
-    `config` may also be what `make_config` takes as an environment, which is then trained with its defaults.
+    """Train until `total_steps`, the goal, the time limit or Ctrl-C, or until one of the callbacks returns True. If the run
+    folder holds a run, it is resumed. For the callbacks see `headrace.runs.callbacks.Callbacks`. `config` may also be an
+    environment in any form that `make_config` takes; it is then trained with its defaults.
 
     Raises `ConfigError` for impossible settings, `FolderInUse`, `CheckpointError`, `RunFailed` with the error of the part that
     failed.

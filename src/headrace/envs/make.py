@@ -112,8 +112,8 @@ def make_vec(
 
     `options` default to those that `headrace train` uses for this environment. Episodes are whole games, rewards are raw. Atari
     games run as the native batch, six and more CartPoles as one batch too, other environments are stepped one after the other.
-    `autoreset_mode`: Gymnasium's; None: that of the batch, and NEXT_STEP for others. With a mode that the batch does not have,
-    its environments too are stepped one after the other. The metadata say which it is. Raises what `make_env` raises.
+    `autoreset_mode`: as in Gymnasium; None: the mode of the batch, or NEXT_STEP where there is no batch. If a batch does not have
+    the mode, its environments are stepped one after the other too. The metadata have the mode. Raises what `make_env` raises.
     """
     mode = None if autoreset_mode is None else AutoresetMode(autoreset_mode)
     check_one(env_id)

@@ -67,8 +67,8 @@ class EvalResult:
     """95 % confidence interval of the mean (BCa bootstrap, 10,000 resamples); NaN for one episode. Of several tasks: percentiles
     of a bootstrap within each task, which says nothing of other tasks."""
     distinct: int
-    """Games that differ in an observation, an action or a reward. Where neither the environment nor the policy is random, games
-    repeat, and the interval says nothing of other games."""
+    """Number of different games: they differ in an observation, an action or a reward. Where neither the environment nor the
+    policy is random, games repeat, and the interval says nothing about other games."""
     seconds: float
     tasks: dict[str, TaskResult] = dataclasses.field(default_factory=dict)
     """By id, where there are several."""
@@ -126,19 +126,20 @@ def evaluate(
     max_episode_steps: int | None = None,
     env: str | None = None,
 ) -> EvalResult:
-    """Play whole games with a policy or with the policy of a run folder (`number`, where the run trained several) or of an ONNX
-    file; `env`: see `load_policy`.
+    """Play whole games with a policy, which is given as an object, a run folder or an ONNX file. `number`: of the policy, where
+    the run trained several. `env`: see `load_policy`.
 
     The episodes are shared out evenly over `num_envs` environments (at most 16 unless given) beforehand: taking the first
     `episodes` to finish would favour short ones. The same seed gives the same episodes, also with a policy that has played
     before; no episode of training has the seed of an evaluation (`headrace.config.seeds`). `max_episode_steps` replaces the run's
     `envs.max_episode_steps`. A `UserWarning` is given if no episode ends for a minute, or an environment does not answer for 30
-    seconds, and again each time that has doubled. `num_threads`: torch's, on the CPU. `use`: purpose of the games; the same seed
-    gives other games for each. In a multi-agent environment the policy acts for all agents, and the episodes of all agents count.
-    Several tasks have equal shares of the episodes, at least one each. `imports`: see `load_policy`.
+    seconds, and again each time the wait has doubled. `num_threads`: of torch, on the CPU. `use`: purpose of the games; for
+    another purpose the same seed gives other games. In a multi-agent environment the policy acts for all agents, and the episodes
+    of all agents count. Several tasks have equal shares of the episodes, at least one each. `imports`: see `load_policy`.
 
     Raises `ValueError` if `episodes` or `num_envs` is below 1, `ConfigError` for a negative seed, an impossible
-    `max_episode_steps` and a multi-agent environment that only an environment server has, and what `load_policy` raises.
+    `max_episode_steps` and a multi-agent environment that can only be made at an environment server, and what `load_policy`
+    raises.
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}; it must be at least 1")

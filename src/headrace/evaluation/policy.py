@@ -42,16 +42,16 @@ def load_policy(
     team: bool = True,
     env: str | None = None,
 ) -> TrainedPolicy:
-    """The policy of a run folder, from its newest or its best checkpoint; of a folder that `headrace share` wrote, or of
-    `hf://NAME`, such a folder on the Hugging Face hub; or of an ONNX file (`headrace export`), which acts on onnxruntime.
+    """Load a trained policy from a run folder (its newest or best checkpoint), from a folder that `headrace share` wrote, from
+    `hf://NAME` (such a folder on the Hugging Face hub), or from an ONNX file (`headrace export`), which runs on onnxruntime.
 
     `seed`: for sampled actions. `policy`: its number, where the run trained several. `env`: play in this environment instead of
-    the run's; it must observe and act alike.
+    the run's; it must have the same observations and actions.
 
     `team`: load the run's other policies as well, where the agents of a multi-agent environment have different spaces.
 
-    `imports`: the Python files of a run that has some (`headrace train --import`). They run here, so they are not taken from the
-    folder; those that this process has imported already need not be given.
+    `imports`: the Python files that the run was trained with (`headrace train --import`). They are run, so they must be given
+    here and are not looked up in the folder; files that this process has imported already need not be given.
 
     Raises `ConfigError` if the folder holds no run or no such policy or no such checkpoint or the device is not here,
     `ImportsNotGiven` if it needs files that are not given, `CheckpointError` if every checkpoint is damaged.

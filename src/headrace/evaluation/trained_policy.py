@@ -1,4 +1,4 @@
-"""A policy with its weights, which is asked for actions."""
+"""A trained policy: a model with its weights that computes actions."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class TrainedPolicy:
         self._last_action = np.zeros((1, self.spec.action.width), self.spec.action.dtype)
 
     def act(self, observation: Any, *, reward: float | None = None, deterministic: bool = True) -> Any:
-        """The action for one observation of `make_env`'s environment. Call `reset` when an episode begins. `reward`: what the
-        action before led to, for a policy that has it as an input (`policy.previous_reward`).
+        """The action for one observation of `make_env`'s environment. Call `reset` when an episode begins. `reward`: the reward
+        of the previous action, needed by a policy that has it as an input (`policy.previous_reward`).
 
-        `deterministic`: draw nothing at random; the most probable action, or the one of the highest value. `headrace eval` and
-        `evaluate` draw actions as in training unless they are told otherwise: `deterministic=False` acts as they do.
+        `deterministic`: take the most probable action, or the one of the highest value. False: sample actions, as `headrace eval`
+        and `evaluate` do by default.
 
         Raises `headrace.envs.core.errors.BadObservation` for observations that are not in the environment's space, `ValueError`
         where the reward is needed and not given.
@@ -154,9 +154,9 @@ class TrainedPolicy:
         return make_env(env, options_of(env, tasks, self.config.envs), render_mode=render_mode)
 
     def module(self) -> PolicyModule:
-        """A copy of the policy as a plain `torch.nn.Module` on the CPU, in float32: a dictionary of what the environment gives
-        to a dictionary of actions and what they are sampled from, with gradients. To play with what became of it:
-        `trained.model.load_state_dict(module.model.state_dict())`, where `trained` is this object.
+        """A copy of the policy as a plain `torch.nn.Module` on the CPU, in float32, with gradients. It maps a dictionary of the
+        environment's observations to a dictionary of actions and the numbers they are sampled from. To play with the module's new
+        weights: `trained.model.load_state_dict(module.model.state_dict())`, where `trained` is this object.
 
         Raises `ConfigError` where the environment cannot be made here.
         """

@@ -47,9 +47,9 @@ def record(
     imports: Iterable[os.PathLike[str] | str] = (),
     task: str | None = None,
 ) -> list[float]:
-    """Record whole games as a video (mp4); returns the raw return of each; of matches the outcome of the first agent.
-    `max_steps` ends the recording early. `number`: of the policy, where the run trained several. The same seed gives the
-    same games; they are neither of training nor of `evaluate`. `imports`: see `load_policy`. `task`: see
+    """Record whole games as a video (mp4). Returns the raw return of each game, or for matches the outcome of the first agent.
+    `max_steps` ends the recording early. `number`: of the policy, where the run trained several. The same seed gives the same
+    games, which are played neither in training nor by `evaluate`. `imports`: see `load_policy`. `task`: see
     `TrainedPolicy.make_env`.
 
     Raises `ConfigError` where the environment has no pictures or a package for them is missing, `EnvironmentFault` where drawing

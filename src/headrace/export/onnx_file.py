@@ -54,17 +54,17 @@ def export_policy(
     licence: str | None = None,
     imports: Iterable[os.PathLike[str] | str] = (),
 ) -> Exported:
-    """Write the policy of a run folder as an ONNX file, float32 whatever training computed in, and its contract beside it.
+    """Write the policy of a run folder as an ONNX file, always in float32, and beside it its contract, a JSON description.
 
-    The file maps what the environment gives to what it takes; see docs/export.md. Before it is in its place it is compared with
-    the checkpoint on onnxruntime (`headrace.export.verification`).
+    The file maps the environment's observations to its actions; see docs/export.md. Before it is moved to `to` it is compared
+    with the checkpoint on onnxruntime (`headrace.export.verification`).
 
     Args:
         to: the file; None: policy.onnx in the run folder.
         which: the checkpoint.
         policy: its number; needed only where the run trained several.
-        exporter: "auto": the first of PyTorch's two whose file is right.
-        episodes: games that the file plays for the contract's `evaluation`; 0: none.
+        exporter: "auto": the first of PyTorch's two whose file acts like the checkpoint.
+        episodes: games that are played with the file, for the contract's `evaluation`; 0: none.
         deterministic: play them with the most probable actions instead of sampled ones.
         seed: of those games.
         licence: of the weights, such as "apache-2.0", for the contract.

@@ -1,4 +1,4 @@
-"""What an algorithm is, and which there are: its interface, what it declares about itself, and the registry.
+"""Algorithms: their interface, what an algorithm declares about itself, and the registry.
 
 The command line checks a configuration by what its algorithm declares, so nothing here imports torch. The built-in algorithms
 are declared by `headrace.learning.presets`, which `headrace.learning` imports.
@@ -62,16 +62,16 @@ class Algorithm(ABC):
     @abstractmethod
     def loss(self, model: Module, batch: Tensors, config: LearningConfig) -> tuple[Tensor, Tensors]:
         """The loss of one minibatch and its statistics (scalars by metric name). With replay it adds `priority`, float32 [B], to
-        the batch: the new priorities of what it learned from.
+        the batch: the new priorities of the samples.
 
         The loss is a mean over the rows where `mask` is True (without one: over all samples), or with `learning.reduction sum`
-        their sum: so are the gradients of several ranks combined.
+        their sum. The gradients of several ranks are combined in the same way.
         """
 
     def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
         """Fields of the trajectory store, beyond the common ones, that `act` writes. A replay needs `env_index` (int32: the
-        number in `envs`). Where there is `q` (float32: value of the action taken), the priority of a new transition is its error;
-        else it is the largest one so far. Sequences need `q`."""
+        number in `envs`). With a field `q` (float32: value of the action taken), the priority of a new transition is its TD
+        error; without it, the largest priority so far. Replay of sequences needs `q`."""
         return {}
 
     def whole_trajectories(self, config: LearningConfig) -> bool:
@@ -81,19 +81,19 @@ class Algorithm(ABC):
         return True
 
     def prepare(self, model: Module, batch: Tensors, config: LearningConfig) -> None:  # noqa: B027 (optional)
-        """Once per batch, before its epochs and without gradient: add to `batch` what they need."""
+        """Called once per batch, before its epochs and without gradient, to add to `batch` what `loss` needs."""
 
     def diagnostics(self, model: Module, batch: Tensors, config: LearningConfig) -> Tensors:
-        """Once per report, before the first optimizer step of a batch and without gradient: what is too dear for every loss
-        (scalars by metric name). Never recorded."""
+        """Called once per report, before the first optimizer step of a batch and without gradient: statistics that are too
+        expensive for every loss (scalars by metric name). It is never recorded as a CUDA graph."""
         return {}
 
     def after_update(self, model: Module, updates: int) -> None:  # noqa: B027 (optional)
-        """Called after every update with their number so far."""
+        """Called after every update with the number of updates so far."""
 
     def schedule(self, model: Module, global_step: int) -> None:  # noqa: B027 (optional)
-        """Called after every update with the steps of all environments so far, those of other ranks among them: set what changes
-        with them, such as how much to explore. Actors receive it with the weights if it is a buffer of the model."""
+        """Called after every update with the number of steps so far, of all environments and ranks, to set what depends on it,
+        such as an exploration rate. Actors receive that with the weights if it is a buffer of the model."""
 
     def state_dict(self, model: Module) -> dict[str, Any]:
         """What the algorithm remembers from update to update, such as target networks, for checkpoints."""
@@ -103,8 +103,8 @@ class Algorithm(ABC):
         """Go on from `state_dict`."""
 
     def reported_envs(self, num_envs: int) -> range:
-        """Indices of the environments whose episodes count in `charts/episodic_return`. Where environments explore differently,
-        those that explore least say how good the policy is."""
+        """Indices of the environments whose episodes count in `charts/episodic_return`. If environments explore differently,
+        these should be the ones that explore least."""
         return range(num_envs)
 
 
@@ -115,8 +115,8 @@ Settings = dict[str, Any]
 ByObservations = Mapping[str, Settings]
 """Settings for environments that observe "images", and for those that observe "vectors"."""
 Defaults = Mapping[str, Any] | Callable[[str, Mapping[str, Any], str], Mapping[str, Any]]
-"""Dotted settings; or a function that makes them of what the environment observes ("images" or "vectors"), the environment's own
-defaults (dotted settings) and `learning.preset`."""
+"""Dotted settings; or a function that computes them from what the environment observes ("images" or "vectors"), the environment's
+own defaults (dotted settings) and `learning.preset`."""
 
 
 def _accept(config: Config) -> None:
@@ -125,7 +125,7 @@ def _accept(config: Config) -> None:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What is known of an algorithm before it is made."""
+    """What an algorithm declares, so that it is known before the algorithm is made."""
 
     name: str
     make: Callable[[Config], Algorithm]
@@ -135,7 +135,7 @@ class Declaration:
     defaults: Defaults = field(default_factory=dict)
     """Defaults of settings. They override the environment's defaults; the user's flags override them."""
     check: Callable[[Config], None] = _accept
-    """Raises `ConfigError` for settings that it cannot work with."""
+    """Raises `ConfigError` for settings that the algorithm cannot work with."""
     built_in: bool = False
     """Whether it is one of `headrace.learning.presets`, whose names are taken."""
 

@@ -1,5 +1,5 @@
-"""What a program that calls `headrace.train` is told: while training goes on (`Callbacks`, which may end it), and then
-(`TrainResult`)."""
+"""What `headrace.train` reports to its caller: during training by `Callbacks`, which may end it, and at the end by
+`TrainResult`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ if TYPE_CHECKING:
     from headrace.envs.core.contract import EnvSpec
 
 Callback = Callable[[dict[str, Any]], object]
-"""Is given what happened, by name; `policy` is the number of the policy. If it returns True (also NumPy's), training ends with a
-checkpoint, for the reason "interrupted"."""
+"""A function of one dictionary, whose entry `policy` is the number of the policy. If it returns True (Python's or NumPy's),
+training ends with a checkpoint, for the reason "interrupted"."""
 
 
 @dataclass(frozen=True)
 class Callbacks:
-    """What `headrace.train` was given. They run in the process that called it. An error in one ends the run and is raised."""
+    """The callbacks that `headrace.train` was given. They run in the process that called it. An error in one ends the run and is
+    raised."""
 
     on_update: Callback | None = None
-    """Is given the learner's metrics since its last call, every `run.log_interval` seconds (0: after every update), if there was
-    an update meanwhile."""
+    """Called with the learner's metrics since its last call, every `run.log_interval` seconds (0: after every update), if there
+    was an update meanwhile."""
     on_episode: Callback | None = None
-    """Just before that: `return` and `length` of every episode that ended meanwhile."""
+    """Called just before `on_update`, for every episode that ended since, with its `return` and `length`."""
     on_checkpoint: Callback | None = None
-    """Is given the `global_step` of every checkpoint but that at the end."""
+    """Called after every checkpoint except the last one, with its `global_step`."""
     _updates: dict[int, float] = field(default_factory=dict, init=False)
     """By policy: the number of updates of which `on_update` has been told."""
 
@@ -64,7 +65,7 @@ def _is_true(answer: object) -> bool:
 
 @dataclass
 class TrainResult:
-    """How a run ended. `spec`: what the agents of its environment observe and do."""
+    """How a run ended. `spec`: the specification of its environment."""
 
     folder: str
     reason: str

@@ -121,8 +121,8 @@ def register(
     settings for frame skip, images, frame stack and step limit are applied to the result. A class, or a function without
     parameters that have no default, gets `options.kwargs` as its arguments.
 
-    `defaults` are dotted configuration overrides, e.g. ``{"learning.learning_rate": 3e-4}``. `observes`, "images" or "vectors",
-    decides which defaults of algorithms suit it; None: one environment is made to see. Registering an id again replaces the
+    `defaults` are dotted configuration overrides, e.g. ``{"learning.learning_rate": 3e-4}``. `observes`: whether algorithms use
+    their defaults for "images" or for "vectors"; None: one environment is made to find out. Registering an id again replaces the
     environment. Processes of a run import the module that registers it. Raises `ValueError` for ids of the built-in families.
     """
 
