@@ -113,7 +113,7 @@ def _run(placement: Placement, reporter: Reporter, callbacks: Callbacks) -> dict
 
 
 def learn(placement: Placement, p: int) -> Iterator[Message | None]:
-    """The training loop of policy p: yields what is reported, and None after every round without a report."""
+    """The training loop of policy p: yields its reports, and None after every round without one."""
     config, control = placement.configs[p], placement.memory.control
     algorithm, model = make_agent(config, spec := placement.spec.of_policy(p))
     set_up(config.device)

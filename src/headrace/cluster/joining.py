@@ -1,4 +1,5 @@
-"""Joining a run: the stream between a sampling node, or a learner rank but the first, and the first rank's membership."""
+"""Joining a run: the stream between a sampling node, or a learner rank other than the first, and the `Membership` of the first
+rank."""
 
 from __future__ import annotations
 

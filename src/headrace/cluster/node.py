@@ -1,4 +1,4 @@
-"""A sampling node: it joins the learner's machine, is told what to sample, and samples until the run ends.
+"""A sampling node: it connects to the learner's machine, gets the run's settings, and samples until the run ends.
 
 `python -m headrace.cluster` is started by an engine. With engine `static`, `headrace train` is a node itself on every
 machine but the first.
@@ -114,7 +114,7 @@ def _sample(placement: Placement, member: Member, stopped: threading.Event) -> b
 
 
 def main() -> int:
-    """A node that an engine has started, which tells it what it needs on standard input."""
+    """A node that an engine has started. It reads its address, token and imports from standard input."""
     link, imports, _ = told()
     try:
         return run_node(link, imports, lambda text: None)

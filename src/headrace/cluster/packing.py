@@ -26,7 +26,7 @@ class Packing:
         return type(self), (self.name,)  # without the module
 
     def pack(self, message: bytearray) -> bytes:
-        """What is sent for a message."""
+        """The bytes to send for a message, compressed if that is on."""
         if self._lz4 is None:
             return bytes(message)
         return bytes(message[: HEADER.size]) + struct.pack("<I", len(message)) + self._lz4.compress(message, store_size=False)

@@ -98,7 +98,8 @@ class Receivers(ProcessPlacement):
 
     @property
     def waits_for_ranks(self) -> bool:
-        """Whether the learner has not found those of the other ranks yet; then it does not see that the run ends."""
+        """Whether the learner has not connected to the learners of the other ranks yet; until then it does not notice that the
+        run ends."""
         return self._given.cluster.learners > 1 and not self.memory.control.heartbeat("learner", 0)
 
 
@@ -198,7 +199,7 @@ class Cluster(Receivers):
 
 
 class LaterRank(Receivers):
-    """A learner rank but the first, which this process has `joined` as."""
+    """A learner rank other than the first. This process has joined the run as that rank (`joined`)."""
 
     def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent, joined: Joined):
         self._joined, place = joined, joined.member.place

@@ -1,12 +1,13 @@
-"""What a sampling node is told of the population, and what it reports of its matches, as messages.
+"""Messages with the state of the population, for sampling nodes, and with the match results of a node.
 
-On the node, the uplink of policy p writes to the tables of `headrace.shm.population` what p's learner writes there on its own
-machine: about p, its past versions, and with p = 0 the opponents. So matchmakers and workers read on both sides the same tables.
+On the node, the uplink of policy p writes to the tables of `headrace.shm.population` what p's learner writes to them on its own
+machine: the state of p and its past versions, and for p = 0 of the opponents. So matchmakers and workers read the same tables on
+both sides.
 
 On the learner's machine the receiver of node k is rollout worker k. It writes the results of all of the node's matches as row k
-of `Standings.counts`. The node counts on from what that row had when it joined, and reports the whole row, so that no result
-counts twice, however often it is sent. In `Standings.users` the receiver is a user of each past version that its node was told
-of, until the node says that it plays it no more.
+of `Standings.counts`. The node starts from the row as it was when it joined, adds its results and reports the whole row, so that
+no result counts twice, however often it is sent. In `Standings.users` the receiver is a user of each past version that was sent
+to its node, until the node reports that it no longer plays it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def _layout(**arrays: tuple[tuple[int, ...], Any]) -> MessageLayout:
 
 
 class StateCodec:
-    """What nodes are told of policy p. `memory`: of the learner's machine, or of a node."""
+    """Messages to nodes about policy p. `memory`: of the learner's machine, or of a node."""
 
     def __init__(self, memory: RunMemory, p: int) -> None:
         self._p, self._population, self._standings = p, memory.population, memory.standings
@@ -107,7 +108,7 @@ class ResultsCodec:
     # -- the learner's machine --------------------------------------------------------------------------------------------
 
     def counted(self, node: int) -> bytes:
-        """The message that says what was counted of nodes in this place until now."""
+        """The message with the results that nodes with this number have reported so far."""
         return self._counts.write(COUNTED, 0, {"counts": self._standings.counts[node]})
 
     def take(self, message: bytes, node: int) -> None:

@@ -62,7 +62,7 @@ def free_port(host: str) -> int:
 
 @dataclass
 class Joined:
-    """The place of this process, which is a learner rank but the first."""
+    """What this process, a learner rank other than the first, was given when it joined the run."""
 
     rank: int
     link: Link

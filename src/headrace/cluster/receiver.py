@@ -106,7 +106,8 @@ class Receiver:
                     self.changed.clear()
 
     def forget_former_node(self) -> None:
-        """Be no user of past versions that a node in this place was told of which is gone."""
+        """If the node that had this number is gone, this receiver no longer counts as a user of the past versions that the node
+        had."""
         generation = self._shared.generation.load(self.node)
         if self._standings is not None and self._shared.told.load(self.node) != generation:
             with self.lock:

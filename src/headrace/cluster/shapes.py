@@ -1,4 +1,4 @@
-"""The settings of the two sides: of the learner, for which all nodes are one sampler, and of a node, which is a part of it.
+"""The settings of the learner, for which all nodes together are one sampler, and of a node, which is a part of that sampler.
 
 N nodes of W rollout workers are numbered as N x W workers of one run, so that seeds, environments' numbers, exploration that
 depends on them, and tasks are those of one run. Node k has the workers k, k + N, k + 2 N, ...: whatever nodes are there, they
@@ -14,8 +14,8 @@ from headrace.config import Config, hardware, override, policy_configs
 
 
 def whole(config: Config) -> Config:
-    """The settings of a learner rank: the workers of all nodes as those of one run. Its slots are those that wait for its
-    learner, as many as on one machine: those that lanes fill are the nodes'."""
+    """The settings of a learner rank: it counts the workers of all nodes as workers of one run. It has slots only for finished
+    trajectories that wait for its learner, as many as on one machine; slots that are being filled are on the nodes."""
     N, s, R = config.cluster.most_nodes, config.sampling, config.cluster.learners
     settings: dict[str, Any] = {
         "sampling.num_workers": N * s.num_workers,
@@ -31,8 +31,8 @@ def whole(config: Config) -> Config:
 
 
 def of_node(config: Config) -> Config:
-    """The settings of every node. Its slots are for the lanes that are being filled: what is finished leaves at once, and what
-    waits for a batch waits at the learner's side. `config`: as the user gave it."""
+    """The settings of every node. It has slots only for trajectories that are being filled: finished ones are sent at once, and
+    wait for a batch on the learner's machine. `config`: as the user gave it."""
     s = config.sampling
     here = len(os.sched_getaffinity(0))
     settings: dict[str, Any] = {

@@ -157,7 +157,7 @@ class ShardTable(Mapped):
         return request if int(v["asked"][place]) == number else None  # else it is being replaced
 
     def write_answer(self, node: int, number: int, message: memoryview) -> None:
-        """Write an answer to where it was asked for; one that nobody waits for any more is left out."""
+        """Write an answer to the place of its request; drop it if nobody waits for it any more."""
         v = self._views
         for draw in np.flatnonzero(v["asked"][:, node] == number).tolist():
             v["answers"][draw, node, : len(message)] = np.frombuffer(message, np.uint8)

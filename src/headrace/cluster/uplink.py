@@ -1,7 +1,7 @@
 """The uplink of a sampling node: it takes the learner's place there.
 
 Finished trajectories of the node's own store go to the learner's machine, newer weights come from there into the node's own
-weight store. Everything else on the node is a sampler that knows of no other machine.
+weight store. The rest of the node is an ordinary sampler that knows of no other machine.
 """
 
 from __future__ import annotations

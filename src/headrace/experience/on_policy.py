@@ -149,7 +149,7 @@ class BatchMemory:
 
     @property
     def batch(self) -> Batch:
-        """What was filled in."""
+        """The batch that the copied slots make up."""
         arrivals = Arrivals.of(self._arrays)
         return Batch(self._data, self._host["version"], self._host["valid"], None, arrivals, self._host.get("behind"))
 

@@ -4,10 +4,10 @@
     env 0     | obs action reward ... | obs action reward ... | ... | ... |     every frame once
     env 1     | ...                                                       |
 
-A row is one step of all N environments: what they observed (of a stack of images the newest frame), did and were given. A
-transition is an entry (row, environment). Its frame stack, its n-step return and what was observed n steps later are rebuilt
-from the rows when it is drawn, by operations on tensors that are the same on every device. A transition can be drawn once the n
-rows behind it are there, and until a row that it needs is overwritten.
+A row is one step of all N environments: their observations (of a stack of images the newest frame), actions and rewards. A
+transition is an entry (row, environment). Its frame stack, its n-step return and the observation n steps later are rebuilt from
+the rows when it is drawn, by operations on tensors that are the same on every device. A transition can be drawn once the n rows
+behind it are there, and until a row that it needs is overwritten.
 
 Sources: prioritized draws and importance weights, Schaul et al. 2016 (arXiv 1511.05952).
 """
@@ -98,7 +98,8 @@ class TransitionRing:
             self._set_rows(start, self._whole(start, count) * self.top)
 
     def hold_back(self) -> None:
-        """Let nothing be drawn whose n rows are not there yet: what was saved may have had shorter returns."""
+        """Exclude the newest transitions, whose n rows are not all there yet, from draws: the saved ring may have had shorter
+        returns."""
         rows = min(self.n_step, self.head)
         self._set_rows(self.head - rows, torch.zeros(rows, self.envs, device=self.device))
 

@@ -25,7 +25,7 @@ PNG_WIDTH = 720
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart and what is said below it."""
+    """A chart and its caption."""
 
     spec: Spec
     caption: str = ""

@@ -27,7 +27,7 @@ class Training(Protocol):
     """A run that was started; a process of this machine has all this."""
 
     def poll(self) -> int | None:
-        """Its exit code, `LOST`, or None while it goes on."""
+        """The run's exit code, `LOST`, or None while it is running."""
 
     def send_signal(self, sig: int, /) -> None:
         """Send it a signal."""
@@ -50,7 +50,7 @@ class Places(ABC):
 
     @abstractmethod
     def end(self, run: Any) -> None:
-        """Free the place of a run that `start` gave; one that goes on is killed."""
+        """Free the place of a run that `start` returned, and kill the run if it is still running."""
 
     def look(self) -> list[str]:
         """What the user should know; to be called often."""

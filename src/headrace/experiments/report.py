@@ -1,7 +1,7 @@
-"""A report of any runs: what was learned, how sure that is, what it took, and how it was done.
+"""A report of any runs: scores with their intervals, time and speed, and settings.
 
-Runs that differ by their seeds only are one configuration (`records.grouped`). All is made from what is in the run folders, so a
-report can be made while the runs go on.
+Runs that differ only in their seeds are one configuration (`records.grouped`). A report reads only the run folders, so it can be
+made while the runs go on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ References = Mapping[str, tuple[float, float]]
 
 @dataclass(frozen=True)
 class Made:
-    """What was written."""
+    """A report that was written: its page, all its files, and the run folders that were left out."""
 
     page: Path
     files: list[Path]

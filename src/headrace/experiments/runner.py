@@ -1,6 +1,6 @@
-"""Runs the runs of a plan: each a `headrace train` of its own, a few at a time, until all have ended or somebody asks to stop.
+"""Trains the runs of a plan: each a `headrace train` of its own, a few at a time, until all have ended or the user stops them.
 
-A run that has ended by itself has a file `ended.json` in its folder. What has none is started with the same command, and goes on
+A run that has ended by itself has a file `ended.json` in its folder. Every other run is started with the same command and resumed
 from its newest checkpoint, so an experiment that was killed loses at most what each run had not saved.
 """
 
@@ -36,7 +36,7 @@ LAST_LINES = 12
 
 @dataclass
 class Progress:
-    """What is known of one run of the plan."""
+    """State and metrics of one run of the plan."""
 
     run: PlannedRun
     folder: Path

@@ -64,7 +64,7 @@ Show = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, and how."""
+    """The definition of a search: the environment, the settings to try, the budget and the sampler."""
 
     env: str
     flags: tuple[str, ...]

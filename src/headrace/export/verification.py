@@ -27,7 +27,7 @@ the latter where a core remembers them through a deep network."""
 
 @dataclass
 class Verification:
-    """What was compared."""
+    """Result of the comparison of an exported policy with its checkpoint."""
 
     observations: int = 0
     batches: list[int] = field(default_factory=list)  # numbers of observations that were given at a time

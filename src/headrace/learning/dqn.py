@@ -24,7 +24,7 @@ class DQN(FallingEpsilon, ApexDQN):
 
     def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
         """The environment's index. Without the action's value: new transitions enter with the largest priority so far (Schaul et
-        al. 2016), since acting cannot know a divergence from the target network, and one sum tree must not mix two units."""
+        al. 2016), since an actor cannot compute a divergence from the target network, and one sum tree must not mix two units."""
         return {"env_index": ArraySpec((), np.dtype(np.int32))}
 
     def _replayed(self, taken: Tensor, envs: Tensor) -> Tensors:
@@ -34,7 +34,7 @@ class DQN(FallingEpsilon, ApexDQN):
         return QNetworkWithEpsilon(spec, config)
 
     def loss(self, model: Module, batch: Tensors, config: LearningConfig) -> tuple[Tensor, Tensors]:
-        """That of `ApexDQN`; the share of random actions is one of the statistics."""
+        """The loss of `ApexDQN`; its statistics also have the share of random actions."""
         loss, statistics = super().loss(model, batch, config)
         return loss, statistics | {"losses/epsilon": cast(QNetworkWithEpsilon, model).epsilon}
 

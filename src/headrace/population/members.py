@@ -1,4 +1,4 @@
-"""Who takes part in the matches of a run beside the policies that learn: past versions of them, and opponents."""
+"""The members of a run's matches that do not learn: past versions of policies, and opponents."""
 
 from __future__ import annotations
 

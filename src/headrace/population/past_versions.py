@@ -27,14 +27,14 @@ servers are away or an environment hangs, either."""
 class PastVersions:
     """Keeps a copy of policy p every `matches.save_steps` steps, and rates p. In environments of one agent it does nothing.
 
-    The first copy is made after so many steps, never of the weights that training starts with. Of a policy's copies the newest
-    `matches.window` are open to be matched. A copy that has left the window plays its matches to their end, and only then is its
-    place used again; a policy waits with the next copy until there is one.
+    The first copy is made after so many steps, never of the weights that training starts with. The newest `matches.window` copies
+    of a policy may be opponents in new matches. An older copy plays its matches to their end, and only then is its memory used
+    for another copy; the policy's next copy is made when there is such memory.
 
     Ratings: p and opponents that never learn start with `matches.initial_elo`. A copy keeps the rating that p had.
 
-    Everything is in the run's shared memory. A learner that was killed and goes back to its checkpoint leaves copies, results
-    and ratings as they are: the others went on meanwhile, and what they count is not counted again.
+    Everything is in the run's shared memory. A learner that was killed and goes back to its checkpoint leaves copies, results and
+    ratings as they are: the other processes went on meanwhile, and nothing is counted twice.
     """
 
     def __init__(self, placement: Placement, p: int, learner: Learner) -> None:

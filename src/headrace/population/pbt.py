@@ -37,12 +37,12 @@ class Mutable:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to happen to one policy."""
+    """The decision about one policy: whether it is replaced, and whether it is mutated."""
 
     rank: int
     """Its place in the population; 0 is the best."""
     donor: int | None
-    """Whose weights and hyperparameters it takes over; None: it keeps its own."""
+    """The policy whose weights and hyperparameters it takes over; None: it keeps its own."""
     mutate: bool
 
 

@@ -1,7 +1,7 @@
-"""One policy of a population under population-based training: what its learner does beside learning.
+"""Population-based training of one policy: decisions, copies and mutations, which its learner makes between updates.
 
-Every policy decides about itself, with the objectives that the others have written into shared memory; nobody waits for
-anybody. What it takes over from another policy (weights, state of the optimizer and of the algorithm, normalisers,
+Every policy decides about itself, with the objectives that the others have written to shared memory, and waits for no other
+policy. What it takes over from another policy (weights, state of the optimizer and of the algorithm, normalisers,
 hyperparameters) is copied in memory; until the copy is there it learns on with its own.
 """
 
@@ -111,7 +111,8 @@ class PbtPolicy:
     # -- after every round of the learner ----------------------------------------------------------------------------------
 
     def step(self, arrivals: Arrivals | None) -> Iterator[Message]:
-        """Give copies to those who want them, take the one that is waited for, decide if it is time. `arrivals`: what came in."""
+        """Copy this policy for others that have asked for it; take over a copy that has arrived; make a decision if one is due.
+        `arrivals`: the experience that has arrived since."""
         if arrivals is not None:
             objectives = arrivals.since(self._log.first_version).objectives.tolist()
             self._objectives.extend(x for x in objectives if not math.isnan(x))  # a match that was lost: NaN

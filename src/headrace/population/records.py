@@ -33,8 +33,8 @@ MOST_NUMBERS = 16
 
 
 class Records:
-    """Writes both files from what the learners report. Lines of population.jsonl are only ever added, but for those of steps that
-    a resumed run repeats."""
+    """Writes population.jsonl and standings.json from the learners' reports. Lines of population.jsonl are only added; lines are
+    removed only of steps that a resumed run repeats."""
 
     def __init__(self, config: Config) -> None:
         self._config, self._folder = config, config.run_folder
@@ -69,8 +69,8 @@ class Records:
         return self._file
 
     def rewind(self, policy: int, step: int) -> None:
-        """Training of this policy goes on from this global step: its later decisions are removed, and those of copies that were
-        decided before and had not been taken over yet."""
+        """Remove later decisions of this policy, because its training is resumed from this global step, and earlier decisions to
+        copy another policy where the copy had not been taken over yet."""
         if (self._folder / DECISIONS).exists():
             self._keep(lambda line: line["policy"] != policy or line.get("taken_at", line["global_step"]) <= step)
 

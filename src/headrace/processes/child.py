@@ -84,7 +84,7 @@ class Child:
         return [*reports, *ends]
 
     def end_reason(self) -> str:
-        """What it died of, in a few words."""
+        """Why the process ended, in a few words."""
         code = self.process.exitcode
         if self.reason:
             return self.reason
@@ -138,7 +138,7 @@ class Child:
         self.close()
 
     def close(self) -> None:
-        """Release what is held here for it; it has ended, or will never run again."""
+        """Release what this process holds for the child, which has ended or will never run again."""
         self.reports.close()
         if self._pidfd is not None:
             os.close(self._pidfd)

@@ -30,7 +30,7 @@ class Silence:
 
 
 class HangDetector(ABC):
-    """Looks, every `interval` seconds and from a thread of its own, whether the thread that calls `start` goes on."""
+    """Checks every `interval` seconds, in a thread of its own, whether the thread that called `start` still makes progress."""
 
     def __init__(self, interval: float) -> None:
         self._interval = interval

@@ -18,7 +18,7 @@ LIMIT = 1 << 20  # most characters that `BackgroundOutput` keeps; what is writte
 
 
 def show(text: str) -> None:
-    """Print a text. Nothing happens where nobody can read it any more."""
+    """Print a text. Does nothing if the reader of standard output has gone."""
     tolerantly(lambda: print(text, flush=True), sys.stdout)
 
 

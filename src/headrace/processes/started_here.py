@@ -1,5 +1,5 @@
-"""What environments start in a run's main process, in which the placements `serial` and `device` step them: processes that they
-fork, and other programs. It is ended with the run; a worker's ends with the worker."""
+"""Ends, with the run, the processes and programs that environments have started in the run's main process, where the placements
+`serial` and `device` step them. (Those that were started in a worker end with the worker.)"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.processes.start import tie_forked
 
 
 class StartedHere:
-    """Notes what is started within `noted`, in this process, and ends it."""
+    """Records the processes and programs that this process starts within `noted`, and ends them."""
 
     _now: ClassVar[StartedHere | None] = None  # whose `noted` is under way
     _not_ended: ClassVar[list[StartedHere]] = []
@@ -30,7 +30,8 @@ class StartedHere:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Environments run in this block: what it forks or starts is theirs, and not the user's own program's."""
+        """Environments run in this block: processes and programs that start in it belong to them, not to the user's own
+        program."""
         before, others = os.environ.get(STARTED_BY), StartedHere._now
         mark_programs(origin())
         StartedHere._now = self
@@ -44,7 +45,7 @@ class StartedHere:
                 os.environ[STARTED_BY] = before
 
     def end(self) -> None:
-        """End all of it."""
+        """End all of them."""
         StartedHere._not_ended.remove(self)
         for fd in self._pipe:
             with suppress(OSError):  # an environment may have closed it

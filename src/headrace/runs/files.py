@@ -90,8 +90,8 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # error numbers of a disk that
 
 
 def is_open(fd: int, file: os.stat_result) -> bool:
-    """Whether a descriptor is still that of this file. An environment in this process may have closed it, and its number may be
-    that of another file by now."""
+    """Whether a descriptor still belongs to this file. An environment in this process may have closed it, and its number may
+    belong to another file by now."""
     try:
         return os.path.samestat(os.fstat(fd), file)
     except OSError:
@@ -99,14 +99,14 @@ def is_open(fd: int, file: os.stat_result) -> bool:
 
 
 def close_own(fd: int, file: os.stat_result) -> None:
-    """Close a descriptor that is still that of this file."""
+    """Close a descriptor if it still belongs to this file."""
     if is_open(fd, file):
         os.close(fd)
 
 
 def occupy_standard_streams() -> None:
-    """Put the null device where standard input, output or error were closed: the file that is opened next would get the number,
-    and what is printed with it."""
+    """Open the null device where standard input, output or error were closed. Otherwise the next file that is opened would get
+    that number, and printed text would be written to it."""
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -193,7 +193,7 @@ class AppendFile:
         return self.append(b"")
 
     def close(self) -> None:
-        """Write what was kept, and close the file. Raises `OSError` if that is still impossible."""
+        """Write the data that a full disk has kept back, and close the file. Raises `OSError` if there is still no room."""
         self.append(b"")
         close_own(self._fd, self._file)
         if self._failing:

@@ -1,4 +1,4 @@
-"""What learners, placements and evaluations report while a run goes on."""
+"""Messages: the reports of learners, placements and evaluations during a run."""
 
 from __future__ import annotations
 

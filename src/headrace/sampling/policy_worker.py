@@ -52,7 +52,7 @@ class PolicyWorker:
         return True
 
     def answer(self, lanes: np.ndarray) -> None:
-        """Answer those of `lanes` (int32 [n]) that wait."""
+        """Compute the actions of those of `lanes` (int32 [n]) that wait for one."""
         mine = self.requests.claim(lanes.tolist(), self.index)
         if not mine:
             return

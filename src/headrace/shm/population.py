@@ -1,7 +1,7 @@
 """What the policies of a population share: `Standings`, of their matches, and `PopulationMemory`, for population-based training.
 
 A *member* is whoever can act for an agent in a match: the policies that learn, 0 to P - 1; past versions of them, V each; and
-opponents, which never learn. A past version's place is used again for a newer one, when nobody plays it any more.
+opponents, which never learn. The memory of a past version is used for a newer one when no match plays it any more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Engines: what starts the sampling nodes of a run and its learner ranks but the first, watches them, and ends them."""
+"""Engines: they start, watch and end the sampling nodes of a run and all of its learner ranks except the first."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Engine(ABC):
 
     @abstractmethod
     def look(self) -> list[str]:
-        """Start again what has ended; returns what the user should know. Raises `RunFailed` if it ended too often."""
+        """Start members that have ended again; returns messages for the user. Raises `RunFailed` if it ended too often."""
 
     @abstractmethod
     def missing(self, here: int) -> str:
@@ -42,7 +42,8 @@ class Engine(ABC):
 
     @abstractmethod
     def stop(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds for members to end, which were told to, and end the others."""
+        """Wait up to `timeout` seconds for the members, which have been told to end, and kill those that have not ended by
+        then."""
 
     @abstractmethod
     def kill(self) -> None:

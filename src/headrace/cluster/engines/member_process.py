@@ -1,4 +1,4 @@
-"""A sampling node, or a learner rank but the first, as a process of this machine that an engine starts."""
+"""A sampling node, or a learner rank other than the first, as a process that an engine starts on this machine."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class MemberProcess:
 
 
 def told() -> tuple[Link, tuple[str, ...] | None, int]:
-    """What this process was told by the engine that started it: the arguments of `MemberProcess`."""
+    """Reads from standard input what the engine that started this process has sent: the arguments of `MemberProcess`."""
     read = json.loads(sys.stdin.read())
     link, imports = read["link"], read["imports"]
     own = Credentials(**link["own"])

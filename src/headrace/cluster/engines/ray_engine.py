@@ -1,5 +1,5 @@
 """The engine `ray`: one actor on each machine of a Ray cluster, which starts that machine's sampling node and watches it; and one
-for every learner rank but the first.
+for every learner rank except the first.
 
 Ray places, watches and starts again; trajectories and weights go over the streams of `headrace.cluster.protocol`.
 `ray_cluster` says which cluster is used.

@@ -1,4 +1,4 @@
-"""The engine `static`: the same command on every machine; what is missing are processes of this machine."""
+"""The engine `static`: the same command on every machine. Members for which there is no machine run as processes of this one."""
 
 from __future__ import annotations
 

@@ -136,8 +136,8 @@ def refusal(reason: str) -> bytes:
 
 
 def shared_options(options: EnvConfig) -> dict[str, Any]:
-    """The settings on which trainer and server must agree, as JSON types: all except those of the connection, and those of
-    rewards, which the trainer applies."""
+    """The settings on which trainer and server must agree, as JSON types: all except settings of the connection and of rewards,
+    which the trainer applies."""
     return {name: value for name, value in to_dict(options).items() if not name.startswith(("remote", "reward_"))}
 
 

@@ -184,8 +184,9 @@ class Session:
     # -- environments that hang -----------------------------------------------------------------------------------------------
 
     def left(self) -> None:
-        """The trainer has gone, perhaps because an environment hangs. If this session does not end soon, new environments may
-        take the place of its own, and its thread is told to end, which it can while it executes Python code."""
+        """Called when the trainer has gone, perhaps because an environment hangs. If this session does not end soon, its
+        environments are given up and new ones may be made instead. An exception is raised in its thread, which ends it while it
+        executes Python code."""
         timer = threading.Timer(LONGEST_STEP_ALONE, self._abandon)
         timer.daemon = True
         timer.start()
