@@ -116,7 +116,7 @@ def _save(config: Config, settings: Settings, trials: Iterable[Trial]) -> Path:
 
 @dataclass
 class Trial:
-    """One candidate and what was measured of it."""
+    """One candidate and its measurements."""
 
     settings: Settings
     rates: list[float] = field(default_factory=list)  # steps per second learned from, of each of its trainings

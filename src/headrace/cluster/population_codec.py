@@ -98,7 +98,7 @@ class StateCodec:
 
 
 class ResultsCodec:
-    """What nodes report of their matches. The uplink of policy 0 does it for all."""
+    """Messages with the results of a node's matches. The uplink of policy 0 sends them for all policies."""
 
     def __init__(self, standings: Standings) -> None:
         self._standings, N = standings, standings.N

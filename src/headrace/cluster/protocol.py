@@ -45,9 +45,9 @@ and where there is a population with something in common (`headrace.cluster.popu
     TOLD                      ->      the state got last was written
     RESULTS                   ->      of all matches in this place, and who is played (policy 0), once a second
 
-A trajectory uses a credit, which comes back when a slot has taken it. So at most `cluster.window` of them are under way or wait
-for a slot; a few draws are out, and one version of the weights and one state are under way: nothing queues without a bound. The
-generation numbers the nodes that were given this place: a receiver takes nothing of an older one.
+A trajectory uses a credit, which comes back when the trajectory is in a slot. So at most `cluster.window` trajectories are under
+way or wait for a slot. A few draws, one version of the weights and one state are under way at a time: no queue is unbounded. The
+generation numbers the nodes that have had this place: a receiver takes no message of an older one.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ HELLO_TIMEOUT = 30.0
 
 @dataclass(frozen=True)
 class Link:
-    """Where the learner is, and how a node proves itself."""
+    """Where the learner is, and the credentials to connect to it."""
 
     address: str
     """Of the membership stream, HOST:PORT."""

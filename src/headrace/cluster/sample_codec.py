@@ -1,7 +1,7 @@
 """Samples of a replay shard as messages: what a node draws becomes rows of a batch on the learner's machine.
 
-A frame crosses the network once for each batch, however many stacks of however many samples it is part of: a message has the
-frames, and stacks are numbers of them. Frame 0 is zeros. The layout of a message follows from its prefix.
+A frame crosses the network once for each batch, however many stacks of its samples it is part of: a message has the frames, and
+for each stack the numbers of its frames. Frame 0 is zeros. The layout of a message follows from its prefix.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FRAMES, FIRST, NEXT = "frames/", "first/", "next/"
 
 
 class Drawn(NamedTuple):
-    """Samples as a shard has drawn them."""
+    """Samples as a shard drew them, before they are written as a message."""
 
     arrays: dict[str, np.ndarray]
     """As `SampleCodec.arrays` lays them out; of frames as many as there are."""
@@ -37,7 +37,7 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """A message on the learner's side."""
+    """A message of samples, as the learner reads it."""
 
     number: int
     """Of the request that it answers."""
@@ -88,12 +88,12 @@ class SampleCodec:
         return [fields, self.size, self.length, self._packing.name]
 
     def most_frames(self, samples: int) -> list[int]:
-        """Room for the frames of so many samples, for each field of observations."""
+        """Largest number of frames in a message with this many samples, for each field of observations."""
         stacks = [self.fields[name].stack for name in self._observed]
         return [1 + samples * (self.length + stack - 1 if self.length else 2 * stack) for stack in stacks]
 
     def arrays(self, samples: int, frames: list[int]) -> dict[str, ArraySpec]:
-        """The arrays of a message of so many samples, with so many frames of each field of observations."""
+        """The arrays of a message with this many samples, and this many frames for each field of observations."""
         number, count = np.dtype("<f4"), np.dtype("<i4")
         rows = (samples, self.length) if self.length else (samples,)
         found = {"keys": ArraySpec((samples,), np.dtype("<u8")), "probabilities": ArraySpec((samples,), np.dtype("<f8"))}

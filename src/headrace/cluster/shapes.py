@@ -1,8 +1,8 @@
 """The settings of the learner, for which all nodes together are one sampler, and of a node, which is a part of that sampler.
 
-N nodes of W rollout workers are numbered as N x W workers of one run, so that seeds, environments' numbers, exploration that
-depends on them, and tasks are those of one run. Node k has the workers k, k + N, k + 2 N, ...: whatever nodes are there, they
-have an even share of every range of numbers, such as that of the environments that explore least.
+The W rollout workers of each of N nodes are numbered as N x W workers of one run, and so are environments. So seeds, tasks, and
+exploration that depends on environments' numbers are those of one run. Node k has the workers k, k + N, k + 2 N, ...: any set of
+nodes has an even share of every range of numbers, such as that of the environments that explore least.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def make_codec(config: Config, fields: dict[str, ReplayField]) -> SampleCodec:
 
 
 class Shard:
-    """What one node keeps of the replay. One thread writes its trajectories, another one draws its samples."""
+    """The part of the replay that one node keeps. One thread writes its trajectories, another one draws its samples."""
 
     def __init__(self, replay: Replay, writer: SlotWriter, codec: SampleCodec) -> None:
         self._replay, self._writer, self._codec = replay, writer, codec
@@ -52,7 +52,7 @@ class Shard:
         self._writer.write(slot, self._largest)
 
     def answer(self, message: bytes) -> bytes:
-        """Do what the learner asks for. Raises `ProtocolError` for what is no request."""
+        """Answer a request of the learner. Raises `ProtocolError` for anything else."""
         request, native = Request.from_bytes(message), self._replay.native
         self._largest = request.largest
         if len(request.keys):

@@ -37,7 +37,7 @@ class ShardRelay:
         self._table.end(self._node)
 
     def receive(self, kind: int, message: bytes) -> None:
-        """Write what the shard has sent. Raises `ProtocolError` for what is no such message."""
+        """Write a message of the shard to the table. Raises `ProtocolError` for any other message."""
         if kind == SAMPLES:
             content = self._codec.unpack(message)
             samples = self._codec.read(content)

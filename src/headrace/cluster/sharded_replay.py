@@ -1,13 +1,13 @@
 """A prioritized replay in shards, one on each sampling node, as the learner sees it. docs/ape-x.md has the mathematics.
 
-A batch is drawn over the ranges of the shards, one after the other, each as long as the sum of priority ^ alpha that is known of
-it: one sample in each of B equal parts of the whole (stratified). What is known may be old, so a shard scales its range to its
-present sum, draws there, and answers with the probability within itself. A transition's probability is then
+A batch is drawn over the ranges of the shards, one after the other, each as long as the shard's last known sum of priority ^
+alpha: one sample in each of B equal parts of the whole (stratified). A known sum may be out of date, so a shard scales its range
+to its present sum, draws there, and answers with the probability within the shard. A transition's probability is then
 
     q_i = pi_k * p_i^alpha / S_k        pi_k: the share of shard k in the ranges; S_k: the sum in shard k when it drew
 
-whatever was known of the sums, and its importance weight is (N q_i)^-beta, divided by the batch's largest. With one shard this is
-a draw of `Replay`, bit for bit.
+however old the known sums were, and its importance weight is (N q_i)^-beta, divided by the batch's largest. With one shard this
+is a draw of `Replay`, bit for bit.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Trajectories as messages: a slot of a trajectory store on one machine becomes a slot of one on another.
 
-A frame crosses the network once. Of a row of stacked frames that is the row before, moved by one frame, the newest frame is sent
-and stacked again at the other side; of one whose older frames are empty, as where an episode begins, the newest as well. Row 0 is
-not sent where it is the last row of the lane's trajectory before, which both sides remember while a stream lasts. All this is
-found by comparing frames, so what arrives is what was there, whatever an environment does. Last observations of episodes
-(`final_obs/`) are sent for the rows that have one.
+A frame crosses the network once. Only the newest frame of a stack is sent if the stack is that of the row before, moved by one
+frame, or if its older frames are empty, as where an episode begins; the receiver stacks the frames again. Row 0 is not sent if it
+equals the last row of the lane's previous trajectory, which both sides remember while a stream lasts. All this is found by
+comparing frames, so the received trajectory equals the one that was sent, whatever an environment does. Last observations of
+episodes (`final_obs/`) are sent for the rows that have one.
 """
 
 from __future__ import annotations

@@ -23,10 +23,9 @@ def named(batch: Tensors, prefix: str, rows: int | None = None) -> Tensors:
 
 @torch.no_grad()
 def all_values(net: Any, batch: Tensors) -> Tensor:
-    """[T+1, B]: V of every row. Acting computed those of rows 0 to T-1 already; only row T's is computed here.
-
-    The stored values are those of the weights that acted, as old as the actions stored with them. A recurrent network is unrolled
-    over all rows, because the core state of row T depends on them. `net`, `batch`: see `following_values`.
+    """[T+1, B]: V of every row. The values of rows 0 to T-1 were computed when acting; only that of row T is computed here. The
+    stored values come from the weights that acted, so they are as old as the actions stored with them. A recurrent network is
+    unrolled over all rows, because the core state of row T depends on them. `net`, `batch`: see `following_values`.
     """
     obs, first = named(batch, "obs/"), batch["first"]
     if batch["core"].shape[-1]:

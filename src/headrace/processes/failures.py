@@ -14,7 +14,7 @@ class Failures:
         self._settings, self._times = settings, deque[float]()
 
     def add(self, now: float) -> str | None:
-        """One more; `now`: seconds (monotonic). Returns what to tell the user where it is one too many."""
+        """Count a failure at `now` (seconds, monotonic). Returns a text for the user if there have been too many."""
         s = self._settings
         self._times.append(now)
         while now - self._times[0] > s.restart_window:

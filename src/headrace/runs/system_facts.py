@@ -35,7 +35,7 @@ def system_facts() -> dict[str, Any]:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Of those of these packages that are installed."""
+    """The versions of those of these packages that are installed."""
     found = {}
     for name in packages:
         with suppress(importlib.metadata.PackageNotFoundError):

@@ -132,12 +132,13 @@ class InferenceRequests(Mapped):
         return self._queues[policy].get_many(out, minimum, timeout, batch_timeout)
 
     def claim(self, lanes: Sequence[int], policy_worker: int) -> list[int]:
-        """Those of `lanes` that wait, now this policy worker's; a number in a queue may be old or doubled."""
+        """Assign those of `lanes` that wait to this policy worker, and return them. A number from a queue may be out of date or
+        occur twice."""
         claim = self._words.compare_exchange
         return [lane for lane in lanes if claim(lane, WAITING, TAKEN + policy_worker)]
 
     def give_up(self, lanes: Sequence[int], policy_worker: int) -> None:
-        """Put lanes that were claimed into the queue of the policy that acts for them now, which is another one."""
+        """Put lanes that were claimed into the queue of another policy, which acts for them now."""
         for lane in lanes:
             if self._words.compare_exchange(lane, TAKEN + policy_worker, WAITING):
                 self._queue(lane)

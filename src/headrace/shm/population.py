@@ -40,9 +40,9 @@ class Standings(_Tables):
     Args:
         num_workers: rollout workers, W; each writes only rows of its own.
         num_policies: policies that learn, P.
-        num_past: V, places for past versions of each.
+        num_past: V, the number of past versions of each for which there is memory.
         num_opponents: members that never learn.
-        rating: with which everybody begins.
+        rating: of every member at the start.
     """
 
     counts: np.ndarray
@@ -192,8 +192,8 @@ class Standings(_Tables):
 
 
 class PopulationMemory(_Tables):
-    """What policies in population-based training tell each other: how well they do, weights of rewards, and copies of themselves.
-    Made by the parent, passed to every child.
+    """What policies in population-based training share: objectives, weights of rewards, and copies of policies. Made by the
+    parent, passed to every child.
 
     Args:
         sizes: bytes that a copy of each policy may take; the number of policies is P.

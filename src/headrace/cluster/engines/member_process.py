@@ -21,10 +21,10 @@ INTERRUPTED = 130
 
 
 class MemberProcess:
-    """`python -m headrace.cluster`, or of a learner rank `python -m headrace.cli.rank`. It is told where the first rank is
-    through a pipe, since the token must not be seen among its arguments or environment variables. It dies with the thread that
-    started it. `imports`: Python files of the run, as they are named on this machine; None: those that the learner sends.
-    `rank`: number of a learner rank; 0: it is a sampling node."""
+    """`python -m headrace.cluster`, or of a learner rank `python -m headrace.cli.rank`. It gets the address of the first rank and
+    the token through a pipe, since the token must not be visible in its arguments or environment variables. It dies with the
+    thread that started it. `imports`: Python files of the run, as they are named on this machine; None: those that the learner
+    sends. `rank`: number of a learner rank; 0: it is a sampling node."""
 
     def __init__(self, link: Link, imports: tuple[str, ...] | None = None, rank: int = 0) -> None:
         self.rank = rank

@@ -174,7 +174,7 @@ class LearnerReplay(ABC):
         """Memory that the kernel has given to the replay; it grows as histories fill for the first time."""
 
     def metrics(self) -> dict[str, float]:
-        """Numbers of its own since the last call, by metric name."""
+        """Further metrics of this kind of replay since the last call, by name."""
         return {}
 
     def empty_batch(self, size: int, pin: bool = False, channels_last: bool = False) -> ReplayBatch:

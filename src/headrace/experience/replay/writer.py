@@ -59,7 +59,7 @@ class TrajectoryWriter(native.TrajectoryWriter):
         super().write(slot, otherwise)
 
     def get_state(self) -> np.ndarray:
-        """What is remembered of all histories, as bytes (uint8), to go on from with the same replay."""
+        """The writer's state of all histories, as bytes (uint8), with which it can continue with the same replay."""
         return np.frombuffer(super().get_state(), np.uint8).copy()
 
     def set_state(self, state: np.ndarray) -> None:

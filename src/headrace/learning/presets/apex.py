@@ -135,7 +135,7 @@ def dpg_defaults(observations: str, env_defaults: Mapping[str, Any], preset: str
 
 
 def check_dpg(config: Config) -> None:
-    """Raise `ConfigError` for settings of networks that it does not use: it has networks of its own."""
+    """Raise `ConfigError` for settings of the group `policy` that Ape-X DPG does not use, since it has networks of its own."""
     check_no_value_head(config)
     if config.policy.normalize_observations:
         raise ConfigError(
