@@ -1,4 +1,4 @@
-"""Training on worlds that cost less than their learner: CartPole, in steps/s, by several checkouts and placements in turn.
+"""Training on worlds that cost less than their learner, in steps/s, by several checkouts and placements in turn.
 
     python benchmarks/small_worlds.py BEFORE AFTER --rounds 3 --seconds 15
 
@@ -32,6 +32,7 @@ WAYS = {
     "gym/CartPole-v1, served, one pass": ["--env", "gym/CartPole-v1", *ONE_PASS],
     "gym/CartPole-v1, served, one pass, 256 environments": ["--env", "gym/CartPole-v1", *ONE_PASS, *WIDE],
     "torch/CartPole-v1, device, one pass, 512 environments": ["--env", "torch/CartPole-v1", *ONE_PASS, *MANY],
+    "atari/breakout, served, two threads": ["--env", "atari/breakout", "--learning.num-threads", "2"],
 }
 SKIPPED = 3
 """First intervals of a run, in which processes are still starting."""

@@ -40,8 +40,8 @@ A setting takes its value from the last of these sources that has one:
 5. `config.json` in the run folder, if the run is resumed;
 6. the flags.
 
-In Python the arguments of `headrace.make_config`, and what is changed in its result, stand for the flags; source 4 is for the command
-line only. `headrace.train` goes on with the run in the folder with that run's settings, and only what was given now stands above them. What
+In Python the arguments of `headrace.make_config`, and changes of its result, count as flags; source 4 is for the command
+line only. `headrace.train` resumes the run in the folder with its saved settings; only settings that are given now replace them. What
 the network and its checkpoint depend on cannot change any more once there is a checkpoint.
 
 `headrace train --env ENV --help` shows the settings that people change most, with the defaults for one environment

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -115,15 +114,3 @@ def test_a_folder_that_is_made_is_marked(tmp_path: Path, monkeypatch: pytest.Mon
     assert folder.name.startswith("headrace-vizdoom-")
     sweep(str(tmp_path))
     assert (folder / MARK).exists(), "its process lives"
-
-
-def test_a_folder_for_sockets_has_a_short_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    long = tmp_path / ("x" * 60)
-    long.mkdir()
-    monkeypatch.setattr(leftovers.tempfile, "tempdir", str(long))
-    assert leftovers.make_folder("ray").parent == long
-    folder = leftovers.make_folder("ray", longest=40)
-    try:
-        assert (folder.parent, (folder / MARK).exists()) == (Path("/tmp"), True)
-    finally:
-        shutil.rmtree(folder)

@@ -194,7 +194,7 @@ class Searcher:
                 kept.append(value)
             trial.set_user_attr("scores", scores)
             if prunes:
-                if seed not in study.get_trials(deepcopy=False)[trial.number].intermediate_values:  # it may have been killed since
+                if seed not in study.get_trials(deepcopy=False)[trial.number].intermediate_values:  # else it was killed since
                     trial.report(scores[-1], seed)
                 if seed < TUNING_SEED + self.search.seeds - 1 and trial.should_prune():
                     study.tell(trial, state=state.PRUNED)

@@ -28,13 +28,9 @@ def mark(folder: str | os.PathLike[str]) -> None:
         Path(folder, MARK).write_text(_identity(os.getpid()))
 
 
-def make_folder(prefix: str, longest: int = 4096) -> Path:
-    """A new marked temporary folder, in /tmp where its path would have more than `longest` bytes. The caller removes it."""
-    parent = tempfile.gettempdir()
-    if len(os.fsencode(f"{parent}/headrace-{prefix}-12345678")) > longest:
-        parent = "/tmp"
-        sweep(parent)
-    folder = Path(tempfile.mkdtemp(prefix=f"headrace-{prefix}-", dir=parent))
+def make_folder(prefix: str) -> Path:
+    """A new marked temporary folder. The caller removes it."""
+    folder = Path(tempfile.mkdtemp(prefix=f"headrace-{prefix}-"))
     mark(folder)
     return folder
 

@@ -52,12 +52,16 @@ def start_fork_server() -> None:
         multiprocessing.get_context("forkserver").set_forkserver_preload(_preloaded)
         # `forkserver.ensure_running` would start it, too, but behind the lines that block signals, and that unblocks two of them.
         resource_tracker.ensure_running()
-        with _folder_for_sockets():
+        with folder_for_sockets("/pymp-01234567/listener-01234567"):
             folder = _own_folder()
             leftovers.sweep(tempfile.gettempdir())
         # Ctrl-C, `timeout` and a closed terminal signal the whole process group. The fork server must outlive them, or this
         # process would believe that all its children are dead; it inherits what is blocked here.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        # A thread of OpenMP that waits for work spins first: 300,000 times, some 10 ms, in which it keeps other processes from
+        # its core. 10,000 last until the next layer. This is GNU's OpenMP, torch's on Linux; child processes inherit it.
+        if "OMP_WAIT_POLICY" not in os.environ:
+            os.environ.setdefault("GOMP_SPINCOUNT", "10000")
         os.environ[STARTED_BY] = f"{os.getpid()}:{orphaned_programs.origin()}:{folder}"
         try:
             forkserver.ensure_running()
@@ -67,10 +71,11 @@ def start_fork_server() -> None:
 
 
 @contextmanager
-def _folder_for_sockets() -> Iterator[None]:
-    """Meanwhile the temporary directory is /tmp if the path of the user's (TMPDIR) leaves too little room in that of a socket."""
+def folder_for_sockets(path: str) -> Iterator[None]:
+    """Meanwhile the temporary directory is /tmp if that of the user (TMPDIR) leaves too little room for a socket with this `path`
+    below it."""
     before = tempfile.gettempdir()
-    if len(os.fsencode(before)) > SOCKET_PATH - len("/pymp-01234567/listener-01234567"):
+    if len(os.fsencode(before)) > SOCKET_PATH - len(path):
         tempfile.tempdir = "/tmp"
     try:
         yield

@@ -11,6 +11,7 @@ import re
 import secrets
 import shutil
 import socket
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +22,7 @@ from typing import Any
 from headrace.config import ConfigError
 from headrace.envs.core.errors import MissingExtra
 from headrace.processes import leftovers
+from headrace.processes.start import folder_for_sockets
 from headrace.sampling.placements.base import RunFailed
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -32,8 +34,8 @@ HEAD_NOTICE = 6.0
 """Seconds after which the user is told that the head does not answer."""
 RECONNECT_TIMEOUT = "600"
 """Seconds after which Ray ends this process at once because its head is gone: enough for a last checkpoint. Ray's own is 60."""
-LONGEST_FOLDER = 107 - len("/s/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
-"""Bytes of the path of Ray's folder: it makes sockets there, whose paths may have 107."""
+SOCKET = "/headrace-ray-01234567/s/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
+"""Path of Ray's socket with the longest path, below the temporary folder."""
 CONNECT_TIMEOUT = 10.0
 """Seconds that the head may take to accept a connection; `ray.init` would wait for minutes for one that is not there."""
 
@@ -98,7 +100,9 @@ class RayCluster:
                     f"{need} need a Ray cluster of {machines} machines, and this machine belongs to none: start one (ray start) "
                     f"or name one (RAY_ADDRESS). On one machine: {instead}"
                 ) from error
-            self._folder = leftovers.make_folder("ray", LONGEST_FOLDER)
+            with folder_for_sockets(SOCKET):
+                self._folder = leftovers.make_folder("ray")
+                leftovers.sweep(tempfile.gettempdir())
             cpus = max(os.cpu_count() or 1, cores)
             own = {"include_dashboard": False, "num_cpus": cpus, "_node_ip_address": "127.0.0.1"}
             ray.init(_temp_dir=str(self._folder / "s"), **own, **QUIET)
