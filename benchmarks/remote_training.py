@@ -96,11 +96,12 @@ def serve(env: str, imports: list[str], stack: ExitStack) -> str:
     """Start an environment server for the time of the stack; its address. `imports`: flags."""
     command = [sys.executable, "-m", "headrace.cli", "serve-envs", "--env", env, "--num-envs", "1024"]
     command += ["--listen", "127.0.0.1:0", *imports]
-    server = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    server = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     stack.callback(server.terminate)
     assert server.stdout is not None
-    if found := re.search(r"127\.0\.0\.1:\d+", server.stdout.readline()):
-        return found[0]
+    for line in server.stdout:
+        if found := re.search(r"127\.0\.0\.1:\d+", line):
+            return found[0]
     raise SystemExit("the environment server did not start")
 
 
