@@ -2,8 +2,8 @@
 
     python benchmarks/learning/laboratory.py strategies-minatar     # 30 runs of 2 minutes
     python benchmarks/learning/laboratory.py search-cartpole        # 40 trials, 12 minutes
-    python benchmarks/learning/laboratory.py mujoco                 # 20 runs, 40 minutes
-    python benchmarks/learning/laboratory.py atari-5                # 25 runs, 4 hours
+    python benchmarks/learning/laboratory.py mujoco                 # 20 runs, an hour
+    python benchmarks/learning/laboratory.py atari-5                # 25 runs of 2.5 M steps
 
 `strategies`: APPO and IMPALA with their defaults in the placements `served`, `inline`, `serial` and `device`, and `remote`, which
 is `served` with all environments at a `headrace serve-envs` of its own over loopback. Each run has the same minutes and all

@@ -224,7 +224,7 @@ def test_a_search_that_is_killed_loses_no_finished_trial(tmp_path):
                "--num-threads", "1", "--num-epochs", "1", "--parallel", "2"]  # fmt: skip
     started = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not list(folder.glob("trials/2/runs/*/config.json")):
+    while not list(folder.glob("trials/2/runs/*1001/config.json")):  # its first seed has been reported
         assert time.monotonic() < deadline
         time.sleep(0.05)
     started.send_signal(signal.SIGKILL)

@@ -209,18 +209,3 @@ def test_the_folder_of_a_program_that_lives_is_left_alone(tmp_path: Path) -> Non
         "    assert os.path.isdir(ours)\n"
     )
     assert subprocess.run([sys.executable, tmp_path / "outer.py"], timeout=200).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("own", "expected"), [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)]
-)
-def test_threads_that_wait_soon_leave_their_core(
-    start: Callable[..., Program], monkeypatch: pytest.MonkeyPatch, own: dict[str, str], expected: str | None
-) -> None:
-    """The fork server loads OpenMP, for all children. What the user has set stays."""
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in own.items():
-        monkeypatch.setenv(name, value)
-    variables = Path(f"/proc/{start().server}/environ").read_bytes().decode().split("\0")
-    assert dict(variable.split("=", 1) for variable in variables if variable).get("GOMP_SPINCOUNT") == expected

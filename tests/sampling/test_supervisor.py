@@ -457,8 +457,7 @@ class Clock:
 
     def let_it_look(self, seconds: float) -> None:
         """So much later the watchdog looks several times."""
-        self.now += seconds
-        looks = self.looks
+        self.now, looks = self.now + seconds, self.looks
         wait_here(lambda: self.looks > looks + 3)
 
 

@@ -58,10 +58,6 @@ def start_fork_server() -> None:
         # Ctrl-C, `timeout` and a closed terminal signal the whole process group. The fork server must outlive them, or this
         # process would believe that all its children are dead; it inherits what is blocked here.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        # A thread of OpenMP that waits for work spins first: 300,000 times, some 10 ms, in which it keeps other processes from
-        # its core. 10,000 last until the next layer. This is GNU's OpenMP, torch's on Linux; child processes inherit it.
-        if "OMP_WAIT_POLICY" not in os.environ:
-            os.environ.setdefault("GOMP_SPINCOUNT", "10000")
         os.environ[STARTED_BY] = f"{os.getpid()}:{orphaned_programs.origin()}:{folder}"
         try:
             forkserver.ensure_running()
