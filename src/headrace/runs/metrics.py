@@ -85,7 +85,7 @@ KEYS: dict[str, str] = {
     "lag/p50": "Median policy lag. This and the following keys of lag are of one batch of the interval; trajectories only.",
     "lag/p95": "95th percentile of the policy lag.",
     "lag/when_chosen": "Part of the mean policy lag that was there when the action was chosen: newer weights had been published "
-    "on the actor's machine. It comes of how weights are distributed.",
+    "on the actor's machine, which the actor had not taken yet.",
     "lag/since_chosen": "The rest of the mean policy lag: updates that were made while the trajectory was filled and waited.",
     **{f"lag/share/{name}": f"Share of the samples with a policy lag of {name}." for name in lag_bins.NAMES},
     "lag/masked": "Samples excluded so far because their policy lag was above `learning.max_policy_lag`.",
@@ -111,7 +111,7 @@ KEYS: dict[str, str] = {
         for part, phases in PHASES.items()
         for name, phase in phases.items()
     },
-    "population/objective": "Population-based training: what the policy is compared with others by.",
+    "population/objective": "Population-based training: the number by which policies are compared (`pbt.objective`).",
     "population/replacements": "Population-based training: how often the policy has become a copy of another.",
     "population/mutations": "Population-based training: how often a mutation has changed hyperparameters of the policy.",
     **{f"population/{name}": f"Population-based training: the policy's `{name}`." for name in KINDS},
