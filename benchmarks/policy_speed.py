@@ -91,7 +91,7 @@ def learning(policy: Policy, spec: EnvSpec, n: int, compiled: bool) -> Callable[
         log_prob = rows.log_prob(actions)
         targets = vtrace(log_prob - behaviour, rewards, out.value, never, never, always, 0.99)
         return (
-            losses.policy_loss(log_prob, behaviour, targets.advantages, always, 0.1).loss
+            losses.policy_loss(log_prob, behaviour, targets.advantages, always, 0.1)
             + 0.5 * losses.value_loss(out.value[:T], targets.values, always)
             - 0.003 * losses.masked_mean(rows.entropy(), always)
         )

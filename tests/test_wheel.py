@@ -19,7 +19,7 @@ import pytest
 from headrace_atari import processor_levels
 
 ROOT = Path(__file__).parents[1]
-PARTS = {"headrace": {"doom_yield", "elu", "ipc", "pixels", "replay"}, "headrace_atari": {"atari"}}
+PARTS = {"headrace": {"doom_yield", "elu", "ipc", "pixels", "ppo", "replay"}, "headrace_atari": {"atari"}}
 MACHINES = {"x86_64": 0x3E, "aarch64": 0xB7}
 """What an ELF file says of the processor that it is for."""
 

@@ -33,20 +33,21 @@ def test_masked_mean_is_normalised_by_the_count(data):
 @pytest.mark.parametrize("clip", [0.1, 0.5])
 def test_clipped_policy_loss(data, clip):
     log_prob = data["log_prob"].clone().requires_grad_()
-    result = losses.policy_loss(log_prob, data["behaviour"], data["advantages"], data["mask"], clip)
+    loss = losses.policy_loss(log_prob, data["behaviour"], data["advantages"], data["mask"], clip)
+    result = losses.ratio_statistics(log_prob, data["behaviour"], data["mask"], clip)
     log_w = kept(data, "log_prob") - kept(data, "behaviour")
     assert (np.abs(log_w) > math.log(20)).any()
     bounded = np.abs(log_w) < math.log(20)
     log_w = np.clip(log_w, -math.log(20), math.log(20))
     w, A = np.exp(log_w), kept(data, "advantages")
     low, high = 1 / (1 + clip), 1 + clip
-    assert result.loss.item() == pytest.approx(-np.minimum(w * A, np.clip(w, low, high) * A).mean())
+    assert loss.item() == pytest.approx(-np.minimum(w * A, np.clip(w, low, high) * A).mean())
     assert result.approx_kl.item() == pytest.approx((w - 1 - log_w).mean())
     assert result.clip_fraction.item() == pytest.approx(((w < low) | (w > high)).mean())
     assert result.mean_ratio.item() == pytest.approx(w.mean())
     assert result.max_ratio.item() == pytest.approx(w.max())
     assert result.entropy.item() == pytest.approx(-(w * kept(data, "log_prob")).mean())
-    result.loss.backward()
+    loss.backward()
     # d(w A)/d log pi = w A, unless clipping to the far side, or the bound of 20, made it constant.
     active = bounded & ~(((w > high) & (A > 0)) | ((w < low) & (A < 0)))
     assert active.any()
@@ -58,28 +59,28 @@ def test_clipped_policy_loss(data, clip):
 
 def test_plain_policy_gradient(data):
     log_prob = data["log_prob"].clone().requires_grad_()
-    result = losses.policy_loss(log_prob, data["behaviour"], data["advantages"], data["mask"], None)
-    assert result.loss.item() == pytest.approx(-(kept(data, "log_prob") * kept(data, "advantages")).mean())
-    result.loss.backward()
+    loss = losses.policy_loss(log_prob, data["behaviour"], data["advantages"], data["mask"], None)
+    assert loss.item() == pytest.approx(-(kept(data, "log_prob") * kept(data, "advantages")).mean())
+    loss.backward()
     expected = np.zeros(SHAPE)
     expected[data["mask"].numpy()] = -kept(data, "advantages") / int(data["mask"].sum())
     np.testing.assert_allclose(log_prob.grad, expected, atol=1e-12)
-    assert result.clip_fraction == 0
+    assert losses.ratio_statistics(log_prob, data["behaviour"], data["mask"], None).clip_fraction == 0
 
 
 def test_huge_ratios_are_bounded():
     log_prob = torch.tensor([200.0, -200.0], requires_grad=True)
     mask = torch.ones(2, dtype=torch.bool)
-    result = losses.policy_loss(log_prob, torch.zeros(2), torch.tensor([-1.0, -1.0]), mask, 0.1)
-    assert result.loss.item() == pytest.approx((20 + 1 / 1.1) / 2, rel=1e-5)
-    result.loss.backward()
+    loss = losses.policy_loss(log_prob, torch.zeros(2), torch.tensor([-1.0, -1.0]), mask, 0.1)
+    assert loss.item() == pytest.approx((20 + 1 / 1.1) / 2, rel=1e-5)
+    loss.backward()
     assert torch.isfinite(log_prob.grad).all()
 
 
 def test_no_gradient_flows_into_advantages_or_targets():
     one, mask = torch.ones(2, requires_grad=True), torch.ones(2, dtype=torch.bool)
     x = torch.zeros(2, requires_grad=True)
-    (losses.policy_loss(x, torch.zeros(2), one, mask, 0.1).loss + losses.value_loss(x, one, mask, one, 0.2)).backward()
+    (losses.policy_loss(x, torch.zeros(2), one, mask, 0.1) + losses.value_loss(x, one, mask, one, 0.2)).backward()
     assert one.grad is None
 
 
@@ -138,11 +139,11 @@ def test_without_valid_samples_everything_is_zero():
     nan, mask = torch.full(SHAPE, math.nan), torch.zeros(SHAPE, dtype=torch.bool)
     x = torch.zeros(SHAPE, requires_grad=True)
     policy = losses.policy_loss(x, nan, nan, mask, 0.1)
-    terms = [*policy, losses.value_loss(x, nan, mask, nan, 0.1)]
+    terms = [policy, losses.value_loss(x, nan, mask, nan, 0.1), *losses.ratio_statistics(x, nan, mask, 0.1)]
     terms += [losses.masked_mean(nan, mask), losses.symmetric_kl_loss(nan, mask)]
     terms += [losses.explained_variance(nan, nan, mask), losses.normalize_advantages(nan, mask).abs().max()]
     assert [term.item() for term in terms] == [0.0] * len(terms)
-    (policy.loss + terms[5]).backward()
+    (policy + terms[1]).backward()
     assert (x.grad == 0).all()
 
 
@@ -158,9 +159,7 @@ def test_no_mask_is_a_mask_of_all_to_the_last_bit(data, clip):
         policy = losses.policy_loss(x, data["behaviour"], A, mask, clip, count)
         value = losses.value_loss(x, data["targets"], mask, data["old"], clip, count)
         kl = losses.symmetric_kl_loss(x.square(), mask, count)
-        (policy.loss + value + kl).backward()
-        found.append([*policy, value, kl, losses.explained_variance(x, data["targets"], mask, count), x.grad])
+        (policy + value + kl).backward()
+        found.append([policy, value, kl, x.grad])
     for a, b in zip(*found, strict=True):
         assert torch.equal(a, b)
-    with pytest.raises(ValueError, match="number of samples must be given"):
-        losses.masked_mean(data["values"], None)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headrace import config as configs
-from headrace.config import Config
+from headrace.config import Config, LearningConfig
 from headrace.envs.core.contract import ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
 from headrace.learning.policy_gradient import PolicyGradient
 from headrace.policies.distributions import ActionDistribution
@@ -36,6 +36,15 @@ def batch_of(model: torch.nn.Module, same_step: bool) -> dict[str, torch.Tensor]
         batch["value"] = out.value[:T].clone()
         batch["log_prob"] = torch.full((T, B), -1.4)
     return batch
+
+
+def statistics_of(
+    algorithm: PolicyGradient, model: torch.nn.Module, batch: dict[str, torch.Tensor], config: LearningConfig
+) -> dict[str, torch.Tensor]:
+    """All statistics of an update of one optimizer step."""
+    _, reported = algorithm.loss(model, batch, config)
+    samples = {name.removeprefix("sample/"): x.flatten() for name, x in batch.items() if name.startswith("sample/")}
+    return algorithm.statistics(model, samples, config) | {name: x.detach() for name, x in reported.items()}
 
 
 @pytest.mark.parametrize("same_step", [False, True])
@@ -79,10 +88,10 @@ def test_the_shares_that_v_trace_truncates_are_counted_among_valid_samples() -> 
     limits = {"losses/rho_clipped": 1.02, "losses/c_clipped": 0.97}
     counted = {name: float((ratio > limit).float().mean()) for name, limit in limits.items()}
     assert 0 < counted["losses/rho_clipped"] < counted["losses/c_clipped"] < 1, "both clips bind somewhere, and not everywhere"
-    _, statistics = algorithm.loss(model, batch, configs.override(config, **{"learning.returns": "vtrace"}).learning)
+    statistics = statistics_of(algorithm, model, batch, configs.override(config, **{"learning.returns": "vtrace"}).learning)
     for name, share in counted.items():
         assert float(statistics[name]) == pytest.approx(share)
-    _, statistics = algorithm.loss(model, batch, configs.override(config, **{"learning.returns": "gae"}).learning)
+    statistics = statistics_of(algorithm, model, batch, configs.override(config, **{"learning.returns": "gae"}).learning)
     assert not counted.keys() & statistics.keys()
 
 
@@ -109,7 +118,7 @@ def test_entropy_that_is_only_reported_is_estimated(action: Categorical | Contin
     found = {}
     for coefficient in (0.01, 0.0):
         learning = configs.override(config, **{"learning.entropy_coef": coefficient}).learning
-        found[coefficient] = float(algorithm.loss(model, dict(batch), learning)[1]["losses/entropy"].detach())
+        found[coefficient] = float(statistics_of(algorithm, model, dict(batch), learning)["losses/entropy"])
         monkeypatch.setattr(ActionDistribution, "entropy", None)
     assert found[0.01] == pytest.approx(exact)
     assert found[0.0] == pytest.approx(exact, abs=0.05)

@@ -62,11 +62,17 @@ class Algorithm(ABC):
     @abstractmethod
     def loss(self, model: Module, batch: Tensors, config: LearningConfig) -> tuple[Tensor, Tensors]:
         """The loss of one minibatch and its statistics (scalars by metric name). With replay it adds `priority`, float32 [B], to
-        the batch: the new priorities of the samples.
+        the batch: the new priorities of the samples. It may add tensors without gradient under `sample/NAME`, for `statistics`.
 
         The loss is a mean over the rows where `mask` is True (without one: over all samples), or with `learning.reduction sum`
         their sum. The gradients of several ranks are combined in the same way.
         """
+
+    def backward(self, model: Module, batch: Tensors, config: LearningConfig) -> Tensors:
+        """Add the gradient of `loss` to that of the model's parameters, and return its statistics."""
+        loss, statistics = self.loss(model, batch, config)
+        loss.backward()
+        return statistics
 
     def extra_fields(self, spec: EnvSpec) -> dict[str, ArraySpec]:
         """Fields of the trajectory store, beyond the common ones, that `act` writes. A replay needs `env_index` (int32: the
@@ -82,6 +88,15 @@ class Algorithm(ABC):
 
     def prepare(self, model: Module, batch: Tensors, config: LearningConfig) -> None:  # noqa: B027 (optional)
         """Called once per batch, before its epochs and without gradient, to add to `batch` what `loss` needs."""
+
+    def statistics(self, model: Module, samples: Tensors, config: LearningConfig) -> Tensors:
+        """Called once per update, after its optimizer steps and without gradient: more statistics (scalars by metric name), where
+        `loss` has none of the same names. What is computed here and not in every loss saves its operations, which on small
+        batches cost more than their arithmetic.
+
+        `samples`: what `loss` has added to its minibatches under `sample/NAME`, by NAME: all optimizer steps side by side, [N].
+        """
+        return {}
 
     def diagnostics(self, model: Module, batch: Tensors, config: LearningConfig) -> Tensors:
         """Called once per report, before the first optimizer step of a batch and without gradient: statistics that are too

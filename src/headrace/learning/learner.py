@@ -7,6 +7,7 @@ belongs to the algorithm (`headrace.learning.algorithm`).
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -87,7 +88,8 @@ class Learner:
         self.progress = Progress()
         # Minibatch order; its state is saved, so that a resumed serial run is the same as one that never stopped.
         self.generator = torch.Generator().manual_seed(random_seed(Use.LEARNING, config.seed))
-        self._loss = torch.compile(algorithm.loss) if config.learning.compile else algorithm.loss
+        if config.learning.compile:
+            algorithm.loss = torch.compile(algorithm.loss)  # type: ignore[method-assign]
         self._reduce_gradients: Callable[[Tensor], None] | None = None
         self._ranks: Ranks | None = None
         self.cut_short: Callable[[], bool] = lambda: False
@@ -107,6 +109,8 @@ class Learner:
         self._gradients.begin()
 
     def _record(self) -> None:
+        self._records = self.config.cuda_graphs or self._recorder is not None
+
         def recorded(name: str, function: Function) -> Recorded:
             # Graphs of one recorder overwrite each other's results. These results must last, so each function has a recorder.
             return Recorded(name, function, CudaRecorder(self.device) if self.config.cuda_graphs else self._recorder)
@@ -192,15 +196,7 @@ class Learner:
                 data |= self._prepare(data)
                 if self._measuring:
                     measured |= self.algorithm.diagnostics(self.model, data, self.config.learning)
-            steps: list[Tensor] = []
-            whole = self.algorithm.whole_trajectories(self.config.learning)
-            for part in minibatches(data, self.config.learning, whole, self.device, self.generator):
-                out = self._step(part) if self._reduce_gradients is None else self._reduced_step(part)
-                steps.append(out["statistics"].clone())
-                measured |= self._gradients.after_step()
-                if self._reduce_gradients is None and self.cut_short():
-                    break
-            statistics = self._reported(torch.stack(steps))
+            out, statistics = self._optimizer_steps(data, measured)
         progress.updates += 1
         if batch.valid is not None:
             stale = int((real & ~fresh).sum())
@@ -220,6 +216,27 @@ class Learner:
                 self._measuring = False
         statistics |= measured
         return Update(statistics, None if batch.keys is None else out["priority"])
+
+    def _optimizer_steps(self, data: Tensors, measured: Tensors) -> tuple[Tensors, Tensors]:
+        """All of an update. Returns the results of the last one, and the statistics of all; adds to `measured` what is measured
+        between two of them."""
+        out: Tensors = {}
+        steps: list[Tensor] = []
+        samples: dict[str, list[Tensor]] = defaultdict(list)
+        whole = self.algorithm.whole_trajectories(self.config.learning)
+        for part in minibatches(data, self.config.learning, whole, self.device, self.generator):
+            out = self._step(part) if self._reduce_gradients is None else self._reduced_step(part)
+            steps.append(out["statistics"].clone())
+            for name, x in out.items():
+                if name.startswith("sample/"):  # a recorded step overwrites those of the step before
+                    samples[name.removeprefix("sample/")].append(x.flatten().clone() if self._records else x.flatten())
+            measured |= self._gradients.after_step()
+            if self._reduce_gradients is None and self.cut_short():
+                break
+        with torch.no_grad():
+            several = {name: torch.cat(parts) for name, parts in samples.items()}
+            statistics = self.algorithm.statistics(self.model, several, self.config.learning)
+        return out, statistics | self._reported(torch.stack(steps))
 
     def note(self, arrivals: Arrivals) -> None:
         """Count experience that came in; `learn` does so for its batch."""
@@ -264,13 +281,12 @@ class Learner:
     def _differentiated(self, part: Tensors) -> Tensors:
         """The first half: gradients; the loss's `statistics`, float32 [K - 1], and what it adds to the batch."""
         full = dict(part)
-        loss, statistics = self._loss(self.model, full, self.config.learning)
         if self._reduce_gradients is None:
             for parameter in self._parameters:
                 parameter.grad = None
         else:
             self.optimizer.zero_grad(set_to_none=False)
-        loss.backward()
+        statistics = self.algorithm.backward(self.model, full, self.config.learning)
         self._names = (*statistics, "losses/grad_norm")
         added = {name: x.detach() for name, x in full.items() if name not in part}
         return added | {"statistics": torch.stack([x.detach().float() for x in statistics.values()])}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
 @dataclass(frozen=True)
-class _Layout:
+class Layout:
     """Where the K discrete parts and the C continuous numbers of an `ActionSpec` are in parameter and action rows."""
 
     choices: tuple[int, ...]  # n of each discrete part
@@ -48,7 +49,8 @@ class _Layout:
 
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # also if the first caller is in inference mode: the tensors may be used in a graph later
-def _layout(spec: ActionSpec, device: torch.device) -> _Layout:
+def layout(spec: ActionSpec, device: torch.device) -> Layout:
+    """Of these actions; the same object for the same arguments."""
     discrete = np.repeat([isinstance(part, Categorical) for part in spec.parts], [part.width for part in spec.parts])
     choices = [part.n for part in spec.parts if isinstance(part, Categorical)]
     gather = exists = None
@@ -64,7 +66,7 @@ def _layout(spec: ActionSpec, device: torch.device) -> _Layout:
     with np.errstate(invalid="ignore"):  # infinite bounds, whose results are not taken
         middle = np.where(bounded, (low + high) / 2, 0.0)
         half_range = np.where(bounded & (high > low), (high - low) / 2, 1.0)
-    return _Layout(
+    return Layout(
         tuple(choices),
         discrete_columns=torch.as_tensor(np.flatnonzero(discrete), device=device),
         continuous_columns=torch.as_tensor(np.flatnonzero(~discrete), device=device),
@@ -99,7 +101,7 @@ class ActionDistribution:
             raise ValueError(f"params have {params.shape[-1]} columns, the action spec needs {param_width(spec)}")
         self.spec = spec
         self.params = params.float()
-        self._layout = _layout(spec, params.device)
+        self._layout = layout(spec, params.device)
         logits, self._mean, log_std = self.params.split(
             [spec.mask_width, *[(param_width(spec) - spec.mask_width) // 2] * 2], dim=-1
         )
@@ -168,11 +170,6 @@ class ActionDistribution:
         # The clamp catches rounding at the bounds, and dimensions with one finite bound.
         return torch.where(at.bounded, at.middle + at.half_range * number.tanh(), number).clamp(at.low, at.high)
 
-    def _unsquash(self, number: Tensor) -> Tensor:
-        at = self._layout
-        unit = ((number - at.middle) / at.half_range).clamp(-TANH_LIMIT, TANH_LIMIT)
-        return torch.where(at.bounded, unit.atanh(), number)
-
     # -- parameters, for those who sample elsewhere ---------------------------------------------------------------------
 
     @property
@@ -194,18 +191,18 @@ class ActionDistribution:
 
     # -- quantities --------------------------------------------------------------------------------------------------------
 
-    def log_prob(self, actions: Tensor) -> Tensor:
-        """Log-probability (density, for continuous parts) of `actions` [..., A]: float32 [...]."""
+    def log_prob(self, actions: Tensor, known: Unsquashed | None = None) -> Tensor:
+        """Log-probability (density, for continuous parts) of `actions` [..., A]: float32 [...]. `known`: what `unsquashed` has
+        made of the same actions; None: it is done here."""
         total: Tensor | float = 0.0
         if self._layout.choices:
             chosen = actions if not self._mean.shape[-1] else actions[..., self._layout.discrete_columns]
             chances = self._log_probs.gather(-1, chosen.long().unsqueeze(-1)).squeeze(-1)
             total = chances.squeeze(-1) if len(self._layout.choices) == 1 else chances.sum(-1)
         if self._mean.shape[-1]:
-            number = actions if not self._layout.choices else actions[..., self._layout.continuous_columns]
-            raw = self._unsquash(number)
+            raw, log_slope = known or unsquashed(self.spec, actions)
             scaled = (raw - self._mean) * (-self._log_std).exp()
-            total = total + (-0.5 * scaled.square() - self._log_std - _LOG_SQRT_2PI - self._log_slope(raw)).sum(-1)
+            total = total + (-0.5 * scaled.square() - self._log_std).sum(-1) - (log_slope + raw.shape[-1] * _LOG_SQRT_2PI)
         assert isinstance(total, Tensor), "an action has at least one part"
         return total
 
@@ -252,11 +249,25 @@ class ActionDistribution:
             total = total + torch.where(self._layout.bounded, each, 0.0).sum(-1)
         return total
 
-    def _log_slope(self, raw: Tensor) -> Tensor:
-        """log da/du [..., C] of the squashing at `raw`: log(1 - tanh(u)^2) in a form that does not underflow, plus log scale."""
-        at = self._layout
-        slope = 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw)) + at.half_range.log()
-        return torch.where(at.bounded, slope, 0.0)
+
+class Unsquashed(NamedTuple):
+    """What of a log-probability depends on the actions alone."""
+
+    raw: Tensor
+    """float32 [..., C]: the numbers before they were squashed into bounds."""
+    log_slope: Tensor
+    """float32 [...]: sum of log da/du of the squashing there."""
+
+
+def unsquashed(spec: ActionSpec, actions: Tensor) -> Unsquashed:
+    """Of actions [..., A] with C continuous numbers."""
+    at = layout(spec, actions.device)
+    number = actions[..., at.continuous_columns] if at.choices else actions
+    unit = ((number - at.middle) / at.half_range).clamp(-TANH_LIMIT, TANH_LIMIT)
+    raw = torch.where(at.bounded, unit.atanh(), number)
+    # log(1 - tanh(u)^2) in a form that does not underflow, plus log scale.
+    slope = 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw)) + at.half_range.log()
+    return Unsquashed(raw, torch.where(at.bounded, slope, 0.0).sum(-1))
 
 
 _COSH_MIXTURE = ((0.65429, 0.68382), (0.34571, 1.22073))

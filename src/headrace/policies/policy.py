@@ -10,6 +10,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar, cast
 
 import torch
@@ -24,6 +25,8 @@ from headrace.policies.encoders import PixelConv2d, make_network, orthogonal_, o
 from headrace.policies.normalizer import RunningMeanStd
 
 Precision = Literal["float32", "bf16"]
+NORMALIZED = "normalized/"
+"""Prefix of observations that the trunk need not normalise: a learner does it once for several passes over a batch."""
 
 
 @dataclass
@@ -32,10 +35,17 @@ class PolicyOutput:
 
     distribution: ActionDistribution
     """Over action rows."""
-    value: Tensor
-    """float32: expected return, denormalised."""
+    head_value: Tensor
+    """float32: expected return in units of the value head, which are normalised returns with `policy.normalize_returns`."""
     core: Tensor
     """float32 [N, S] or [B, S]: core state after the (last) row."""
+    returns: RunningMeanStd | None
+    """What normalises returns, if anything does."""
+
+    @cached_property
+    def value(self) -> Tensor:
+        """float32: expected return."""
+        return self.head_value if self.returns is None else self.returns.denormalize(self.head_value)
 
 
 class Trunk(nn.Module):
@@ -46,7 +56,7 @@ class Trunk(nn.Module):
         self.precision = precision
         beside = (MASK_KEY, PREVIOUS_ACTION, PREVIOUS_REWARD)
         observation = {name: array for name, array in spec.observation.items() if name not in beside}
-        self._observed = tuple(observation)
+        self.observed = tuple(observation)
         vectors = tuple(name for name, array in observation.items() if not array.is_image)
         self.normalized = vectors if config.normalize_observations else ()
         self.normalizers = nn.ModuleList(RunningMeanStd(observation[name].shape) for name in self.normalized)
@@ -68,14 +78,18 @@ class Trunk(nn.Module):
     def forward(self, obs: dict[str, Tensor], core: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
         """Features [T, B, F] and the core state, float32 [B, S], after row T-1; arguments as for `OnTrunk.unroll`. Time is folded
         into the batch for the network."""
-        flat = {name: obs[name].flatten(0, 1) for name in self._observed}
-        for name, normalizer in zip(self.normalized, self.normalizers, strict=True):
-            flat[name] = normalizer(flat[name])
+        flat = self.normalize(obs)
+        flat = {name: flat[name].flatten(0, 1) for name in self.observed}
         with torch.autocast(first.device.type, torch.bfloat16) if self.precision == "bf16" else contextlib.nullcontext():
             features = self.network(flat).unflatten(0, first.shape)
             if self.core is not None and self.last_step is not None:
                 features, core = self.core(self.last_step(features, obs, first), core, first)
         return features.float(), core.float()
+
+    def normalize(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """All observations, vectors normalised where `policy.normalize_observations`: those under NORMALIZED already are."""
+        names = zip(self.normalized, self.normalizers, strict=True)
+        return obs | {n: obs[NORMALIZED + n] if NORMALIZED + n in obs else normalizer(obs[n]) for n, normalizer in names}
 
     def layers_under_autocast(self) -> Iterator[nn.Module]:
         """See `convert_weights`. A `PixelConv2d` scales its weight before that is converted."""
@@ -117,6 +131,10 @@ class OnTrunk(nn.Module, Generic[Output]):
         """Let the observation normalisers see `obs` [T, B, ...] or [B, ...] where `mask` (bool; None: everywhere) is True."""
         for name, normalizer in zip(self.trunk.normalized, self.trunk.normalizers, strict=True):
             cast(RunningMeanStd, normalizer).update(obs[name], mask)
+
+    def normalized(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The observations that have a normaliser, normalised."""
+        return {name: x for name, x in self.trunk.normalize(obs).items() if name in self.trunk.normalized}
 
     def _output(self, features: Tensor, obs: dict[str, Tensor], core: Tensor) -> Output:
         """From features [..., F], and the core state after the last row."""
@@ -196,12 +214,15 @@ class Policy(OnTrunk[PolicyOutput]):
     def _output(self, features: Tensor, obs: dict[str, Tensor], core: Tensor) -> PolicyOutput:
         actors, critics = features.chunk(2, -1) if self.parts == 2 else (features, features)
         distribution = ActionDistribution(self.spec.action, self.action_head(actors), obs.get(MASK_KEY))
-        value = self.value_head(critics)
-        return PolicyOutput(distribution, value if self.returns is None else self.returns.denormalize(value), core)
+        return PolicyOutput(distribution, self.value_head(critics), core, self.returns)
 
     def normalize_value(self, value: Tensor) -> Tensor:
         """From returns to the value head's units, in which the value loss is taken."""
         return value if self.returns is None else self.returns.normalize(value)
+
+    def denormalize_value(self, value: Tensor) -> Tensor:
+        """The inverse of `normalize_value`."""
+        return value if self.returns is None else self.returns.denormalize(value)
 
     def update_returns(self, returns: Tensor, mask: Tensor) -> None:
         """Let the return normaliser see value targets [T, B] where `mask` (bool [T, B]) is True.

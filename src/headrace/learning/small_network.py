@@ -1,0 +1,222 @@
+"""Small fully connected policies: acting, and the gradient of PPO's loss, in one native call each (`native/ppo`).
+
+An optimizer step on a few hundred samples is some 250 operations of PyTorch, and acting for eight environments some 80: their
+arithmetic is a fraction of their cost. The native functions compute what `PolicyGradient.act` and `PolicyGradient.loss` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+import headrace._native.ppo as native
+from headrace.accelerator.graphs import Tensors
+from headrace.config import LearningConfig
+from headrace.envs.core.contract import MASK_KEY, Categorical, Continuous
+from headrace.policies.activations import ELU
+from headrace.policies.distributions import layout, unsquashed
+from headrace.policies.encoders import MultiEncoder, VectorEncoder
+from headrace.policies.normalizer import RunningMeanStd
+from headrace.policies.policy import ActionHead, Policy, Trunk, TwoNetworks, ValueHead
+
+MOST_WORK = 1 << 23
+"""Parameters times samples of a minibatch up to which one thread here is faster than PyTorch with several."""
+_KINDS: dict[type[nn.Module], native.Kind] = {nn.ReLU: native.Kind.relu, ELU: native.Kind.elu, nn.Tanh: native.Kind.tanh}
+
+
+class SmallNetwork:
+    """A policy of linear layers with one vector as its observation and without a core: how it acts, and its gradient.
+
+    `acts` and `takes` say whether a policy is one. It must stay the same object; its parameters may move in memory.
+    """
+
+    def __init__(self, policy: Policy):
+        self.policy = policy
+        self._hidden = _hidden_layers(policy)
+        self._discrete = all(isinstance(part, Categorical) for part in policy.spec.action.parts)
+        self._parameters = list(policy.parameters())
+        self._own: list[Tensor] = []
+        self._work = sum(parameter.numel() for parameter in self._parameters)
+        self._found: tuple[list[int], native.Policy] | None = None
+
+    def acts(self, obs: Tensors) -> bool:
+        """Whether the native function acts on these observations: on the CPU, where no gradient is wanted."""
+        return (
+            self._hidden is not None
+            and not torch.is_grad_enabled()
+            and not torch.jit.is_tracing()
+            and all(x.device.type == "cpu" and self._work * len(x) <= MOST_WORK for x in obs.values())
+        )
+
+    def act(self, obs: Tensors, generator: torch.Generator) -> Tensors:
+        """See `PolicyGradient.act`: actions drawn from the policy."""
+        (name,) = self.policy.trunk.observed
+        x, spec, head = obs[name].flatten(1).float().contiguous(), self.policy.spec.action, self.policy.action_head
+        n, width = len(x), len(cast(Tensor, head.linear.bias))
+        noise = torch.empty(n, width)
+        noise = noise.uniform_(generator=generator) if self._discrete else noise.normal_(generator=generator)
+        action = torch.empty(n, spec.width, dtype=torch.int32 if self._discrete else torch.float32)
+        log_prob, value = torch.empty(n), torch.empty(n)
+        native.act(
+            self._located(), self._surroundings(), n, x.data_ptr(), noise.data_ptr(),
+            *_addresses(*((action, None) if self._discrete else (None, action)), log_prob, value),
+        )  # fmt: skip
+        return {"action": action, "log_prob": log_prob, "value": value}
+
+    def _surroundings(self) -> native.Surroundings:
+        trunk, at = self.policy.trunk, layout(self.policy.spec.action, torch.device("cpu"))
+        observations = cast(RunningMeanStd, trunk.normalizers[0]) if trunk.normalized else None
+        bounds = [t.data_ptr() for t in (at.bounded, at.low, at.high, at.middle, at.half_range)]
+        return native.Surroundings(_statistics(observations), _statistics(self.policy.returns), *bounds)
+
+    def takes(self, batch: Tensors, c: LearningConfig) -> bool:
+        """Whether the native functions compute the loss of this minibatch: on the CPU, without action masks, with an exploration
+        term that is 0 or the entropy of discrete actions."""
+        return (
+            self._hidden is not None
+            and batch["action"].dtype == (torch.int32 if self._discrete else torch.float32)
+            and batch["mask"].device.type == "cpu"
+            and self._work * batch["mask"].numel() <= MOST_WORK
+            and (c.entropy_coef == 0 or (self._discrete and c.exploration == "entropy"))
+            and all(parameter.requires_grad for parameter in self._parameters)
+            and not c.compile
+        )
+
+    def evaluate(self, batch: Tensors) -> tuple[Tensor, Tensor]:
+        """Under the present weights, of a minibatch with row T: the log-probabilities of the actions, float32 [T, B] (0 where the
+        mask is False), and the values in the head's units, [T+1, B]. Raises as `backward`."""
+        mask, x = batch["mask"].contiguous(), self._observation(batch, len(batch["reward"]) + 1)
+        action, raw = self._actions(batch)
+        log_prob, value = torch.empty_like(batch["reward"]), torch.empty(len(mask) + 1, mask.shape[1])
+        native.evaluate(
+            self._located(),
+            value.numel(),
+            mask.numel(),
+            x.data_ptr(),
+            *_addresses(action, *raw),
+            *_addresses(mask, log_prob, value),
+        )
+        return log_prob, value
+
+    def backward(self, batch: Tensors, c: LearningConfig) -> Tensors:
+        """See `Algorithm.backward`; `batch` as `PolicyGradient.loss` takes it, with `target` and `advantage`. Raises `IndexError`
+        for an action that the environment does not have."""
+        mask, x, (action, raw) = batch["mask"], self._observation(batch, len(batch["reward"])), self._actions(batch)
+        others = [batch[name].contiguous() for name in ("log_prob", "advantage", "target")]
+        old = self.policy.normalize_value(batch["value"]).contiguous() if c.value_clip is not None else None
+        valid, log_prob, value = mask.contiguous(), torch.empty_like(others[0]), torch.empty_like(others[0])
+        for parameter, own in zip(self._parameters, self._gradients(), strict=True):
+            if parameter.grad is None:
+                parameter.grad = own
+        surrogate, error, entropy = native.gradient(
+            self._located(), _settings(c), mask.numel(), x.data_ptr(), *_addresses(action, *raw), *_addresses(*others, old),
+            *_addresses(valid, log_prob, value),
+        )  # fmt: skip
+        batch |= {
+            "sample/log_prob": log_prob, "sample/behaviour_log_prob": others[0], "sample/mask": mask,
+            "sample/value": value, "sample/target": others[2],
+        }  # fmt: skip
+        loss = (surrogate + c.value_coef * error - c.entropy_coef * entropy) * (int(mask.sum()) if c.reduction == "sum" else 1)
+        names = ["losses/loss", "losses/policy_loss", "losses/value_loss"]
+        if c.entropy_coef > 0:
+            names += ["losses/entropy", "losses/exploration_loss"]
+        return dict(zip(names, torch.tensor([loss, surrogate, error, entropy, -entropy]).unbind(), strict=False))
+
+    def _observation(self, batch: Tensors, rows: int) -> Tensor:
+        """float32 [N, F], normalised."""
+        (name,) = self.policy.trunk.observed
+        x = self.policy.trunk.normalize({key.removeprefix("obs/"): x for key, x in batch.items() if key.startswith("obs/")})[name]
+        return x[:rows].float().flatten(0, 1).flatten(1).contiguous()
+
+    def _actions(self, batch: Tensors) -> tuple[Tensor | None, Sequence[Tensor | None]]:
+        """Discrete actions; or of continuous ones what `unsquashed` makes of them."""
+        if self._discrete:
+            return batch["action"].contiguous(), (None, None)
+        known = [batch.get(name) for name in ("raw_action", "log_slope")]
+        raw = unsquashed(self.policy.spec.action, batch["action"]) if None in known else cast(list[Tensor], known)
+        return None, [x.contiguous() for x in raw]
+
+    def _gradients(self) -> list[Tensor]:
+        """Memory for the gradients of parameters that have none."""
+        if not self._own:
+            self._own = [torch.zeros_like(parameter) for parameter in self._parameters]
+        return self._own
+
+    def _located(self) -> native.Policy:
+        """Where parameters are now, and their gradients where there are any."""
+        addresses = [address for parameter in self._parameters for address in _both(parameter)]
+        found = self._found  # read and set once each: a sampler may be another thread
+        if found is None or found[0] != addresses:
+            found = self._found = addresses, self._at_present()
+        return found[1]
+
+    def _at_present(self) -> native.Policy:
+        assert self._hidden is not None
+        p, log_std = self.policy, self.policy.action_head.log_std
+        choices = [part.n for part in p.spec.action.parts if isinstance(part, Categorical)]
+        return native.Policy(
+            self._hidden.kind, *([_layer(layer) for layer in layers] for layers in (self._hidden.actor, self._hidden.critic)),
+            _layer(cast(nn.Linear, p.action_head.linear)), _layer(cast(nn.Linear, p.value_head.linear)),
+            *((0, 0) if log_std is None else _both(log_std)), choices,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Hidden:
+    """The activation, and the hidden layers of actor and critic; without those of a critic the actor's are for both."""
+
+    kind: native.Kind
+    actor: list[nn.Linear]
+    critic: list[nn.Linear]
+
+
+def _hidden_layers(policy: Policy) -> _Hidden | None:
+    """None if the policy has others than linear layers, or observations or actions that the native function does not have."""
+    trunk, parts = policy.trunk, policy.spec.action.parts
+    own = [type(part) for part in (trunk, policy.action_head, policy.value_head)] == [Trunk, ActionHead, ValueHead]
+    alike = all(isinstance(part, Categorical) for part in parts) or all(isinstance(part, Continuous) for part in parts)
+    if not own or not alike or trunk.core is not None or trunk.precision != "float32" or MASK_KEY in policy.spec.observation:
+        return None
+    network = trunk.network
+    encoders = [_encoder(part) for part in ((network.actor, network.critic) if isinstance(network, TwoNetworks) else (network,))]
+    mlps = [list(encoder.mlp) for encoder in encoders if encoder is not None]
+    linear = [[layer for layer in mlp if type(layer) is nn.Linear and layer.weight.dtype == torch.float32] for mlp in mlps]
+    if len(mlps) < len(encoders) or not all(mlps) or any(2 * len(own) < len(mlp) for own, mlp in zip(linear, mlps, strict=True)):
+        return None
+    return _Hidden(_KINDS[type(mlps[0][1])], linear[0], linear[1] if len(linear) > 1 else [])
+
+
+def _encoder(network: nn.Module) -> VectorEncoder | None:
+    """The encoder of the only observation, if it is a vector taken as it is."""
+    only = network.encoders[0] if isinstance(network, MultiEncoder) and len(network.encoders) == 1 else None
+    return only if isinstance(only, VectorEncoder) and only.scale == 1.0 else None
+
+
+def _settings(c: LearningConfig) -> native.Settings:
+    return native.Settings(
+        -1.0 if c.ppo_clip is None else c.ppo_clip, -1.0 if c.value_clip is None else c.value_clip, c.value_coef, c.entropy_coef,
+        c.normalize_advantages, c.reduction == "sum",
+    )  # fmt: skip
+
+
+def _layer(linear: nn.Linear) -> tuple[int, int, int, int, int, int]:
+    (weight, weight_gradient), (bias, bias_gradient) = _both(linear.weight), _both(linear.bias)
+    return weight, bias, weight_gradient, bias_gradient, linear.in_features, linear.out_features
+
+
+def _both(parameter: Tensor) -> tuple[int, int]:
+    return parameter.data_ptr(), 0 if parameter.grad is None else parameter.grad.data_ptr()
+
+
+def _addresses(*tensors: Tensor | None) -> Iterator[int]:
+    return (0 if x is None else x.data_ptr() for x in tensors)
+
+
+def _statistics(normalizer: RunningMeanStd | None) -> tuple[int, int, float, float]:
+    if normalizer is None:
+        return 0, 0, 0.0, 0.0
+    return normalizer.mean.data_ptr(), normalizer.var.data_ptr(), normalizer.eps, normalizer.clip or 0.0
