@@ -49,8 +49,7 @@ class AsPolicy(torch.nn.Module):
 
     def _out(self, logits: Tensor, value: Tensor, core: Tensor) -> Any:
         categorical = torch.distributions.Categorical(logits=logits)
-        log_prob = lambda actions, _=None: categorical.log_prob(actions.squeeze(-1))  # noqa: E731
-        distribution = SimpleNamespace(log_prob=log_prob, entropy=categorical.entropy)
+        distribution = SimpleNamespace(log_prob=lambda a: categorical.log_prob(a.squeeze(-1)), entropy=categorical.entropy)
         return SimpleNamespace(distribution=distribution, value=value, head_value=value, core=core)
 
     def normalize_value(self, value: Tensor) -> Tensor:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headrace import config as configs
 from headrace.config import Config
@@ -21,7 +23,8 @@ from headrace.learning.learner import Learner
 from headrace.learning.policy_gradient import PolicyGradient
 from headrace.learning.small_network import SmallNetwork
 from headrace.policies.distributions import unsquashed
-from headrace.policies.policy import Policy, ValueHead
+from headrace.policies.encoders import VectorEncoder
+from headrace.policies.policy import Policy, TwoNetworks, ValueHead
 
 N = 37  # samples: no multiple of the widths of vectors or tiles
 VECTOR = {"obs": ArraySpec((5,), np.dtype(np.float32))}
@@ -288,32 +291,162 @@ def test_what_it_does_not_take() -> None:
         assert not SmallNetwork(other).takes(batch, c), spec.name
 
 
-def test_a_loss_and_a_head_of_ones_own_are_used() -> None:
-    class Decayed(PolicyGradient):
-        def loss(self, model: Any, batch: Any, config: Any) -> Any:
-            loss, statistics = super().loss(model, batch, config)
-            penalty = 100 * model.value_head.linear.weight.square().sum()
-            return loss + penalty, statistics | {"losses/penalty": penalty}
+class Doubled(ValueHead):
+    def forward(self, features: Tensor) -> Tensor:
+        return 2 * super().forward(features)
 
-    class Doubled(ValueHead):
-        def forward(self, features: Tensor) -> Tensor:
-            return 2 * super().forward(features)
 
+class Shifted(VectorEncoder):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + 1)
+
+
+def mlp_of(model: Policy) -> nn.Sequential:
+    return model.trunk.network.encoders[0].mlp
+
+
+def shared(model: Policy) -> None:
+    model.trunk.network = TwoNetworks(model.trunk.network, model.trunk.network)
+    model.parts = 2
+
+
+CHANGES: dict[str, Callable[[Policy], Any]] = {
+    "a head": lambda model: setattr(model.value_head, "__class__", Doubled),
+    "an encoder": lambda model: setattr(model.trunk.network.encoders[0], "__class__", Shifted),
+    "spectral norm": lambda model: nn.utils.parametrizations.spectral_norm(model.value_head.linear),
+    "weight norm": lambda model: nn.utils.parametrizations.weight_norm(mlp_of(model)[0]),
+    "a norm": lambda model: mlp_of(model).append(nn.LayerNorm(7)),
+    "a norm instead of an activation": lambda model: mlp_of(model).__setitem__(3, nn.LayerNorm(7)),
+    "another activation": lambda model: mlp_of(model).__setitem__(1, nn.ReLU()),
+    "an unknown activation": lambda model: [mlp_of(model).__setitem__(i, nn.SiLU()) for i in (1, 3)],
+    "no last activation": lambda model: mlp_of(model).pop(3),
+    "no bias": lambda model: mlp_of(model)[2].register_parameter("bias", None),
+    "a head of several layers": lambda model: setattr(
+        model.action_head, "linear", nn.Sequential(nn.Linear(7, 4), nn.Linear(4, 3))
+    ),
+    "a hook": lambda model: model.value_head.linear.register_forward_hook(lambda module, inputs, output: output * 3),
+    "one network for both": shared,
+    "another parameter": lambda model: model.register_parameter("more", nn.Parameter(torch.zeros(3))),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_policy_that_somebody_has_changed_is_pytorchs(change: str) -> None:
+    algorithm, model, config = made("one choice")
+    CHANGES[change](model)
+    small, batch = SmallNetwork(model), minibatch(model)
+    rows = {"obs": torch.randn(N, 5)}, torch.zeros(N, 0), torch.zeros(N, dtype=torch.bool)
+    with torch.no_grad():
+        assert not small.acts(rows[0])
+        fields, _ = algorithm.act(model, *rows, torch.arange(N), torch.Generator().manual_seed(0))
+        if change != "spectral norm":  # which is different in every forward pass
+            torch.testing.assert_close(fields["value"], model.act(*rows).value)
+    assert not small.takes(batch, config.learning)
+    algorithm.backward(model, batch, config.learning)
+    assert all(p.grad is not None for name, p in model.named_parameters() if name != "more")
+
+
+class Decayed(PolicyGradient):
+    def loss(self, model: Any, batch: Any, config: Any) -> Any:
+        loss, statistics = super().loss(model, batch, config)
+        penalty = 100 * model.value_head.linear.weight.square().sum()
+        return loss + penalty, statistics | {"losses/penalty": penalty}
+
+
+class Mirrored(PolicyGradient):
+    def loss(self, model: Any, batch: Any, config: Any) -> Any:
+        return super().loss(model, batch | {"obs/obs": -batch["obs/obs"], "action": -batch["action"]}, config)
+
+
+class Alone(PolicyGradient):
+    def loss(self, model: Any, batch: Any, config: Any) -> Any:
+        out = model.unroll(
+            {"obs": batch["obs/obs"][: len(batch["reward"])]}, batch["core"], batch["first"][: len(batch["reward"])]
+        )
+        return out.value.square().mean() + out.distribution.log_prob(batch["action"]).mean(), {"losses/mine": out.value.mean()}
+
+
+def test_a_loss_of_ones_own_is_used() -> None:
     gradients = []
-    for algorithm, head in ((PolicyGradient(), ValueHead), (Decayed(), ValueHead), (PolicyGradient(), Doubled)):
+    for algorithm in (PolicyGradient(), Decayed()):
         _, model, config = made("one choice")
-        model.value_head.__class__ = head
         statistics = algorithm.backward(model, minibatch(model), config.learning)
         assert ("losses/penalty" in statistics) == isinstance(algorithm, Decayed)
         gradients.append(model.value_head.linear.weight.grad)
     assert (gradients[1] - gradients[0]).abs().max() > 1
-    assert not torch.allclose(gradients[2], gradients[0])
+    set_on_the_object = PolicyGradient()
+    set_on_the_object.loss = Decayed().loss  # type: ignore[method-assign]
+    assert "losses/penalty" in set_on_the_object.backward(model, minibatch(model), config.learning)
+
+
+def trajectories(action: str, seed: int, T: int = 8, B: int = 6) -> Batch:
+    make = torch.Generator().manual_seed(seed)
+    obs = torch.randn(T + 1, B, 5, generator=make)
+    first, core = torch.zeros(T + 1, B, dtype=torch.bool), torch.zeros(B, 0)
+    distribution = made(action)[1].unroll({"obs": obs[:T]}, core, first[:T]).distribution
+    chosen = distribution.sample(make)
+    data = {
+        "obs/obs": obs, "first": first, "core": core, "action": chosen, "log_prob": distribution.log_prob(chosen).detach(),
+        "reward": torch.randn(T, B, generator=make), "value": torch.randn(T, B, generator=make),
+        "terminated": torch.rand(T, B, generator=make) < 0.1, "truncated": torch.zeros(T, B, dtype=torch.bool),
+    }  # fmt: skip
+    valid = torch.rand(T + 1, B, generator=make) < 0.9
+    return Batch(data, torch.zeros(T, B, dtype=torch.int64), valid, None, Arrivals(T * B))
+
+
+def test_what_a_loss_of_ones_own_is_given_may_be_changed() -> None:
+    """What is known of observations and actions beforehand is not used in place of what it passes on."""
+    _, model, config = made("bounded", **{"policy.normalize_observations": True, "policy.normalize_returns": True})
+    data = trajectories("bounded", 0).data | {"mask": torch.ones(8, 6, dtype=torch.bool)}
+    with torch.no_grad():
+        Mirrored().prepare(model, data, config.learning)
+        mirrored = data | {"obs/obs": -data["obs/obs"], "action": -data["action"]}
+        assert (
+            Mirrored().loss(model, dict(data), config.learning)[0] == PolicyGradient().loss(model, mirrored, config.learning)[0]
+        )
+        assert (
+            PolicyGradient().loss(model, dict(data), config.learning)[0]
+            != PolicyGradient().loss(model, mirrored, config.learning)[0]
+        )
+
+
+def test_a_loss_that_leaves_no_samples_is_learned_from() -> None:
+    _, model, config = made("one choice")
+    update = Learner(model, Alone(), config).learn(trajectories("one choice", 0))
+    assert "losses/mine" in update.statistics
+    assert "losses/approx_kl" not in update.statistics
+
+
+def test_copies_of_what_has_acted() -> None:
+    algorithm, model, _ = made("one choice")
+    rows = {"obs": torch.randn(N, 5)}, torch.zeros(N, 0), torch.zeros(N, dtype=torch.bool), torch.arange(N)
+    with torch.no_grad():
+        before, _ = algorithm.act(model, *rows, torch.Generator().manual_seed(0))
+        other, twin = copy.deepcopy((algorithm, model))
+        for parameter in model.parameters():
+            parameter.zero_()
+        after, _ = other.act(twin, *rows, torch.Generator().manual_seed(0))
+    assert torch.equal(before["value"], after["value"])
+
+
+def test_numbers_of_other_types_and_shapes() -> None:
+    _, model, config = made("one choice")
+    small, gradients = SmallNetwork(model), []
+    for kind in (torch.float32, torch.float64):
+        batch = minibatch(model)
+        batch |= {name: batch[name].to(kind) for name in ("advantage", "target", "log_prob")}
+        small.backward(batch, config.learning)
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    torch.testing.assert_close(*gradients)
+    with pytest.raises(ValueError, match="advantage"):
+        small.backward(minibatch(model) | {"advantage": torch.zeros(1, N + 1)}, config.learning)
+    with pytest.raises(ValueError, match="1 rows of observations where 2 are needed"):
+        small.evaluate(minibatch(model))
 
 
 @pytest.mark.parametrize("action", ["several choices", "bounded"])
 def test_updates_of_a_learner_are_the_same(action: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way: minibatches, clipping, Adam, statistics; and where other learners' gradients are added to it."""
-    T, B = 8, 6
     weights, statistics = [], []
     for most, ranks in itertools.product((small_network.MOST_WORK, 0), (False, True)):
         monkeypatch.setattr(small_network, "MOST_WORK", most)
@@ -322,19 +455,7 @@ def test_updates_of_a_learner_are_the_same(action: str, monkeypatch: pytest.Monk
         if ranks:
             learner.reduce_gradients_by(lambda samples: None)
         for seed in range(3):
-            make = torch.Generator().manual_seed(seed)
-            obs = torch.randn(T + 1, B, 5, generator=make)
-            first, core = torch.zeros(T + 1, B, dtype=torch.bool), torch.zeros(B, 0)
-            distribution = made(action)[1].unroll({"obs": obs[:T]}, core, first[:T]).distribution
-            chosen = distribution.sample(make)
-            data = {
-                "obs/obs": obs, "first": first, "core": core,
-                "action": chosen, "log_prob": distribution.log_prob(chosen).detach(),
-                "reward": torch.randn(T, B, generator=make), "value": torch.randn(T, B, generator=make),
-                "terminated": torch.rand(T, B, generator=make) < 0.1, "truncated": torch.zeros(T, B, dtype=torch.bool),
-            }  # fmt: skip
-            valid = torch.rand(T + 1, B, generator=make) < 0.9
-            update = learner.learn(Batch(data, torch.zeros(T, B, dtype=torch.int64), valid, None, Arrivals(T * B)))
+            update = learner.learn(trajectories(action, seed))
         weights.append({name: p.detach().clone() for name, p in model.named_parameters()})
         statistics.append(update.statistics)
     for other in range(1, 4):

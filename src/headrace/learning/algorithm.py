@@ -69,7 +69,8 @@ class Algorithm(ABC):
         """
 
     def backward(self, model: Module, batch: Tensors, config: LearningConfig) -> Tensors:
-        """Add the gradient of `loss` to that of the model's parameters, and return its statistics."""
+        """Put the gradient of `loss` into `grad` of the model's parameters, where there is none or 0 before, and return its
+        statistics."""
         loss, statistics = self.loss(model, batch, config)
         loss.backward()
         return statistics

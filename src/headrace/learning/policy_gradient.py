@@ -75,7 +75,7 @@ class PolicyGradient(Algorithm):
             policy.update_returns(targets.values, batch["mask"])
             if several:
                 batch["target"], batch["advantage"] = _normalized(policy, targets)
-        if several:  # what is the same for all optimizer steps
+        if several and self._is_own():  # what is the same for all optimizer steps
             batch |= {f"obs/{NORMALIZED}{name}": x for name, x in policy.normalized(named(batch, "obs/")).items()}
             if any(isinstance(part, Continuous) for part in policy.spec.action.parts):
                 batch["raw_action"], batch["log_slope"] = unsquashed(policy.spec.action, batch["action"])
@@ -95,8 +95,8 @@ class PolicyGradient(Algorithm):
         policy, c, mask, T = cast(Policy, model), config, batch["mask"], len(batch["reward"])
         out = policy.unroll(named(batch, "obs/", T), batch["core"], batch["first"][:T])
         distribution, values = out.distribution, out.head_value
-        numbers = Unsquashed(batch["raw_action"], batch["log_slope"]) if "raw_action" in batch else None
-        log_prob = distribution.log_prob(batch["action"], numbers)
+        known = (Unsquashed(batch["raw_action"], batch["log_slope"]),) if "raw_action" in batch else ()
+        log_prob = distribution.log_prob(batch["action"], *known)
         if "advantage" in batch:
             targets = Targets(batch["target"], batch["advantage"])
         else:
@@ -133,9 +133,8 @@ class PolicyGradient(Algorithm):
         return loss, {"losses/loss": loss} | terms
 
     def backward(self, model: Module, batch: Tensors, config: LearningConfig) -> Tensors:
-        """See `Algorithm.backward`. Small networks have a function of their own, which costs a fraction of PyTorch's; a loss of
-        another class does without it."""
-        policy, small = cast(Policy, model), self._small_network(model) if type(self).loss is PolicyGradient.loss else None
+        """See `Algorithm.backward`. Small networks have a function of their own, which costs a fraction of PyTorch's."""
+        policy, small = cast(Policy, model), self._small_network(model) if self._is_own() else None
         if small is None or not small.takes(batch, config):
             return super().backward(model, batch, config)
         if "advantage" not in batch:
@@ -143,6 +142,11 @@ class PolicyGradient(Algorithm):
             targets = _targets(policy, batch, config, log_prob, policy.denormalize_value(values))
             batch["target"], batch["advantage"] = _normalized(policy, targets)
         return small.backward(batch, config)
+
+    def _is_own(self) -> bool:
+        """Whether nobody has replaced what the loss is, or what it is computed from."""
+        mine = (("loss", PolicyGradient.loss), ("prepare", PolicyGradient.prepare))
+        return all(getattr(getattr(self, name), "__func__", None) is function for name, function in mine)
 
     def _small_network(self, model: Module) -> SmallNetwork | None:
         if type(model) is not Policy:
@@ -152,7 +156,10 @@ class PolicyGradient(Algorithm):
         return self._small
 
     def statistics(self, model: Module, samples: Tensors, config: LearningConfig) -> Tensors:
-        """Of the probability ratios and the value function, with the weights of each sample's optimizer step."""
+        """Of the probability ratios and the value function, with the weights of each sample's optimizer step; nothing if a loss
+        of one's own has left no samples."""
+        if "mask" not in samples:
+            return {}
         policy, c, mask = cast(Policy, model), config, samples["mask"]
         behaviour = samples["log_prob"], samples["behaviour_log_prob"]
         ratios = losses.ratio_statistics(*behaviour, mask, c.ppo_clip)

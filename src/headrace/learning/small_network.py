@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ import headrace._native.ppo as native
 from headrace.accelerator.graphs import Tensors
 from headrace.config import LearningConfig
 from headrace.envs.core.contract import MASK_KEY, Categorical, Continuous
+from headrace.learning.shape_checks import require
 from headrace.policies.activations import ELU
 from headrace.policies.distributions import layout, unsquashed
 from headrace.policies.encoders import MultiEncoder, VectorEncoder
@@ -36,17 +37,22 @@ class SmallNetwork:
 
     def __init__(self, policy: Policy):
         self.policy = policy
-        self._hidden = _hidden_layers(policy)
         self._discrete = all(isinstance(part, Categorical) for part in policy.spec.action.parts)
-        self._parameters = list(policy.parameters())
+        self._layout = layout(policy.spec.action, torch.device("cpu"))  # whose tensors the native function reads
+        self._layers = _layers(policy)
+        self._parameters = [] if self._layers is None else self._layers.parameters(policy)
         self._own: list[Tensor] = []
         self._work = sum(parameter.numel() for parameter in self._parameters)
         self._found: tuple[list[int], native.Policy] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: addresses are found again."""
+        return self.__dict__ | {"_found": None}
+
     def acts(self, obs: Tensors) -> bool:
         """Whether the native function acts on these observations: on the CPU, where no gradient is wanted."""
         return (
-            self._hidden is not None
+            self._layers is not None
             and not torch.is_grad_enabled()
             and not torch.jit.is_tracing()
             and all(x.device.type == "cpu" and self._work * len(x) <= MOST_WORK for x in obs.values())
@@ -68,20 +74,21 @@ class SmallNetwork:
         return {"action": action, "log_prob": log_prob, "value": value}
 
     def _surroundings(self) -> native.Surroundings:
-        trunk, at = self.policy.trunk, layout(self.policy.spec.action, torch.device("cpu"))
+        trunk, at = self.policy.trunk, self._layout
         observations = cast(RunningMeanStd, trunk.normalizers[0]) if trunk.normalized else None
         bounds = [t.data_ptr() for t in (at.bounded, at.low, at.high, at.middle, at.half_range)]
         return native.Surroundings(_statistics(observations), _statistics(self.policy.returns), *bounds)
 
     def takes(self, batch: Tensors, c: LearningConfig) -> bool:
         """Whether the native functions compute the loss of this minibatch: on the CPU, without action masks, with an exploration
-        term that is 0 or the entropy of discrete actions."""
+        term that is the entropy of discrete actions, or none."""
         return (
-            self._hidden is not None
+            self._layers is not None
             and batch["action"].dtype == (torch.int32 if self._discrete else torch.float32)
             and batch["mask"].device.type == "cpu"
             and self._work * batch["mask"].numel() <= MOST_WORK
-            and (c.entropy_coef == 0 or (self._discrete and c.exploration == "entropy"))
+            and c.exploration == "entropy"
+            and (c.entropy_coef == 0 or self._discrete)
             and all(parameter.requires_grad for parameter in self._parameters)
             and not c.compile
         )
@@ -89,9 +96,9 @@ class SmallNetwork:
     def evaluate(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         """Under the present weights, of a minibatch with row T: the log-probabilities of the actions, float32 [T, B] (0 where the
         mask is False), and the values in the head's units, [T+1, B]. Raises as `backward`."""
-        mask, x = batch["mask"].contiguous(), self._observation(batch, len(batch["reward"]) + 1)
-        action, raw = self._actions(batch)
-        log_prob, value = torch.empty_like(batch["reward"]), torch.empty(len(mask) + 1, mask.shape[1])
+        mask = batch["mask"].contiguous()
+        x, (action, raw) = self._observation(batch, len(mask) + 1), self._actions(batch)
+        log_prob, value = torch.empty(mask.shape), torch.empty(len(mask) + 1, mask.shape[1])
         native.evaluate(
             self._located(),
             value.numel(),
@@ -105,15 +112,19 @@ class SmallNetwork:
     def backward(self, batch: Tensors, c: LearningConfig) -> Tensors:
         """See `Algorithm.backward`; `batch` as `PolicyGradient.loss` takes it, with `target` and `advantage`. Raises `IndexError`
         for an action that the environment does not have."""
-        mask, x, (action, raw) = batch["mask"], self._observation(batch, len(batch["reward"])), self._actions(batch)
-        others = [batch[name].contiguous() for name in ("log_prob", "advantage", "target")]
-        old = self.policy.normalize_value(batch["value"]).contiguous() if c.value_clip is not None else None
-        valid, log_prob, value = mask.contiguous(), torch.empty_like(others[0]), torch.empty_like(others[0])
+        mask, x, (action, raw) = batch["mask"], self._observation(batch, len(batch["mask"])), self._actions(batch)
+        named = {name: batch[name] for name in ("log_prob", "advantage", "target")}
+        if c.value_clip is not None:
+            named["value"] = self.policy.normalize_value(batch["value"])
+        require("SmallNetwork.backward", mask.shape, **named)
+        others = [tensor.float().contiguous() for tensor in named.values()]
+        old = others[3] if c.value_clip is not None else None
+        valid, log_prob, value = mask.contiguous(), torch.empty(mask.shape), torch.empty(mask.shape)
         for parameter, own in zip(self._parameters, self._gradients(), strict=True):
             if parameter.grad is None:
                 parameter.grad = own
         surrogate, error, entropy = native.gradient(
-            self._located(), _settings(c), mask.numel(), x.data_ptr(), *_addresses(action, *raw), *_addresses(*others, old),
+            self._located(), _settings(c), mask.numel(), x.data_ptr(), *_addresses(action, *raw), *_addresses(*others[:3], old),
             *_addresses(valid, log_prob, value),
         )  # fmt: skip
         batch |= {
@@ -130,6 +141,8 @@ class SmallNetwork:
         """float32 [N, F], normalised."""
         (name,) = self.policy.trunk.observed
         x = self.policy.trunk.normalize({key.removeprefix("obs/"): x for key, x in batch.items() if key.startswith("obs/")})[name]
+        if len(x) < rows:
+            raise ValueError(f"{name}: {len(x)} rows of observations where {rows} are needed")
         return x[:rows].float().flatten(0, 1).flatten(1).contiguous()
 
     def _actions(self, batch: Tensors) -> tuple[Tensor | None, Sequence[Tensor | None]]:
@@ -138,7 +151,7 @@ class SmallNetwork:
             return batch["action"].contiguous(), (None, None)
         known = [batch.get(name) for name in ("raw_action", "log_slope")]
         raw = unsquashed(self.policy.spec.action, batch["action"]) if None in known else cast(list[Tensor], known)
-        return None, [x.contiguous() for x in raw]
+        return None, [x.float().contiguous() for x in raw]
 
     def _gradients(self) -> list[Tensor]:
         """Memory for the gradients of parameters that have none."""
@@ -148,52 +161,82 @@ class SmallNetwork:
 
     def _located(self) -> native.Policy:
         """Where parameters are now, and their gradients where there are any."""
+        assert self._layers is not None
         addresses = [address for parameter in self._parameters for address in _both(parameter)]
         found = self._found  # read and set once each: a sampler may be another thread
         if found is None or found[0] != addresses:
-            found = self._found = addresses, self._at_present()
+            choices = [part.n for part in self.policy.spec.action.parts if isinstance(part, Categorical)]
+            found = self._found = addresses, self._layers.at(addresses, choices)
         return found[1]
-
-    def _at_present(self) -> native.Policy:
-        assert self._hidden is not None
-        p, log_std = self.policy, self.policy.action_head.log_std
-        choices = [part.n for part in p.spec.action.parts if isinstance(part, Categorical)]
-        return native.Policy(
-            self._hidden.kind, *([_layer(layer) for layer in layers] for layers in (self._hidden.actor, self._hidden.critic)),
-            _layer(cast(nn.Linear, p.action_head.linear)), _layer(cast(nn.Linear, p.value_head.linear)),
-            *((0, 0) if log_std is None else _both(log_std)), choices,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class _Hidden:
-    """The activation, and the hidden layers of actor and critic; without those of a critic the actor's are for both."""
+class _Layers:
+    """A policy's layers. Without those of a critic the actor's are for both heads."""
 
-    kind: native.Kind
+    kind: native.Kind  # of the activation after each hidden layer
     actor: list[nn.Linear]
     critic: list[nn.Linear]
+    heads: list[nn.Linear]  # of actions, and of the value
+
+    def parameters(self, policy: Policy) -> list[Tensor]:
+        """Weight and bias of all layers in order, then the logarithms of standard deviations, if there are any."""
+        log_std = policy.action_head.log_std
+        linear = (*self.actor, *self.critic, *self.heads)
+        return [tensor for layer in linear for tensor in (layer.weight, layer.bias)] + ([] if log_std is None else [log_std])
+
+    def at(self, addresses: list[int], choices: list[int]) -> native.Policy:
+        """With `parameters` and their gradients at these addresses, in turns."""
+        each = iter(addresses)
+
+        def located(layer: nn.Linear) -> tuple[int, int, int, int, int, int]:
+            weight, weight_gradient, bias, bias_gradient = next(each), next(each), next(each), next(each)
+            return weight, bias, weight_gradient, bias_gradient, layer.in_features, layer.out_features
+
+        actor, critic, heads = ([located(layer) for layer in layers] for layers in (self.actor, self.critic, self.heads))
+        log_std, log_std_gradient = next(each, 0), next(each, 0)
+        return native.Policy(self.kind, actor, critic, *heads, log_std, log_std_gradient, choices)
 
 
-def _hidden_layers(policy: Policy) -> _Hidden | None:
-    """None if the policy has others than linear layers, or observations or actions that the native function does not have."""
-    trunk, parts = policy.trunk, policy.spec.action.parts
-    own = [type(part) for part in (trunk, policy.action_head, policy.value_head)] == [Trunk, ActionHead, ValueHead]
+def _layers(policy: Policy) -> _Layers | None:
+    """None if anything about the policy is not as `Policy` makes it for one vector with `policy.mlp`, without a core: then the
+    native functions do not compute what it computes."""
+    trunk, parts, network = policy.trunk, policy.spec.action.parts, policy.trunk.network
     alike = all(isinstance(part, Categorical) for part in parts) or all(isinstance(part, Continuous) for part in parts)
+    own = [type(part) for part in (trunk, policy.action_head, policy.value_head)] == [Trunk, ActionHead, ValueHead]
+    own = (
+        own
+        and (type(network) is TwoNetworks) == (policy.parts == 2)
+        and all(type(n) is RunningMeanStd for n in trunk.normalizers)
+    )
     if not own or not alike or trunk.core is not None or trunk.precision != "float32" or MASK_KEY in policy.spec.observation:
         return None
-    network = trunk.network
-    encoders = [_encoder(part) for part in ((network.actor, network.critic) if isinstance(network, TwoNetworks) else (network,))]
-    mlps = [list(encoder.mlp) for encoder in encoders if encoder is not None]
-    linear = [[layer for layer in mlp if type(layer) is nn.Linear and layer.weight.dtype == torch.float32] for mlp in mlps]
-    if len(mlps) < len(encoders) or not all(mlps) or any(2 * len(own) < len(mlp) for own, mlp in zip(linear, mlps, strict=True)):
+    mlps = [_mlp(part) for part in ((network.actor, network.critic) if type(network) is TwoNetworks else (network,))]
+    kinds = {type(activation) for mlp in mlps for activation in mlp[1::2]}
+    if len(trunk.observed) != 1 or not all(mlps) or len(kinds) != 1 or not kinds <= _KINDS.keys():
         return None
-    return _Hidden(_KINDS[type(mlps[0][1])], linear[0], linear[1] if len(linear) > 1 else [])
+    heads: list[nn.Module] = [policy.action_head.linear, policy.value_head.linear]
+    if not all(_is_plain(layer) for layer in (*heads, *(layer for mlp in mlps for layer in mlp[::2]))):
+        return None
+    hidden = [cast(list[nn.Linear], mlp[::2]) for mlp in mlps]
+    found = _Layers(_KINDS[kinds.pop()], hidden[0], hidden[1] if len(hidden) > 1 else [], cast(list[nn.Linear], heads))
+    # None is shared, and there are no others.
+    known, every = [id(tensor) for tensor in found.parameters(policy)], [id(tensor) for tensor in policy.parameters()]
+    return found if sorted(known) == sorted(every) else None
 
 
-def _encoder(network: nn.Module) -> VectorEncoder | None:
-    """The encoder of the only observation, if it is a vector taken as it is."""
-    only = network.encoders[0] if isinstance(network, MultiEncoder) and len(network.encoders) == 1 else None
-    return only if isinstance(only, VectorEncoder) and only.scale == 1.0 else None
+def _mlp(network: nn.Module) -> list[nn.Module]:
+    """Linear layers and activations in turns, of the encoder of the only observation, if it is a vector taken as it is; else
+    nothing."""
+    only = network.encoders[0] if type(network) is MultiEncoder and len(network.encoders) == 1 else None
+    if type(only) is not VectorEncoder or only.scale != 1.0 or type(only.mlp) is not nn.Sequential or len(only.mlp) % 2:
+        return []
+    return list(only.mlp)
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    hooked = layer._forward_hooks or layer._forward_pre_hooks
+    return type(layer) is nn.Linear and layer.bias is not None and layer.weight.dtype == torch.float32 and not hooked
 
 
 def _settings(c: LearningConfig) -> native.Settings:
@@ -201,11 +244,6 @@ def _settings(c: LearningConfig) -> native.Settings:
         -1.0 if c.ppo_clip is None else c.ppo_clip, -1.0 if c.value_clip is None else c.value_clip, c.value_coef, c.entropy_coef,
         c.normalize_advantages, c.reduction == "sum",
     )  # fmt: skip
-
-
-def _layer(linear: nn.Linear) -> tuple[int, int, int, int, int, int]:
-    (weight, weight_gradient), (bias, bias_gradient) = _both(linear.weight), _both(linear.bias)
-    return weight, bias, weight_gradient, bias_gradient, linear.in_features, linear.out_features
 
 
 def _both(parameter: Tensor) -> tuple[int, int]:

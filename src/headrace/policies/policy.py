@@ -39,7 +39,7 @@ class PolicyOutput:
     """float32: expected return in units of the value head, which are normalised returns with `policy.normalize_returns`."""
     core: Tensor
     """float32 [N, S] or [B, S]: core state after the (last) row."""
-    returns: RunningMeanStd | None
+    returns: RunningMeanStd | None = None
     """What normalises returns, if anything does."""
 
     @cached_property
