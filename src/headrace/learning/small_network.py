@@ -1,4 +1,4 @@
-"""Small fully connected policies: acting, and the gradient of PPO's loss, in one native call each (`native/ppo`).
+"""Small fully connected policies: acting, and the gradient of PPO's loss, by native functions (`native/ppo`).
 
 An optimizer step on a few hundred samples is some 250 operations of PyTorch, and acting for eight environments some 80: their
 arithmetic is a fraction of their cost. The native functions compute what `PolicyGradient.act` and `PolicyGradient.loss` do.
@@ -25,7 +25,7 @@ from headrace.policies.normalizer import RunningMeanStd
 from headrace.policies.policy import ActionHead, Policy, Trunk, TwoNetworks, ValueHead
 
 MOST_WORK = 1 << 23
-"""Parameters times samples of a minibatch up to which one thread here is faster than PyTorch with several."""
+"""Parameters times samples of a minibatch up to which one thread here should be as fast as several of PyTorch: an estimate."""
 _KINDS: dict[type[nn.Module], native.Kind] = {nn.ReLU: native.Kind.relu, ELU: native.Kind.elu, nn.Tanh: native.Kind.tanh}
 
 

@@ -10,7 +10,6 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar, cast
 
 import torch
@@ -42,7 +41,7 @@ class PolicyOutput:
     returns: RunningMeanStd | None = None
     """What normalises returns, if anything does."""
 
-    @cached_property
+    @property
     def value(self) -> Tensor:
         """float32: expected return."""
         return self.head_value if self.returns is None else self.returns.denormalize(self.head_value)
