@@ -3,12 +3,14 @@
     python benchmarks/learning/laboratory.py strategies-minatar     # 30 runs of 2 minutes
     python benchmarks/learning/laboratory.py search-cartpole        # 40 trials, 12 minutes
     python benchmarks/learning/laboratory.py mujoco                 # 20 runs, an hour
-    python benchmarks/learning/laboratory.py atari-5                # 25 runs of 2.5 M steps
+    python benchmarks/learning/laboratory.py atari-5-one-seed       # 5 runs of 2.5 M steps, 50 minutes
+    python benchmarks/learning/laboratory.py atari-5                # 25 runs, those 5 among them
 
 `strategies`: APPO and IMPALA with their defaults in the placements `served`, `inline`, `serial` and `device`, and `remote`, which
 is `served` with all environments at a `headrace serve-envs` of its own over loopback. Each run has the same minutes and all
 cores, so the machine must have nothing else to do. `search`: whether a search finds better settings than the defaults, on seeds
-that it has not seen. `mujoco`: the defaults with five seeds, beside published returns. `atari-5`: five games that predict 57.
+that it has not seen. `mujoco`: the defaults with five seeds, beside published returns. `atari-5`: five games that predict 57,
+with three seeds of the defaults and one of APPO and IMPALA; its first part, one seed of the defaults, has a name of its own.
 
 The same command goes on where it was stopped. Each writes results/NAME.json.
 """
@@ -41,10 +43,16 @@ METRICS = {f"lag, {name}": key for name, key in LAG.items()} | OFF_POLICY | {"le
 ONE_CORE = ("--sampling.placement", "serial", "--learning.num-threads", "1", "--parallel", "2")
 MUJOCO = {
     "HalfCheetah-v5": ("1,443 ± 46", "5,784 ± 1,244"), "Hopper-v5": ("2,383 ± 272", "2,609 ± 701"),
-    "Walker2d-v5": ("2,288 ± 572", "3,589 ± 757"), "Ant-v5": ("", "3,258 ± 1,079"),
+    "Walker2d-v5": ("2,288 ± 572", "3,589 ± 757"), "Ant-v5": ("", ""), "Ant-v5 as v4": ("", "3,258 ± 1,079"),
 }  # fmt: skip
-"""By environment, published returns of PPO after 1 M steps. CleanRL's `ppo_continuous_action`: v4, three seeds, training games at
-the end. Tianshou's benchmark: v3, ten seeds, the best evaluation during training, the mean action."""
+"""By task, published returns of PPO after 1 M steps. CleanRL's `ppo_continuous_action`: v4, three seeds, training games at the end.
+Tianshou's benchmark: v3, ten seeds, the best evaluation during training, the mean action."""
+AS_V4 = ("--envs.kwargs", '{"include_cfrc_ext_in_observation": false, "contact_cost_weight": 0.0}')
+"""Ant without contact forces, which version 4 does not have, and which are always 0 in version 3 with MuJoCo 2.0 and newer."""
+PPO_PAPER = {
+    "atari/battle_zone": "17,366.7", "atari/double_dunk": "-14.9", "atari/name_this_game": "6,254.9", "atari/qbert": "14,293.3",
+}  # fmt: skip
+"""Schulman et al. 2017 (PPO), Table 6: the last 100 training games after 40 M frames. Phoenix is not among its games."""
 
 
 def headrace(*words: str) -> None:
@@ -95,39 +103,43 @@ def search(folder: Path, env: str, budget: str, trials: int, seeds: int) -> dict
 def mujoco(folder: Path) -> dict[str, Any]:
     """Train the defaults on each task; scores with the interquartile mean and its interval."""
     rows = {}
-    for env, (cleanrl, tianshou) in MUJOCO.items():
-        headrace("compare", f"gym/{env}", "--budget", "1M", "--seeds", "5", "--folder", str(folder / env))
-        rows[env] = learned(runs_of(folder / env)) | {"CleanRL": cleanrl, "Tianshou": tianshou}
+    for task, (cleanrl, tianshou) in MUJOCO.items():
+        env, as_v4, _ = task.partition(" as v4")
+        own = folder / task.replace(" ", "-")
+        headrace("compare", f"gym/{env}", "--budget", "1M", "--seeds", "5", *(AS_V4 if as_v4 else ()), "--folder", str(own))
+        rows[task] = learned(runs_of(own)) | {"CleanRL": cleanrl, "Tianshou": tianshou}
     return {"budget": "1M", "tasks": rows}
 
 
-def atari_5(folder: Path) -> dict[str, Any]:
-    """Train the defaults, APPO and IMPALA on the five games of Atari-5, 10 M frames each, and estimate the median of 57 games."""
+def atari_5(folder: Path, seeds: dict[str, int]) -> dict[str, Any]:
+    """Train on the five games of Atari-5, 10 M frames each, and estimate the median of 57 games. `seeds`: by algorithm."""
     rows: dict[str, Any] = {}
     medians = {}
-    for env in statistics.ATARI_5:
-        budget = ["compare", env, "--budget", "2500k"]
-        headrace(*budget, "--seeds", "3", "--folder", str(folder / "default" / Path(env).name))
-        for algorithm in ALGORITHMS:
-            own = folder / algorithm / Path(env).name
-            headrace(*budget, "--seeds", "1", "--learning.algorithm", algorithm, "--folder", str(own))
-    for label in ("default", *ALGORITHMS):
-        runs = {env: runs_of(folder / label / Path(env).name) for env in statistics.ATARI_5}
-        rows |= {f"{label}, {env}": learned(own) for env, own in runs.items()}
+    for label, number in seeds.items():
+        algorithm = () if label == "default" else ("--learning.algorithm", label)
+        runs = {}
+        for env in statistics.ATARI_5:
+            own = folder / label / Path(env).name
+            headrace("compare", env, "--budget", "2500k", "--seeds", str(number), *algorithm, "--folder", str(own))
+            runs[env] = runs_of(own)
+            rows[f"{label}, {env}"] = learned(runs[env]) | {"PPO, 40 M frames": PPO_PAPER.get(env, "")}
         human = [np.array([normalized(env, run.score) for run in own]) for env, own in runs.items()]
-        ends = statistics.interval(statistics.atari_5, human)
-        medians[label] = [round(float(x), 4) for x in (statistics.atari_5(*human), *ends)]
-    return {"frames": 10_000_000, "tasks": rows, "median of 57 games, with 95 %": medians}
+        medians[label] = [round(float(x), 4) for x in (statistics.atari_5(*human), *ends(statistics.atari_5, human))]
+    return {"frames": 10_000_000, "tasks": rows, "median of 57 games, 95 %": medians}
 
 
 def learned(runs: list[Run]) -> dict[str, Any]:
     """Final scores of the seeds, their interquartile mean with its interval, and the minutes of training."""
     scores = np.array([run.score for run in runs])
-    ends = statistics.interval(statistics.iqm, [scores])
     return {
         "scores": scores.round(1).tolist(), "iqm": round(float(statistics.iqm(scores)), 1),
-        "95 %": [round(float(end), 1) for end in ends], "minutes": [round(run.minutes, 2) for run in runs],
+        "95 %": [round(end, 1) for end in ends(statistics.iqm, [scores])], "minutes": [round(run.minutes, 2) for run in runs],
     }  # fmt: skip
+
+
+def ends(statistic: statistics.Statistic, tasks: list[np.ndarray]) -> list[float]:
+    """The 95 % interval of a statistic of the scores of each task, [low, high]; empty for single seeds."""
+    return [float(end) for end in statistics.interval(statistic, tasks) if not np.isnan(end)]
 
 
 def runs_of(folder: Path) -> list[Run]:
@@ -142,7 +154,8 @@ EXPERIMENTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "search-cartpole": lambda folder: search(folder, "gym/CartPole-v1", "60k", 40, 3),
     "search-halfcheetah": lambda folder: search(folder, "gym/HalfCheetah-v5", "150k", 20, 2),
     "mujoco": mujoco,
-    "atari-5": atari_5,
+    "atari-5-one-seed": lambda folder: atari_5(folder, {"default": 1}),
+    "atari-5": lambda folder: atari_5(folder, {"default": 3, "appo": 1, "impala": 1}),
 }
 
 
@@ -153,8 +166,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("experiments"), help="where the experiments' folders are")
     args = parser.parse_args()
     for name in args.names:
-        found = EXPERIMENTS[name](args.folder / name)
-        headrace("report", str(args.folder / name), "--out", str(args.folder / name / "report"))
+        folder = args.folder / name.removesuffix("-one-seed")
+        found = EXPERIMENTS[name](folder)
+        headrace("report", str(folder), "--out", str(folder / "report"))
         summary.write(HERE / "results" / f"{name}.json", found | {"machine": summary.machine()})
 
 
