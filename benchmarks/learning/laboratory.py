@@ -42,15 +42,15 @@ ALGORITHMS, NEAR = ("appo", "impala"), ("served", "inline", "serial", "device")
 METRICS = {f"lag, {name}": key for name, key in LAG.items()} | OFF_POLICY | {"learner waits": "time/learner/wait"}
 ONE_CORE = ("--sampling.placement", "serial", "--learning.num-threads", "1", "--parallel", "2")
 MUJOCO = {
-    "HalfCheetah-v5": ("1,443 ± 46", "5,784 ± 1,244"), "Hopper-v5": ("2,383 ± 272", "2,609 ± 701"),
-    "Walker2d-v5": ("2,288 ± 572", "3,589 ± 757"), "Ant-v5": ("", ""), "Ant-v5 as v4": ("", "3,258 ± 1,079"),
+    "HalfCheetah-v5": ((1443, 46), (5784, 1244)), "Hopper-v5": ((2383, 272), (2609, 701)),
+    "Walker2d-v5": ((2288, 572), (3589, 757)), "Ant-v5": (None, None), "Ant-v5 as v4": (None, (3258, 1079)),
 }  # fmt: skip
-"""By task, published returns of PPO after 1 M steps. CleanRL's `ppo_continuous_action`: v4, three seeds, training games at the end.
-Tianshou's benchmark: v3, ten seeds, the best evaluation during training, the mean action."""
+"""By task, published returns of PPO after 1 M steps, mean and standard deviation. CleanRL's `ppo_continuous_action`: v4, three
+seeds, training games at the end. Tianshou's benchmark: v3, ten seeds, the best evaluation during training, the mean action."""
 AS_V4 = ("--envs.kwargs", '{"include_cfrc_ext_in_observation": false, "contact_cost_weight": 0.0}')
 """Ant without contact forces, which version 4 does not have, and which are always 0 in version 3 with MuJoCo 2.0 and newer."""
 PPO_PAPER = {
-    "atari/battle_zone": "17,366.7", "atari/double_dunk": "-14.9", "atari/name_this_game": "6,254.9", "atari/qbert": "14,293.3",
+    "atari/battle_zone": 17366.7, "atari/double_dunk": -14.9, "atari/name_this_game": 6254.9, "atari/qbert": 14293.3,
 }  # fmt: skip
 """Schulman et al. 2017 (PPO), Table 6: the last 100 training games after 40 M frames. Phoenix is not among its games."""
 
@@ -107,7 +107,9 @@ def mujoco(folder: Path) -> dict[str, Any]:
         env, as_v4, _ = task.partition(" as v4")
         own = folder / task.replace(" ", "-")
         headrace("compare", f"gym/{env}", "--budget", "1M", "--seeds", "5", *(AS_V4 if as_v4 else ()), "--folder", str(own))
-        rows[task] = learned(runs_of(own)) | {"CleanRL": cleanrl, "Tianshou": tianshou}
+        rows[task] = learned(runs := runs_of(own)) | {"CleanRL": cleanrl, "Tianshou": tianshou}
+        if cleanrl:
+            rows[task] |= {"steps to CleanRL's": [steps_to(cleanrl[0], run) for run in runs]}
     return {"budget": "1M", "tasks": rows}
 
 
@@ -122,7 +124,7 @@ def atari_5(folder: Path, seeds: dict[str, int]) -> dict[str, Any]:
             own = folder / label / Path(env).name
             headrace("compare", env, "--budget", "2500k", "--seeds", str(number), *algorithm, "--folder", str(own))
             runs[env] = runs_of(own)
-            rows[f"{label}, {env}"] = learned(runs[env]) | {"PPO, 40 M frames": PPO_PAPER.get(env, "")}
+            rows[f"{label}, {env}"] = learned(runs[env]) | {"PPO, 40 M frames": PPO_PAPER.get(env)}
         human = [np.array([normalized(env, run.score) for run in own]) for env, own in runs.items()]
         medians[label] = [round(float(x), 4) for x in (statistics.atari_5(*human), *ends(statistics.atari_5, human))]
     return {"frames": 10_000_000, "tasks": rows, "median of 57 games, 95 %": medians}
@@ -135,6 +137,12 @@ def learned(runs: list[Run]) -> dict[str, Any]:
         "scores": scores.round(1).tolist(), "iqm": round(float(statistics.iqm(scores)), 1),
         "95 %": [round(end, 1) for end in ends(statistics.iqm, [scores])], "minutes": [round(run.minutes, 2) for run in runs],
     }  # fmt: skip
+
+
+def steps_to(goal: float, run: Run) -> int | None:
+    """Steps after which the mean of 100 training games was first at least `goal`; None: never."""
+    above = run.curve[run.curve[:, 1] >= goal]
+    return int(above[0, 0]) if len(above) else None
 
 
 def ends(statistic: statistics.Statistic, tasks: list[np.ndarray]) -> list[float]:

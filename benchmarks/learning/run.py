@@ -93,20 +93,6 @@ TASKS = {
     ),
     "cartpole-swingup": Task("dm_control/cartpole-swingup", 800, 20, note="at most 1,000"),
     **{
-        task: Task(
-            f"gym/{name}-v5",
-            goal,
-            8,
-            {"run.goal": None, "learning.total_steps": steps},
-            note="goal: CleanRL's PPO after 1 M steps, on v4",
-        )
-        for task, name, goal, steps in (
-            ("halfcheetah", "HalfCheetah", 1443, 1_000_000),
-            ("hopper", "Hopper", 2383, 3_000_000),
-            ("walker2d", "Walker2d", 2288, 1_000_000),
-        )
-    },
-    **{
         f"impala-{game}": Task(
             f"atari/{game}",
             goal,

@@ -24,9 +24,6 @@ ROWS = {
     "vizdoom-basic": "VizDoom basic",
     "vizdoom-health-gathering": "VizDoom health gathering",
     "cartpole-swingup": "dm_control cartpole-swingup",
-    "halfcheetah": "MuJoCo HalfCheetah-v5",
-    "hopper": "MuJoCo Hopper-v5",
-    "walker2d": "MuJoCo Walker2d-v5",
     "impala-pong": "Pong, IMPALA as published",
     "impala-breakout": "Breakout, IMPALA as published, 60 minutes",
     "apex-pong": "Pong, Ape-X DQN",
@@ -76,12 +73,12 @@ def games(seeds: list[dict[str, Any]]) -> str:
 
 def row(name: str, label: str) -> str:
     """One line of the table."""
-    result = json.loads((HERE / "results" / f"{name}.json").read_text())
-    seeds = result["seeds"]
+    found = result(name)
+    seeds = found["seeds"]
     how = "most probable" if seeds[0]["evaluation"].get("deterministic") else "sampled"
     played = f"{'; '.join(evaluation(s) for s in seeds)}, {games(seeds)}, {how}"
     reached = [s for s in seeds if s["seconds_to_goal"] is not None]
-    goal = f"{result['goal']:g}: "
+    goal = f"{found['goal']:g}: "
     if len(reached) == len(seeds):
         goal += f"{spread([s['steps_to_goal'] for s in reached], steps)}, "
         goal += spread([s["seconds_to_goal"] for s in reached], duration)
@@ -90,12 +87,12 @@ def row(name: str, label: str) -> str:
     ends = {"goal": "its stopping value", "interrupted": "by hand", "max_minutes": "time limit", "total_steps": "step limit"}
     ended = " / ".join(dict.fromkeys(ends[s["ended"]] for s in seeds))
     ended += f", {spread([s['steps'] for s in seeds], steps)}, {spread([s['seconds_with_start_up'] for s in seeds], duration)}"
-    return f"| {label} (`{name}`) | {result['date']} | {len(seeds)} | {goal} | {ended} | {played} |"
+    return f"| {label} (`{name}`) | {found['date']} | {len(seeds)} | {goal} | {ended} | {played} |"
 
 
 def pong() -> str:
     """The line of the newest entry of time_to_pong.py's record."""
-    record = json.loads((HERE / "results" / "time_to_pong.json").read_text())
+    record = result("time_to_pong")
     entry = record["entries"][-1]
     seeds, reached = entry["seeds"], [s for s in entry["seeds"] if s["minutes"] is not None]
     goal = f"{record['goal']:g}: reached by {len(reached)} of {len(seeds)}"
@@ -122,11 +119,11 @@ LEARNED = {
 
 def defaults() -> str:
     """Markdown: every algorithm with its defaults on every task."""
-    found = {name: json.loads((HERE / "results" / f"defaults-{name}.json").read_text()) for name in LEARNED}
+    found = {name: result(f"defaults-{name}") for name in LEARNED}
     algorithms = dict.fromkeys(algorithm for task in found.values() for algorithm in task["algorithms"])
     goals = [f"{label}: {found[name]['goal']:g}" for name, label in LEARNED.items()]
     rows = [[f"`{a}`", *(learned(task["algorithms"].get(a, [])) for task in found.values())] for a in algorithms]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [["", *goals], ["---"] * (len(goals) + 1), *rows])
+    return markdown(["", *goals], rows)
 
 
 def learned(seeds: list[dict[str, Any]]) -> str:
@@ -143,6 +140,43 @@ def learned(seeds: list[dict[str, Any]]) -> str:
             played = f" (evaluation: {number(seed['evaluation'])})" if "evaluation" in seed else ""
             parts.append(f"**{number(seed['score'])}** after {steps(seed['steps'])}{played}")
     return "; ".join(parts)
+
+
+def mujoco() -> str:
+    """Markdown: five seeds of the defaults on MuJoCo's tasks, beside published returns."""
+    rows = []
+    for task, found in result("mujoco")["tasks"].items():
+        there = [n for n in found.get("steps to CleanRL's", []) if n is not None]
+        first = f"{spread(there, steps)} ({len(there)} of {len(found['scores'])})" if there else ""
+        published = (" ± ".join(f"{x:,}" for x in found[by] or ()) for by in ("CleanRL", "Tianshou"))
+        rows.append([task, *scores(found), *published, first])
+    head = ["", "each seed", "IQM (95 %)", "minutes", "CleanRL", "Tianshou", "CleanRL's return first reached after"]
+    return markdown(head, rows)
+
+
+def atari_5() -> str:
+    """Markdown: the five games of Atari-5 after 10 M frames, beside PPO as published after 40 M."""
+    found = result("atari-5")
+    rows = [[*task.split(", "), *scores(row), number(row["PPO, 40 M frames"] or 0)] for task, row in found["tasks"].items()]
+    return markdown(["settings", "game", "each seed", "IQM (95 %)", "minutes", "PPO as published, 40 M frames"], rows)
+
+
+def scores(found: dict[str, Any]) -> list[str]:
+    """Three cells of a row of `laboratory.learned`: the seeds' scores, their interquartile mean, the median of the minutes."""
+    each = "; ".join(map(number, found["scores"]))
+    ends = f" ({' to '.join(map(number, found['95 %']))})" if found["95 %"] else ""
+    return [each, number(found["iqm"]) + ends, f"{median(found['minutes']):.1f}"]
+
+
+def result(name: str) -> dict[str, Any]:
+    """One of the files of laboratory.py and run.py."""
+    loaded: dict[str, Any] = json.loads((HERE / "results" / f"{name}.json").read_text())
+    return loaded
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    """A table."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
 
 
 def speeds() -> str:
@@ -197,7 +231,7 @@ def pictures() -> None:
 
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     curves, times = figure.subplots(1, 2)
-    record = json.loads((HERE / "results" / "time_to_pong.json").read_text())
+    record = result("time_to_pong")
     for seed in record["entries"][-1]["seeds"]:
         minutes, _, returns = zip(*seed["curve"], strict=True)
         curves.plot(minutes, returns, label=f"seed {seed['seed']}")
@@ -206,10 +240,10 @@ def pictures() -> None:
     curves.legend()
     reached = []
     for name, label in ROWS.items():
-        result = json.loads((HERE / "results" / f"{name}.json").read_text())
-        seconds = [seed["seconds_to_goal"] for seed in result["seeds"]]
+        found = result(name)
+        seconds = [seed["seconds_to_goal"] for seed in found["seeds"]]
         if None not in seconds:
-            reached.append((f"{label.replace('60 minutes, ', '')}: {result['goal']:g}", seconds))
+            reached.append((f"{label.replace('60 minutes, ', '')}: {found['goal']:g}", seconds))
     reached.sort(key=lambda task: median(task[1]))
     for place, (_, seconds) in enumerate(reached[::-1]):
         times.plot(seconds, [place] * len(seconds), "o", color="tab:blue", alpha=0.7)
@@ -224,7 +258,10 @@ def pictures() -> None:
     figure.savefig(PICTURE, dpi=100)
 
 
-BLOCKS = ((PAGE, "learning", table), (PAGE, "defaults", defaults), (README, "speeds", speeds), (PAGE, "speeds", speeds))
+BLOCKS = (
+    (PAGE, "learning", table), (PAGE, "defaults", defaults), (PAGE, "mujoco", mujoco), (README, "speeds", speeds),
+    (PAGE, "speeds", speeds),
+)  # fmt: skip
 """Which page has which table, between marks of that name."""
 
 

@@ -150,14 +150,15 @@ class Assembler {
   // function that only prefetches for one without an effect, and leaves calls of it out.
   static constexpr std::size_t kAhead = 16;
   __attribute__((always_inline)) void prefetch(std::uint64_t key) const {
-    std::uint64_t history = Sampler::history_of(key), time = Sampler::time_of(key), after = time + m_.config().n_step;
-    __builtin_prefetch(&m_.row(history, time));
-    __builtin_prefetch(&m_.row(history, after));
+    std::uint64_t history = Sampler::history_of(key), time = Sampler::time_of(key);
+    std::size_t first = m_.leaf(history, time), after = m_.leaf(history, time + m_.config().n_step);
+    __builtin_prefetch(m_.rows + first);
+    __builtin_prefetch(m_.rows + after);
     for (std::size_t f = 0; f < m_.config().field_count; ++f) {
       const FieldSpec& spec = m_.config().fields[f];
       if (spec.codec) continue;
-      __builtin_prefetch(m_.raw(f, history, time));
-      if (spec.stack) __builtin_prefetch(m_.raw(f, history, after));
+      __builtin_prefetch(m_.raw(f, first));
+      if (spec.stack) __builtin_prefetch(m_.raw(f, after));
     }
   }
 

@@ -55,15 +55,15 @@ class Sampler {
     if (positions) positions->total = total;
     m_.tree.find(mass_.data(), leaves_.data(), count);
     for (std::size_t i = 0; i < count; ++i) {
-      std::uint64_t time = time_at(leaves_[i]);
-      while (!readable(leaves_[i], time)) {
+      Place at = place(leaves_[i]);
+      while (!readable(at)) {
         drop_overwritten(leaves_[i]);
         if (statistics.size == 0) return 0;
         double mass = uniform() * m_.tree.total();
         m_.tree.find(&mass, &leaves_[i], 1);
-        time = time_at(leaves_[i]);
+        at = place(leaves_[i]);
       }
-      keys[i] = key(leaves_[i] / m_.config().rows, time);
+      keys[i] = key(at.history, at.time);
       probabilities[i] = m_.tree[leaves_[i]] / total;
     }
     statistics.samples += count;
@@ -242,19 +242,22 @@ class Sampler {
     }
   }
 
-  std::uint64_t time_at(std::uint32_t leaf) const {
-    std::uint32_t rows = static_cast<std::uint32_t>(m_.config().rows);
-    std::uint32_t history = leaf / rows, slot = leaf - history * rows;
-    std::uint64_t newest = m_.views[history].seen - 1;
-    std::uint32_t back = static_cast<std::uint32_t>(newest % rows) + rows - slot;
-    return newest - (back >= rows ? back - rows : back);
+  struct Place {
+    std::uint64_t history, time;
+  };
+
+  // The newest row that a leaf has been used for.
+  Place place(std::uint32_t leaf) const {
+    std::uint64_t rows = m_.config().rows, history = m_.per_history.quotient(leaf), slot = leaf - history * rows;
+    std::uint64_t newest = m_.views[history].seen - 1, newest_slot = m_.per_history.remainder(newest);
+    return {history, newest - (newest_slot >= slot ? newest_slot - slot : newest_slot + rows - slot)};
   }
 
   // Is the whole stack that ends here still there?
-  bool readable(std::uint32_t leaf, std::uint64_t time) const {
-    std::uint64_t low = m_.histories[leaf / static_cast<std::uint32_t>(m_.config().rows)].low.load(std::memory_order_acquire);
-    if (time >= low + reach_) return true;
-    return time >= low + std::min(reach_, racy_row(m_.rows[leaf]).age());
+  bool readable(Place at) const {
+    std::uint64_t low = m_.histories[at.history].low.load(std::memory_order_acquire);
+    if (at.time >= low + reach_) return true;
+    return at.time >= low + std::min(reach_, racy_row(m_.row(at.history, at.time)).age());
   }
 
   void drop_overwritten(std::size_t leaf) {

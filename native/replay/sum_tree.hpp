@@ -74,15 +74,14 @@ class SumTree {
       const double* weights = levels_[level];
       for (std::size_t i = 0; i < count; ++i) {
         const double* child = weights + std::size_t{leaf[i]} * kArity;
-        double r = mass[i], sum = 0.0, below = 0.0;
+        // Without branches: one that is mispredicted costs more than the whole loop.
+        double r = mass[i], sum = 0.0, below[kArity] = {0.0};
         std::uint32_t chosen = 0;
-        for (std::size_t k = 0; k + 1 < kArity; ++k) {  // branchless: one mispredicted branch costs more than the whole loop
-          sum += child[k];
-          bool right = r >= sum;
-          chosen += right;
-          below = right ? sum : below;
+        for (std::size_t k = 0; k + 1 < kArity; ++k) {
+          below[k + 1] = sum += child[k];
+          chosen += r >= sum;
         }
-        r -= below;
+        r -= below[chosen];
         if (child[chosen] <= 0.0) [[unlikely]] {  // r was rounded past the last child that has weight
           while (chosen > 0 && child[chosen] <= 0.0) --chosen;
           r = std::nextafter(child[chosen], 0.0);

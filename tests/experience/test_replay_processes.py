@@ -175,3 +175,10 @@ def test_frames_of_sequences_that_were_overwritten_take_no_room(tmp_path: Path) 
     source = Path(__file__).with_name("frame_pool.cpp")
     subprocess.run(["g++", "-std=c++20", "-O1", "-I", NATIVE, source, "-o", program, "-ldl", "-lpthread"], check=True)
     assert subprocess.run([program], capture_output=True, text=True, check=True).stdout == "17 frames, right\n"
+
+
+def test_division_by_a_number_that_does_not_change(tmp_path: Path) -> None:
+    program = tmp_path / "divider"
+    source = Path(__file__).with_name("divider.cpp")
+    subprocess.run(["g++", "-std=c++20", "-O1", "-I", NATIVE, source, "-o", program, "-ldl", "-lpthread"], check=True)
+    assert subprocess.run([program], capture_output=True, text=True, check=True).stdout == "0 wrong\n"

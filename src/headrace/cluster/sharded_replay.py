@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -130,9 +130,9 @@ class ShardedReplay(LearnerReplay):
         drawn = self._next(size, put)
         if drawn is None:
             return None
-        batch.keys, probabilities = drawn
+        keys, probabilities = drawn
         self._weigh(probabilities, batch.weights.numpy())
-        return batch
+        return replace(batch, keys=keys)
 
     def sample_sequences(self, size: int, length: int, *, threads: int = 1) -> SequenceBatch | None:
         """See `LearnerReplay.sample_sequences`; size and length are those of the codec."""

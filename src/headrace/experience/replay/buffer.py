@@ -24,6 +24,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -95,9 +96,9 @@ class ReplayConfig:
         return -(-math.ceil(self.capacity * self.period * self.slack / self.histories + self.n_step + 8) // unit) * unit
 
 
-@dataclass
+@dataclass(frozen=True)
 class ReplayBatch:
-    """B samples. The tensors are the caller's, or new ones."""
+    """B samples. The tensors are the caller's, or new ones; a batch keeps those that it was made with."""
 
     first: dict[str, torch.Tensor]  # every field at the transition's start, [B, *sample_shape]
     next: dict[str, torch.Tensor]  # observations n steps later, or the episode's last one if it ended before, [B, *sample_shape]
@@ -105,6 +106,16 @@ class ReplayBatch:
     discount: torch.Tensor  # what the value of `next` is multiplied with: gamma^n, 0 after termination. float32 [B].
     weights: torch.Tensor  # importance weights, largest 1. float32 [B].
     keys: npt.NDArray[np.uint64]  # what `update` wants, uint64 [B]
+
+    @cached_property
+    def native(self) -> dict[str, Any]:
+        """Arguments of the native `sample`, which fills the same memory again and again."""
+        return {
+            "first": [in_memory_order(x) for x in self.first.values()],
+            "next": [in_memory_order(self.next[name]) if name in self.next else None for name in self.first],
+            "reward": self.reward.numpy(), "discount": self.discount.numpy(),
+            "interleaved": [not x.is_contiguous() for x in self.first.values()],
+        }  # fmt: skip
 
 
 @dataclass
@@ -241,20 +252,8 @@ class Replay(LearnerReplay):
 
     def sample(self, size: int, into: ReplayBatch | None = None, *, threads: int = 1) -> ReplayBatch | None:
         batch = into or self.empty_batch(size)
-        there = self.native.sample(
-            batch.keys,
-            batch.weights.numpy(),
-            self.config.beta,
-            self.config.stratified,
-            self.config.minimum,
-            [in_memory_order(batch.first[name]) for name in self.fields],
-            [in_memory_order(batch.next[name]) if f.stack else None for name, f in self.fields.items()],
-            batch.reward.numpy(),
-            batch.discount.numpy(),
-            None,
-            threads,
-            [not batch.first[name].is_contiguous() for name in self.fields],
-        )
+        c, weights = self.config, batch.weights.numpy()
+        there = self.native.sample(batch.keys, weights, c.beta, c.stratified, c.minimum, **batch.native, threads=threads)
         return batch if there else None
 
     def sample_keys(self, size: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32], npt.NDArray[np.float64]] | None:
