@@ -57,7 +57,7 @@ METRICS_HEAD = """# Metrics
 Every `--run.log-interval` seconds a run adds one line to `metrics.jsonl` in the run folder. The same values go to TensorBoard
 (`tensorboard --logdir runs`) and, with `--run.track`, to Weights & Biases. The x axis is always `global_step`.
 
-- A mean is taken over the updates of the interval; `lag/min` and `lag/max` are its extremes.
+- A mean is taken over the updates of the interval; `lag/min` and `lag/max` are the smallest and the largest lag of the interval.
 - A key is absent if its value is unknown, for instance a return before the first episode has ended.
 - A share of time (`time/<part>/<phase>`) refers to all processes of that part. The shares of a part add up to 1.
 - `population/reward.NAME` is the weight NAME of a shaped reward.
@@ -71,7 +71,7 @@ Every `--run.log-interval` seconds a run adds one line to `metrics.jsonl` in the
 - Every line also has `time`, the time at which it was written (seconds since 1970).
 - An evaluation (`eval/...`) has a line of its own, at the step of the policy that was evaluated.
 
-The learning curve has more points than there are intervals, up to 20 of each: `curve.jsonl` has a line for each, with
+The learning curve has up to 20 points per interval: `curve.jsonl` has a line for each point, with
 `global_step` and, of the last 100 episodes, the `mean` return and the returns that a tenth of them are below (`low`) and above
 (`high`).
 `curve.png` is drawn from it.

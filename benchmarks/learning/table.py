@@ -205,7 +205,7 @@ def speeds() -> str:
          [small["torch/CartPole-v1, device, one pass, 512 environments"]], [small["gym/CartPole-v1, served, one pass"]],
          "small_worlds", cartpole["machine"]["started"][:10]),
     ]  # fmt: skip
-    head = "| training; beside it | Headrace, steps/s | beside it | ratio | date | script |"
+    head = "| training; compared with | Headrace, steps/s | compared with, steps/s | ratio | date | script |"
     return "\n".join([head, "| --- | --- | --- | --- | --- | --- |", *(speed_row(*row) for row in rows)])
 
 

@@ -1,4 +1,4 @@
-"""Reinforcement learning where experience is the bottleneck.
+"""Reinforcement learning for tasks in which stepping the environments takes most of the time.
 
     import headrace
 

@@ -50,6 +50,18 @@ def test_an_algorithm_learns_a_task_with_its_defaults(tmp_path: Path, task: str,
     assert result.reason == "goal", f"{result.mean_return:.2f} after {result.global_step:,} steps"
 
 
+@pytest.mark.process
+@pytest.mark.slow
+def test_half_cheetah_runs_instead_of_sliding_on_its_back(tmp_path: Path) -> None:
+    """Sliding stays near 1,600. All of the seeds 0 to 4 had 2,500 and more after 300,000 steps."""
+    pytest.importorskip("mujoco")
+    quiet = {"run.folder": str(tmp_path), "run.video": False, "run.dashboard": False, "run.goal": 2000.0}
+    here = {"sampling.placement": "serial", "learning.device": "cpu", "learning.num_threads": 1}
+    result = train(make_config("gym/HalfCheetah-v5", **quiet, **here))
+    assert result.reason == "goal", f"{result.mean_return:.2f} after {result.global_step:,} steps"
+    assert result.global_step < 500_000
+
+
 # -- what defaults depend on ---------------------------------------------------------------------------------------------
 
 

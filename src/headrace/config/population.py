@@ -85,8 +85,8 @@ class PbtConfig:
     """Population-based training: policies that do badly become copies of those that do well, and hyperparameters mutate."""
 
     rule: Literal["off", "paper", "sample-factory"] = "off"
-    """The source of the settings of this group that are None. `paper`: Petrenko et al. 2020. `sample-factory`: the code that was
-    published later (version 2). `off`: no population-based training."""
+    """The published rules from which settings of this group take their values where they are None. `paper`: Petrenko et al. 2020.
+    `sample-factory`: the code that was published later (version 2). `off`: no population-based training."""
     period: Count = 5_000_000
     """Number of simulator frames of a policy between two decisions whether it is replaced and mutated."""
     warmup: Annotated[int, Range(0, 2**53)] | None = None

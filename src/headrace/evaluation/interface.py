@@ -33,8 +33,8 @@ class ActionLeaf:
 
 
 def interface(config: Config, spec: EnvSpec, number: int = 0) -> tuple[list[Leaf], list[ActionLeaf], Any]:
-    """The arrays of what policy `number` observes and of its actions, and an environment of its kind, which the caller closes.
-    Raises `ConfigError` where the engine changes more than the arrays' form."""
+    """The arrays that policy `number` observes, the arrays of its actions, and one environment, which the caller closes.
+    Raises `ConfigError` if this environment has other spaces than the policy was trained with."""
     own = without_last_step(spec, names := last_step_names(config))
     env: Any
     if spec.agents:

@@ -108,8 +108,8 @@ class Filling:
 
 
 class Experience(Protocol):
-    """Where batches come from. What has a body here is what trajectories that are consumed once need: they have no priorities, no
-    metrics and nothing to save."""
+    """Gives the learner its batches. The methods that are implemented here suit trajectories, each learned from once: they have
+    no priorities, no metrics and nothing to save. A replay overrides them."""
 
     def next(self, timeout: float | None = None) -> Batch | Filling | None:
         """The next batch. Waits up to `timeout` seconds (None: without a limit); None if there was nothing within that time, and
@@ -117,8 +117,8 @@ class Experience(Protocol):
         ...
 
     def release(self) -> None:
-        """The learner has given its device all the work there is with the batch got last: behind that its memory may be
-        overwritten."""
+        """Called when the learner has queued all its work on the newest batch. Once the device has done that work, the memory of
+        the batch may be overwritten."""
         return None
 
     def update_priorities(self, keys: Any, priorities: Tensor) -> None:

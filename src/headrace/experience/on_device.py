@@ -114,8 +114,8 @@ class DeviceReplayExperience(Experience):
         return 0 if self._ring is None else min(self._inserts, self._ring.rows * self._ring.envs)
 
     def update_priorities(self, keys: Tensor, priorities: Tensor) -> None:
-        """See `Experience.update_priorities`. They stay on the device: that they are finite the learner knows, whose gradient
-        would not be."""
+        """See `Experience.update_priorities`. The priorities stay on the device and are not checked here: a priority that is not
+        finite comes with a gradient that is not finite, which the learner reports."""
         assert self._ring is not None
         self._ring.set_priorities(keys, priorities.float())
 

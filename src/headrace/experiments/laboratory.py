@@ -72,9 +72,9 @@ def _predicted(run: Run) -> str:
 def predicted_lag(config: Config) -> tuple[float, float]:
     """Least and largest mean lag to expect.
 
-    By Little's law a sample stays for N / batch updates, where N steps are in the making or wait; of these updates, half a one on
-    average is that which learns from it. Groups are on average half through their trajectories. Where the learner is the
-    bottleneck, all other slots wait full; where samplers are, none does.
+    By Little's law a sample stays in the system for N / batch updates, where N is the number of steps made and not yet learned
+    from. Half an update is subtracted for the one that learns from the sample. Groups are on average half through their
+    trajectories. If the learner is the bottleneck, all other slots are full and wait (largest mean); if samplers are, none (least).
     """
     s = config.sampling
     if s.placement == "device":

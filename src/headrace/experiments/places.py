@@ -24,7 +24,7 @@ LOST = -1000
 
 
 class Training(Protocol):
-    """A run that was started; a process of this machine has all this."""
+    """A run that was started. `subprocess.Popen` satisfies this protocol."""
 
     def poll(self) -> int | None:
         """The run's exit code, `LOST`, or None while it is running."""

@@ -47,8 +47,10 @@ class Decision:
 
 
 def decide(pbt: PbtConfig, policy: int, objectives: Sequence[float], rng: np.random.Generator) -> Decision | None:
-    """What happens to a policy. `objectives`: of every policy, -inf of one that has ended without; None while one of them is not
-    known (NaN)."""
+    """Decide whether a policy is replaced and whether it is mutated. None while the objective of any policy is not known yet.
+
+    `objectives`: of every policy; NaN: not known yet; -inf: the policy has stopped learning and never had one.
+    """
     N = len(objectives)
     if any(math.isnan(value) for value in objectives):
         return None

@@ -104,7 +104,7 @@ KEYS: dict[str, str] = {
     "replay/overwritten": "Transitions so far that were overwritten before they were evicted.",
     "replay/evicted": "Transitions evicted so far.",
     "replay/bytes_per_transition": "Memory of one transition (bytes).",
-    "replay/shards": "Replay in shards: shards that are there.",
+    "replay/shards": "Replay in shards: number of shards whose node is connected.",
     **{f"replay/shard-K/{name}": f"Replay in shards, shard of node K: {text}." for name, text in OF_SHARD.items()},
     **{
         f"time/{part}/{name}": f"{PARTS[part].capitalize()}: share of time {phase.description}."
@@ -121,7 +121,7 @@ KEYS: dict[str, str] = {
     "matches/win_rate": "Multi-agent environments: share of these games that it won; a draw is half a win.",
     "matches/win_rate/NAME": "Multi-agent environments: the same against one member, `policy-1` or one of `matches.opponents`.",
     "matches/past_versions": "Multi-agent environments: past versions of the policy that may be matched.",
-    "cluster/nodes": "Cluster: sampling nodes that are there.",
+    "cluster/nodes": "Cluster: number of sampling nodes that have joined and are connected.",
     **{f"cluster/node-K/{name}": f"Cluster, sampling node K in this interval: {text}." for name, text in OF_NODE.items()},
     "system/cpu": "Fraction of the time of all cores that is in use, by any program.",
     "eval/episodic_return": "Mean return of one evaluation (`run.eval_episodes` whole games).",

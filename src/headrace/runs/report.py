@@ -58,7 +58,7 @@ class Reporter:
 
     @property
     def learned(self) -> bool:
-        """Whether there was anything left to learn for this run."""
+        """Whether any policy has learned from a step since this process started or resumed the run."""
         return any(self._steps.get(policy, 0) > step for policy, step in self._began.items())
 
     def check_folder(self) -> None:

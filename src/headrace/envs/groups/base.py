@@ -36,8 +36,8 @@ class Completion:
 
 
 def close_all(envs: Sequence[Any]) -> None:
-    """Close every environment that has a `close`. One that fails to, or takes longer than `CLOSE_TIMEOUT`, is warned of
-    (`UserWarning`): what was done with it is done."""
+    """Close every environment that has a `close`. If that fails, or takes longer than `CLOSE_TIMEOUT`, a `UserWarning` is given
+    instead of an error, since the results of the environment are complete by then."""
     for i, env in enumerate(envs):
         try:
             with time_limit(CLOSE_TIMEOUT):
