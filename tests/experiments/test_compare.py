@@ -15,7 +15,6 @@ from headrace.cli.compare import check_combinations
 from headrace.cli.flags import parse_config
 from headrace.config import ConfigError
 from headrace.experiments import progress, records
-from headrace.experiments import search as searching
 from headrace.experiments.places import Cores
 from headrace.experiments.plan import Budget, Plan, PlannedRun, parse_vary
 from headrace.experiments.runner import Runner
@@ -156,7 +155,7 @@ def test_a_run_that_goes_on_has_used_a_part_of_its_budget(tmp_path):
     runner._start(one)
     one.seconds = 60.0
     assert started[0][started[0].index("--run.max-minutes") + 1] == "2.0000"
-    assert progress._done(planned, one) == searching._done("4m", one) == 0.75
+    assert progress.share_done("4m", one) == 0.75
     assert progress._left(planned, runner.runs, 1) == "about 1 minutes left"
 
 

@@ -10,9 +10,9 @@ from typing import Annotated
 import tyro
 
 from headrace.cli.options import Imports, parse
+from headrace.config.errors import MissingExtra
 from headrace.config.file_reading import shortened
 from headrace.envs.core import registry
-from headrace.envs.core.errors import MissingExtra
 from headrace.envs.core.imports import import_files
 from headrace.processes.output import show
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.config.errors import package
 from headrace.sampling import placements
 
 if TYPE_CHECKING:
@@ -36,9 +37,5 @@ def make_placement(config: Config, spec: EnvSpec, make_agent: MakeAgent, members
 def check_transport() -> None:
     """Raise `MissingExtra` if grpcio is not installed; to be called before anything here imports it."""
     import headrace.transport  # noqa: F401  sets an environment variable that gRPC reads on import
-    from headrace.envs.core.errors import MissingExtra
 
-    try:
-        import grpc  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra('a cluster needs packages that are not installed: pip install "headrace[remote]"') from error
+    package("grpc", "remote", "a cluster needs packages that are not installed")

@@ -21,10 +21,14 @@ class ConfigError(UserError, ValueError):
     exit_code = 2
 
 
+class MissingExtra(ConfigError):
+    """Packages that one of our extras brings are not installed; the message contains the command that installs them."""
+
+
 def package(name: str, extra: str = "export", problem: str = "") -> Any:
-    """Import a package that one of our extras brings. Raises `ConfigError`, with pip's command, if it is not installed."""
+    """Import a package that one of our extras brings. Raises `MissingExtra`, with pip's command, if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         problem = problem or f"this needs {name}, which is not installed"
-        raise ConfigError(f'{problem}: pip install "headrace[{extra}]"') from error
+        raise MissingExtra(f'{problem}: pip install "headrace[{extra}]"') from error

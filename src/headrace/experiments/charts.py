@@ -158,11 +158,6 @@ def scatter(title: str, x: str, y: str, rows: Rows) -> Spec:
     return chart(title, [layer], sorted({row["g"] for row in rows}))
 
 
-def profile(title: str, x: str, names: Sequence[str], rows: Rows) -> Spec:
-    """Performance profiles: rows g, x (score), y (share of runs above it), low, high."""
-    return curves(title, x, "share of runs above", names, rows, [])
-
-
 def shares(title: str, rows: Rows, phases: Sequence[str]) -> Spec:
     """Where a part's time went: rows g (configuration), p (phase), x (share of the time)."""
     colour = {"field": "p", "type": "nominal", "sort": list(phases), "title": None, "scale": {"range": COLOURS[: len(phases)]},

@@ -74,7 +74,8 @@ def predicted_lag(config: Config) -> tuple[float, float]:
 
     By Little's law a sample stays in the system for N / batch updates, where N is the number of steps made and not yet learned
     from. Half an update is subtracted for the one that learns from the sample. Groups are on average half through their
-    trajectories. If the learner is the bottleneck, all other slots are full and wait (largest mean); if samplers are, none (least).
+    trajectories. If the learner is the bottleneck, all other slots are full and wait (largest mean); if samplers are, none are
+    (least).
     """
     s = config.sampling
     if s.placement == "device":

@@ -13,9 +13,9 @@ from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
-from headrace.config import ConfigError
+from headrace.config.errors import package
 from headrace.experiments.charts import Spec
 from headrace.runs.files import write_whole
 
@@ -95,13 +95,9 @@ for (const [id, spec] of Object.entries(JSON.parse(document.getElementById("char
 """
 
 
-def renderer() -> ModuleType:
-    """The renderer of Vega-Lite. Raises `ConfigError` where the extra `lab` is not installed."""
-    try:
-        import vl_convert
-    except ModuleNotFoundError as error:
-        raise ConfigError('a report needs a package that is not installed: pip install "headrace[lab]"') from error
-    return vl_convert
+def renderer() -> Any:
+    """The renderer of Vega-Lite. Raises `MissingExtra`."""
+    return package("vl_convert", "lab", "a report needs a package that is not installed")
 
 
 def write(path: Path, title: str, introduction: Sequence[str], sections: Sequence[Section]) -> None:

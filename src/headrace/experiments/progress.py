@@ -49,7 +49,7 @@ def _table(plan: Plan, runs: list[Progress], parallel: int) -> Table:
     for one in runs:
         groups.setdefault(one.run.label, []).append(one)
     for label, group in groups.items():
-        now = ", ".join(f"seed {one.run.seed} {_done(plan, one):.0%}" for one in group if one.state == "running")
+        now = ", ".join(f"seed {one.run.seed} {share_done(plan.budget, one):.0%}" for one in group if one.state == "running")
         rest = ", ".join(f"seed {one.run.seed} {one.state}" for one in group if one.state in ("failed", "stopped"))
         rates = [one.metrics.get("charts/SPS_interval", 0.0) for one in group if one.state == "running"]
         scores = [one.metrics[RETURNS] for one in group if RETURNS in one.metrics]
@@ -59,9 +59,9 @@ def _table(plan: Plan, runs: list[Progress], parallel: int) -> Table:
     return shown
 
 
-def _done(plan: Plan, one: Progress) -> float:
-    """Share of the budget that a running run has used."""
-    budget = Budget.parse(plan.budget)
+def share_done(text: str, one: Progress) -> float:
+    """Share of its budget, which is written as for the command line, that a run has used."""
+    budget = Budget.parse(text)
     if budget.steps is not None:
         return min(1.0, one.metrics.get("global_step", 0) / budget.steps)
     assert budget.minutes is not None
@@ -71,8 +71,8 @@ def _done(plan: Plan, one: Progress) -> float:
 def _left(plan: Plan, runs: list[Progress], parallel: int) -> str:
     """About how long the rest takes: as long a run as the budget says, or as those that have run now took."""
     budget = Budget.parse(plan.budget)
-    left = sum(1 - _done(plan, one) for one in runs if one.state in ("waiting", "running"))
-    took = [one.minutes / share for one in runs if one.seconds and (share := _done(plan, one)) > 0.02]
+    left = sum(1 - share_done(plan.budget, one) for one in runs if one.state in ("waiting", "running"))
+    took = [one.minutes / share for one in runs if one.seconds and (share := share_done(plan.budget, one)) > 0.02]
     each = budget.minutes if budget.minutes is not None else mean(took) if took else None
     if each is None:
         return "time left unknown"

@@ -253,7 +253,7 @@ def _profile(of: Mapping[str, list[np.ndarray]], what: str) -> Chart:
             for x, y, a, b in zip(levels, statistic(*tasks), *ends, strict=True)
         ]
     caption = "How many runs score more than the level below, with 95 % bands. A curve above another is better at every level."
-    return Chart(charts.profile("Performance profiles", what, list(of), rows), caption)
+    return Chart(charts.curves("Performance profiles", what, "share of runs above", list(of), rows, []), caption)
 
 
 def _improvement(of: Mapping[str, list[np.ndarray]]) -> list[Chart | Table | Text | page.Video]:

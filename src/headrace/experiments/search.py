@@ -33,9 +33,11 @@ from typing import Any
 import numpy as np
 
 from headrace.config import ConfigError
+from headrace.config.errors import package
 from headrace.config.file_reading import Unreadable, read_json
 from headrace.experiments.places import Places
-from headrace.experiments.plan import Budget, Plan, as_flags
+from headrace.experiments.plan import Plan, as_flags
+from headrace.experiments.progress import share_done
 from headrace.experiments.records import NotReadable, read
 from headrace.experiments.runner import POLL, Progress, Runner
 from headrace.experiments.space import Dimension
@@ -104,7 +106,7 @@ class Searcher:
         self.search, self.folder, self._show = search, folder, show
         self.dimensions, self.defaults = [dimension for dimension, _ in over], {d.name: default for d, default in over}
         self._places = places
-        self.optuna = _optuna()
+        self.optuna = package("optuna", "lab", "a search needs a package that is not installed")
         search.check_same(folder)
 
     def run(self, trials: int) -> None:
@@ -207,7 +209,7 @@ class Searcher:
     def _behind(self, study: Any, trial: Any, seed: int, run: Progress) -> float | None:
         """Note a run's return at each quarter of its budget; the quarter at which that is far behind the others'. The first seed
         only: later ones are of trials that the first did not end."""
-        done, value = _done(self.search.budget, run), run.metrics.get(RETURNS)
+        done, value = share_done(self.search.budget, run), run.metrics.get(RETURNS)
         for quarter in QUARTERS:
             key = f"{seed} at {quarter}"
             if value is not None and done >= quarter and key not in trial.user_attrs:
@@ -264,16 +266,6 @@ class Searcher:
         return complete
 
 
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ModuleNotFoundError as error:
-        raise ConfigError('a search needs a package that is not installed: pip install "headrace[lab]"') from error
-    import optuna.storages.journal
-
-    return optuna
-
-
 def _best(study: Any) -> Any:
     """The trial with the highest score: of several objectives, the end of the front."""
     return max(study.best_trials, key=lambda trial: trial.values[0])
@@ -291,12 +283,3 @@ def _objectives(folder: Path) -> tuple[float, float]:
 
 def _with_mean(scores: Sequence[float]) -> str:
     return f"{fmean(scores):.4g} ({', '.join(f'{score:.4g}' for score in scores)})"
-
-
-def _done(budget: str, one: Progress) -> float:
-    """The share of its budget that a run has used."""
-    known = Budget.parse(budget)
-    if known.steps is not None:
-        return one.metrics.get("global_step", 0.0) / known.steps
-    assert known.minutes is not None
-    return one.minutes / known.minutes

@@ -162,7 +162,7 @@ class SmallNetwork:
     def _located(self) -> native.Policy:
         """Where parameters are now, and their gradients where there are any."""
         assert self._layers is not None
-        addresses = [address for parameter in self._parameters for address in _both(parameter)]
+        addresses = [address for p in self._parameters for address in _addresses(p, p.grad)]
         found = self._found  # read and set once each: a sampler may be another thread
         if found is None or found[0] != addresses:
             choices = [part.n for part in self.policy.spec.action.parts if isinstance(part, Categorical)]
@@ -244,10 +244,6 @@ def _settings(c: LearningConfig) -> native.Settings:
         -1.0 if c.ppo_clip is None else c.ppo_clip, -1.0 if c.value_clip is None else c.value_clip, c.value_coef, c.entropy_coef,
         c.normalize_advantages, c.reduction == "sum",
     )  # fmt: skip
-
-
-def _both(parameter: Tensor) -> tuple[int, int]:
-    return parameter.data_ptr(), 0 if parameter.grad is None else parameter.grad.data_ptr()
 
 
 def _addresses(*tensors: Tensor | None) -> Iterator[int]:

@@ -23,10 +23,11 @@ import pytest
 from worlds import CountingEnv
 
 from headrace.config import ConfigError, EnvConfig
+from headrace.config.errors import MissingExtra
 from headrace.envs.core import imports, registry
 from headrace.envs.core.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
 from headrace.envs.core.description import describe_in_child, spec_from_json, spec_to_json
-from headrace.envs.core.errors import EnvironmentFault, MissingExtra, UnsupportedSpace
+from headrace.envs.core.errors import EnvironmentFault, UnsupportedSpace
 from headrace.envs.core.imports import import_files
 from headrace.envs.make import describe, describe_here
 from headrace.processes.child import Child

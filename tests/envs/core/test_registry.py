@@ -60,7 +60,7 @@ def test_missing_extras_say_how_to_install_them(tmp_path: Path) -> None:
         "import sys\n"
         "for name in ('vizdoom', 'ale_py', 'dm_control'): sys.modules[name] = None\n"
         "from headrace.envs.core import registry\n"
-        "from headrace.envs.core.errors import MissingExtra\n"
+        "from headrace.config.errors import MissingExtra\n"
         "for env in ('vizdoom/basic', 'atari/pong', 'dm_control/cartpole-swingup'):\n"
         "    try: registry.check_id(env)\n"
         "    except MissingExtra as error: print(error)\n"

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from headrace.config import ConfigError, EnvConfig
+from headrace.config.errors import MissingExtra
 from headrace.config.seeds import Use, environment_seed
 from headrace.envs.core import registry
-from headrace.envs.core.errors import EnvironmentFault, MissingExtra, UnknownEnvironment
+from headrace.envs.core.errors import EnvironmentFault, UnknownEnvironment
 from headrace.envs.core.reference_scores import reference
 from headrace.envs.families.level_cache import LevelCache
 from headrace.envs.make import make_env

@@ -23,10 +23,8 @@ from gymnasium.vector.utils import batch_space
 import headrace_atari._native.atari as native
 from headrace_atari.actions import action_space, discrete_actions
 from headrace_atari.options import AtariOptions, KernelOptions, require
-from headrace_atari.roms import games, load_game, rom_path
+from headrace_atari.roms import games, load_game
 from headrace_atari.starts import play_at_random
-
-__all__ = ["AtariVector", "games", "load_game", "rom_path"]
 
 STATE_MAGIC = b"headrace-atari-3"
 

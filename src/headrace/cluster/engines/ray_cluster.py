@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any
 
 from headrace.config import ConfigError
-from headrace.envs.core.errors import MissingExtra
+from headrace.config.errors import MissingExtra
 from headrace.processes import leftovers
 from headrace.processes.start import folder_for_sockets
 from headrace.sampling.placements.base import RunFailed

@@ -40,7 +40,7 @@ from headrace.config import ConfigError, EnvConfig
 from headrace.config.hardware import default_device
 from headrace.envs.atari.training import TrainingEpisodes, TrainingStarts
 from headrace.envs.core.contract import EnvGroup
-from headrace.envs.core.family_interface import Env, Family
+from headrace.envs.core.family_interface import Family
 from headrace.envs.groups.vector import VectorGroup
 from headrace_atari import AtariVector
 
@@ -177,11 +177,6 @@ class AtariGame(gymnasium.Env[np.ndarray, Any]):
         self._vector.close()
 
 
-def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
-    """One native console, with either backend: whole games, raw rewards."""
-    return AtariGame(name, options, render_mode)
-
-
 def defaults(name: str) -> dict[str, Any]:
     """PPO, with three epochs over small batches: on a CPU, this learns in fewer minutes than one epoch over more experience.
 
@@ -211,7 +206,7 @@ def defaults(name: str) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    make,
+    AtariGame,  # whichever backend is set
     defaults,
     ids,
     frameskip=FRAMESKIP,

@@ -87,7 +87,3 @@ class UnsupportedSpace(ConfigError):
 
 class UnknownEnvironment(ConfigError):
     """There is no environment with this id; the message names the nearest ids."""
-
-
-class MissingExtra(ConfigError):
-    """The packages of an environment family are not installed; the message contains the command that installs them."""

@@ -33,8 +33,9 @@ from typing import Any, TypeVar
 
 from headrace.config import ConfigError, EnvConfig
 from headrace.config.envs import SEPARATOR, tasks_of
+from headrace.config.errors import MissingExtra
 from headrace.envs.core.construct import complete, construct
-from headrace.envs.core.errors import MissingExtra, UnknownEnvironment
+from headrace.envs.core.errors import UnknownEnvironment
 from headrace.envs.core.family_interface import Env, Family, Observes, ParallelEnv
 from headrace.envs.core.imports import NotCarried, source_here
 from headrace.envs.core.wrappers import preprocess

@@ -5,18 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import EnvConfig
-from headrace.envs.core.family_interface import Env, Family
+from headrace.envs.core.family_interface import Family
 from headrace.envs.families import gym
 
 if TYPE_CHECKING:
     from headrace.envs.groups.tensor import TensorEnv
 
 CARTPOLE = "CartPole-v1"
-
-
-def make(name: str, options: EnvConfig, *, render_mode: str | None = None) -> Env:
-    """One environment, for evaluation and video: Gymnasium's, which has the same dynamics."""
-    return gym.make(name, options, render_mode=render_mode)
 
 
 def make_tensor(name: str, options: EnvConfig, num_envs: int, device: str) -> TensorEnv:
@@ -33,4 +28,10 @@ def defaults(name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-FAMILY = Family(make, defaults, lambda: [CARTPOLE], observes=lambda name: "vectors", make_tensor=make_tensor)
+FAMILY = Family(
+    gym.make,  # for evaluation and video: Gymnasium's has the same dynamics
+    defaults,
+    lambda: [CARTPOLE],
+    observes=lambda name: "vectors",
+    make_tensor=make_tensor,
+)

@@ -5,13 +5,10 @@ This package does not import torch. docs/remote.md is the manual.
 """
 
 import headrace.transport  # noqa: F401  sets an environment variable that gRPC reads on import
-from headrace.envs.core.errors import MissingExtra
+from headrace.config.errors import package
 
-try:
-    import grpc  # noqa: F401
-except ImportError as error:
-    raise MissingExtra('environment servers need packages that are not installed: pip install "headrace[remote]"') from error
+package("grpc", "remote", "environment servers need packages that are not installed")
 
-from headrace.envs.remote.server import serve
+from headrace.envs.remote.server import serve  # noqa: E402
 
 __all__ = ["serve"]
