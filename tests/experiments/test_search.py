@@ -13,6 +13,7 @@ import pytest
 
 from headrace import cli
 from headrace.cli.flags import parse_config
+from headrace.cli.search import default_over
 from headrace.config import NAMES, ConfigError
 from headrace.experiments import search as searching
 from headrace.experiments.places import Cores
@@ -78,13 +79,19 @@ def test_whole_numbers_and_doubles_are_checked():
 
 @pytest.mark.parametrize("algorithm", [name for name in algorithm_names() if declaration(name).built_in])
 def test_every_algorithm_has_default_ranges_of_its_settings(algorithm):
-    ranges = default_ranges(algorithm)
+    ranges = default_ranges(algorithm, continuous=True)
+    assert ranges.keys() - default_ranges(algorithm, continuous=False).keys() <= {"policy.initial_std"}
     env = "dm_control/cartpole-swingup" if algorithm == "apex-dpg" else CARTPOLE
     config = make_config(env, algorithm)
     for name, text in ranges.items():
         assert name in NAMES
         group, _, plain = name.partition(".")
         Dimension.parse(name, text, getattr(getattr(config, group), plain))
+
+
+@pytest.mark.parametrize(("env", "continuous"), [(CARTPOLE, False), ("gym/Pendulum-v1", True)])
+def test_the_first_standard_deviation_is_searched_where_actions_are_continuous(env, continuous):
+    assert ("policy.initial_std" in default_over(make_config(env))) == continuous
 
 
 def test_a_preset_file_stands_below_the_flags(tmp_path):

@@ -14,8 +14,10 @@ import tyro
 from headrace.cli.compare import check_combinations, flags_for_all, places
 from headrace.cli.flags import parse_config, setting_name
 from headrace.cli.options import ExperimentOptions, parse
-from headrace.config import ConfigError
+from headrace.config import Config, ConfigError
 from headrace.config.ranges import Range
+from headrace.envs.core.contract import Continuous
+from headrace.envs.make import describe_run
 from headrace.experiments import progress
 from headrace.experiments.plan import Budget
 from headrace.experiments.search import BEST, Search, Searcher
@@ -56,7 +58,7 @@ def run(arguments: list[str]) -> int:
     given = {setting_name(name): text for name, text in parse_over(asked.over).items()}
     flags = flags_for_all(rest, given)
     config = parse_config(["--env", asked.env, *flags, "--run.folder", os.devnull])
-    over = given or default_ranges(config.learning.algorithm)
+    over = given or default_over(config)
     dimensions = [(Dimension.parse(name, text, default := attrgetter(name)(config)), default) for name, text in over.items()]
     search = Search(asked.env, tuple(flags), over, asked.budget, asked.seeds, asked.sampler, asked.objectives)
     check_combinations(search.plan({}, (0,)))
@@ -80,3 +82,9 @@ def run(arguments: list[str]) -> int:
         complete = asked.test_seeds == 0 or searcher.test(asked.test_seeds, lambda plan: progress.table(plan, asked.parallel))
     show(f"headrace report {asked.folder} draws it")
     return 0 if complete else 1
+
+
+def default_over(config: Config) -> dict[str, str]:
+    """The default ranges. The environment is made, in a process of its own, to see whether its actions are continuous."""
+    continuous = any(isinstance(part, Continuous) for part in describe_run(config).action.parts)
+    return default_ranges(config.learning.algorithm, continuous)

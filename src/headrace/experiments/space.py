@@ -82,10 +82,12 @@ def _same(text: str, value: Any) -> bool:
         return text == str(value)
 
 
-def default_ranges(algorithm: str) -> dict[str, str]:
-    """What is searched where nothing was said, by dotted setting, as text. Raises `ConfigError` for an algorithm without any."""
+def default_ranges(algorithm: str, continuous: bool) -> dict[str, str]:
+    """What is searched where nothing was said, by dotted setting, as text. `continuous`: whether some action is. Raises
+    `ConfigError` for an algorithm without any."""
     data = json.loads(resources.files("headrace.config").joinpath("search_ranges.json").read_text())
-    found = {name: text for entry in data.values() if algorithm in entry["algorithms"] for name, text in entry["ranges"].items()}
+    fitting = [entry for entry in data.values() if algorithm in entry["algorithms"] and (continuous or "actions" not in entry)]
+    found = {name: text for entry in fitting for name, text in entry["ranges"].items()}
     if not found:
         raise ConfigError(f"there are no default ranges for learning.algorithm {algorithm}: say what to search with --over")
     return found
