@@ -109,7 +109,7 @@ def mujoco(folder: Path) -> dict[str, Any]:
         headrace("compare", f"gym/{env}", "--budget", "1M", "--seeds", "5", *(AS_V4 if as_v4 else ()), "--folder", str(own))
         rows[task] = learned(runs := runs_of(own)) | {"CleanRL": cleanrl, "Tianshou": tianshou}
         if cleanrl:
-            rows[task] |= {"steps to CleanRL's": [steps_to(cleanrl[0], run) for run in runs]}
+            rows[task] |= {"steps and minutes to CleanRL's": [reached(cleanrl[0], run) for run in runs]}
     return {"budget": "1M", "tasks": rows}
 
 
@@ -139,10 +139,10 @@ def learned(runs: list[Run]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def steps_to(goal: float, run: Run) -> int | None:
-    """Steps after which the mean of 100 training games was first at least `goal`; None: never."""
-    above = run.curve[run.curve[:, 1] >= goal]
-    return int(above[0, 0]) if len(above) else None
+def reached(goal: float, run: Run) -> tuple[int, float] | None:
+    """Steps and minutes after which the mean of 100 training games was first at least `goal`; None: never."""
+    above = run.curve[run.curve[:, 1] >= goal, 0]
+    return (int(above[0]), round(float(run.minutes_at(above[:1])[0]), 2)) if len(above) else None
 
 
 def ends(statistic: statistics.Statistic, tasks: list[np.ndarray]) -> list[float]:

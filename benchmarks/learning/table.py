@@ -142,12 +142,15 @@ def learned(seeds: list[dict[str, Any]]) -> str:
     return "; ".join(parts)
 
 
+FIRST = "steps and minutes to CleanRL's"
+
+
 def mujoco() -> str:
     """Markdown: five seeds of the defaults on MuJoCo's tasks, beside published returns."""
     rows = []
     for task, found in result("mujoco")["tasks"].items():
-        there = [n for n in found.get("steps to CleanRL's", []) if n is not None]
-        first = f"{spread(there, steps)} ({len(there)} of {len(found['scores'])})" if there else ""
+        there = [first for first in found.get(FIRST, []) if first]
+        first = f"{spread([n for n, _ in there], steps)} ({len(there)} of {len(found['scores'])})" if there else ""
         published = (" ± ".join(f"{x:,}" for x in found[by] or ()) for by in ("CleanRL", "Tianshou"))
         rows.append([task, *scores(found), *published, first])
     head = ["", "each seed", "IQM (95 %)", "minutes", "CleanRL", "Tianshou", "CleanRL's return first reached after"]
@@ -244,6 +247,9 @@ def pictures() -> None:
         seconds = [seed["seconds_to_goal"] for seed in found["seeds"]]
         if None not in seconds:
             reached.append((f"{label.replace('60 minutes, ', '')}: {found['goal']:g}", seconds))
+    for task, row in result("mujoco")["tasks"].items():
+        if all(first := row.get(FIRST, [None])):
+            reached.append((f"{task.removesuffix('-v5')}: {row['CleanRL'][0]}", [60 * minutes for _, minutes in first]))
     reached.sort(key=lambda task: median(task[1]))
     for place, (_, seconds) in enumerate(reached[::-1]):
         times.plot(seconds, [place] * len(seconds), "o", color="tab:blue", alpha=0.7)
