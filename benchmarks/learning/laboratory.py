@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace import evaluate
 from headrace.envs.core.reference_scores import normalized
 from headrace.experiments import statistics
 from headrace.experiments.laboratory import LAG, OFF_POLICY
@@ -108,6 +109,8 @@ def mujoco(folder: Path) -> dict[str, Any]:
         own = folder / task.replace(" ", "-")
         headrace("compare", f"gym/{env}", "--budget", "1M", "--seeds", "5", *(AS_V4 if as_v4 else ()), "--folder", str(own))
         rows[task] = learned(runs := runs_of(own)) | {"CleanRL": cleanrl, "Tianshou": tianshou}
+        played = [evaluate(run.path, 10, deterministic=True).mean for run in runs]
+        rows[task] |= {"mean action, 10 games": [round(mean, 1) for mean in played]}
         if cleanrl:
             rows[task] |= {"steps and minutes to CleanRL's": [reached(cleanrl[0], run) for run in runs]}
     return {"budget": "1M", "tasks": rows}

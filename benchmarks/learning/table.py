@@ -149,11 +149,10 @@ def mujoco() -> str:
     """Markdown: five seeds of the defaults on MuJoCo's tasks, beside published returns."""
     rows = []
     for task, found in result("mujoco")["tasks"].items():
-        there = [first for first in found.get(FIRST, []) if first]
-        first = f"{spread([n for n, _ in there], steps)} ({len(there)} of {len(found['scores'])})" if there else ""
         published = (" ± ".join(f"{x:,}" for x in found[by] or ()) for by in ("CleanRL", "Tianshou"))
-        rows.append([task, *scores(found), *published, first])
-    head = ["", "each seed", "IQM (95 %)", "minutes", "CleanRL", "Tianshou", "CleanRL's return first reached after"]
+        played = "; ".join(map(number, found["mean action, 10 games"]))
+        rows.append([task, *scores(found), played, *published])
+    head = ["", "training games, each seed", "IQM (95 %)", "minutes", "mean action, each seed", "CleanRL", "Tianshou"]
     return markdown(head, rows)
 
 
