@@ -107,7 +107,8 @@ def mujoco(folder: Path) -> dict[str, Any]:
     for task, (cleanrl, tianshou) in MUJOCO.items():
         env, as_v4, _ = task.partition(" as v4")
         own = folder / task.replace(" ", "-")
-        headrace("compare", f"gym/{env}", "--budget", "1M", "--seeds", "5", *(AS_V4 if as_v4 else ()), "--folder", str(own))
+        seeds = ("--seeds", "3", *AS_V4) if as_v4 else ("--seeds", "5")
+        headrace("compare", f"gym/{env}", "--budget", "1M", *seeds, "--folder", str(own))
         rows[task] = learned(runs := runs_of(own)) | {"CleanRL": cleanrl, "Tianshou": tianshou}
         played = [evaluate(run.path, 10, deterministic=True).mean for run in runs]
         rows[task] |= {"mean action, 10 games": [round(mean, 1) for mean in played]}
