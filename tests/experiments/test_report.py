@@ -241,6 +241,14 @@ def test_settings_of_the_environment_tell_configurations_apart(tmp_path):
     assert not records.same_learner(one, four)
 
 
+def test_a_setting_that_is_a_json_object_is_one_setting(tmp_path):
+    for name, kwargs in (("plain", {}), ("heavy", {"gravity": 20.0, "wind": False})):
+        write_run(tmp_path / name, **{"envs.kwargs": kwargs})
+    runs, _ = records.find([tmp_path])
+    assert set(records.differing(runs)) == {"envs.kwargs"}
+    assert [group.label for group in records.grouped(runs)] == ['kwargs {"gravity": 20.0, "wind": false}', "kwargs {}"]
+
+
 def test_one_moment_of_training_is_no_time(tmp_path):
     """A run that has just begun, or one whose system.json is gone or has the time of another clock."""
     run = write_run(tmp_path / "run", metrics=LAB)

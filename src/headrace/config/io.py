@@ -35,14 +35,17 @@ def to_dict(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
-def flattened(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """What `to_dict` gave, by dotted names."""
+def flattened(tree: dict[str, Any], within: bool = False, prefix: str = "") -> dict[str, Any]:
+    """What `to_dict` gave, by dotted names. `within`: also what is within settings that are JSON objects."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
-        flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {prefix + name: value}
+        known = prefix + name
+        group = isinstance(value, dict) and value and (within or known not in NAMES)
+        flat |= flattened(value, within, f"{known}.") if group else {known: value}
     return flat
 
 
+NAMES: tuple[str, ...] = ()
 NAMES = tuple(flattened(to_dict(Config())))  # dotted names of all settings
 
 

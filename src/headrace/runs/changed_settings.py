@@ -38,7 +38,7 @@ def compare(before: Config, now: Config, folder: Path, begun: bool = True) -> li
     Raises `ConfigError` if one of them cannot change when the run is resumed; of a run that has not `begun` (it has no
     checkpoint) all can.
     """
-    old, new = (flattened(to_dict(config)) for config in (before, now))
+    old, new = (flattened(to_dict(config), within=True) for config in (before, now))
     changes, refused = [], []
     for name in sorted((old.keys() | new.keys()) - {"run.folder"}):
         if old.get(name) == new.get(name):
