@@ -170,7 +170,9 @@ class Assembler {
   bool transition(std::size_t i, std::uint64_t key, const Batch& batch) const {
     const Config& config = m_.config();
     std::uint64_t history = Sampler::history_of(key), time = Sampler::time_of(key);
-    auto row_at = [&](std::uint64_t steps) { return racy_row(m_.row(history, time + steps)); };
+    std::size_t first = m_.leaf(history, time), end = (history + 1) * config.rows;
+    auto leaf_at = [&](std::uint64_t steps) { return first + steps - (first + steps < end ? 0 : config.rows); };
+    auto row_at = [&](std::uint64_t steps) { return racy_row(m_.rows[leaf_at(steps)]); };
     Row start = row_at(0);
     NStepReturn r = n_step_return(config.n_step, row_at);
     // The row of the observation to bootstrap from. After an episode's end it is the true last observation, if that was
@@ -178,11 +180,16 @@ class Assembler {
     std::uint64_t after = time + r.steps;
     bool stored = after < m_.histories[history].head.load(std::memory_order_acquire) && (row_at(r.steps).age_flags & kFinal);
     if (r.ended && !stored) --after;
-    Row row = racy_row(m_.row(history, after));
+    Row row = row_at(after - time);
     if (batch.reward) batch.reward[i] = static_cast<float>(r.reward);
     if (batch.discount) batch.discount[i] = static_cast<float>(r.discount);
     for (std::size_t f = 0; f < config.field_count; ++f) {
       const FieldSpec& spec = config.fields[f];
+      if (spec.stack <= 1 && !spec.codec && !batch.pool) {  // a row as it is: numbers, not images
+        if (batch.first[f]) copy<true>(batch.first[f] + i * spec.bytes, m_.raw(f, first), spec.bytes);
+        if (spec.stack && batch.next[f]) copy<true>(batch.next[f] + i * spec.bytes, m_.raw(f, leaf_at(after - time)), spec.bytes);
+        continue;
+      }
       std::uint64_t stack = std::max(spec.stack, 1u), size = sample_bytes(spec, batch.pool != nullptr);
       std::uint64_t oldest = time - std::min<std::uint64_t>(stack - 1, start.age());
       if (oldest > time) return false;  // a torn age

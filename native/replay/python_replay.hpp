@@ -31,13 +31,12 @@ inline void expect(bool condition, const std::string& message) {
 
 // (N P)^-beta, divided by the largest, of samples with these probabilities P out of N transitions.
 inline void importance_weights(std::size_t count, std::uint64_t size, const double* probabilities, double beta, float* weights) {
-  double largest = 0.0;
+  float largest = 0.0f, power = static_cast<float>(-beta);
   for (std::size_t i = 0; i < count; ++i) {
-    double weight = std::pow(static_cast<double>(size) * probabilities[i], -beta);
-    weights[i] = static_cast<float>(weight);
-    largest = std::max(largest, weight);
+    weights[i] = std::pow(static_cast<float>(static_cast<double>(size) * probabilities[i]), power);
+    largest = std::max(largest, weights[i]);
   }
-  for (std::size_t i = 0; i < count; ++i) weights[i] /= static_cast<float>(largest);
+  for (std::size_t i = 0; i < count; ++i) weights[i] /= largest;
 }
 
 template <typename T>

@@ -38,7 +38,7 @@ class SearchOptions(ExperimentOptions):
 
     over: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="SETTING=RANGE")] = ()
     """A setting and what to try: a range LOW:HIGH, a range on a logarithmic scale LOW:HIGH:log, or values VALUE,VALUE. May be
-    given several times. Without it, the search uses its default ranges for the algorithm."""
+    given several times. Without it, the search uses its default ranges for the algorithm and the kind of actions."""
     trials: Annotated[int, Range(1, 100_000)] = 30
     """Number of trials, including those that ended early or failed. A finished search goes on if it is given a larger number."""
     seeds: Annotated[int, Range(1, 100)] = 3

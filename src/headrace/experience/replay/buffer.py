@@ -111,6 +111,7 @@ class ReplayBatch:
     def native(self) -> dict[str, Any]:
         """Arguments of the native `sample`, which fills the same memory again and again."""
         return {
+            "keys": self.keys, "weights": self.weights.numpy(),
             "first": [in_memory_order(x) for x in self.first.values()],
             "next": [in_memory_order(self.next[name]) if name in self.next else None for name in self.first],
             "reward": self.reward.numpy(), "discount": self.discount.numpy(),
@@ -252,8 +253,8 @@ class Replay(LearnerReplay):
 
     def sample(self, size: int, into: ReplayBatch | None = None, *, threads: int = 1) -> ReplayBatch | None:
         batch = into or self.empty_batch(size)
-        c, weights = self.config, batch.weights.numpy()
-        there = self.native.sample(batch.keys, weights, c.beta, c.stratified, c.minimum, **batch.native, threads=threads)
+        c = self.config
+        there = self.native.sample(**batch.native, beta=c.beta, stratified=c.stratified, minimum=c.minimum, threads=threads)
         return batch if there else None
 
     def sample_keys(self, size: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32], npt.NDArray[np.float64]] | None:
