@@ -285,9 +285,10 @@ def measure_samples(env: str, compression: str, batches: int) -> dict[str, Any]:
         if number == 5:  # what is reached for the first time is not counted
             learner, before = 0.0, [(w.bytes, w.node_seconds, w.receiver_seconds) for w in wires]
         began = time.thread_time()
-        assert replay.sample(batch, into) is not None
+        drawn = replay.sample(batch, into)
+        assert drawn is not None
         learner += time.thread_time() - began
-        replay.update(into.keys, np.random.default_rng(number).exponential(size=batch).astype(np.float32))
+        replay.update(drawn.keys, np.random.default_rng(number).exponential(size=batch).astype(np.float32))
     change = np.array([(w.bytes, w.node_seconds, w.receiver_seconds) for w in wires]) - np.array(before)
     nbytes, seconds, receiving = change.sum(0) / (batches * batch)
     control.stop()

@@ -2,7 +2,7 @@
 
     python benchmarks/learning/laboratory.py strategies-minatar     # 30 runs of 2 minutes
     python benchmarks/learning/laboratory.py search-cartpole        # 40 trials, 12 minutes
-    python benchmarks/learning/laboratory.py mujoco                 # 20 runs, an hour
+    python benchmarks/learning/laboratory.py mujoco                 # 23 runs, an hour
     python benchmarks/learning/laboratory.py atari-5-one-seed       # 5 runs of 2.5 M steps, 50 minutes
     python benchmarks/learning/laboratory.py atari-5                # 25 runs, those 5 among them
 
@@ -144,9 +144,10 @@ def learned(runs: list[Run]) -> dict[str, Any]:
 
 
 def reached(goal: float, run: Run) -> tuple[int, float] | None:
-    """Steps and minutes after which the mean of 100 training games was first at least `goal`; None: never."""
+    """Steps after which the mean of 100 training games was first at least `goal`, and minutes since the first metrics; None:
+    never."""
     above = run.curve[run.curve[:, 1] >= goal, 0]
-    return (int(above[0]), round(float(run.minutes_at(above[:1])[0]), 2)) if len(above) else None
+    return (int(above[0]), round(float(run.minutes_at(above[:1])[0] - run.clock[0, 1]), 2)) if len(above) else None
 
 
 def ends(statistic: statistics.Statistic, tasks: list[np.ndarray]) -> list[float]:

@@ -1,7 +1,7 @@
 """What README.md and docs/results.md show of the result files: `python benchmarks/learning/table.py`.
 
 The learning table is made of the files of run.py and time_to_pong.py, the table of defaults of run.py's defaults-TASK.json,
-the table of speeds of those in benchmarks/results.
+MuJoCo's of laboratory.py's mujoco.json, the table of speeds of those in benchmarks/results.
 `--write` puts the tables between their marks in the pages; a test compares them. `--pictures` draws docs/pictures/learning.png.
 """
 
@@ -156,13 +156,6 @@ def mujoco() -> str:
     return markdown(head, rows)
 
 
-def atari_5() -> str:
-    """Markdown: the five games of Atari-5 after 10 M frames, beside PPO as published after 40 M."""
-    found = result("atari-5")
-    rows = [[*task.split(", "), *scores(row), number(row["PPO, 40 M frames"] or 0)] for task, row in found["tasks"].items()]
-    return markdown(["settings", "game", "each seed", "IQM (95 %)", "minutes", "PPO as published, 40 M frames"], rows)
-
-
 def scores(found: dict[str, Any]) -> list[str]:
     """Three cells of a row of `laboratory.learned`: the seeds' scores, their interquartile mean, the median of the minutes."""
     each = "; ".join(map(number, found["scores"]))
@@ -300,7 +293,7 @@ def main() -> None:
         for page, name, make in BLOCKS:
             write(page, name, make())
     if not (arguments.pictures or arguments.write):
-        print(table(), defaults(), speeds(), sep="\n\n")
+        print(table(), defaults(), mujoco(), speeds(), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -137,6 +137,7 @@ class Memory {
         throw std::runtime_error("the file descriptor does not hold a replay of this version");
       config = header.config;
     }
+    if (config.rows < 2 || config.n_step >= config.rows) throw std::invalid_argument("a history needs more rows");
     per_history = Divider(config.rows);
     Layout at = layout(config);
     bytes_ = at.total;

@@ -20,7 +20,7 @@ from headrace.envs.core.contract import Continuous
 from headrace.envs.make import describe_run
 from headrace.experiments import progress
 from headrace.experiments.plan import Budget
-from headrace.experiments.search import BEST, Search, Searcher
+from headrace.experiments.search import BEST, Search, Searcher, searched_before
 from headrace.experiments.space import Dimension, default_ranges, parse_over
 from headrace.processes.output import show
 
@@ -58,7 +58,7 @@ def run(arguments: list[str]) -> int:
     given = {setting_name(name): text for name, text in parse_over(asked.over).items()}
     flags = flags_for_all(rest, given)
     config = parse_config(["--env", asked.env, *flags, "--run.folder", os.devnull])
-    over = given or default_over(config)
+    over = given or searched_before(asked.folder) or default_over(config)
     dimensions = [(Dimension.parse(name, text, default := attrgetter(name)(config)), default) for name, text in over.items()]
     search = Search(asked.env, tuple(flags), over, asked.budget, asked.seeds, asked.sampler, asked.objectives)
     check_combinations(search.plan({}, (0,)))
@@ -85,6 +85,11 @@ def run(arguments: list[str]) -> int:
 
 
 def default_over(config: Config) -> dict[str, str]:
-    """The default ranges. The environment is made, in a process of its own, to see whether its actions are continuous."""
-    continuous = any(isinstance(part, Continuous) for part in describe_run(config).action.parts)
-    return default_ranges(config.learning.algorithm, continuous)
+    """The default ranges. Where they depend on it, the environment is made, in a process of its own, to see whether an action of
+    some agent is continuous."""
+    discrete, continuous = (default_ranges(config.learning.algorithm, kind) for kind in (False, True))
+    if discrete == continuous:
+        return discrete
+    spec = describe_run(config)
+    parts = [part for own in spec.of_agents or (spec,) for part in own.action.parts]
+    return continuous if any(isinstance(part, Continuous) for part in parts) else discrete

@@ -348,7 +348,7 @@ def _words(name: str, value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else "none" if value is None else json.dumps(value)
+    return value if isinstance(value, str) else "none" if value is None else json.dumps(value, sort_keys=True)
 
 
 def pairs(names: Sequence[str]) -> list[tuple[str, str]]:

@@ -98,6 +98,15 @@ class Search:
         return Plan(self.env, self.flags, {name: (value,) for name, value in values.items()}, tuple(seeds), self.budget)
 
 
+def searched_before(folder: Path) -> dict[str, str] | None:
+    """What the search in this folder varies, by dotted setting; None where there is none that can be read."""
+    try:
+        known = read_json(folder / FILE)
+    except (Unreadable, OSError):  # which `Search.check_same` explains
+        return None
+    return known.get("over") if isinstance(known, dict) else None
+
+
 class Searcher:
     """Runs a search in a folder. `over`: what is searched, each with the value that it has without the search; `places`:
     for as many trials at a time."""

@@ -62,6 +62,8 @@ def test_mujoco_has_settings_of_its_own_and_algorithms_keep_theirs() -> None:
     assert config.policy.normalize_returns
     assert config.policy.separate_critic
     assert config.policy.initial_std == 0.6
+    for algorithm in ("ppo", "appo", "impala", "a2c"):
+        assert make_config("gym/Hopper-v5", algorithm, **{"learning.preset": "paper"}).policy.initial_std == 1.0
     check_config(make_config("gym/Hopper-v5", "apex-dpg"))
     impala = make_config("gym/Hopper-v5", "impala").learning
     assert (impala.num_epochs, impala.num_minibatches, impala.returns) == (1, 1, "vtrace")

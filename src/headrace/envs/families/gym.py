@@ -113,8 +113,8 @@ _MUJOCO: dict[str, Any] = {
     "learning.ppo_clip": 0.2, "learning.entropy_coef": 0.0, "learning.max_grad_norm": 0.5,
 }  # fmt: skip
 """Network, clip, batch and epochs are those of Schulman et al. 2017 (PPO), Table 3. Minibatches are four times as large and the
-learning rate is doubled: learning costs about as much as simulating (benchmarks/learning/run.py halfcheetah). With actions as
-wide as at an `initial_std` of 1, most seeds of HalfCheetah learn to slide on the back and never get up again."""
+learning rate is doubled: learning costs about as much as simulating (benchmarks/learning/laboratory.py mujoco). With an
+`initial_std` of 1, two of five seeds of HalfCheetah learn to slide on the back and never get up again."""
 _IMAGES: dict[str, Any] = {
     "envs.resize": (84, 84), "envs.grayscale": True, "envs.frame_stack": 4,
     "policy.encoder": "nature-cnn",

@@ -107,9 +107,13 @@ class ReplayBatch:
     weights: torch.Tensor  # importance weights, largest 1. float32 [B].
     keys: npt.NDArray[np.uint64]  # what `update` wants, uint64 [B]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has tensors of its own, which `native` does not know."""
+        return {name: value for name, value in vars(self).items() if name != "native"}
+
     @cached_property
     def native(self) -> dict[str, Any]:
-        """Arguments of the native `sample`, which fills the same memory again and again."""
+        """Arguments of the native `sample`, which fills the same memory again and again. Fields are in the replay's order."""
         return {
             "keys": self.keys, "weights": self.weights.numpy(),
             "first": [in_memory_order(x) for x in self.first.values()],
@@ -153,8 +157,9 @@ class LearnerReplay(ABC):
 
     @abstractmethod
     def sample(self, size: int, into: ReplayBatch | None = None, *, threads: int = 1) -> ReplayBatch | None:
-        """Draw `size` transitions with replacement; None while fewer than the minimum are there. `into`: memory of an earlier
-        batch of that size to fill. `threads`: that copy and decode. The interpreter is free meanwhile."""
+        """Draw `size` transitions with replacement; None while fewer than the minimum are there. `into`: an earlier batch of that
+        size, whose tensors are filled; the keys are those of the batch that is returned. `threads`: that copy and decode. The
+        interpreter is free meanwhile."""
 
     @abstractmethod
     def sample_sequences(self, size: int, length: int, *, threads: int = 1) -> SequenceBatch | None:

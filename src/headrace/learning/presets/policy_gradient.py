@@ -31,6 +31,7 @@ PROMISED: Mapping[str, Settings] = {"appo": APPO, "ppo": PPO, "impala": IMPALA, 
 
 _AS_IT_IS: Settings = {
     "policy.normalize_observations": False, "policy.normalize_returns": False, "policy.separate_critic": False,
+    "policy.initial_std": 1.0,
     "learning.gamma": 0.99, "learning.value_clip": None, "learning.exploration": "entropy",
     "run.goal": None,
 }  # fmt: skip
