@@ -1,5 +1,6 @@
 """Sampling probabilities, importance weights, eviction, late keys, limits and bad input."""
 
+import copy
 import threading
 import time
 from typing import Any
@@ -65,6 +66,19 @@ def test_updated_priorities_are_what_is_sampled() -> None:
     np.testing.assert_allclose(replay.native.total(), mass.sum(), rtol=1e-13)
     drawn, _, probabilities = replay.sample_keys(2000)  # type: ignore[misc]
     np.testing.assert_allclose(probabilities, (mass / mass.sum())[(drawn >> 40) * 20 + (drawn & 0xFFFF)], rtol=1e-12)
+
+
+def test_a_copy_of_a_batch_is_memory_of_its_own() -> None:
+    replay = filled(np.arange(1.0, 17.0))
+    batch = replay.sample(16)
+    assert batch is not None
+    before, other = batch.keys.copy(), copy.deepcopy(batch)
+    for tensor in other.first.values():
+        tensor.fill_(-1)
+    assert replay.sample(16, other) is other
+    assert all((tensor >= 0).all() for tensor in other.first.values())
+    np.testing.assert_array_equal(batch.keys, before)
+    assert (other.keys != before).any()
 
 
 def test_importance_weights() -> None:

@@ -17,7 +17,7 @@ from headrace.cli.search import default_over
 from headrace.config import NAMES, ConfigError
 from headrace.experiments import search as searching
 from headrace.experiments.places import Cores
-from headrace.experiments.search import Search, Searcher
+from headrace.experiments.search import Search, Searcher, searched_before
 from headrace.experiments.space import Dimension, default_ranges, parse_over
 from headrace.experiments.trials import searched
 from headrace.learning.algorithm import algorithm_names, declaration
@@ -92,6 +92,14 @@ def test_every_algorithm_has_default_ranges_of_its_settings(algorithm):
 @pytest.mark.parametrize(("env", "continuous"), [(CARTPOLE, False), ("gym/Pendulum-v1", True)])
 def test_the_first_standard_deviation_is_searched_where_actions_are_continuous(env, continuous):
     assert ("policy.initial_std" in default_over(make_config(env))) == continuous
+
+
+def test_a_search_goes_on_with_what_it_varies(tmp_path):
+    assert searched_before(tmp_path) is None
+    (tmp_path / "search.json").write_text("{")
+    assert searched_before(tmp_path) is None, "that it is damaged is said later"
+    (tmp_path / "search.json").write_text(json.dumps({"over": {"learning.gamma": "0.9,0.99"}}))
+    assert searched_before(tmp_path) == {"learning.gamma": "0.9,0.99"}
 
 
 def test_a_preset_file_stands_below_the_flags(tmp_path):
