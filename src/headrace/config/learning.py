@@ -88,7 +88,7 @@ class LearningConfig:
     """Gradients are scaled down to at most this norm. None: no limit."""
     precision: Literal["auto", "float32", "bf16"] = "float32"
     """Arithmetic of convolutions and matrix products, in the learner and the policy workers. `bf16`: bfloat16 autocast. `auto`:
-    `bf16` if the processor or the GPU computes it natively, else `float32`."""
+    `bf16` if the processor or the GPU computes it faster than float32, else `float32`."""
     compile: bool = False
     """Compile the learner's network with torch.compile."""
     graphs: bool = True
