@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -14,6 +15,7 @@ from remote_servers import NAME, ServerProcess, free_port, offer, serving
 from headrace import cli
 from headrace import config as configs
 from headrace.config import Config, ConfigError
+from headrace.envs.remote.server import make_offer
 from headrace.make_config import make_config
 from headrace.runs.metrics import read_jsonl
 from headrace.train import train
@@ -87,6 +89,17 @@ def test_the_servers_defaults_are_the_runs(tmp_path: Path) -> None:
             make_config("gym/Acrobot-v1", **{"envs.remote": server.address})
     finally:
         server.kill()
+
+
+@pytest.mark.parametrize(("env", "rewards"), [("atari/pong", {"reward_clip": 1.0}), ("vizdoom/basic", {"reward_scale": 0.01})])
+def test_rewards_are_scaled_and_clipped_as_without_a_server(env: str, rewards: dict[str, float]) -> None:
+    if env.startswith("vizdoom/"):
+        pytest.importorskip("vizdoom")
+    local = make_config(env).envs
+    assert all(getattr(local, name) == value for name, value in rewards.items())
+    with serving(make_offer(env, 2)) as address:
+        remote = make_config(env, **{"envs.remote": address}).envs
+    assert dataclasses.replace(remote, remote=None) == local
 
 
 def test_a_server_determines_only_what_to_learn_with() -> None:
