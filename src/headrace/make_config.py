@@ -197,8 +197,8 @@ def _defaults_of_server(env: str, base: Config) -> tuple[dict[str, Any], str]:
     from headrace.envs.remote.connect import ask
 
     welcome = ask(env, base.envs)
-    # a server may set how to learn, and how rewards are scaled and clipped here, but no paths or addresses of this run
-    of_env = {name: x for name, x in welcome.defaults.items() if name.startswith((*LEARNED_WITH, "envs.reward_"))}
+    # a server may set how to learn, how rewards are scaled and clipped here, and the goal; no paths or addresses of this run
+    of_env = {name: x for name, x in welcome.defaults.items() if name.startswith((*LEARNED_WITH, "envs.reward_", "run.goal"))}
     return of_env | {f"envs.{name}": value for name, value in welcome.options.items()}, welcome.observes
 
 

@@ -86,9 +86,11 @@ def test_the_command_of_a_run_that_compare_started(tmp_path):
 def test_the_shared_settings_name_nothing_of_the_machine():
     config = make_config("gym/CartPole-v1", **{"cluster.nodes": 2, "run.folder": "mine/secret"})
     config.cluster.listen, config.cluster.token_file = "10.0.0.1:5", "mine/token"
+    config.matches.opponents = ("random", "/home/mine/runs/old")
     text = configs.to_json(sharing._public(config))
     assert "10.0.0.1" not in text
     assert "mine" not in text
+    assert config.matches.opponents[1] == "/home/mine/runs/old", "the run's own settings stay"
 
 
 def test_a_policy_of_several_is_shared_with_its_own_curve(tmp_path):

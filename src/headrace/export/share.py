@@ -99,6 +99,7 @@ def _public(config: Config) -> Config:
     own = configs.override(config, **none, **{"population.size": 1, "population.overrides": {}, "learning.device": "auto"})
     own.run, own.cluster = RunConfig(), ClusterConfig()
     own.imports = tuple(Path(path).name for path in config.imports)
+    own.matches.opponents = tuple(Path(run).name for run in config.matches.opponents)
     return own
 
 

@@ -95,11 +95,12 @@ def test_the_servers_defaults_are_the_runs(tmp_path: Path) -> None:
 def test_rewards_are_scaled_and_clipped_as_without_a_server(env: str, rewards: dict[str, float]) -> None:
     if env.startswith("vizdoom/"):
         pytest.importorskip("vizdoom")
-    local = make_config(env).envs
-    assert all(getattr(local, name) == value for name, value in rewards.items())
+    local = make_config(env)
+    assert all(getattr(local.envs, name) == value for name, value in rewards.items())
     with serving(make_offer(env, 2)) as address:
-        remote = make_config(env, **{"envs.remote": address}).envs
-    assert dataclasses.replace(remote, remote=None) == local
+        remote = make_config(env, **{"envs.remote": address})
+    assert dataclasses.replace(remote.envs, remote=None) == local.envs
+    assert remote.run.goal == local.run.goal
 
 
 def test_a_server_determines_only_what_to_learn_with() -> None:
