@@ -233,8 +233,10 @@ def test_settings_of_the_environment_tell_configurations_apart(tmp_path):
     runs, _ = records.find([tmp_path])
     groups = records.grouped(runs)
     assert [(g.label, len(g.runs), float(g.scores("gym/CartPole-v1").mean())) for g in groups] == [
-        ("frame stack 1, remote 127.0.0.1:5000", 1, 100), ("frame stack 1, remote none", 2, 100), ("frame stack 4, remote none", 2, 400),
-    ]  # fmt: skip
+        ("frame stack 1, remote 127.0.0.1:5000", 1, 100),
+        ("frame stack 1, remote none", 2, 100),
+        ("frame stack 4, remote none", 2, 400),
+    ]
     assert set(records.differing(runs)) == {"envs.frame_stack", "envs.remote"}
     far, one, four = (group.runs[0] for group in groups)
     assert records.same_learner(one, far)

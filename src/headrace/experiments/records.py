@@ -344,7 +344,9 @@ def _order(label: str) -> list[tuple[float, str]]:
 
 def _words(name: str, value: Any) -> str:
     """A setting in a few words. Of most texts, such as the name of an algorithm, one knows what they are; not of an address."""
-    return value if isinstance(value, str) and name != "envs.remote" else f"{name.rpartition('.')[2].replace('_', ' ')} {_text(value)}"
+    if isinstance(value, str) and name != "envs.remote":
+        return value
+    return f"{name.rpartition('.')[2].replace('_', ' ')} {_text(value)}"
 
 
 def _text(value: Any) -> str:
