@@ -137,4 +137,10 @@ def test_a_network_that_an_environment_declares_stays() -> None:
 def test_one_pass_over_images_has_the_learning_rate_that_the_environment_declares(algorithm: str, env: str, rate: float) -> None:
     """1e-3, the rate where none is declared, made IMPALA's policy of VizDoom basic deterministic after 20,000 steps."""
     assert make_config(env, algorithm).learning.learning_rate == rate
-    assert make_config("gym/CartPole-v1", algorithm).learning.learning_rate == 2e-3, "that of vectors stays"
+
+
+@pytest.mark.parametrize("algorithm", ["impala", "a2c"])
+@pytest.mark.parametrize("env", ["gym/CartPole-v1", "gym/HalfCheetah-v5", "dm_control/cartpole-swingup", "torch/CartPole-v1"])
+def test_one_pass_over_vectors_has_a_learning_rate_of_its_own(algorithm: str, env: str) -> None:
+    """These environments declare rates that were tuned for several passes."""
+    assert make_config(env, algorithm).learning.learning_rate == 2e-3

@@ -92,7 +92,7 @@ def test_the_servers_defaults_are_the_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("env", "rewards"), [("atari/pong", {"reward_clip": 1.0}), ("vizdoom/basic", {"reward_scale": 0.01})])
-def test_rewards_are_scaled_and_clipped_as_without_a_server(env: str, rewards: dict[str, float]) -> None:
+def test_rewards_and_the_goal_are_those_of_a_run_without_a_server(env: str, rewards: dict[str, float]) -> None:
     if env.startswith("vizdoom/"):
         pytest.importorskip("vizdoom")
     local = make_config(env)
