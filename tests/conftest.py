@@ -31,7 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(scope="module")
 def bare_fork_server() -> Iterator[None]:
-    """For tests that kill the fork server again and again: the next one imports no more than a user's."""
+    """For tests that kill the fork server again and again: the next one imports what rollout workers need."""
     before, start._preloaded[:] = start._preloaded[:], start._preloaded[:1]
     yield
     start._preloaded[:] = before

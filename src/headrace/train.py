@@ -63,7 +63,7 @@ def train(
     callbacks = Callbacks(on_update, on_episode, on_checkpoint)
     check_config(config := to_train(config))
     with settings_of_rank(config) as own:
-        own = for_agents(own, spec := describe_run(own, elsewhere=own.sampling.placement in ("served", "inline")))
+        own = for_agents(own, spec := describe_run(own, elsewhere=own.in_processes))
         with torch.random.fork_rng(devices=[]):  # the caller's own random numbers stay what they were
             placement = make_placement(own, spec, make_agent, make_members(own, spec))  # what is refused here leaves no folder
             folder, changes = RunFolder.open(own)

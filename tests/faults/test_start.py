@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -53,6 +54,36 @@ def test_rollout_workers_give_way_and_share_the_cores(tmp_path):
             assert sorted(os.sched_getaffinity(pid).copy().pop() for pid in workers) == sorted(cores)
             assert all(len(os.sched_getaffinity(pid)) == 1 for pid in workers)
         stop(run)
+
+
+@pytest.mark.parametrize("placement", ["served", "inline"])
+def test_torch_is_imported_by_the_command_and_once_for_all_its_children(tmp_path, placement):
+    with counting_run(tmp_path / "run", **{"sampling.placement": placement, "sampling.num_workers": 1}) as run:
+        run.wait_for("the first steps", run.step)
+        server = run.fork_server()
+        assert "libtorch_cpu" in Path(f"/proc/{server}/maps").read_text()
+        stop(run)
+
+
+def test_a_run_in_one_process_starts_no_other_with_torch(tmp_path):
+    with counting_run(tmp_path / "run", **{"sampling.placement": "serial"}) as run:
+        run.wait_for("the first steps", run.step)
+        with_torch = [pid for pid in run.pids() if "libtorch_cpu" in Path(f"/proc/{pid}/maps").read_text()]
+        assert with_torch == [run.process.pid]
+        stop(run)
+
+
+def test_importing_training_starts_no_cuda_no_grpc_and_no_thread_that_numpy_does_not():
+    """Or children of a process that did so could not be forked from it."""
+    program = (
+        "import os, sys, numpy\n"
+        "before = os.listdir('/proc/self/task')\n"
+        "import headrace.train, torch\n"
+        "assert os.listdir('/proc/self/task') == before\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "assert 'grpc' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
 
 
 def test_too_little_memory_is_said_before_anything_starts(tmp_path):

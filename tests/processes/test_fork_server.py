@@ -209,3 +209,27 @@ def test_the_folder_of_a_program_that_lives_is_left_alone(tmp_path: Path) -> Non
         "    assert os.path.isdir(ours)\n"
     )
     assert subprocess.run([sys.executable, tmp_path / "outer.py"], timeout=200).returncode == 0
+
+
+def test_a_fork_server_without_children_that_lacks_imports_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "children.py").write_text(CHILDREN)
+    (tmp_path / "outer.py").write_text(
+        "import multiprocessing\n"
+        "import children\n"
+        "from headrace.processes.start import preload, start_child\n"
+        "def started():\n"
+        "    here, there = multiprocessing.Pipe()\n"
+        "    child = start_child(children.child, (there, here), 'child')\n"
+        "    return child, here, here.recv()\n"
+        "first, one, server = started()\n"
+        "preload('wave')\n"
+        "second, two, same = started()\n"
+        "assert same == server, 'it has a child'\n"
+        "one.send(None); two.send(None); first.join(); second.join()\n"
+        "third, three, other = started()\n"
+        "assert other != server\n"
+        "fourth, four, last = started()\n"
+        "assert last == other\n"
+        "three.send(None); four.send(None); third.join(); fourth.join()\n"
+    )
+    assert subprocess.run([sys.executable, tmp_path / "outer.py"], timeout=200).returncode == 0

@@ -12,8 +12,9 @@ from headrace.config import Config, hardware
 from headrace.envs.core.imports import needed_code
 from headrace.make_config import check_config
 from headrace.processes import ranks
+from headrace.processes.interrupt import heard_afterwards
 from headrace.processes.output import show
-from headrace.processes.start import start_fork_server
+from headrace.processes.start import preload, start_fork_server
 from headrace.runs.folder import has_checkpoints
 
 if TYPE_CHECKING:  # torch takes seconds
@@ -34,8 +35,11 @@ def run(arguments: list[str]) -> int:
         if found := tune.in_use(config):
             undo = f"headrace tune {config.env} --forget removes {tune.path(config)}"
             show(f"Settings found by headrace tune: {tune.describe(found)} ({undo})")
+    if config.in_processes:  # as `ProcessPlacement` does; here the fork server imports torch while this process does
+        preload("headrace.train")
     start_fork_server()
-    from headrace.train import train  # imports torch, which takes seconds
+    with heard_afterwards():
+        from headrace.train import train  # imports torch, which takes seconds
 
     result = train(config)
     if first:

@@ -129,6 +129,11 @@ class Config:
         return s.min_request_groups or min(third, s.max_request_groups or third)
 
     @property
+    def in_processes(self) -> bool:
+        """Whether rollout workers and learners are processes of their own."""
+        return self.sampling.placement in ("served", "inline")
+
+    @property
     def uses_replay(self) -> bool:
         """Whether experience goes through the replay instead of being consumed once."""
         return self.learning.experience == "replay"

@@ -109,7 +109,8 @@ def _slot_faults(config: Config) -> Iterator[str]:
 
 def _cluster_faults(config: Config) -> Iterator[str]:
     c = config.cluster
-    if (placement := config.sampling.placement) not in ("served", "inline"):
+    if not config.in_processes:
+        placement = config.sampling.placement
         yield f"sampling.placement {placement} is one process, which cannot be on several machines: use served or inline"
     if c.learners > (least := c.node_range[0]):
         yield f"each of the {c.learners} learner ranks (cluster.learners) needs a sampling node; cluster.nodes may be {least}"

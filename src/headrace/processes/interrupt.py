@@ -87,3 +87,13 @@ def interrupts(on_request: Callable[[], None]) -> Iterator[Interrupt]:
     finally:
         for number, old in before:
             signal.signal(number, old)
+
+
+@contextmanager
+def heard_afterwards() -> Iterator[None]:
+    """Raises `KeyboardInterrupt` after the context if somebody has asked for the end within it. Ctrl-C while torch is imported
+    would abort the process: the exception cannot pass through its C++."""
+    with interrupts(lambda: None) as interrupt:
+        yield
+    if interrupt.requested:
+        raise KeyboardInterrupt

@@ -30,6 +30,7 @@ from headrace.processes import leftovers, orphaned_programs
 from headrace.processes.interrupt import SIGNALS
 
 _preloaded = ["headrace.sampling.preload"]  # imported by the fork server, in this order
+_imported: frozenset[str] = frozenset()  # what the running fork server has imported of these
 STARTED_BY = "HEADRACE_FORK_SERVER_STARTED_BY"
 """An environment variable that is set only while the fork server is being started. It holds the id of the process that starts
 it, that process's origin (`orphaned_programs.origin`) and its temporary folder with the fork server's socket ("" where another
@@ -42,13 +43,17 @@ _asked: float | None = None  # since when `start_child` waits for the fork serve
 
 
 def preload(*modules: str) -> None:
-    """Have the fork server import these modules, by name, once for all children. Without effect after the first child."""
+    """Have the fork server import these modules, by name, once for all children that are started from now on. Without effect
+    while it has children."""
     _preloaded.extend(module for module in modules if module not in _preloaded)
 
 
 def start_fork_server() -> None:
     """Start the fork server, unless it runs. It imports while this process goes on, so that the first child starts sooner."""
+    global _imported
     with _lock:
+        if _imported < set(_preloaded):
+            _end_idle_fork_server()
         multiprocessing.get_context("forkserver").set_forkserver_preload(_preloaded)
         # `forkserver.ensure_running` would start it, too, but behind the lines that block signals, and that unblocks two of them.
         resource_tracker.ensure_running()
@@ -59,11 +64,29 @@ def start_fork_server() -> None:
         # process would believe that all its children are dead; it inherits what is blocked here.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         os.environ[STARTED_BY] = f"{os.getpid()}:{orphaned_programs.origin()}:{folder}"
+        running = _fork_server_pid()
         try:
             forkserver.ensure_running()
         finally:
             del os.environ[STARTED_BY]
+            if _fork_server_pid() != running:
+                _imported = frozenset(_preloaded)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _fork_server_pid() -> int | None:
+    return getattr(forkserver._forkserver, "_forkserver_pid", None)  # type: ignore[attr-defined]
+
+
+def _end_idle_fork_server() -> None:
+    """End a fork server without children, which lacks imports; `forkserver.ensure_running` then starts another. An environment
+    that was described before the settings were known had none but the imports of rollout workers."""
+    pid = _fork_server_pid()
+    if pid is None or multiprocessing.active_children():
+        return
+    with suppress(ProcessLookupError, ChildProcessError):  # it has ended by itself
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # not reaped: `ensure_running` asks how it ended
 
 
 @contextmanager
@@ -164,7 +187,7 @@ def start_child(main: Callable[..., None], arguments: tuple[Any, ...], name: str
 def end_stuck_fork_server(seconds: float) -> bool:
     """End the fork server and the processes it has started, if another thread has waited longer than this for it in
     `start_child`, which then raises OSError or EOFError; the next child starts another. Returns whether that was so."""
-    asked, pid = _asked, getattr(forkserver._forkserver, "_forkserver_pid", None)  # type: ignore[attr-defined]
+    asked, pid = _asked, _fork_server_pid()
     if asked is None or pid is None or time.monotonic() < asked + seconds:
         return False
     with suppress(psutil.Error):

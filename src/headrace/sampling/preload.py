@@ -1,4 +1,5 @@
-"""The fork server imports this once, so that rollout workers start quickly and share its memory. It does not import torch."""
+"""The fork server imports this once, so that rollout workers start quickly and share its memory. It does not import torch, which
+those that learn or act add (`ProcessPlacement`)."""
 
 from headrace.processes.start import become_fork_server
 

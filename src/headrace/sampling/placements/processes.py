@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from headrace.envs.core.imports import import_files
+from headrace.processes.start import preload
 from headrace.runs.messages import Message
 from headrace.sampling.match_worker import make_rollout_worker
 from headrace.sampling.placements.base import Learn, Placement
@@ -24,6 +25,7 @@ class ProcessPlacement(Placement):
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
+        preload("headrace.train")  # learners and what acts need torch, whose import takes seconds: once for all
         self._supervisor = Supervisor(self)
 
     @abstractmethod
