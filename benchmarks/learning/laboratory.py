@@ -31,14 +31,14 @@ from headrace import evaluate
 from headrace.envs.core.reference_scores import normalized
 from headrace.experiments import statistics
 from headrace.experiments.laboratory import LAG, OFF_POLICY
-from headrace.experiments.records import Run, find
+from headrace.experiments.records import Run
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 import summary  # noqa: E402
+from experiments import HEADRACE, WORLDS, headrace, reached, runs_of  # noqa: E402
 
-HEADRACE, SERVER = [sys.executable, "-m", "headrace.cli"], "127.0.0.1:7790"
-WORLDS = ("--import", str(HERE / "worlds.py"))
+SERVER = "127.0.0.1:7790"
 ALGORITHMS, NEAR = ("appo", "impala"), ("served", "inline", "serial", "device")
 METRICS = {f"lag, {name}": key for name, key in LAG.items()} | OFF_POLICY | {"learner waits": "time/learner/wait"}
 ONE_CORE = ("--sampling.placement", "serial", "--learning.num-threads", "1", "--parallel", "2")
@@ -54,11 +54,6 @@ PPO_PAPER = {
     "atari/battle_zone": 17366.7, "atari/double_dunk": -14.9, "atari/name_this_game": 6254.9, "atari/qbert": 14293.3,
 }  # fmt: skip
 """Schulman et al. 2017 (PPO), Table 6: the last 100 training games after 40 M frames. Phoenix is not among its games."""
-
-
-def headrace(*words: str) -> None:
-    """Call the program. Raises `CalledProcessError`."""
-    subprocess.run([*HEADRACE, *words], check=True)
 
 
 def strategies(folder: Path, env: str, budget: str, seeds: int, *flags: str) -> dict[str, Any]:
@@ -143,21 +138,9 @@ def learned(runs: list[Run]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def reached(goal: float, run: Run) -> tuple[int, float] | None:
-    """Steps after which the mean of 100 training games was first at least `goal`, and minutes since the first metrics; None:
-    never."""
-    above = run.curve[run.curve[:, 1] >= goal, 0]
-    return (int(above[0]), round(float(run.minutes_at(above[:1])[0] - run.clock[0, 1]), 2)) if len(above) else None
-
-
 def ends(statistic: statistics.Statistic, tasks: list[np.ndarray]) -> list[float]:
     """The 95 % interval of a statistic of the scores of each task, [low, high]; empty for single seeds."""
     return [float(end) for end in statistics.interval(statistic, tasks) if not np.isnan(end)]
-
-
-def runs_of(folder: Path) -> list[Run]:
-    """All runs in a folder, by seed."""
-    return sorted(find([folder])[0], key=lambda run: run.seed)
 
 
 EXPERIMENTS: dict[str, Callable[[Path], dict[str, Any]]] = {

@@ -14,7 +14,6 @@ Calls `headrace compare`, so the same command goes on where it was stopped, and 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,12 +25,12 @@ from headrace.runs.metrics import read_jsonl
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
+import experiments  # noqa: E402
 import summary  # noqa: E402
 
 CLUSTER = {
-    "cluster.engine": "static", "sampling.placement": "inline", "sampling.envs-per-worker": "16",
-    "learning.num-threads": "1",
-    "learning.device": "cpu", "run.log-interval": "2",
+    "cluster.engine": "static", "sampling.placement": "inline", "sampling.envs_per_worker": 16, "learning.num_threads": 1,
+    "learning.device": "cpu", "run.log_interval": 2,
 }  # fmt: skip
 WORKERS = 4
 """Of all nodes together."""
@@ -47,13 +46,13 @@ class Task:
     env: str
     algorithm: str
     budget: str
-    settings: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 SHARDS = {"replay.shards": "node"}
 TASKS = {
     "impala-minatar": Task("minatar/breakout", "impala", "600k"),
-    "impala-minatar-160": Task("minatar/breakout", "impala", "600k", {"learning.batch-size": "160"}),
+    "impala-minatar-160": Task("minatar/breakout", "impala", "600k", {"learning.batch_size": 160}),
     "apex-cartpole": Task("gym/CartPole-v1", "apex-dqn", "150k", SHARDS),
     "apex-minatar": Task("minatar/breakout", "apex-dqn", "240k", SHARDS),
 }
@@ -62,11 +61,8 @@ ALGORITHMS, CONTEST, CONTEST_NODES = ("apex-dqn", "impala", "appo"), Task("minat
 
 def compare(folder: Path, task: Task, nodes: int, seeds: int, *more: str) -> None:
     """Train with so many nodes."""
-    settings = CLUSTER | task.settings | {"cluster.nodes": str(nodes), "sampling.num-workers": str(WORKERS // nodes)}
-    command = [sys.executable, "-m", "headrace.cli", "compare", task.env, "--import", str(HERE / "worlds.py")]
-    command += [word for name, value in settings.items() for word in (f"--{name}", value)]
-    command += ["--budget", task.budget, "--seeds", str(seeds), "--folder", str(folder), *more]
-    subprocess.run(command, check=True)
+    settings = CLUSTER | task.settings | {"cluster.nodes": nodes, "sampling.num_workers": WORKERS // nodes}
+    experiments.compare(folder, task.env, task.budget, seeds, settings, *experiments.WORLDS, *more)
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -93,22 +89,6 @@ def on_grid(runs: list[dict[str, Any]], axis: str) -> dict[str, list[float]]:
     return {axis: [round(x) for x in grid], **{name: [round(float(y), 2) for y in row] for name, row in curves.items()}}
 
 
-def draw(path: Path, title: str, arms: dict[str, list[dict[str, Any]]], axes_of: list[str]) -> None:
-    """A curve for each arm by each axis: the mean of its seeds, and the band from the lowest to the highest."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.5 * len(axes_of), 3.5), layout="constrained")
-    for axes, axis in zip(figure.subplots(1, len(axes_of), squeeze=False)[0], axes_of, strict=True):
-        for i, (arm, runs) in enumerate(arms.items()):
-            curve = on_grid(runs, axis)
-            axes.plot(curve[axis], curve["mean"], color=f"C{i}", label=arm)
-            axes.fill_between(curve[axis], curve["low"], curve["high"], color=f"C{i}", alpha=0.2, linewidth=0)
-        axes.set(xlabel=axis, ylabel="return of the last 100 episodes", title=title)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
-    figure.savefig(path, dpi=100)
-
-
 def keep(name: str, facts: dict[str, Any], arms: dict[str, list[dict[str, Any]]], axes: list[str]) -> None:
     """Write the result, draw it, and print a row for each arm."""
     shown: dict[str, Any] = {}
@@ -118,7 +98,10 @@ def keep(name: str, facts: dict[str, Any], arms: dict[str, list[dict[str, Any]]]
         print(f"{name}, {arm}: " + "; ".join(f"{seed}" for seed in seeds), flush=True)
     path = HERE / "results" / f"nodes-{name}.json"
     summary.write(path, facts | {"machine": summary.machine(), "arms": shown})
-    draw(path.with_suffix(".png"), f"{name}: {facts['env']}", arms, axes)
+    curves = {
+        arm: [[of["curves"][i] | {"returns": of["curves"][i]["mean"]}] for i in range(len(axes))] for arm, of in shown.items()
+    }
+    experiments.draw(path.with_suffix(".png"), f"{name}: {facts['env']}", axes, curves)
 
 
 def main() -> None:

@@ -305,7 +305,6 @@ def tune(
     it does not work with the defaults.
     """
     from headrace.envs.make import describe as describe_env
-    from headrace.processes.start import preload
 
     check_config(config)
     if config.uses_replay:
@@ -315,7 +314,6 @@ def tune(
             f"headrace tune tries placements with several processes; `{placement}` has nothing to choose. For one of those "
             "give --placement served, here and to headrace train"
         )
-    preload("headrace.train")  # half of a short trial would be imports of torch otherwise
     spec = describe_env(config.env, config.envs)
     settings, why, trials = Search(_endless(config), spec, 60 * minutes, show).run(fixed, batch_sizes)
     show("\n" + "\n".join(_table(trials)))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from headrace.envs.core import registry
+from headrace.experiments.plan import Budget
 from headrace.make_config import check_config, make_config
 from headrace.train import train
 
@@ -46,7 +47,8 @@ def test_an_algorithm_learns_a_task_with_its_defaults(tmp_path: Path, task: str,
         pytest.importorskip("Box2D")
     quiet = {"run.folder": str(tmp_path), "run.video": False, "run.dashboard": False, "run.goal": learns.goal}
     here = {"sampling.placement": "serial", "learning.device": "cpu", "learning.num_threads": 1}
-    result = train(make_config(learns.env, algorithm, learns.imports, **quiet, **here, **learns.settings))
+    steps = {"learning.total_steps": Budget.parse(learns.budget).steps}
+    result = train(make_config(learns.env, algorithm, learns.imports, **quiet, **here, **steps))
     assert result.reason == "goal", f"{result.mean_return:.2f} after {result.global_step:,} steps"
 
 
