@@ -32,8 +32,10 @@ WAYS = {
     "gym/CartPole-v1, served, one pass": ["--env", "gym/CartPole-v1", *ONE_PASS],
     "gym/CartPole-v1, served, one pass, 256 environments": ["--env", "gym/CartPole-v1", *ONE_PASS, *WIDE],
     "torch/CartPole-v1, device, one pass, 512 environments": ["--env", "torch/CartPole-v1", *ONE_PASS, *MANY],
-    "atari/breakout, served, two threads": ["--env", "atari/breakout", "--learning.num-threads", "2"],
-}
+    "atari/breakout, served, two threads": [
+        "--env", "atari/breakout", "--sampling.placement", "served", "--learning.num-threads", "2",
+    ],
+}  # fmt: skip
 SKIPPED = 3
 """First intervals of a run, in which processes are still starting."""
 

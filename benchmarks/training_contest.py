@@ -44,6 +44,7 @@ SAME_MEANS = SAME_LEARNING | {"learning.precision": "float32", "envs.atari_backe
 def headrace(env: str, envs: int, batch: int, folder: Path, like: dict[str, Any]) -> Command:
     """Headrace with these numbers and the settings `like` (`SAME_LEARNING`, `SAME_MEANS`, or others)."""
     settings: dict[str, Any] = {
+        "sampling.placement": "served",
         "sampling.num_workers": WORKERS,
         "sampling.envs_per_worker": envs // WORKERS,
         "sampling.num_groups": 2,

@@ -81,7 +81,9 @@ def make_config(
         asked = settings.pop("envs.task_options", {})
         of_env["envs.task_options"] = without(of_env["envs.task_options"], set(settings), asked)
     config = configs.override(base, **{**of_env, **of_algorithm, **names, **settings})
-    if config.sampling.placement == "device" and "sampling.placement" not in settings and not _can_be_in_process(config):
+    workers = {"sampling.num_workers", "sampling.num_policy_workers"} & settings.keys()  # whoever gives their number wants them
+    own_choice = config.sampling.placement == "device" and "sampling.placement" not in settings
+    if own_choice and (workers or not _can_be_in_process(config)):
         config = configs.override(config, **{"sampling.placement": base.sampling.placement})
     if len(base.tasks) > 1:
         config = configs.override(config, **_for_tasks(config, settings))

@@ -105,7 +105,7 @@ def test_every_policy_has_every_task_equally_often(nodes: int | None, groups: in
     """On every sampling node."""
     games = [f"atari/{name}" for name in ("pong", "breakout", "boxing", "qbert")][:count]
     sizes = {"sampling.num_groups": groups, "population.size": policies, "cluster.nodes": nodes}
-    config = make_config(games, **sizes)
+    config = make_config(games, **sizes, **{"sampling.placement": "served"})
     validate(config)
     if nodes:
         config = whole(config)
