@@ -47,6 +47,7 @@ import numpy as np
 import summary
 import torch
 from learner_overhead import bare_loop, context, fill, finish_all
+from training_contest import as_others
 
 from headrace.accelerator.cpu_allocator import keep_freed_memory
 from headrace.accelerator.graphs import set_up
@@ -165,7 +166,7 @@ def acting(device: str, sizes: Sizes) -> list[Row]:
             "sampling.envs_per_worker": ACTING_GROUP, "sampling.num_groups": 1, "sampling.rollout": 2,
             "learning.batch_size": 2 * ACTING_GROUP, "learning.num_minibatches": 1, "sampling.one_transfer": "off",
         }  # fmt: skip
-        config = make_config("atari/breakout", **settings)
+        config = make_config("atari/breakout", **settings, **as_others("atari/breakout"))
         algorithm, model, memory = prepared(config)
         L = memory.requests.L
         memory.requests.cursor[:] = np.stack([np.arange(L), np.zeros(L)], 1)
@@ -195,7 +196,7 @@ def learning(device: str, sizes: Sizes) -> list[Row]:
                 "learning.max_policy_lag": 10**6, "learning.batch_size": sizes.batch, "sampling.one_transfer": "off",
                 "sampling.rollout": 16,
             }  # fmt: skip
-            config = make_config("atari/breakout", **settings)
+            config = make_config("atari/breakout", **settings, **as_others("atari/breakout"))
             algorithm, model, memory = prepared(config)
             store, weights = memory.policies[0].trajectories, memory.policies[0].weights
             learner = Learner(model, algorithm, config)
@@ -239,7 +240,8 @@ def training(device: str, sizes: Sizes, env: str, **settings: Any) -> list[Row]:
             "run.max-minutes": (sizes.warm_up + sizes.training) / 60, "sampling.num-workers": workers,
             "sampling.envs-per-worker": envs, "sampling.rollout": rollout, "learning.num-epochs": 1,
             "learning.batch-size": max(rollout * envs // 2, sizes.batch) if sizes is not TINY else rollout * envs // 2,
-            "learning.num-minibatches": 1, **settings,
+            "learning.num-minibatches": 1, "sampling.placement": "served",
+            **{name.replace("_", "-"): value for name, value in as_others(env).items()}, **settings,
         }  # fmt: skip
         command = [sys.executable, "-m", "headrace.cli", "train", "--env", env, "--run.no-dashboard", "--run.no-video"]
         for name, value in flags.items():

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import summary
 import torch
+from training_contest import as_others
 
 from headrace.accelerator.cpu_allocator import keep_freed_memory
 from headrace.accelerator.weights import FlatWeights
@@ -83,7 +84,7 @@ def measure(env: str, precision: str, rounds: int, updates: int) -> dict[str, An
     """Samples/s of both."""
     one_pass = {"learning.num_epochs": 1, "learning.num_minibatches": 1, "learning.returns": "vtrace"}
     settings = {"learning.precision": precision, "learning.device": "cpu", "learning.max_policy_lag": 10**6}
-    config = make_config(env, **one_pass, **settings)
+    config = make_config(env, **one_pass, **settings, **as_others(env))
     spec = describe(config.env, config.envs)
     algorithm, model = make_agent(config, spec)
     memory = make_run_memory([config], spec, [(algorithm, model)])

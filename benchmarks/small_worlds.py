@@ -33,7 +33,8 @@ WAYS = {
     "gym/CartPole-v1, served, one pass, 256 environments": ["--env", "gym/CartPole-v1", *ONE_PASS, *WIDE],
     "torch/CartPole-v1, device, one pass, 512 environments": ["--env", "torch/CartPole-v1", *ONE_PASS, *MANY],
     "atari/breakout, served, two threads": [
-        "--env", "atari/breakout", "--sampling.placement", "served", "--learning.num-threads", "2",
+        "--env", "atari/breakout", "--learning.algorithm", "ppo", "--policy.encoder", "nature-cnn",
+        "--sampling.placement", "served", "--learning.num-threads", "2",
     ],
 }  # fmt: skip
 SKIPPED = 3

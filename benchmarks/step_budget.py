@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 import summary
 import torch
+from training_contest import as_others
 from whole_and_parts import whole
 
 from headrace.accelerator.cpu_allocator import keep_freed_memory
@@ -65,7 +66,7 @@ SETTINGS: dict[str, Any] = {
 
 def budget(env: str, updates: int) -> dict[str, float]:
     """CPU microseconds per step of every part."""
-    config: Config = make_config(env, **SETTINGS, **{"sampling.placement": "serial"})
+    config: Config = make_config(env, **SETTINGS, **as_others(env), **{"sampling.placement": "serial"})
     spec = describe(config.env, config.envs)
     algorithm, model = make_agent(config, spec)
     placement = Serial(config, spec, make_agent)
@@ -121,7 +122,7 @@ def main() -> None:
         print(f"\n| | {cores} cores could do, steps/s | training does | share |\n|---|---|---|---|")
         for env in args.env:
             possible = cores * 1e6 / sum(rows[env].values())
-            rate = whole(env, SETTINGS | {"sampling.placement": "served"}, args.train)["steps_per_second"]
+            rate = whole(env, SETTINGS | as_others(env) | {"sampling.placement": "served"}, args.train)["steps_per_second"]
             trained[env] = {"possible": possible, "training": rate, "share": rate / possible}
             print(f"| {env} | {possible:,.0f} | {rate:,.0f} | {rate / possible:.0%} |", flush=True)
         found |= {"steps_per_second": trained, "load_before": load}

@@ -30,6 +30,11 @@ System = Callable[[str, Path], Command]
 """Makes the command for an environment and a folder."""
 
 
+def as_others(env: str) -> dict[str, Any]:
+    """What other systems train Atari with, where Headrace's default is PQN with a smaller network."""
+    return {"learning.algorithm": "ppo", "policy.encoder": "nature-cnn"} if env.startswith("atari/") else {}
+
+
 SAME_LEARNING: dict[str, Any] = {
     "learning.returns": "gae",
     "learning.num_epochs": 1,
@@ -56,7 +61,7 @@ def headrace(env: str, envs: int, batch: int, folder: Path, like: dict[str, Any]
         "run.checkpoint_interval": 1e6,
         "run.folder": folder,
     }
-    settings |= like
+    settings |= as_others(env) | like
     if env.startswith("atari/") and "envs.atari_backend" in settings:
         settings["envs.kwargs"] = '{"noop_max": 30}'  # ale-py's no-ops at the start, which both backends know
     command = [sys.executable, "-m", "headrace.cli", "train", "--env", env, "--run.no-dashboard", "--run.no-video"]

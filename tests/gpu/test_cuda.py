@@ -43,7 +43,7 @@ def cuda_config(env: str, **settings: Any) -> Config:
     defaults = {
         "learning.device": "cuda", "sampling.num_workers": 2, "sampling.envs_per_worker": 8, "sampling.rollout": 16,
         "learning.batch_size": 16 * 16, "learning.num_minibatches": 2, "learning.num_epochs": 1, "run.video": False,
-        "run.dashboard": False,
+        "run.dashboard": False, "learning.algorithm": "ppo",
     }  # fmt: skip
     return make_config(env, **{**defaults, **settings})
 

@@ -53,7 +53,7 @@ def test_settings_are_merged_from_the_environment_to_the_flags() -> None:
     assert config.learning.experience == "replay"
     paper = make_config("gym/CartPole-v1", "apex-dqn", **{"learning.preset": "paper"})
     assert (paper.learning.batch_size, paper.policy.activation, paper.sampling.rollout) == (512, "tanh", 50)
-    assert make_config("atari/breakout", "apex-dqn").policy.encoder == "nature-conv"
+    assert make_config("atari/breakout", "apex-dqn").policy.encoder == "shallow-conv"
     assert make_config("gym/CartPole-v1").learning.experience == "trajectories"
 
 

@@ -73,10 +73,11 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "env", "norms"), [(VECTOR, "gym/CartPole-v1", 2), (IMAGE, "atari/breakout", 4), (IMAGE, "atari/pong", 3)]
+    ("spec", "env", "encoder", "norms"),
+    [(VECTOR, "gym/CartPole-v1", "mlp", 2), (IMAGE, "atari/pong", "nature-conv", 4), (IMAGE, "atari/pong", "shallow-conv", 3)],
 )
-def test_every_hidden_layer_has_a_layer_norm(spec: EnvSpec, env: str, norms: int) -> None:
-    config = make_config(env, "pqn", **{"learning.device": "cpu", "learning.precision": "float32"})
+def test_every_hidden_layer_has_a_layer_norm(spec: EnvSpec, env: str, encoder: str, norms: int) -> None:
+    config = make_config(env, "pqn", **{"learning.device": "cpu", "learning.precision": "float32", "policy.encoder": encoder})
     _, model = make_agent(config, spec)
     assert isinstance(model, PQNetwork)
     assert sum(isinstance(m, nn.LayerNorm | nn.GroupNorm) for m in model.modules()) == norms

@@ -106,7 +106,8 @@ def load(path: os.PathLike[str] | str) -> Config:
             raise ConfigError(f"its settings do not fit ({'; '.join(faults)}). The run was made by another {other_version}")
         return from_dict(data)
     except Unreadable as error:
-        raise ConfigError(f"{path} is no configuration: {error.reason}") from error
+        what_to_do = "Put back a copy of the file, or begin a new run in another folder"
+        raise ConfigError(f"{path} is no configuration: {error.reason}. {what_to_do}") from error
     except ConfigError as error:
         raise ConfigError(f"{path} is no configuration of this version: {error}") from error
 

@@ -54,7 +54,9 @@ def test_defaults_are_what_more_than_half_of_the_tasks_agree_on() -> None:
     assert config.envs.task_options == {"cue/left": {"reward_scale": 2.0}}
     assert make_config(GAMES).run.goal is None, "Pong's own is 18"
     three = make_config(GAMES)
-    assert (three.policy.encoder, three.learning.lr_schedule) == ("nature-cnn", "constant"), "two of three"
+    assert (three.policy.encoder, three.learning.lr_schedule) == ("shallow-conv", "linear"), "PQN's"
+    ppo = make_config(GAMES, "ppo")
+    assert (ppo.learning.lr_schedule, ppo.sampling.rollout) == ("constant", 32), "of two of three"
     assert cues(**{"envs.reward_scale": 3.0}).envs.task_options == {}, "the user's own setting is for all tasks"
     asked = cues(**{"envs.task_options": {"cue/right": {"reward_clip": 1.0}}})
     assert asked.envs.task_options == {"cue/left": {"reward_scale": 2.0}, "cue/right": {"reward_clip": 1.0}}

@@ -178,28 +178,29 @@ class AtariGame(gymnasium.Env[np.ndarray, Any]):
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """PPO, with three epochs over small batches: on a CPU, this learns in fewer minutes than one epoch over more experience.
+    """PQN with a small network, which learned Pong and Battle Zone in fewer steps and minutes than PPO (docs/results.md). The
+    other settings are of PPO, where PQN does not have its own: three epochs over small batches, which on a CPU learn in fewer
+    minutes than one epoch over more experience.
+
     Without a GPU environments, policy and learner take turns in one process, each with all cores: on few cores that is faster
     than processes that share them. docs/performance.md has the measurements.
 
-    Pong, as an introduction, has a smaller network and PQN, which needs fewer and cheaper steps there, and a goal at which
-    training ends; for the other algorithms, few environments with long trajectories and a large learning rate that falls
-    linearly.
+    Pong, as an introduction, has a goal at which training ends, and for the other algorithms few environments with long
+    trajectories and a large learning rate that falls linearly.
     """
     settings: dict[str, Any] = {
         "envs.reward_clip": 1.0,
-        "policy.encoder": "nature-cnn",
+        "policy.encoder": "impala-shallow",
         "sampling.placement": "device" if default_device() == "cpu" else "served",
         "sampling.num_workers": 1, "sampling.envs_per_worker": 32, "sampling.rollout": 32,
-        "learning.algorithm": "ppo", "learning.batch_size": 1024, "learning.num_epochs": 3, "learning.num_minibatches": 4,
+        "learning.algorithm": "pqn", "learning.batch_size": 1024, "learning.num_epochs": 3, "learning.num_minibatches": 4,
         "learning.precision": "auto", "learning.learning_rate": 5e-4, "learning.entropy_coef": 0.005,
         "learning.max_grad_norm": 0.5, "learning.optimizer_eps": 1e-5,
     }  # fmt: skip
     if name == "pong":
         settings |= {
-            "policy.encoder": "impala-shallow", "policy.hidden": 256,
-            "sampling.envs_per_worker": 8, "sampling.rollout": 128,
-            "learning.algorithm": "pqn", "learning.total_steps": 3_000_000,
+            "policy.hidden": 256, "sampling.envs_per_worker": 8, "sampling.rollout": 128,
+            "learning.total_steps": 3_000_000,
             "learning.learning_rate": 1e-3, "learning.lr_schedule": "linear", "learning.entropy_coef": 0.01,
             "run.goal": 18.0,
         }  # fmt: skip
