@@ -3,7 +3,7 @@
     python benchmarks/learning/laboratory.py strategies-minatar     # 30 runs of 2 minutes
     python benchmarks/learning/laboratory.py search-cartpole        # 40 trials, 12 minutes
     python benchmarks/learning/laboratory.py mujoco                 # 23 runs, an hour
-    python benchmarks/learning/laboratory.py atari-5-one-seed       # 5 runs of 2.5 M steps, 50 minutes
+    python benchmarks/learning/laboratory.py atari-5-one-seed       # 5 runs of 2.5 M steps, 90 minutes
     python benchmarks/learning/laboratory.py atari-5                # 25 runs, those 5 among them
 
 `strategies`: APPO and IMPALA with their defaults in the placements `served`, `inline`, `serial` and `device`, and `remote`, which

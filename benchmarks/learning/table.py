@@ -1,7 +1,7 @@
 """What README.md and docs/results.md show of the result files: `python benchmarks/learning/table.py`.
 
 The learning table is made of the files of run.py and time_to_pong.py, the table of defaults of run.py's defaults-TASK.json,
-MuJoCo's of laboratory.py's mujoco.json, the table of speeds of those in benchmarks/results.
+MuJoCo's and Atari's of laboratory.py's mujoco.json and atari-5-one-seed.json, the table of speeds of those in benchmarks/results.
 `--write` puts the tables between their marks in the pages; a test compares them. `--pictures` draws docs/pictures/learning.png.
 """
 
@@ -156,6 +156,16 @@ def mujoco() -> str:
     return markdown(head, rows)
 
 
+def atari() -> str:
+    """Markdown: the defaults on the games of Atari-5 after 10 M frames, beside PPO's published scores after 40 M."""
+    found = result("atari-5-one-seed")
+    rows = [
+        [name.split(", ")[1], *scores(row), number(paper) if (paper := row["PPO, 40 M frames"]) else "not played"]
+        for name, row in found["tasks"].items()
+    ]
+    return markdown(["", "training games, each seed", "IQM (95 %)", "minutes", "PPO after 40 M frames"], rows)
+
+
 def scores(found: dict[str, Any]) -> list[str]:
     """Three cells of a row of `laboratory.learned`: the seeds' scores, their interquartile mean, the median of the minutes."""
     each = "; ".join(map(number, found["scores"]))
@@ -257,8 +267,8 @@ def pictures() -> None:
 
 
 BLOCKS = (
-    (PAGE, "learning", table), (PAGE, "defaults", defaults), (PAGE, "mujoco", mujoco), (README, "speeds", speeds),
-    (PAGE, "speeds", speeds),
+    (PAGE, "learning", table), (PAGE, "defaults", defaults), (PAGE, "mujoco", mujoco), (PAGE, "atari", atari),
+    (README, "speeds", speeds), (PAGE, "speeds", speeds),
 )  # fmt: skip
 """Which page has which table, between marks of that name."""
 
@@ -293,7 +303,7 @@ def main() -> None:
         for page, name, make in BLOCKS:
             write(page, name, make())
     if not (arguments.pictures or arguments.write):
-        print(table(), defaults(), mujoco(), speeds(), sep="\n\n")
+        print(table(), defaults(), mujoco(), atari(), speeds(), sep="\n\n")
 
 
 if __name__ == "__main__":
