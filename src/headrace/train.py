@@ -72,7 +72,7 @@ def train(
                     reporter.message(text)
                 ends = _run(placement, reporter, callbacks)
                 returns = [ends.get(p, {"mean_return": math.nan})["mean_return"] for p in range(own.population.size)]
-                draw_curve_and_video(own, reporter.message, returns, again=reporter.learned, draw_more=records.draw)
+                draw_curve_and_video(own, reporter.message, returns, again=reporter.has_learned, draw_more=records.draw)
     return TrainResult(str(folder.path), ends.get(0, {}).get("reason", "interrupted"), reporter.global_step, returns[0], spec)
 
 

@@ -15,7 +15,7 @@ from run_folders import START, write_run
 import headrace
 from headrace import cli
 from headrace.config import override
-from headrace.experiments import charts, how, records, report
+from headrace.experiments import charts, records, report, run_facts
 from headrace.experiments.laboratory import predicted_lag
 from headrace.make_config import make_config
 
@@ -277,16 +277,16 @@ def test_the_policies_of_a_run_have_one_film_and_one_machine(tmp_path):
     run = write_run(tmp_path / "run")
     (run / "video.mp4").write_bytes(b"a film")
     both = [records.Run(run, policy, {}, records.read(run)[0].system, [], np.zeros((1, 2))) for policy in (0, 1)]
-    (films,) = how.videos(both)
+    (films,) = run_facts.videos(both)
     assert len(films.items) == 1
     again = records.Run(tmp_path / "other", None, {}, [{"cores": 3}], [], np.zeros((1, 2)))
-    assert ("cores", "2 (1 runs), 3 (1 runs)") in how.machines([*both, again]).items[0].rows
+    assert ("cores", "2 (1 runs), 3 (1 runs)") in run_facts.machines([*both, again]).items[0].rows
 
 
 def test_commands_of_runs_that_no_command_line_started(tmp_path):
     run = write_run(tmp_path / "run")
     (run / "system.json").write_text(json.dumps([{"command": ["my_study.py", "--fast"]}]))
-    ((_, _, command),) = how.commands(records.read(run)).items[0].rows
+    ((_, _, command),) = run_facts.commands(records.read(run)).items[0].rows
     assert eval(command.strip("`").removeprefix("headrace.train"), {"headrace": headrace}).env == "gym/CartPole-v1"
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from headrace.config.errors import ConfigError
 from headrace.envs.core.reference_scores import reference
-from headrace.experiments import charts, how, laboratory, page, statistics
+from headrace.experiments import charts, laboratory, page, run_facts, statistics
 from headrace.experiments.charts import Rows, rounded
 from headrace.experiments.page import Chart, Section, Table, Text
 from headrace.experiments.plan import FILE, Plan
@@ -64,8 +64,8 @@ def make(folders: Sequence[Path], out: Path, references: References | None = Non
     known = dict(references or {})
     sections = [
         _overview(folders, shown, left_out), *map(searched, searches), _curves(shown), _final(shown, known),
-        _aggregates(shown, known), *how.ratings(shown), how.speed(shown), *laboratory.sections(shown),
-        how.settings(runs), how.machines(runs), how.commands(runs), *how.videos(runs),
+        _aggregates(shown, known), *run_facts.ratings(shown), run_facts.speed(shown), *laboratory.sections(shown),
+        run_facts.settings(runs), run_facts.machines(runs), run_facts.commands(runs), *run_facts.videos(runs),
     ]  # fmt: skip
     sections = [section for section in sections if section.items]
     out.mkdir(parents=True, exist_ok=True)

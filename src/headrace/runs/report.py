@@ -57,7 +57,7 @@ class Reporter:
         return sum(self._steps.values())
 
     @property
-    def learned(self) -> bool:
+    def has_learned(self) -> bool:
         """Whether any policy has learned from a step since this process started or resumed the run."""
         return any(self._steps.get(policy, 0) > step for policy, step in self._began.items())
 
