@@ -210,6 +210,12 @@ def test_a_run_in_which_no_episode_ended_says_so(headrace, tmp_path):
     assert "nan" not in shown.out
 
 
+def test_settings_without_effect_are_named(headrace, tmp_path):
+    flags = ["--sampling.placement", "serial", "--no-video", "--learning.total-steps", 32, "--learning.ppo-clip", 0.2]
+    shown = headrace("train", "--env", "gym/CartPole-v1", "--learning.algorithm", "pqn", *flags, "--run.folder", tmp_path)
+    assert "No effect on pqn: learning.ppo_clip\n" in shown.out
+
+
 def test_a_run_that_ends_before_its_first_checkpoint_suggests_nothing(tmp_path):
     from headrace.cli.train import _next_commands
 

@@ -233,3 +233,33 @@ def test_episodes_are_reported_of_those_who_explore_least() -> None:
     assert [*make_algorithm(config).reported_envs(16)] == [12, 13, 14, 15]
     assert [*make_algorithm(config).reported_envs(1)] == [0]
     assert [*make_algorithm(make_config("gym/CartPole-v1", "apex-dpg")).reported_envs(3)] == [0, 1, 2]
+
+
+OTHERS: dict[str, Any] = {
+    "learning.ppo_clip": 0.3, "learning.value_clip": 0.2, "learning.value_coef": 0.9, "learning.entropy_coef": 0.2,
+    "learning.normalize_advantages": False, "learning.vtrace_rho": 3.0, "learning.vtrace_c": 2.0, "learning.gae_lambda": 0.3,
+    "q.epsilon": 0.9, "q.epsilon_last": 0.7, "q.double": False, "replay.alpha": 0.1, "replay.minimum": 77,
+}  # fmt: skip
+"""Values that no algorithm has by default on CartPole."""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["ppo", "impala", "pqn", "dqn", "apex-dqn"])
+def test_settings_without_effect_are_named_and_have_none(name: str, tmp_path: Path) -> None:
+    """The weights after a training are the same bit for bit; and one setting that is not named changes them."""
+    small = {
+        "sampling.placement": "serial", "learning.device": "cpu", "learning.num_threads": 1, "learning.total_steps": 3_000,
+        "run.video": False, "run.dashboard": False, "run.goal": None,
+    }  # fmt: skip
+
+    def weights(folder: str, **settings: Any) -> dict[str, torch.Tensor]:
+        train(make_config("gym/CartPole-v1", name, **small, **settings, **{"run.folder": str(tmp_path / folder)}))
+        return dict(load_policy(tmp_path / folder).model.state_dict())
+
+    idle = declaration(name).without_effect(OTHERS)
+    assert idle
+    assert declaration(name).without_effect(configs.given(make_config("gym/CartPole-v1", name))) == []
+    before, after = weights("before"), weights("after", **{setting: OTHERS[setting] for setting in idle})
+    assert all(torch.equal(before[part], after[part]) for part in before)
+    other = weights("other", **{"learning.gamma": 0.7})
+    assert not all(torch.equal(before[part], other[part]) for part in before)

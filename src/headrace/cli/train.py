@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from headrace import cluster, tune
 from headrace.cli.flags import parse_config
-from headrace.config import Config, hardware
+from headrace.config import Config, given, hardware
 from headrace.envs.core.imports import needed_code
+from headrace.learning.algorithm import declaration
 from headrace.make_config import check_config
 from headrace.processes import ranks
 from headrace.processes.interrupt import heard_afterwards
@@ -32,6 +33,8 @@ def run(arguments: list[str]) -> int:
     first = hardware.rank().index == 0  # the other ranks of a run say nothing but their errors
     if first:
         show(f"{config.env}, {config.learning.algorithm}, run folder {config.run_folder}")
+        if idle := declaration(config.learning.algorithm).without_effect(given(config)):
+            show(f"No effect on {config.learning.algorithm}: {', '.join(idle)}")
         if found := tune.in_use(config):
             undo = f"headrace tune {config.env} --forget removes {tune.path(config)}"
             show(f"Settings found by headrace tune: {tune.describe(found)} ({undo})")

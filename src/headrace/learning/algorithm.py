@@ -7,7 +7,7 @@ are declared by `headrace.learning.presets`, which `headrace.learning` imports.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -152,12 +152,18 @@ class Declaration:
     """Defaults of settings. They override the environment's defaults; the user's flags override them."""
     check: Callable[[Config], None] = _accept
     """Raises `ConfigError` for settings that the algorithm cannot work with."""
+    unused: tuple[str, ...] = ()
+    """Settings, and with a dot at the end groups of settings, that have no effect on it."""
     built_in: bool = False
     """Whether it is one of `headrace.learning.presets`, whose names are taken."""
 
     def defaults_for(self, observations: str, env_defaults: Mapping[str, Any], preset: str) -> dict[str, Any]:
         """The dotted settings that it starts with; see `Defaults`."""
         return dict(self.defaults(observations, env_defaults, preset) if callable(self.defaults) else self.defaults)
+
+    def without_effect(self, settings: Iterable[str]) -> list[str]:
+        """Those of these dotted settings that have no effect on it."""
+        return [name for name in settings if name.startswith(self.unused)]
 
 
 _declarations: dict[str, Declaration] = {}

@@ -7,7 +7,14 @@ from typing import Any
 
 from headrace.config import Config, ConfigError
 from headrace.learning.algorithm import Algorithm, ByObservations, Declaration, Settings
-from headrace.learning.presets.q_learning import ON_A_REPLAY, SMALL_NETWORK, by_preset, check_no_value_head, class_of
+from headrace.learning.presets.q_learning import (
+    ON_A_REPLAY,
+    SMALL_NETWORK,
+    UNUSED_ON_A_REPLAY,
+    by_preset,
+    check_no_value_head,
+    class_of,
+)
 
 # Horgan et al. 2018, appendix C. Actors look for new weights every 400 frames = 100 steps.
 APEX_DQN = ON_A_REPLAY | {
@@ -147,7 +154,7 @@ def check_dpg(config: Config) -> None:
 
 
 DECLARATIONS = (
-    Declaration("apex-dqn", make_dqn, "replay", by_preset(APEX_DQN, DQN_SMALL, DQN_PAPER), check_dqn),
-    Declaration("apex-dpg", class_of("apex_dpg", "ApexDPG"), "replay", dpg_defaults, check_dpg),
-    Declaration("r2d2", make_dqn, "replay", by_preset(R2D2, R2D2_SMALL, R2D2_PAPER), check_r2d2),
+    Declaration("apex-dqn", make_dqn, "replay", by_preset(APEX_DQN, DQN_SMALL, DQN_PAPER), check_dqn, UNUSED_ON_A_REPLAY),
+    Declaration("apex-dpg", class_of("apex_dpg", "ApexDPG"), "replay", dpg_defaults, check_dpg, UNUSED_ON_A_REPLAY),
+    Declaration("r2d2", make_dqn, "replay", by_preset(R2D2, R2D2_SMALL, R2D2_PAPER), check_r2d2, UNUSED_ON_A_REPLAY),
 )

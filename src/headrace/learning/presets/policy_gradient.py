@@ -208,5 +208,6 @@ def check(config: Config) -> None:
 
 
 DECLARATIONS = tuple(
-    Declaration(name, make, "trajectories", (_plain if name in ("impala", "a2c") else _clipped)(name), check) for name in PROMISED
+    Declaration(name, make, "trajectories", (_plain if name in ("impala", "a2c") else _clipped)(name), check, ("q.", "replay."))
+    for name in PROMISED
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.config import Config, ConfigError
 from headrace.learning.algorithm import ByObservations, Declaration, Settings
-from headrace.learning.presets.q_learning import SMALL_NETWORK, by_preset, check_no_value_head, class_of
+from headrace.learning.presets.q_learning import OF_ACTORS, SMALL_NETWORK, by_preset, check_no_value_head, class_of
 
 PQN: Settings = {
     "policy.normalize_returns": False, "policy.separate_critic": False,
@@ -68,4 +68,6 @@ def check(config: Config) -> None:
 
 
 # The linear layer behind the environment's own convolutions is the head's.
-DECLARATIONS = (Declaration("pqn", class_of("pqn", "PQN"), "trajectories", by_preset(PQN, SMALL, PAPER), check),)
+DECLARATIONS = (
+    Declaration("pqn", class_of("pqn", "PQN"), "trajectories", by_preset(PQN, SMALL, PAPER), check, (*OF_ACTORS, "replay.")),
+)

@@ -16,6 +16,12 @@ ON_A_REPLAY: Settings = {
     "learning.num_epochs": 1, "learning.num_minibatches": 1,
 }  # fmt: skip
 SMALL_NETWORK: Settings = {"policy.mlp": [128], "policy.hidden": 128, "policy.activation": "relu"}  # for vectors
+OF_ACTORS = (
+    "learning.ppo_clip", "learning.value_clip", "learning.value_coef", "learning.entropy_coef", "learning.exploration",
+    "learning.normalize_advantages", "learning.vtrace_rho", "learning.vtrace_c",
+)  # fmt: skip
+"""Settings of algorithms with a policy and a critic, which have no effect on action values."""
+UNUSED_ON_A_REPLAY = (*OF_ACTORS, "learning.returns", "learning.gae_lambda")
 CONVOLUTIONS = {"auto": "nature-conv", "nature-cnn": "nature-conv", "impala-shallow": "shallow-conv"}
 """The same convolutions without a linear layer, for heads whose streams each have one of their own."""
 
