@@ -43,7 +43,7 @@ class ExportOptions:
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Run folder."""
-    which: Literal["newest", "best"] = "newest"
+    which: Annotated[Literal["newest", "best"], tyro.conf.arg(name="checkpoint")] = "newest"
     """Checkpoint that is written."""
     policy: Annotated[int, Range(0, 255)] | None = None
     """Number of the policy, from 0; needed where the run trained several (`population.size`)."""
