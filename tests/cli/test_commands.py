@@ -214,6 +214,8 @@ def test_settings_without_effect_are_named(headrace, tmp_path):
     flags = ["--sampling.placement", "serial", "--no-video", "--learning.total-steps", 32, "--learning.ppo-clip", 0.2]
     shown = headrace("train", "--env", "gym/CartPole-v1", "--learning.algorithm", "pqn", *flags, "--run.folder", tmp_path)
     assert "No effect on pqn: learning.ppo_clip\n" in shown.out
+    again = [*flags[:-3], 64, "--run.folder", tmp_path]
+    assert "No effect" not in headrace("train", "--env", "gym/CartPole-v1", "--learning.algorithm", "pqn", *again).out
 
 
 def test_a_run_that_ends_before_its_first_checkpoint_suggests_nothing(tmp_path):

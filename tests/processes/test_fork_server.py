@@ -183,10 +183,17 @@ def test_a_temporary_directory_whose_path_is_too_long_for_sockets(tmp_path: Path
     assert until(lambda: not Path(of_sockets).exists())
 
 
+def runs(folder: Path, program: str) -> None:
+    """The program ends without an error; it may import `children`."""
+    (folder / "children.py").write_text(CHILDREN)
+    (folder / "outer.py").write_text(program)
+    assert subprocess.run([sys.executable, folder / "outer.py"], timeout=200).returncode == 0
+
+
 def test_the_folder_of_a_program_that_lives_is_left_alone(tmp_path: Path) -> None:
     """A run in a child of multiprocessing has the temporary folder of the user's program."""
-    (tmp_path / "children.py").write_text(CHILDREN)
-    (tmp_path / "outer.py").write_text(
+    runs(
+        tmp_path,
         "import multiprocessing, os, time\n"
         "from multiprocessing import util\n"
         "import children\n"
@@ -206,14 +213,13 @@ def test_the_folder_of_a_program_that_lives_is_left_alone(tmp_path: Path) -> Non
         "    child.kill(); child.join()\n"
         f"    import sys; sys.path.append({str(Path(__file__).parent)!r}); from test_fork_server import ended, until\n"
         "    assert until(lambda: ended(server))\n"
-        "    assert os.path.isdir(ours)\n"
+        "    assert os.path.isdir(ours)\n",
     )
-    assert subprocess.run([sys.executable, tmp_path / "outer.py"], timeout=200).returncode == 0
 
 
 def test_a_fork_server_without_children_that_lacks_imports_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "children.py").write_text(CHILDREN)
-    (tmp_path / "outer.py").write_text(
+    runs(
+        tmp_path,
         "import multiprocessing\n"
         "import children\n"
         "from headrace.processes.start import preload, start_child\n"
@@ -230,6 +236,5 @@ def test_a_fork_server_without_children_that_lacks_imports_is_replaced(tmp_path:
         "assert other != server\n"
         "fourth, four, last = started()\n"
         "assert last == other\n"
-        "three.send(None); four.send(None); third.join(); fourth.join()\n"
+        "three.send(None); four.send(None); third.join(); fourth.join()\n",
     )
-    assert subprocess.run([sys.executable, tmp_path / "outer.py"], timeout=200).returncode == 0

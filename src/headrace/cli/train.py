@@ -33,7 +33,8 @@ def run(arguments: list[str]) -> int:
     first = hardware.rank().index == 0  # the other ranks of a run say nothing but their errors
     if first:
         show(f"{config.env}, {config.learning.algorithm}, run folder {config.run_folder}")
-        if idle := declaration(config.learning.algorithm).without_effect(given(config)):
+        own = given(config) if config.defaults is not None else {}  # of a resumed run it is not known what somebody gave
+        if idle := declaration(config.learning.algorithm).without_effect(own):
             show(f"No effect on {config.learning.algorithm}: {', '.join(idle)}")
         if found := tune.in_use(config):
             undo = f"headrace tune {config.env} --forget removes {tune.path(config)}"
