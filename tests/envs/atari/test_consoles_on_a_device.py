@@ -6,8 +6,9 @@ The kernels run on the CPU here (`host_kernels`), in the interpreter.
 from __future__ import annotations
 
 import functools
-import importlib.util
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ INTERPRETER = KernelOptions("interpreter", 32)
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
     """A GPU as far as the family can tell: the arguments with which consoles were made there, which run on the CPU."""
     made: list[dict[str, Any]] = []
     vector = atari.AtariVector
@@ -44,8 +45,19 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.setattr(atari, "AtariVector", on_the_cpu)
     monkeypatch.setattr(atari_kernels, "CudaKernels", lambda device: HostKernels())
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    install_cuda_core(monkeypatch, tmp_path)
     return made
+
+
+def install_cuda_core(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str = "") -> None:
+    """A package cuda.core that runs `code` when it is imported."""
+    (folder / "cuda" / "core").mkdir(parents=True)
+    for each in (folder / "cuda", folder / "cuda" / "core"):
+        (each / "__init__.py").touch()
+    (folder / "cuda" / "core" / "__init__.py").write_text(code)
+    for name in [name for name in sys.modules if name.split(".")[0] == "cuda"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -108,13 +120,17 @@ def test_observations_are_written_where_the_trajectory_is(asked: list[dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("options", "installed", "why"),
-    [(EnvConfig(grayscale=False), True, "envs.grayscale"), (EnvConfig(), False, "pip install 'headrace\\[cuda\\]'")],
+    ("options", "cuda_core", "why"),
+    [
+        (EnvConfig(grayscale=False), "", "envs.grayscale"),
+        (EnvConfig(), "raise ModuleNotFoundError('No module named cuda.core')", "pip install 'headrace\\[cuda\\]'"),
+        (EnvConfig(), "raise ImportError('libnvrtc is too old')", "cannot be imported: libnvrtc is too old"),
+    ],
 )
 def test_where_the_gpu_cannot_the_cpu_emulates_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, options: EnvConfig, installed: bool, why: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: EnvConfig, cuda_core: str, why: str
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if installed else None)
+    install_cuda_core(monkeypatch, tmp_path, cuda_core)
     with pytest.warns(UserWarning, match=f"emulated by the CPU and not by the GPU: .*{why}"):
         group = atari.make_group("pong", options, 1, device="cuda")
     assert not getattr(group, "tensors", False)

@@ -92,7 +92,7 @@ def nvrtc_compile(source: str, arch: str) -> bytes:
     """The machine code of a source for an architecture like "sm_90", from the cache or compiled. Needs no GPU.
 
     Raises:
-        ImportError: without the package cuda-core.
+        ImportError: without the package cuda-core, or if it cannot be imported.
         RuntimeError: with the compiler's messages, if it refuses the source.
     """
     core = _cuda_core()
@@ -120,8 +120,10 @@ def _cuda_core() -> Any:
         import cuda.core
 
         return cuda.core
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise ImportError("Atari on a GPU needs the package cuda-core: pip install 'headrace-atari[cuda]'") from error
+    except ImportError as error:
+        raise ImportError(f"Atari on a GPU needs the package cuda-core, which cannot be imported: {error}") from error
 
 
 class CudaKernels:

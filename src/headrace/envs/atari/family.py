@@ -24,7 +24,6 @@ Reported returns are of whole games and unclipped; evaluation has no life-loss e
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -138,8 +137,13 @@ def _on_a_gpu(options: EnvConfig) -> bool:
     why = ""
     if options.grayscale is False:
         why = "colours are not written into trajectories there (envs.grayscale)"
-    elif importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.core") is None:
-        why = "that needs the package cuda-core: pip install 'headrace[cuda]'"
+    else:
+        try:
+            import cuda.core  # noqa: F401
+        except ModuleNotFoundError:
+            why = "that needs the package cuda-core: pip install 'headrace[cuda]'"
+        except ImportError as error:
+            why = f"the package cuda-core is installed but cannot be imported: {error}"
     if why:
         warnings.warn(f"Atari consoles are emulated by the CPU and not by the GPU: {why}", stacklevel=2)
     return not why
