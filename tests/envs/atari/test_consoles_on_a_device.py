@@ -55,7 +55,8 @@ def install_cuda_core(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str =
     for each in (folder / "cuda", folder / "cuda" / "core"):
         (each / "__init__.py").touch()
     (folder / "cuda" / "core" / "__init__.py").write_text(code)
-    for name in [name for name in sys.modules if name.split(".")[0] == "cuda"]:
+    for name in {"cuda", "cuda.core"} | {name for name in sys.modules if name.split(".")[0] == "cuda"}:
+        monkeypatch.setitem(sys.modules, name, sys.modules.get(name))  # so that afterwards it is as it was, also if it was absent
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(str(folder))
 

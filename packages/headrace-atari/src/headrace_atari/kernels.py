@@ -136,7 +136,7 @@ class CudaKernels:
 
         Raises:
             RuntimeError: without a GPU that PyTorch can use.
-            ImportError: without the package cuda-core.
+            ImportError: without the package cuda-core, or if it cannot be imported.
         """
         if not torch.cuda.is_available():
             raise RuntimeError(
