@@ -2,15 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.accelerator.weights import FlatWeights, weights_nbytes
 from headrace.config import PolicyConfig
 from headrace.envs.core.contract import MASK_KEY, ActionSpec, ArraySpec, Categorical, Continuous, EnvSpec
-from headrace.envs.make import describe
-from headrace.learning.algorithm import make_agent
-from headrace.make_config import make_config
 from headrace.policies import Policy
-from headrace.policies.policy import convert_weights
-from headrace.shm.weight_store import WeightStore
 
 T, B = 6, 3
 UINT8, FLOAT32 = np.dtype(np.uint8), np.dtype(np.float32)
@@ -159,47 +153,3 @@ def test_initial_std_is_that_of_the_first_actions():
         {"obs": torch.zeros(20_000, 2)}, torch.zeros(20_000, policy.core_width), torch.zeros(20_000, dtype=torch.bool)
     )
     assert out.distribution.sample(torch.Generator().manual_seed(0)).std().item() == pytest.approx(0.25, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("env", "settings"),
-    [
-        ("vizdoom/basic", {"policy.core": "gru"}),
-        ("atari/pong", {"policy.core": "lstm"}),
-        ("atari/pong", {"learning.algorithm": "apex-dqn"}),
-        ("atari/pong", {"learning.algorithm": "apex-dqn", "q.noisy": True}),
-        ("gym/CartPole-v1", {}),
-    ],
-)
-def test_converted_weights_act_the_same(env, settings):
-    """What autocast does with a weight in every pass may be done once: not a bit of the results changes."""
-    config = make_config(env, **{**settings, "learning.precision": "bf16", "learning.device": "cpu"})
-    spec = describe(config.env, config.envs)
-    algorithm, model = make_agent(config, spec)
-    weights = FlatWeights(model)
-    obs = {
-        name: torch.from_numpy(np.random.default_rng(0).integers(0, 256, (5, *array.shape)).astype(array.dtype))
-        for name, array in spec.observation.items()
-    }
-    core, first, envs = torch.randn(5, model.core_width), torch.tensor([True, False, False, True, False]), torch.arange(5)
-
-    def act() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        torch.manual_seed(0)
-        with torch.inference_mode():
-            return algorithm.act(model, obs, core, first, envs, torch.Generator().manual_seed(0))
-
-    fields, after = act()
-    convert_weights(model)
-    assert any(p.dtype == torch.bfloat16 for p in model.parameters())
-    converted, converted_after = act()
-    assert torch.equal(after, converted_after)
-    for name in fields:
-        assert torch.equal(fields[name], converted[name]), name
-
-    # weights from the weight store are float32 and arrive converted
-    other = make_agent(config, spec)[1]
-    store = WeightStore(weights_nbytes(other))
-    FlatWeights(other).publish(store, 3)
-    assert weights.read(store) == 3
-    for (name, mine), theirs in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
-        assert torch.equal(mine, theirs.to(mine.dtype)), name

@@ -52,7 +52,7 @@ class RecurrentCore(nn.Module):
             outputs [T, B, H] and the state [B, S] after row T-1.
         """
         # The inputs' share of the gates needs no recurrence: one product for all rows.
-        inputs = functional.linear(x, self.weight_ih, self.bias_ih)
+        inputs = self._from_inputs(x)
         step = self._gru if self.kind == "gru" else self._lstm
         parts = state.to(inputs.dtype).split(self.out_features, dim=-1)
         outputs = []
@@ -61,14 +61,20 @@ class RecurrentCore(nn.Module):
             outputs.append(parts[0])
         return torch.stack(outputs), torch.cat(parts, dim=-1)
 
+    def _from_inputs(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight_ih, self.bias_ih)
+
+    def _from_state(self, h: Tensor) -> Tensor:
+        return functional.linear(h, self.weight_hh, self.bias_hh)
+
     def _gru(self, inputs: Tensor, h: Tensor) -> tuple[Tensor, ...]:
         r_i, z_i, n_i = inputs.chunk(3, -1)
-        r_h, z_h, n_h = functional.linear(h, self.weight_hh, self.bias_hh).chunk(3, -1)
+        r_h, z_h, n_h = self._from_state(h).chunk(3, -1)
         n = torch.tanh(n_i + torch.sigmoid(r_i + r_h) * n_h)
         return (n + torch.sigmoid(z_i + z_h) * (h - n),)
 
     def _lstm(self, inputs: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-        i, f, g, o = (inputs + functional.linear(h, self.weight_hh, self.bias_hh)).chunk(4, -1)
+        i, f, g, o = (inputs + self._from_state(h)).chunk(4, -1)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         return torch.sigmoid(o) * torch.tanh(c), c
 

@@ -91,7 +91,7 @@ class DuelingHead(nn.Module):
         return self._stream(self.value, features).unsqueeze(-2) + a - a.mean(-2, keepdim=True)
 
     def layers_under_autocast(self) -> Iterator[nn.Module]:
-        """See `convert_weights`. Noisy layers make their weights in float32."""
+        """Those whose weights autocast converts (`policies.acting`). Noisy layers make their weights in float32."""
         wide = [stream[0] for stream in (self.advantage, self.value) if stream is not None]
         return (layer for layer in wide if isinstance(layer, nn.Linear))
 

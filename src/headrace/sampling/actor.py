@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from headrace.accelerator.graphs import CudaRecorder, Recorded, Recorder, Tensors
 from headrace.accelerator.staging import Staging
 from headrace.accelerator.weights import FlatWeights
-from headrace.policies.policy import convert_weights
+from headrace.policies.acting import prepare_for_acting
 from headrace.sampling.run_memory import RunMemory
 from headrace.shm.run_control import PhaseClock
 
@@ -71,7 +71,7 @@ class Actor:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             recorder = recorder or (CudaRecorder(device, (self.generator,)) if graphs else None)
         self.weights = FlatWeights(self.model)
-        convert_weights(self.model)  # after the line above: weights in the weight store are float32
+        prepare_for_acting(self.model)  # after the line above: weights in the weight store are float32
         self._padded = recorder is not None
         self._forward = Recorded("acting", self._compute, recorder, fixed=True)
         self._updates = 0

@@ -26,7 +26,7 @@ from headrace.config import Config
 from headrace.envs.core.contract import EnvGroup, EnvSpec, LaneRow, ObsRow
 from headrace.envs.core.errors import EnvironmentFault
 from headrace.envs.groups.base import Completion
-from headrace.policies.policy import convert_weights
+from headrace.policies.acting import prepare_for_acting
 from headrace.sampling.trajectory_fields import trajectory_fields
 from headrace.shm.run_control import PhaseClock
 
@@ -61,7 +61,7 @@ class DeviceSampler:
         on_cuda = self.device != "cpu"
         if on_cuda:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        convert_weights(self.model)
+        prepare_for_acting(self.model)
         recorder = CudaRecorder(self.device, (self.generator,)) if config.cuda_graphs else None
         self._forward = Recorded("acting", self._compute, recorder)
         self._envs = torch.arange(self.B, device=self.device)

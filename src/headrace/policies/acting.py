@@ -1,0 +1,137 @@
+"""What makes a model's forward pass fast while it only acts: its weights in the form in which they are computed with.
+
+A model that acts gets new weights once per update and computes with them for hundreds of small batches. Autocast, and oneDNN's
+kernels, bring the weights into another form in every pass. For a batch of eight that takes as long as the arithmetic. Here it is
+done once for each update. What comes out is the same, bit for bit, but for a single image in float32, whose last convolutions
+PyTorch would not leave to oneDNN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from headrace.policies.cores import RecurrentCore
+from headrace.policies.encoders import ConvEncoder, PixelConv2d
+from headrace.policies.pixels import channels_last
+
+_KERNELS = torch.ops.mkldnn  # those that torch.compile uses for models whose weights do not change
+_KERNEL_NAMES = ("_reorder_linear_weight", "_linear_pointwise", "_reorder_convolution_weight", "_convolution_pointwise")
+
+
+def prepare_for_acting(model: nn.Module) -> None:
+    """Change the layers of a model that will not learn any more. Its `state_dict` keeps its names, and new weights may be copied
+    into its parameters at any time. Weights that autocast would convert are bf16 afterwards."""
+    in_bf16 = [part for part in model.modules() if getattr(part, "precision", "float32") == "bf16"]
+    for part in in_bf16:
+        for layer in cast(Any, part).layers_under_autocast():
+            for parameter in layer.parameters(recurse=False):
+                parameter.data = parameter.data.to(torch.bfloat16)
+    if any(parameter.device.type != "cpu" for parameter in model.parameters()) or not _has_kernels(bool(in_bf16)):
+        return
+    for layer in model.modules():
+        dtypes = {parameter.dtype for parameter in layer.parameters(recurse=False)}
+        kind = _PACKED.get(type(layer))
+        if kind is not None and (dtypes == {torch.bfloat16} or kind in _IN_FLOAT32) and _is_plain(layer):
+            layer.__class__ = kind
+    for encoder in model.modules():
+        if isinstance(encoder, ConvEncoder) and isinstance(encoder.convolutions, nn.Sequential):
+            _fuse(encoder.convolutions)
+
+
+@cache
+def _has_kernels(bf16: bool) -> bool:
+    """Whether this PyTorch has kernels for packed weights, and the processor runs them (in bf16)."""
+    here = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    return here and all(hasattr(_KERNELS, name) for name in _KERNEL_NAMES) and (not bf16 or _KERNELS._is_mkldnn_bf16_supported())
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether it is no convolution, or one that pads with zeros, as many as it says."""
+    return not isinstance(layer, nn.Conv2d) or (layer.padding_mode == "zeros" and not isinstance(layer.padding, str))
+
+
+def _fuse(layers: nn.Sequential) -> None:
+    """Let convolutions apply the ReLU that follows them."""
+    for i in range(len(layers) - 1):
+        if isinstance(layers[i], PackedConv2d) and type(layers[i + 1]) is nn.ReLU:
+            cast(PackedConv2d, layers[i]).activation = "relu"
+            layers[i + 1] = nn.Identity()
+
+
+def _packed(layer: nn.Module, name: str, pack: Callable[[Tensor], Tensor]) -> Tensor:
+    """The layer's weight `name` as `pack` makes it; made anew only when the weight has changed."""
+    weight = getattr(layer, name)
+    made: dict[str, tuple[int, Tensor]] = layer.__dict__.setdefault("_made", {})
+    version, packed = made.get(name, (-1, weight))
+    if version != weight._version:
+        packed = pack(weight.detach())
+        made[name] = weight._version, packed
+    return packed
+
+
+def _linear(layer: nn.Module, name: str, bias: Tensor | None, x: Tensor) -> Tensor:
+    """`torch.nn.functional.linear` with the layer's weight `name`, in bf16."""
+    packed = _packed(layer, name, lambda weight: _KERNELS._reorder_linear_weight(weight, x.numel() // x.shape[-1]))
+    return _KERNELS._linear_pointwise(x.to(torch.bfloat16), packed, bias, "none", [], "")
+
+
+class PackedLinear(nn.Linear):
+    """A linear layer in bf16. (In float32 the packed kernel adds in another order than PyTorch's.)"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _linear(self, "weight", self.bias, x) if x.dim() > 1 else super().forward(x)
+
+
+class PackedCore(RecurrentCore):
+    """A recurrent core in bf16."""
+
+    def _from_inputs(self, x: Tensor) -> Tensor:
+        return _linear(self, "weight_ih", self.bias_ih, x)
+
+    def _from_state(self, h: Tensor) -> Tensor:
+        return _linear(self, "weight_hh", self.bias_hh, h)
+
+
+class PackedConv2d(nn.Conv2d):
+    """A convolution in bf16 or float32."""
+
+    activation = "none"
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != 4:
+            return super().forward(x)
+        how = [self.padding, self.stride, self.dilation, self.groups]
+        weight = _packed(self, "weight", lambda w: _KERNELS._reorder_convolution_weight(self._converted(w), *how, x.shape))
+        bias = None if self.bias is None else self.bias.to(weight.dtype)
+        return _KERNELS._convolution_pointwise(self._input(x, weight.dtype), weight, bias, *how, self.activation, [], "")
+
+    def _converted(self, weight: Tensor) -> Tensor:
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
+        return self._scaled(weight).to(dtype).contiguous(memory_format=torch.channels_last)
+
+    def _scaled(self, weight: Tensor) -> Tensor:
+        return weight
+
+    def _input(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x.to(dtype)
+
+
+class PackedPixelConv2d(PackedConv2d):
+    """What a `PixelConv2d` becomes."""
+
+    def _scaled(self, weight: Tensor) -> Tensor:
+        return weight / 255.0
+
+    def _input(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return channels_last(x, dtype)
+
+
+_PACKED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: PackedLinear, RecurrentCore: PackedCore, nn.Conv2d: PackedConv2d, PixelConv2d: PackedPixelConv2d,
+}  # fmt: skip
+_IN_FLOAT32 = (PackedConv2d, PackedPixelConv2d)

@@ -1,0 +1,120 @@
+"""Models that act compute the same with prepared weights as with plain ones, and take new weights."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from headrace.accelerator.weights import FlatWeights, weights_nbytes
+from headrace.envs.make import describe
+from headrace.learning.algorithm import make_agent
+from headrace.make_config import make_config
+from headrace.policies import acting
+from headrace.policies.acting import prepare_for_acting
+from headrace.policies.encoders import ConvEncoder, convolutions
+from headrace.shm.weight_store import WeightStore
+
+PACKED = (acting.PackedLinear, acting.PackedConv2d, acting.PackedCore)
+needs_kernels = pytest.mark.skipif(not acting._has_kernels(False), reason="no kernels for packed weights here")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "float32"])
+@pytest.mark.parametrize(
+    ("env", "settings"),
+    [
+        ("vizdoom/basic", {"policy.core": "gru"}),
+        ("atari/pong", {"policy.core": "lstm"}),
+        ("atari/pong", {"learning.algorithm": "apex-dqn"}),
+        ("atari/pong", {"learning.algorithm": "apex-dqn", "q.noisy": True}),
+        ("gym/CartPole-v1", {}),
+    ],
+)
+def test_prepared_models_act_the_same(env, settings, precision):
+    """What autocast and kernels do with a weight in every pass may be done once: not a bit of the results changes."""
+    config = make_config(env, **{**settings, "learning.precision": precision, "learning.device": "cpu"})
+    spec = describe(config.env, config.envs)
+    algorithm, model = make_agent(config, spec)
+    weights = FlatWeights(model)
+    obs = {
+        name: torch.from_numpy(np.random.default_rng(0).integers(0, 256, (5, *array.shape)).astype(array.dtype))
+        for name, array in spec.observation.items()
+    }
+    core, first, envs = torch.randn(5, model.core_width), torch.tensor([True, False, False, True, False]), torch.arange(5)
+
+    def act(model: nn.Module, n: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        some = {name: array[:n] for name, array in obs.items()}
+        with torch.inference_mode():
+            fields, after = algorithm.act(model, some, core[:n], first[:n], envs[:n], torch.Generator().manual_seed(0))
+        return fields | {"core": after}
+
+    def assert_same(plain: nn.Module) -> None:
+        for n in (5, 1, 2):
+            # a single image in float32 is not convolved by oneDNN, unless the weights are packed
+            rtol, atol = (1e-4, 1e-5) if n == 1 and precision == "float32" else (0.0, 0.0)
+            for (name, expected), got in zip(act(plain, n).items(), act(model, n).values(), strict=True):
+                torch.testing.assert_close(got, expected, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+
+    plain, names = copy.deepcopy(model), list(model.state_dict())
+    prepare_for_acting(model)
+    assert any(isinstance(layer, PACKED) for layer in model.modules()) == (env != "gym/CartPole-v1" or precision == "bf16")
+    assert any(p.dtype == torch.bfloat16 for p in model.parameters()) == (precision == "bf16")
+    assert list(model.state_dict()) == names
+    assert_same(plain)
+
+    # weights from the weight store are float32; those that were converted and packed before are forgotten
+    other = make_agent(config, spec)[1]
+    store = WeightStore(weights_nbytes(other))
+    FlatWeights(other).publish(store, 3)
+    assert weights.read(store) == 3
+    for (name, mine), theirs in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs.to(mine.dtype)), name
+    assert_same(other)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(4, 8, 3),
+        nn.Conv2d(4, 8, (3, 5), stride=(2, 1), padding=(1, 2), bias=False),
+        nn.Conv2d(4, 8, 3, dilation=2, groups=2),
+        nn.Conv2d(4, 8, 3, padding="same"),
+        nn.Conv2d(4, 8, 3, padding=1, padding_mode="circular"),
+    ],
+    ids=["plain", "strides", "groups", "same", "circular"],
+)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_every_convolution_is_computed_as_before(layer, memory_format):
+    x = torch.randn(3, 4, 12, 12).contiguous(memory_format=memory_format)
+    packed = copy.deepcopy(layer)
+    prepare_for_acting(packed)
+    assert isinstance(packed, acting.PackedConv2d) == (layer.padding_mode == "zeros" and layer.padding != "same")
+    with torch.inference_mode():
+        for images in (x, x[:1], x[0]):  # the last one is an image without a batch
+            torch.testing.assert_close(packed(images), layer(images), rtol=1e-5, atol=1e-6)
+
+
+@needs_kernels
+def test_convolutions_apply_the_relu_behind_them():
+    encoder = ConvEncoder((4, 44, 44), convolutions(4, ((8, 8, 4), (8, 4, 2)), "relu"), "relu", 16)
+    plain = copy.deepcopy(encoder)
+    prepare_for_acting(encoder)
+    images = torch.randint(0, 256, (3, 4, 44, 44), dtype=torch.uint8)
+    with torch.inference_mode():
+        assert torch.equal(encoder(images), plain(images))
+        hidden = encoder.convolutions(images)
+    assert hidden.min() == 0 < hidden.max()
+    assert not any(isinstance(layer, nn.ReLU) for layer in encoder.convolutions)
+
+
+def test_layers_of_other_classes_and_devices_stay_as_they_are():
+    class Special(nn.Conv2d):
+        pass
+
+    for model in (nn.Sequential(Special(3, 4, 1)), nn.Sequential(nn.Conv2d(3, 4, 1, device="meta"))):
+        before = type(model[0])
+        prepare_for_acting(model)
+        assert type(model[0]) is before
