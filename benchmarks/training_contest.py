@@ -57,7 +57,6 @@ def headrace(env: str, envs: int, batch: int, folder: Path, like: dict[str, Any]
         "learning.batch_size": batch,
         "learning.device": "cpu",
         "learning.total_steps": 10**9,
-        "run.log_interval": 1,
         "run.checkpoint_interval": 1e6,
         "run.folder": folder,
     }
