@@ -244,9 +244,44 @@ def test_a_run_whose_node_dies_goes_on_on_another(machines: Machines, tmp_path: 
 
 
 @pytest.mark.slow
+def test_without_rays_head_the_command_ends_and_goes_on_in_another_cluster(machines: Machines, tmp_path: Path) -> None:
+    """The first runs end while the head is silent, and others are due to begin."""
+    folder = tmp_path / "x"
+    command = compare(folder, "30s", "--run.checkpoint-interval", "0.5")
+    command[command.index("--seeds") + 1] = "2"
+    started = subprocess.Popen(command, env=os.environ | machines.variables, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: all(list(run.glob("checkpoints/0*/manifest")) for run in runs_of(folder)))
+    time.sleep(15)
+    machines.ask("behead")
+    began = time.monotonic()
+    wait_for(lambda: "does not answer: this command ends" in (folder / "log.txt").read_text(), 30)
+    _, said = started.communicate(timeout=100)
+    print(f"the command ended {time.monotonic() - began:.1f} s after the head", flush=True)
+    assert started.returncode == 1, said
+    assert "has not answered for 30 s" in said
+    assert "Traceback" not in said
+    ended = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/ended.json")}
+    assert len(ended) == 2
+    machines.close()
+    wait_for(lambda: not left() and not folders(), 120)
+
+    (tmp_path / "another").mkdir()
+    another = Machines(2, tmp_path / "another")
+    try:
+        done = subprocess.run(command, env=os.environ | another.variables, stdout=subprocess.PIPE, text=True, timeout=280)
+    finally:
+        another.close()
+    assert done.returncode == 0, done.stdout
+    for run in folder.glob("runs/*"):
+        assert_no_step_is_there_twice(run, 1)
+        assert (run / "ended.json").exists()
+    assert ended == {path: path.stat().st_mtime_ns for path in ended}
+
+
+@pytest.mark.slow
 def test_kill_9_of_the_command_leaves_nothing_on_the_nodes_and_it_goes_on(machines: Machines, tmp_path: Path) -> None:
     folder, environ = tmp_path / "x", os.environ | machines.variables
-    command = compare(folder, "30k", "--run.checkpoint-interval", "0.5")
+    command = compare(folder, "150k", "--run.checkpoint-interval", "0.5")
     command[command.index("--parallel") + 1] = "1"
     first, second = runs_of(folder)
     started = subprocess.Popen(command, env=environ)
@@ -263,7 +298,7 @@ def test_kill_9_of_the_command_leaves_nothing_on_the_nodes_and_it_goes_on(machin
     assert done.returncode == 0, done.stdout
     assert (first / "ended.json").stat().st_mtime_ns == ended
     assert "Going on from" in (second / "log.txt").read_text()
-    assert_no_step_is_there_twice(second, 30_000)
+    assert_no_step_is_there_twice(second, 150_000)
     wait_for(lambda: not left() and not folders(), 10)
 
 

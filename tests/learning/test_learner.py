@@ -278,3 +278,39 @@ def test_single_rows_are_divided_the_same_whether_a_field_is_small_or_not(small:
             assert torch.equal(found[name], x)
             layout = torch.channels_last if x.dim() == 5 else torch.contiguous_format
             assert found[name][0].is_contiguous(memory_format=layout)
+
+
+class Diagnosed(Line):
+    """Has its samples looked at: the errors of each minibatch, as its loss computes them."""
+
+    def __init__(self) -> None:
+        super().__init__(gae=True)
+        self.errors: list[Tensor] = []
+        self.diagnosed: list[Tensor] = []
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], config: LearningConfig) -> tuple[Tensor, dict[str, Tensor]]:
+        error = (model(batch["x"].unsqueeze(-1)).squeeze(-1) - batch["y"]).detach()
+        batch["sample/error"] = error
+        self.errors.append(error.flatten().clone())
+        return super().loss(model, batch, config)
+
+    def diagnostics(self, samples: dict[str, Tensor], config: LearningConfig) -> dict[str, Tensor]:
+        self.diagnosed.append(samples["error"].clone())
+        return {"off_policy/kl": samples["error"].mean()}
+
+
+@pytest.mark.parametrize("recorder", [None, Replayer()], ids=["as it is", "recorded"])
+def test_diagnostics_are_of_the_first_minibatch_before_the_update(recorder: Any) -> None:
+    algorithm = Diagnosed()
+    learner = make_learner(algorithm, recorder, **{"learning.num_epochs": 2, "learning.num_minibatches": 2})
+    for update in range(WARM_UPS + 3):
+        algorithm.errors.clear()
+        learner.measure()
+        statistics = learner.learn(trajectories(seed=update)).statistics
+        if recorder is None or update < WARM_UPS:
+            assert torch.equal(algorithm.diagnosed[-1], algorithm.errors[0])
+            assert not torch.equal(algorithm.errors[0], algorithm.errors[2])
+        assert float(statistics["off_policy/kl"]) == float(algorithm.diagnosed[-1].mean())
+    assert len(algorithm.diagnosed) == WARM_UPS + 3
+    assert len({float(x.sum()) for x in algorithm.diagnosed}) == WARM_UPS + 3
+    assert "off_policy/kl" not in learner.learn(trajectories()).statistics  # nobody has asked again

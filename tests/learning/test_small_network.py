@@ -415,6 +415,7 @@ def test_a_loss_that_leaves_no_samples_is_learned_from() -> None:
     update = Learner(model, Alone(), config).learn(trajectories("one choice", 0))
     assert "losses/mine" in update.statistics
     assert "losses/approx_kl" not in update.statistics
+    assert "off_policy/kl" not in update.statistics
 
 
 def test_copies_of_what_has_acted() -> None:

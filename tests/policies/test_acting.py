@@ -73,6 +73,11 @@ def test_prepared_models_act_the_same(env, settings, precision):
         assert torch.equal(mine, theirs.to(mine.dtype)), name
     assert_same(other)
 
+    # as the `device` placement copies them
+    for mine, new in zip(model.state_dict().values(), plain.state_dict().values(), strict=True):
+        mine.copy_(new)
+    assert_same(plain)
+
 
 @needs_kernels
 @pytest.mark.parametrize(

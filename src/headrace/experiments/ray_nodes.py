@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -72,6 +73,13 @@ class NodeActor:
         self._process.send_signal(number)
 
 
+def _in_background(call: Callable[[], None]) -> threading.Thread:
+    """Creating an actor and killing one does not return while Ray's head is gone, and the command must notice that."""
+    thread = threading.Thread(target=call, name="Ray", daemon=True)
+    thread.start()
+    return thread
+
+
 class NodeRun:
     """A run on a node. `code`: see `user_code.pack`; it may be what `ray.put` gave."""
 
@@ -80,20 +88,41 @@ class NodeRun:
         self._ray, self._start = ray, (code, arguments)
         there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(self.node, soft=False)
         room = {"num_cpus": node["Resources"]["CPU"], "num_gpus": node["Resources"].get("GPU", 0)}
-        options = {**room, "scheduling_strategy": there, "max_restarts": 0, "max_task_retries": 0}
-        self.actor = ray.remote(NodeActor).options(**options).remote()
-        self._asked = self.actor.versions.remote()
+        self._options = {**room, "scheduling_strategy": there, "max_restarts": 0, "max_task_retries": 0}
+        self._actor: Any = None
+        self._asked: Any = None
         """The call that is not answered yet: `versions`, then `start`, then `look` again and again."""
+        self._failed: Exception | None = None
         self._begun = self._stopped = self.lost = False
+        self._creating = _in_background(self._create)
+
+    def _create(self) -> None:
+        try:
+            self._actor = self._ray.remote(NodeActor).options(**self._options).remote()
+            self._asked = self._actor.versions.remote()
+        except Exception as error:
+            self._failed = error
+
+    def end(self) -> None:
+        """Have its actor killed, and the run with it if it goes on."""
+
+        def kill() -> None:
+            self._creating.join()
+            with suppress(Exception):  # it is dead already, or the cluster was left meanwhile
+                self._ray.kill(self._actor)
+
+        _in_background(kill)
 
     def poll(self) -> int | None:
         """Its exit code, `LOST`, or None while it goes on. Raises `ConfigError` where the node cannot train."""
         if self._stopped and not self._begun:
             return STOPPED
-        if not self._ray.wait([self._asked], timeout=0)[0]:
+        if self._creating.is_alive() or (self._failed is None and not self._ray.wait([self._asked], timeout=0)[0]):
             return None
         errors, wait = self._ray.exceptions, LOOK
         try:
+            if self._failed is not None:
+                raise self._failed
             answer = self._ray.get(self._asked)
             if not self._begun:
                 protocol.check_versions(answer, self._address, "this machine")
@@ -106,7 +135,7 @@ class NodeRun:
             raise ConfigError(f"a run cannot start on Ray's machine {self._address}: {why}{missing_package(why)}") from error
         if not self._begun:
             before = map(self._ray.put, Mirror(self._folder).all())
-            self._asked, self._begun = self.actor.start.remote(*self._start, *before), True
+            self._asked, self._begun = self._actor.start.remote(*self._start, *before), True
             return None
         if answer is not None:
             code, changes = answer
@@ -114,14 +143,14 @@ class NodeRun:
             if code is not None and not changes.more:
                 return code  # type: ignore[no-any-return]
             wait = 0.0 if changes.more else LOOK
-        self._asked = self.actor.look.remote(wait)
+        self._asked = self._actor.look.remote(wait)
         return None
 
     def send_signal(self, number: int, /) -> None:
         """Send it a signal; one that has not begun does not begin."""
         self._stopped = True
         if self._begun:
-            self.actor.send_signal.remote(number)
+            self._actor.send_signal.remote(number)
 
 
 class RayNodes(Places):
@@ -164,8 +193,7 @@ class RayNodes(Places):
         self._runs.remove(run)
         if run.lost:
             self._lost[run.node] = monotonic()
-        with suppress(self._cluster.ray.exceptions.RayError):
-            self._cluster.ray.kill(run.actor)
+        run.end()
 
     def look(self) -> list[str]:
         return self._cluster.look()

@@ -99,9 +99,9 @@ class Algorithm(ABC):
         """
         return {}
 
-    def diagnostics(self, model: Module, batch: Tensors, config: LearningConfig) -> Tensors:
-        """Called once per report, before the first optimizer step of a batch and without gradient: statistics that are too
-        expensive for every loss (scalars by metric name). It is never recorded as a CUDA graph."""
+    def diagnostics(self, samples: Tensors, config: LearningConfig) -> Tensors:
+        """Called once per report, without gradient: statistics that only few updates need (scalars by metric name). `samples`: as
+        for `statistics`, of an update's first optimizer step, computed before it. It is never recorded as a CUDA graph."""
         return {}
 
     def after_update(self, model: Module, updates: int) -> None:  # noqa: B027 (optional)

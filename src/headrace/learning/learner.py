@@ -103,7 +103,7 @@ class Learner:
         self._reports = [_Report(self.device), _Report(self.device)]  # of the present update and of the previous one
 
     def measure(self) -> None:
-        """Have the next update report what is too dear for every update: how far off-policy its batch is, and how alike
+        """Have the next update report what only few updates need to: how far off-policy its first minibatch is, and how alike
         consecutive gradients are."""
         self._measuring = True
         self._gradients.begin()
@@ -194,8 +194,6 @@ class Learner:
         if learnable:
             with torch.no_grad():
                 data |= self._prepare(data)
-                if self._measuring:
-                    measured |= self.algorithm.diagnostics(self.model, data, self.config.learning)
             out, statistics = self._optimizer_steps(data, measured)
         progress.updates += 1
         if batch.valid is not None:
@@ -236,6 +234,9 @@ class Learner:
         with torch.no_grad():
             several = {name: torch.cat(parts) for name, parts in samples.items()}
             statistics = self.algorithm.statistics(self.model, several, self.config.learning)
+            if self._measuring:
+                first = {name: parts[0] for name, parts in samples.items()}
+                measured |= self.algorithm.diagnostics(first, self.config.learning)
         return out, statistics | self._reported(torch.stack(steps))
 
     def note(self, arrivals: Arrivals) -> None:

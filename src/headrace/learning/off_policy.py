@@ -29,8 +29,8 @@ def off_policyness(log_prob: Tensor, behaviour_log_prob: Tensor, mask: Tensor, c
     """The numbers of the module's docstring over the valid samples, [] each by metric name; without a valid sample 0.
 
     Args:
-        log_prob, behaviour_log_prob: float32 [T, B], of the actions under pi and mu. log w is clamped as in the losses.
-        mask: bool [T, B].
+        log_prob, behaviour_log_prob: float32 [...], of the actions under pi and mu. log w is clamped as in the losses.
+        mask: bool [...].
 
     Raises `ValueError` for different shapes.
     """

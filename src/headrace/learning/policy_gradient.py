@@ -84,11 +84,11 @@ class PolicyGradient(Algorithm):
             targets = _vtrace(policy, batch, config, out.distribution.log_prob(batch["action"]), _with_row_T(policy, batch, out))
             policy.update_returns(targets.values, batch["mask"])
 
-    def diagnostics(self, model: Module, batch: Tensors, config: LearningConfig) -> Tensors:
-        """How far the batch is from the present policy; costs a forward pass."""
-        T = len(batch["reward"])
-        out = cast(Policy, model).unroll(named(batch, "obs/", T), batch["core"], batch["first"][:T])
-        return off_policyness(out.distribution.log_prob(batch["action"]), batch["log_prob"], batch["mask"], config)
+    def diagnostics(self, samples: Tensors, config: LearningConfig) -> Tensors:
+        """How far the first minibatch is from the policy before the update; nothing if a loss of one's own left no samples."""
+        if "mask" not in samples:
+            return {}
+        return off_policyness(samples["log_prob"], samples["behaviour_log_prob"], samples["mask"], config)
 
     def loss(self, model: Module, batch: Tensors, config: LearningConfig) -> tuple[Tensor, Tensors]:
         """Policy, value and exploration loss of a minibatch [T, B]."""

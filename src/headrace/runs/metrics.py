@@ -90,7 +90,7 @@ KEYS: dict[str, str] = {
     **{f"lag/share/{name}": f"Share of the samples with a policy lag of {name}." for name in lag_bins.NAMES},
     "lag/masked": "Samples excluded so far because their policy lag was above `learning.max_policy_lag`.",
     "off_policy/effective_sample_size": "(sum w)^2 / (N sum w^2) of the probability ratios w of the present policy to the "
-    "behaviour policy; 1 where they are equal. This and the following keys are of one batch of the interval, before its update.",
+    "behaviour policy; 1 where they are equal. This and the following keys are of the first minibatch of one update per line.",
     "off_policy/total_variation": "Total variation distance from the behaviour policy: mean of |w - 1| / 2.",
     "off_policy/kl": "KL divergence from the behaviour policy: mean of w - 1 - log w.",
     "off_policy/rho_clipped": "Fraction of samples with w above `learning.vtrace_rho`, whether V-trace is used or not.",
