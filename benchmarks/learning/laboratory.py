@@ -3,14 +3,13 @@
     python benchmarks/learning/laboratory.py strategies-minatar     # 30 runs of 2 minutes
     python benchmarks/learning/laboratory.py search-cartpole        # 40 trials, 12 minutes
     python benchmarks/learning/laboratory.py mujoco                 # 23 runs, an hour
-    python benchmarks/learning/laboratory.py atari-5-one-seed       # 5 runs of 2.5 M steps, 90 minutes
-    python benchmarks/learning/laboratory.py atari-5                # 25 runs, those 5 among them
+    python benchmarks/learning/laboratory.py atari-5-appo           # 5 runs of 2.5 M steps, an hour
 
 `strategies`: APPO and IMPALA with their defaults in the placements `served`, `inline`, `serial` and `device`, and `remote`, which
 is `served` with all environments at a `headrace serve-envs` of its own over loopback. Each run has the same minutes and all
 cores, so the machine must have nothing else to do. `search`: whether a search finds better settings than the defaults, on seeds
-that it has not seen. `mujoco`: the defaults with five seeds, beside published returns. `atari-5`: five games that predict 57,
-with three seeds of the defaults and one of APPO and IMPALA; its first part, one seed of the defaults, has a name of its own.
+that it has not seen. `mujoco`: the defaults with five seeds, beside published returns. `atari-5-...`: five games that predict
+57, with the defaults, APPO and IMPALA; seeds that are in the result file already are not trained again.
 
 The same command goes on where it was stopped. Each writes results/NAME.json.
 """
@@ -104,7 +103,9 @@ def mujoco(folder: Path) -> dict[str, Any]:
         own = folder / task.replace(" ", "-")
         seeds = ("--seeds", "3", *AS_V4) if as_v4 else ("--seeds", "5")
         headrace("compare", f"gym/{env}", "--budget", "1M", *seeds, "--folder", str(own))
-        rows[task] = learned(runs := runs_of(own)) | {"CleanRL": cleanrl, "Tianshou": tianshou}
+        runs = runs_of(own)
+        rows[task] = learned([run.score for run in runs], [run.minutes for run in runs])
+        rows[task] |= {"CleanRL": cleanrl, "Tianshou": tianshou}
         played = [evaluate(run.path, 10, deterministic=True).mean for run in runs]
         rows[task] |= {"mean action, 10 games": [round(mean, 1) for mean in played]}
         if cleanrl:
@@ -112,29 +113,37 @@ def mujoco(folder: Path) -> dict[str, Any]:
     return {"budget": "1M", "tasks": rows}
 
 
-def atari_5(folder: Path, seeds: dict[str, int]) -> dict[str, Any]:
-    """Train on the five games of Atari-5, 10 M frames each, and estimate the median of 57 games. `seeds`: by algorithm."""
+def atari_5(folder: Path, seeds: int, *flags: str) -> dict[str, Any]:
+    """Train the seeds that the result file lacks on the games of Atari-5, 10 M frames each, and estimate the median of 57."""
+    before = earlier(folder.name)
     rows: dict[str, Any] = {}
-    medians = {}
-    for label, number in seeds.items():
-        algorithm = () if label == "default" else ("--learning.algorithm", label)
-        runs = {}
-        for env in statistics.ATARI_5:
-            own = folder / label / Path(env).name
-            headrace("compare", env, "--budget", "2500k", "--seeds", str(number), *algorithm, "--folder", str(own))
-            runs[env] = runs_of(own)
-            rows[f"{label}, {env}"] = learned(runs[env]) | {"PPO, 40 M frames": PPO_PAPER.get(env)}
-        human = [np.array([normalized(env, run.score) for run in own]) for env, own in runs.items()]
-        medians[label] = [round(float(x), 4) for x in (statistics.atari_5(*human), *ends(statistics.atari_5, human))]
-    return {"frames": 10_000_000, "tasks": rows, "median of 57 games, 95 %": medians}
+    for env in statistics.ATARI_5:
+        row = before.get("tasks", {}).get(env, {"scores": [], "minutes": []})
+        if missing := seeds - (first := len(row["scores"])):
+            own = folder / Path(env).name
+            which = ("--seeds", str(missing), "--first-seed", str(first))
+            headrace("compare", env, "--budget", "2500k", *which, *flags, "--folder", str(own))
+            runs = [run for run in runs_of(own) if run.seed >= first]
+            row = learned([*row["scores"], *(run.score for run in runs)], [*row["minutes"], *(run.minutes for run in runs)])
+        rows[env] = row | {"PPO, 40 M frames": PPO_PAPER.get(env)}
+    human = [np.array([normalized(env, score) for score in row["scores"]]) for env, row in rows.items()]
+    median = [round(float(x), 4) for x in (statistics.atari_5(*human), *ends(statistics.atari_5, human))]
+    machines = [*before.get("machine", []), summary.machine()]
+    return {"frames": 10_000_000, "tasks": rows, "median of 57 games, 95 %": median, "machine": machines}
 
 
-def learned(runs: list[Run]) -> dict[str, Any]:
+def earlier(name: str) -> dict[str, Any]:
+    """The result file of an experiment; empty where there is none yet."""
+    path = HERE / "results" / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def learned(scores: list[float], minutes: list[float]) -> dict[str, Any]:
     """Final scores of the seeds, their interquartile mean with its interval, and the minutes of training."""
-    scores = np.array([run.score for run in runs])
+    array = np.array(scores)
     return {
-        "scores": scores.round(1).tolist(), "iqm": round(float(statistics.iqm(scores)), 1),
-        "95 %": [round(end, 1) for end in ends(statistics.iqm, [scores])], "minutes": [round(run.minutes, 2) for run in runs],
+        "scores": array.round(1).tolist(), "iqm": round(float(statistics.iqm(array)), 1),
+        "95 %": [round(end, 1) for end in ends(statistics.iqm, [array])], "minutes": [round(x, 2) for x in minutes],
     }  # fmt: skip
 
 
@@ -150,8 +159,9 @@ EXPERIMENTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "search-cartpole": lambda folder: search(folder, "gym/CartPole-v1", "60k", 40, 3),
     "search-halfcheetah": lambda folder: search(folder, "gym/HalfCheetah-v5", "150k", 20, 2),
     "mujoco": mujoco,
-    "atari-5-one-seed": lambda folder: atari_5(folder, {"default": 1}),
-    "atari-5": lambda folder: atari_5(folder, {"default": 3, "appo": 1, "impala": 1}),
+    "atari-5-default": lambda folder: atari_5(folder, 3),
+    "atari-5-appo": lambda folder: atari_5(folder, 1, "--learning.algorithm", "appo"),
+    "atari-5-impala": lambda folder: atari_5(folder, 1, "--learning.algorithm", "impala"),
 }
 
 
@@ -162,10 +172,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("experiments"), help="where the experiments' folders are")
     args = parser.parse_args()
     for name in args.names:
-        folder = args.folder / name.removesuffix("-one-seed")
+        folder = args.folder / name
         found = EXPERIMENTS[name](folder)
         headrace("report", str(folder), "--out", str(folder / "report"))
-        summary.write(HERE / "results" / f"{name}.json", found | {"machine": summary.machine()})
+        summary.write(HERE / "results" / f"{name}.json", {"machine": summary.machine()} | found)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What README.md and docs/results.md show of the result files: `python benchmarks/learning/table.py`.
 
 The learning table is made of the files of run.py and time_to_pong.py, the table of defaults of run.py's defaults-TASK.json,
-MuJoCo's and Atari's of laboratory.py's mujoco.json and atari-5-one-seed.json, the table of speeds of those in benchmarks/results.
+MuJoCo's and Atari's of laboratory.py's mujoco.json and atari-5-*.json, the table of speeds of those in benchmarks/results.
 `--write` puts the tables between their marks in the pages; a test compares them. `--pictures` draws docs/pictures/learning.png.
 """
 
@@ -157,13 +157,17 @@ def mujoco() -> str:
 
 
 def atari() -> str:
-    """Markdown: the defaults on the games of Atari-5 after 10 M frames, beside PPO's published scores after 40 M."""
-    found = result("atari-5-one-seed")
-    rows = [
-        [name.split(", ")[1], *scores(row), number(paper) if (paper := row["PPO, 40 M frames"]) else "not played"]
-        for name, row in found["tasks"].items()
-    ]
-    return markdown(["", "training games, each seed", "IQM (95 %)", "minutes", "PPO after 40 M frames"], rows)
+    """Markdown: the games of Atari-5 after 10 M frames, beside PPO's published scores after 40 M, and the median of 57 games."""
+    names = [name for name in ("default", "appo", "impala") if (HERE / "results" / f"atari-5-{name}.json").exists()]
+    found = [result(f"atari-5-{name}") for name in names]
+    rows = []
+    for env, row in found[0]["tasks"].items():
+        each = [cell for of in found for cell in (scores(of["tasks"][env])[0], scores(of["tasks"][env])[2])]
+        rows.append([env, *each, number(paper) if (paper := row["PPO, 40 M frames"]) else "not played"])
+    medians = [cell for of in found for cell in (f"{of['median of 57 games, 95 %'][0]:.0%} of a human's", "")]
+    rows.append(["median of 57 games, estimated", *medians, ""])
+    head = ["", *(cell for name in names for cell in (name, "minutes")), "PPO after 40 M frames"]
+    return markdown(head, rows)
 
 
 def scores(found: dict[str, Any]) -> list[str]:

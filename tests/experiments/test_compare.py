@@ -206,14 +206,14 @@ def test_an_experiment_that_is_killed_goes_on_where_it_was(tmp_path):
 @pytest.mark.process
 def test_ctrl_c_ends_the_runs_with_a_checkpoint(tmp_path):
     folder = tmp_path / "x"
-    command = [sys.executable, "-m", "headrace.cli", "compare", CARTPOLE, "--seeds", "1", "--budget", "1h", "--folder",
-               str(folder), "--placement", "serial", "--num-threads", "1"]  # fmt: skip
+    command = [sys.executable, "-m", "headrace.cli", "compare", CARTPOLE, "--seeds", "1", "--first-seed", "3", "--budget", "1h",
+               "--folder", str(folder), "--placement", "serial", "--num-threads", "1"]  # fmt: skip
     started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    metrics = folder / "runs" / "seed-0" / "metrics.jsonl"
+    metrics = folder / "runs" / "seed-3" / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.stat().st_size)
     started.send_signal(signal.SIGINT)
     said, _ = started.communicate(timeout=120)
     assert started.returncode == 130
-    assert "stopped  seed-0" in said
-    assert list((folder / "runs" / "seed-0" / "checkpoints").glob("0*"))
-    assert not (folder / "runs" / "seed-0" / "ended.json").exists()
+    assert "stopped  seed-3" in said
+    assert list((folder / "runs" / "seed-3" / "checkpoints").glob("0*"))
+    assert not (folder / "runs" / "seed-3" / "ended.json").exists()

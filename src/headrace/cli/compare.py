@@ -45,7 +45,9 @@ class Compare(ExperimentOptions):
     """A setting and the values that are compared; may be given several times, and all combinations are run. The values of a
     list are separated by spaces: --vary "policy.mlp=64 64,256 256"; those of a switch are true and false."""
     seeds: Annotated[int, Range(1, 1000)] = 3
-    """Number of seeds of each combination: 0, 1, 2 and so on."""
+    """Number of seeds of each combination: --first-seed, the next one and so on."""
+    first_seed: Annotated[int, Range(0, 1_000_000_000)] = 0
+    """The first of the seeds: other machines can train other seeds, and `headrace report` takes the folders of all."""
 
 
 def run(arguments: list[str]) -> int:
@@ -53,7 +55,7 @@ def run(arguments: list[str]) -> int:
     asked, rest = parse(Compare, "compare", arguments, return_unknown_args=True)
     vary = {setting_name(name): values for name, values in parse_vary(asked.vary).items()}
     flags = flags_for_all(rest, vary)
-    plan = Plan(asked.env, tuple(flags), vary, tuple(range(asked.seeds)), asked.budget)
+    plan = Plan(asked.env, tuple(flags), vary, tuple(range(asked.first_seed, asked.first_seed + asked.seeds)), asked.budget)
     check_combinations(plan)
     with closing(places(asked, flags, vary)) as own:
         runner = Runner(plan, asked.folder, own)
