@@ -2,11 +2,14 @@
 
     python contenders.py sample-factory --env=atari_breakout --experiment=NAME ...     (its own flags)
     python contenders.py stable-baselines3 atari/GAME|gym/ID NUM_ENVS BATCH dummy|subprocesses
+    python contenders.py dqn stable-baselines3|cleanrl|rllib BATCH NUM_ENVS
     python contenders.py replay headrace|cpprb|torchrl
 
 `sample-factory` (see vs_sample_factory.py) needs sample-factory 2.1.1, ale-py, vizdoom, opencv-python-headless.
 `stable-baselines3` (see vs_stable_baselines3.py) prints the steps trained on so far after every update. It needs
 stable-baselines3; for Atari ale-py and opencv-python-headless, for MuJoCo gymnasium[mujoco].
+`dqn` (see vs_dqn.py) trains DQN on Pong, and prints the steps sampled and the updates made so far. It needs stable-baselines3,
+cleanrl 1.2.0 or ray[rllib], and what these need for Atari.
 `replay` (see replay.py) is one replay library, which reads orders from standard input and answers
 on standard output (JSON lines).
 """
@@ -17,6 +20,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +95,98 @@ def stable_baselines3(env: str, num_envs: int, batch: int, kind: str) -> None:
         model = PPO("CnnPolicy", images, n_steps=n_steps, batch_size=batch, n_epochs=1, device="cpu", learning_rate=1e-4)
     model.learn(10**9, callback=Report())
 
+
+# -- DQN on Pong -------------------------------------------------------------------------------------------------------
+
+SAMPLES_PER_STEP, CAPACITY, FIRST = 8, 50_000, 2_000
+"""Transitions that are learned from for each step (the number of CleanRL, Stable-Baselines3 and Mnih et al. 2015: batches of 32
+every 4 steps), steps that the replay holds, and steps before the first update."""
+
+
+def report_updates(steps: Callable[[], int]) -> None:
+    """Print the steps sampled and the updates made so far, every 10 steps of an Adam optimizer of this process."""
+    from torch.optim import Adam
+
+    step, made = Adam.step, 0
+
+    def counted(self: Adam, *arguments: Any, **named: Any) -> Any:
+        nonlocal made
+        made += 1
+        if made % 10 == 0:
+            print(f"sampled {steps()}, updates {made}", flush=True)
+        return step(self, *arguments, **named)
+
+    setattr(Adam, "step", counted)  # noqa: B010
+
+
+def dqn_stable_baselines3(batch: int, num_envs: int) -> None:
+    """Train for ever. Where a step of all environments is worth several updates, they follow it."""
+    from stable_baselines3 import DQN
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
+
+    between = batch // SAMPLES_PER_STEP
+    every = {"train_freq": max(between // num_envs, 1), "gradient_steps": max(num_envs // between, 1)}
+    sizes = {"batch_size": batch, "buffer_size": CAPACITY, "learning_starts": FIRST, "learning_rate": 1e-4}
+    envs = VecFrameStack(DummyVecEnv([Make("atari/pong")] * num_envs), 4)
+    model = DQN("CnnPolicy", envs, device="cpu", exploration_fraction=1e-4, **every, **sizes)
+    report_updates(lambda: model.num_timesteps)
+    model.learn(10**9)
+
+
+def dqn_cleanrl(batch: int, num_envs: int) -> None:
+    """Train for ever with its dqn_atari.py, which can have one environment only."""
+    import runpy
+
+    import ale_py  # noqa: F401  (registers the games)
+    from gymnasium.vector import SyncVectorEnv
+
+    step, made = SyncVectorEnv.step, 0
+
+    def counted(self: SyncVectorEnv, actions: Any) -> Any:
+        nonlocal made
+        made += 1
+        return step(self, actions)
+
+    setattr(SyncVectorEnv, "step", counted)  # noqa: B010
+    report_updates(lambda: made)
+    flags = {
+        "env-id": "PongNoFrameskip-v4", "cuda": "false", "num-envs": num_envs, "batch-size": batch, "buffer-size": CAPACITY,
+        "train-frequency": batch // SAMPLES_PER_STEP, "learning-starts": FIRST, "exploration-fraction": 0.001,
+    }  # fmt: skip
+    sys.argv = ["dqn_atari", *(f"--{name}={value}" for name, value in flags.items())]
+    runpy.run_module("cleanrl.dqn_atari", run_name="__main__")
+
+
+def dqn_rllib(batch: int, num_envs: int) -> None:
+    """Train for ever with prioritized replay, sampling and learning in one process, as is its default."""
+    import ale_py  # noqa: F401  (registers the games)
+    import gymnasium
+    from ray.rllib.algorithms.dqn import DQNConfig
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+    from ray.rllib.env.wrappers.atari_wrappers import wrap_atari_for_new_api_stack
+    from ray.tune.registry import register_env
+
+    register_env(
+        "pong", lambda _: wrap_atari_for_new_api_stack(gymnasium.make("PongNoFrameskip-v4"), dim=84, frameskip=4, framestack=4)
+    )
+    replay = {"type": "PrioritizedEpisodeReplayBuffer", "capacity": CAPACITY, "alpha": 0.6, "beta": 0.4}
+    config = DQNConfig().environment("pong", clip_rewards=True)
+    fragment = max(batch // SAMPLES_PER_STEP // num_envs, 1)
+    config = config.env_runners(num_env_runners=0, num_envs_per_env_runner=num_envs, rollout_fragment_length=fragment)
+    config = config.training(
+        train_batch_size_per_learner=batch, training_intensity=SAMPLES_PER_STEP, replay_buffer_config=replay,
+        num_steps_sampled_before_learning_starts=FIRST, lr=1e-4, double_q=False, dueling=False, n_step=1,
+    )  # fmt: skip
+    network = DefaultModelConfig(conv_filters=[(32, 8, 4), (64, 4, 2), (64, 3, 1)], head_fcnet_hiddens=[512])
+    config = config.rl_module(model_config=network)
+    algorithm = config.reporting(min_sample_timesteps_per_iteration=500, min_time_s_per_iteration=0).build_algo()
+    sampled = 0
+    report_updates(lambda: sampled)
+    while True:
+        sampled = algorithm.train()["num_env_steps_sampled_lifetime"]
+
+
+DQN: dict[str, Callable[..., None]] = {"stable-baselines3": dqn_stable_baselines3, "cleanrl": dqn_cleanrl, "rllib": dqn_rllib}
 
 # -- replay libraries --------------------------------------------------------------------------------------------------
 
@@ -249,6 +345,8 @@ def main() -> int | None:
     if system == "stable-baselines3":
         env, num_envs, batch, kind = arguments
         stable_baselines3(env, int(num_envs), int(batch), kind)
+    elif system == "dqn":
+        DQN[arguments[0]](*map(int, arguments[1:]))
     else:
         replay(*arguments)
     return None

@@ -80,6 +80,27 @@ def test_prepared_models_act_the_same(env, settings, precision):
     assert_same(plain)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "float32"])
+def test_a_target_network_computes_what_the_copied_model_did(precision):
+    settings = {"learning.algorithm": "apex-dqn", "learning.precision": precision, "learning.device": "cpu", "q.target_period": 2}
+    config = make_config("atari/pong", **settings)
+    spec = describe(config.env, config.envs)
+    algorithm, model = make_agent(config, spec)
+    obs = {name: torch.randint(0, 256, (7, *array.shape), dtype=torch.uint8) for name, array in spec.observation.items()}
+    target = algorithm.target_of(model)
+    assert any(isinstance(layer, PACKED) for layer in target.modules()) == acting._has_kernels(precision == "bf16")
+    with torch.no_grad():
+        before = model(obs).q
+        assert torch.equal(target(obs).q, before)
+        for parameter in model.parameters():
+            parameter.add_(0.01)
+        algorithm.after_update(model, 1)
+        assert torch.equal(target(obs).q, before)
+        algorithm.after_update(model, 2)
+        assert torch.equal(target(obs).q, model(obs).q)
+    assert not torch.equal(model(obs).q, before)
+
+
 @needs_kernels
 @pytest.mark.parametrize(
     "layer",

@@ -19,6 +19,7 @@ from headrace.envs.core.contract import ArraySpec, EnvSpec
 from headrace.learning import q_learning
 from headrace.learning.exploration import Configured, EpsilonGreedy
 from headrace.learning.state_values import named
+from headrace.policies.acting import prepare_for_acting
 from headrace.policies.q_network import QNetwork
 
 
@@ -32,9 +33,11 @@ class TargetNetwork(Configured):
         return {"q": ArraySpec((), np.dtype(np.float32)), "env_index": ArraySpec((), np.dtype(np.int32))}
 
     def target_of(self, model: Module) -> Module:
-        """The target network; a copy of `model` at first."""
+        """The target network; a copy of `model` at first. Its weights change rarely, so they are kept as a model that acts has
+        them."""
         if self._target is None:
             self._target = copy.deepcopy(model).requires_grad_(False)
+            prepare_for_acting(self._target)
         return self._target
 
     def after_update(self, model: Module, updates: int) -> None:
