@@ -14,10 +14,11 @@ from headrace.make_config import make_config
 from headrace.policies import acting
 from headrace.policies.acting import prepare_for_acting
 from headrace.policies.encoders import ConvEncoder, convolutions
+from headrace.policies.packing import has_kernels
 from headrace.shm.weight_store import WeightStore
 
 PACKED = (acting.PackedLinear, acting.PackedConv2d, acting.PackedCore)
-needs_kernels = pytest.mark.skipif(not acting._has_kernels(False), reason="no kernels for packed weights here")
+needs_kernels = pytest.mark.skipif(not has_kernels(False), reason="no kernels for packed weights here")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "float32"])
@@ -59,7 +60,7 @@ def test_prepared_models_act_the_same(env, settings, precision):
 
     plain, names = copy.deepcopy(model), list(model.state_dict())
     prepare_for_acting(model)
-    packs = acting._has_kernels(precision == "bf16") and (env != "gym/CartPole-v1" or precision == "bf16")
+    packs = has_kernels(precision == "bf16") and (env != "gym/CartPole-v1" or precision == "bf16")
     assert any(isinstance(layer, PACKED) for layer in model.modules()) == packs
     assert any(p.dtype == torch.bfloat16 for p in model.parameters()) == (precision == "bf16")
     assert list(model.state_dict()) == names
@@ -88,7 +89,7 @@ def test_a_target_network_computes_what_the_copied_model_did(precision):
     algorithm, model = make_agent(config, spec)
     obs = {name: torch.randint(0, 256, (7, *array.shape), dtype=torch.uint8) for name, array in spec.observation.items()}
     target = algorithm.target_of(model)
-    assert any(isinstance(layer, PACKED) for layer in target.modules()) == acting._has_kernels(precision == "bf16")
+    assert any(isinstance(layer, PACKED) for layer in target.modules()) == has_kernels(precision == "bf16")
     with torch.no_grad():
         before = model(obs).q
         assert torch.equal(target(obs).q, before)

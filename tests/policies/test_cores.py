@@ -44,6 +44,43 @@ def test_unrolling_is_stepping_torchs_cell_with_resets(kind, p_first):
         torch.testing.assert_close(end[b : b + 1], state, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_gradients_are_those_of_torchs_cell(kind, bf16):
+    """Of all weights, of the inputs and of the state before, from the outputs and from the state after; with resets."""
+    core = RecurrentCore(kind, F, H)
+    cell = {"gru": torch.nn.GRUCell, "lstm": torch.nn.LSTMCell}[kind](F, H)
+    cell.load_state_dict({name: getattr(core, name).detach() for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")})
+    x, first = random_inputs()
+    start = torch.randn(B, core.width)
+    of_outputs, of_end = torch.randn(T, B, H), torch.randn(B, core.width)
+    mine, theirs = ((x.clone().requires_grad_(), start.clone().requires_grad_()) for _ in range(2))
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        outputs, end = core(*mine, first)
+    ((outputs * of_outputs).sum() + (end * of_end).sum()).backward()
+    rows, state = [], theirs[1].split(H, -1)
+    for t in range(T):
+        state = [part * ~first[t, :, None] for part in state]
+        state = (cell(theirs[0][t], state[0]),) if kind == "gru" else cell(theirs[0][t], tuple(state))
+        rows.append(state[0])
+    ((torch.stack(rows) * of_outputs).sum() + (torch.cat(state, -1) * of_end).sum()).backward()
+    rtol, atol = (0.05, 0.15) if bf16 else (1e-4, 1e-5)
+    for expected, got in zip((*theirs, *cell.parameters()), (*mine, *core.parameters()), strict=True):
+        torch.testing.assert_close(got.grad, expected.grad, rtol=rtol, atol=atol)
+        assert (expected.grad != 0).any()
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_outputs_are_the_same_without_a_gradient(kind):
+    core = RecurrentCore(kind, F, H)
+    x, first = random_inputs()
+    with_gradient = core(x, torch.ones(B, core.width), first)
+    with torch.no_grad():
+        without = core(x, torch.ones(B, core.width), first)
+    assert all(map(torch.equal, with_gradient, without))
+    assert with_gradient[0].requires_grad
+
+
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_cutting_a_sequence_anywhere_changes_nothing(kind):
     core = RecurrentCore(kind, F, H)

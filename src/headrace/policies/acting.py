@@ -9,7 +9,6 @@ out is the same, bit for bit, but for a single image in float32, whose last conv
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, cast
 
 import torch
@@ -17,10 +16,8 @@ from torch import Tensor, nn
 
 from headrace.policies.cores import RecurrentCore
 from headrace.policies.encoders import ConvEncoder, PixelConv2d
+from headrace.policies.packing import KERNELS, Product, has_kernels
 from headrace.policies.pixels import channels_last
-
-_KERNELS = torch.ops.mkldnn  # those that torch.compile uses for models whose weights do not change
-_KERNEL_NAMES = ("_reorder_linear_weight", "_linear_pointwise", "_reorder_convolution_weight", "_convolution_pointwise")
 
 
 def prepare_for_acting(model: nn.Module) -> None:
@@ -31,7 +28,7 @@ def prepare_for_acting(model: nn.Module) -> None:
         for layer in cast(Any, part).layers_under_autocast():
             for parameter in layer.parameters(recurse=False):
                 parameter.data = parameter.data.to(torch.bfloat16)
-    if any(parameter.device.type != "cpu" for parameter in model.parameters()) or not _has_kernels(bool(in_bf16)):
+    if any(parameter.device.type != "cpu" for parameter in model.parameters()) or not has_kernels(bool(in_bf16)):
         return
     for layer in model.modules():
         dtypes = {parameter.dtype for parameter in layer.parameters(recurse=False)}
@@ -41,13 +38,6 @@ def prepare_for_acting(model: nn.Module) -> None:
     for encoder in model.modules():
         if isinstance(encoder, ConvEncoder) and isinstance(encoder.convolutions, nn.Sequential):
             _fuse(encoder.convolutions)
-
-
-@cache
-def _has_kernels(bf16: bool) -> bool:
-    """Whether this PyTorch has kernels for packed weights, and the processor runs them (in bf16)."""
-    here = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    return here and all(hasattr(_KERNELS, name) for name in _KERNEL_NAMES) and (not bf16 or _KERNELS._is_mkldnn_bf16_supported())
 
 
 def _is_plain(layer: nn.Module) -> bool:
@@ -76,8 +66,8 @@ def _packed(layer: nn.Module, name: str, pack: Callable[[Tensor], Tensor]) -> Te
 
 def _linear(layer: nn.Module, name: str, bias: Tensor | None, x: Tensor) -> Tensor:
     """`torch.nn.functional.linear` with the layer's weight `name`, in bf16."""
-    packed = _packed(layer, name, lambda weight: _KERNELS._reorder_linear_weight(weight, x.numel() // x.shape[-1]))
-    return _KERNELS._linear_pointwise(x.to(torch.bfloat16), packed, bias, "none", [], "")
+    packed = _packed(layer, name, lambda weight: KERNELS._reorder_linear_weight(weight, x.numel() // x.shape[-1]))
+    return KERNELS._linear_pointwise(x.to(torch.bfloat16), packed, bias, "none", [], "")
 
 
 class PackedLinear(nn.Linear):
@@ -93,8 +83,8 @@ class PackedCore(RecurrentCore):
     def _from_inputs(self, x: Tensor) -> Tensor:
         return _linear(self, "weight_ih", self.bias_ih, x)
 
-    def _from_state(self, h: Tensor) -> Tensor:
-        return _linear(self, "weight_hh", self.bias_hh, h)
+    def _from_state(self, inputs: Tensor) -> Product:
+        return lambda h: _linear(self, "weight_hh", self.bias_hh, h)
 
 
 class PackedConv2d(nn.Conv2d):
@@ -106,9 +96,9 @@ class PackedConv2d(nn.Conv2d):
         if x.dim() != 4:
             return super().forward(x)
         how = [self.padding, self.stride, self.dilation, self.groups]
-        weight = _packed(self, "weight", lambda w: _KERNELS._reorder_convolution_weight(self._converted(w), *how, x.shape))
+        weight = _packed(self, "weight", lambda w: KERNELS._reorder_convolution_weight(self._converted(w), *how, x.shape))
         bias = None if self.bias is None else self.bias.to(weight.dtype)
-        return _KERNELS._convolution_pointwise(self._input(x, weight.dtype), weight, bias, *how, self.activation, [], "")
+        return KERNELS._convolution_pointwise(self._input(x, weight.dtype), weight, bias, *how, self.activation, [], "")
 
     def _converted(self, weight: Tensor) -> Tensor:
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype

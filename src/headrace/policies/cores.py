@@ -15,6 +15,8 @@ from torch.nn import functional
 from headrace.config import PolicyConfig
 from headrace.envs.core.contract import ActionSpec, Categorical
 from headrace.envs.core.last_step import PREVIOUS_ACTION, PREVIOUS_REWARD
+from headrace.policies.packing import Product, linear
+from headrace.policies.recurrence import CELLS, Unroll, unroll
 
 
 class RecurrentCore(nn.Module):
@@ -28,8 +30,8 @@ class RecurrentCore(nn.Module):
 
     def __init__(self, kind: str, in_features: int, size: int):
         super().__init__()
-        gates = {"gru": 3, "lstm": 4}[kind]
-        self.kind = kind
+        self.cell = CELLS[kind]
+        gates = self.cell.gates
         self.out_features = size
         self.width = size if kind == "gru" else 2 * size
         self.weight_ih = nn.Parameter(torch.empty(gates * size, in_features))
@@ -52,31 +54,24 @@ class RecurrentCore(nn.Module):
             outputs [T, B, H] and the state [B, S] after row T-1.
         """
         # The inputs' share of the gates needs no recurrence: one product for all rows.
-        inputs = self._from_inputs(x)
-        step = self._gru if self.kind == "gru" else self._lstm
+        inputs, first = self._from_inputs(x), first.unsqueeze(-1)
         parts = state.to(inputs.dtype).split(self.out_features, dim=-1)
-        outputs = []
-        for gates, reset in zip(inputs.unbind(), first.unsqueeze(-1).unbind(), strict=True):
-            parts = step(gates, *[part.masked_fill(reset, 0.0) for part in parts])
-            outputs.append(parts[0])
-        return torch.stack(outputs), torch.cat(parts, dim=-1)
+        product = self._from_state(inputs)
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            out = Unroll.apply(self.cell, product, inputs, self.weight_hh, self.bias_hh, first, *parts)
+        else:
+            out = unroll(self.cell, inputs, parts, first, product)
+        return out[0], torch.cat(out[1:], dim=-1)
 
     def _from_inputs(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight_ih, self.bias_ih)
 
-    def _from_state(self, h: Tensor) -> Tensor:
-        return functional.linear(h, self.weight_hh, self.bias_hh)
-
-    def _gru(self, inputs: Tensor, h: Tensor) -> tuple[Tensor, ...]:
-        r_i, z_i, n_i = inputs.chunk(3, -1)
-        r_h, z_h, n_h = self._from_state(h).chunk(3, -1)
-        n = torch.tanh(n_i + torch.sigmoid(r_i + r_h) * n_h)
-        return (n + torch.sigmoid(z_i + z_h) * (h - n),)
-
-    def _lstm(self, inputs: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-        i, f, g, o = (inputs + self._from_state(h)).chunk(4, -1)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        return torch.sigmoid(o) * torch.tanh(c), c
+    def _from_state(self, inputs: Tensor) -> Product:
+        """From a state h to its share of the gates, in the type of `inputs` [T, B, G H]."""
+        if len(inputs) == 1 or torch.compiler.is_compiling():
+            return lambda h: functional.linear(h, self.weight_hh, self.bias_hh)
+        weight, bias = (parameter.detach().to(inputs.dtype) for parameter in (self.weight_hh, self.bias_hh))
+        return linear(weight, bias, inputs.shape[1])
 
 
 def _scale(low: float, high: float) -> tuple[float, float]:
