@@ -157,17 +157,17 @@ def mujoco() -> str:
 
 
 def atari() -> str:
-    """Markdown: the games of Atari-5 after 10 M frames, beside PPO's published scores after 40 M, and the median of 57 games."""
+    """Markdown: the games of Atari-5 after 10 M frames, beside PPO's published scores after 40 M, and the median of 57 games. What
+    an algorithm has not played yet is left empty."""
     names = [name for name in ("default", "appo", "impala") if (HERE / "results" / f"atari-5-{name}.json").exists()]
     found = [result(f"atari-5-{name}") for name in names]
     rows = []
     for env, row in found[0]["tasks"].items():
-        each = [cell for of in found for cell in (scores(of["tasks"][env])[0], scores(of["tasks"][env])[2])]
+        each = [scores(of["tasks"][env])[0] if env in of["tasks"] else "" for of in found]
         rows.append([env, *each, number(paper) if (paper := row["PPO, 40 M frames"]) else "not played"])
-    medians = [cell for of in found for cell in (f"{of['median of 57 games, 95 %'][0]:.0%} of a human's", "")]
+    medians = [f"{median[0]:.0%} of a human's" if (median := of["median of 57 games, 95 %"]) else "" for of in found]
     rows.append(["median of 57 games, estimated", *medians, ""])
-    head = ["", *(cell for name in names for cell in (name, "minutes")), "PPO after 40 M frames"]
-    return markdown(head, rows)
+    return markdown(["", *names, "PPO after 40 M frames"], rows)
 
 
 def scores(found: dict[str, Any]) -> list[str]:
