@@ -157,8 +157,8 @@ def mujoco() -> str:
 
 
 def atari() -> str:
-    """Markdown: the games of Atari-5 after 10 M frames, beside PPO's published scores after 40 M, and the median of 57 games. What
-    an algorithm has not played yet is left empty."""
+    """Markdown: the games of Atari-5 after 10 M frames, beside PPO's published scores after 40 M, and the median of 57 games.
+    What an algorithm has not played yet is left empty."""
     names = [name for name in ("default", "appo", "impala") if (HERE / "results" / f"atari-5-{name}.json").exists()]
     found = [result(f"atari-5-{name}") for name in names]
     rows = []
