@@ -28,7 +28,10 @@ OF_A_RUN = {
 }  # fmt: skip
 """Flags, by setting, that every run of an experiment gets unless the user gives that setting: the run trains until its budget is
 used up, and shows nothing."""
-DECIDED = {"seed": "--seeds", "run.folder": "--folder", "learning.total_steps": "--budget", "run.max_minutes": "--budget"}
+DECIDED = {
+    "seed": "--seeds (in compare also by --first-seed)", "run.folder": "--folder", "learning.total_steps": "--budget",
+    "run.max_minutes": "--budget",
+}  # fmt: skip
 """Settings that an option of the command decides."""
 
 
