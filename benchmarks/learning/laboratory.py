@@ -1,13 +1,15 @@
 """The experiments of docs/laboratory.md and docs/results.md that `headrace compare`, `search` and `report` make.
 
     python benchmarks/learning/laboratory.py strategies-minatar     # 30 runs of 2 minutes
+    python benchmarks/learning/laboratory.py lag-pong               # 6 runs of 2 M steps, an hour and a half
     python benchmarks/learning/laboratory.py search-cartpole        # 40 trials, 12 minutes
     python benchmarks/learning/laboratory.py mujoco                 # 23 runs, an hour
     python benchmarks/learning/laboratory.py atari-5-appo           # 5 runs of 2.5 M steps, an hour
 
 `strategies`: APPO and IMPALA with their defaults in the placements `served`, `inline`, `serial` and `device`, and `remote`, which
 is `served` with all environments at a `headrace serve-envs` of its own over loopback. Each run has the same minutes and all
-cores, so the machine must have nothing else to do. `search`: whether a search finds better settings than the defaults, on seeds
+cores, so the machine must have nothing else to do. `lag`: scores of APPO when its actors have old weights, with and without
+PPO's clip. `search`: whether a search finds better settings than the defaults, on seeds
 that it has not seen. `mujoco`: the defaults with five seeds, beside published returns. `atari-5-...`: five games that predict
 57, with the defaults, APPO and IMPALA; seeds that are in the result file already are not trained again.
 
@@ -83,6 +85,18 @@ def strategy(runs: list[Run]) -> dict[str, Any]:
     return found
 
 
+def lag(folder: Path, env: str, budget: str, updates: tuple[int, ...]) -> dict[str, Any]:
+    """Train APPO on one thread with actors that are so many updates behind; by PPO's clip and updates what came of it."""
+    vary = [f"sampling.policy-lag={','.join(map(str, updates))}", "learning.ppo-clip=0.2,None"]
+    flags = ("--learning.algorithm", "appo", *ONE_CORE, "--seeds", "1", "--budget", budget)
+    headrace("compare", env, *flags, *(word for one in vary for word in ("--vary", one)), "--folder", str(folder))
+    rows: dict[str, Any] = {}
+    for run in sorted(runs_of(folder), key=lambda run: run.settings["sampling.policy_lag"]):
+        arm = rows.setdefault(f"clip {run.settings['learning.ppo_clip']}", {})
+        arm[f"k = {run.settings['sampling.policy_lag']}"] = strategy([run])
+    return {"env": env, "budget": budget, "runs": rows}
+
+
 def search(folder: Path, env: str, budget: str, trials: int, seeds: int) -> dict[str, Any]:
     """Search with the algorithm's own ranges; what the best trial and the defaults reach on ten other seeds."""
     numbers = ["--trials", str(trials), "--seeds", str(seeds), "--test-seeds", "10", "--budget", budget]
@@ -156,6 +170,7 @@ EXPERIMENTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "strategies-minatar": lambda folder: strategies(folder, "minatar/breakout", "2m", 3, *WORLDS),
     "strategies-pong": lambda folder: strategies(folder, "atari/pong", "5m", 1),
     "strategies-vizdoom": lambda folder: strategies(folder, "vizdoom/basic", "5m", 1),
+    "lag-pong": lambda folder: lag(folder, "atari/pong", "2M", (0, 16, 64)),
     "search-cartpole": lambda folder: search(folder, "gym/CartPole-v1", "60k", 40, 3),
     "search-halfcheetah": lambda folder: search(folder, "gym/HalfCheetah-v5", "150k", 20, 2),
     "mujoco": mujoco,
