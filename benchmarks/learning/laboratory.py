@@ -1,7 +1,7 @@
 """The experiments of docs/laboratory.md and docs/results.md that `headrace compare`, `search` and `report` make.
 
     python benchmarks/learning/laboratory.py strategies-minatar     # 30 runs of 2 minutes
-    python benchmarks/learning/laboratory.py lag-pong               # 6 runs of 2 M steps, an hour and a half
+    python benchmarks/learning/laboratory.py lag-pong               # 6 runs of 1.5 M steps, two hours
     python benchmarks/learning/laboratory.py search-cartpole        # 40 trials, 12 minutes
     python benchmarks/learning/laboratory.py mujoco                 # 23 runs, an hour
     python benchmarks/learning/laboratory.py atari-5-appo           # 5 runs of 2.5 M steps, an hour
@@ -170,7 +170,7 @@ EXPERIMENTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "strategies-minatar": lambda folder: strategies(folder, "minatar/breakout", "2m", 3, *WORLDS),
     "strategies-pong": lambda folder: strategies(folder, "atari/pong", "5m", 1),
     "strategies-vizdoom": lambda folder: strategies(folder, "vizdoom/basic", "5m", 1),
-    "lag-pong": lambda folder: lag(folder, "atari/pong", "2M", (0, 16, 64)),
+    "lag-pong": lambda folder: lag(folder, "atari/pong", "1500k", (0, 16, 64)),
     "search-cartpole": lambda folder: search(folder, "gym/CartPole-v1", "60k", 40, 3),
     "search-halfcheetah": lambda folder: search(folder, "gym/HalfCheetah-v5", "150k", 20, 2),
     "mujoco": mujoco,
