@@ -81,20 +81,8 @@ def make_config(
         asked = settings.pop("envs.task_options", {})
         of_env["envs.task_options"] = without(of_env["envs.task_options"], set(settings), asked)
     config = configs.override(base, **{**of_env, **of_algorithm, **names, **settings})
-    workers = {"sampling.num_workers", "sampling.num_policy_workers"} & settings.keys()  # whoever gives their number wants them
-    own_choice = config.sampling.placement == "device" and "sampling.placement" not in settings
-    if own_choice and (workers or not _can_be_in_process(config)):
-        config = configs.override(config, **{"sampling.placement": base.sampling.placement})
-    if len(base.tasks) > 1:
-        config = configs.override(config, **_for_tasks(config, settings))
-    if config.sampling.placement == "device":
-        config = configs.override(config, **_one_part(config, settings))
-    elif not config.uses_replay and "learning.batch_size" not in settings and config.learning.preset != "paper":
-        config = configs.override(config, **{"learning.batch_size": _whole_batch(config)})
-    if "learning.num_minibatches" not in settings and not config.uses_replay:
-        # The next smaller number that divides the batch, whose size the user may have given.
-        numbers, units = range(config.learning.num_minibatches, 1, -1), config.minibatch_units
-        config = configs.override(config, **{"learning.num_minibatches": next((n for n in numbers if units % n == 0), 1)})
+    for adapt in (_possible_placement, _for_tasks, _batch, _minibatches):  # each sees what those before it chose
+        config = configs.override(config, **adapt(config, settings))
     config.defaults = {name: attrgetter(name)(config) for name in configs.NAMES if name not in given}
     return config
 
@@ -130,21 +118,28 @@ def _seen(config: Config) -> Observes:
         return "vectors"
 
 
-def _can_be_in_process(config: Config) -> bool:
-    """Whether these settings work in the device placement, when the environment and not the user chose it."""
+def _possible_placement(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Another placement than `device`, if the environment and not the user chose that, and the settings do not work in it, or the
+    user gave a number of worker processes."""
+    if config.sampling.placement != "device" or "sampling.placement" in given:
+        return {}
     r = config.replay
     newest = config.policy.core == "none" and r.evict_alpha is None and r.copies == 1 and config.sampling.weights_period == 1
     elsewhere = config.envs.remote or config.cluster.nodes is not None
-    return (newest or not config.uses_replay) and not elsewhere and config.population.size == 1
+    works = (newest or not config.uses_replay) and not elsewhere and config.population.size == 1
+    workers = {"sampling.num_workers", "sampling.num_policy_workers"} & given.keys()
+    return {} if works and not workers else {"sampling.placement": Config().sampling.placement}
 
 
 def _for_tasks(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes that give several tasks equal shares. Settings that the user gave are left out.
+    """Sizes that give several tasks equal shares, none for one task. Settings that the user gave are left out.
 
     The number of environments is rounded up, and the batch size to whole trajectories. Equal compute: the number of workers is a
     multiple of the number of tasks, and the group size a divisor of the default one. Equal samples: the group size is a multiple
     of the number of tasks."""
     s, r, K = config.sampling, config.learning, len(config.tasks)
+    if K == 1:
+        return {}
     sizes: dict[str, Any] = {}
     together = s.placement == "device" or config.uses_replay
     if together and "envs.task_share" not in given:
@@ -163,6 +158,22 @@ def _for_tasks(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         unit = s.rollout * math.lcm(lane, r.num_minibatches)
         sizes["learning.batch_size"] = max(1, round(r.batch_size / unit)) * unit
     return {name: value for name, value in sizes.items() if name not in given}
+
+
+def _batch(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch size that fits the number of environments; in the device placement one of both follows from the other."""
+    if config.sampling.placement == "device":
+        return _one_part(config, given)
+    fixed = config.uses_replay or "learning.batch_size" in given or config.learning.preset == "paper"
+    return {} if fixed else {"learning.batch_size": _whole_batch(config)}
+
+
+def _minibatches(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The next smaller number of minibatches that divides the batch, whose size the user may have given."""
+    if "learning.num_minibatches" in given or config.uses_replay:
+        return {}
+    numbers, units = range(config.learning.num_minibatches, 1, -1), config.minibatch_units
+    return {"learning.num_minibatches": next((n for n in numbers if units % n == 0), 1)}
 
 
 def _whole_batch(config: Config) -> int:
