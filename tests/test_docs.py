@@ -111,7 +111,7 @@ def texts():
 
 
 SETTINGS = {setting.name for setting in help.settings(Config())}
-SWITCHES = {setting.name for setting in help.settings(Config()) if setting.type == "bool"}
+SWITCHES = {setting.name for setting in help.settings(Config()) if setting.type in ("bool", "bool | None")}
 GROUPS = {name.partition(".")[0] for name in SETTINGS if "." in name}
 NO_SETTINGS = {"population.rating", "population.opponents", "learning.adam", "policy.act"}
 """What a matchmaker may ask, how the names of two settings begin, a method of a trained policy."""

@@ -9,7 +9,7 @@ import pytest
 from headrace import cli, tune
 from headrace.cli.flags import parse_config
 from headrace.config import ConfigError
-from headrace.make_config import make_config
+from headrace.make_config import check_config, make_config
 
 ENV = "gym/CartPole-v1"
 
@@ -171,3 +171,12 @@ def test_a_candidate_whose_error_says_nothing_is_one_that_failed(monkeypatch):
     tune.Search(make_config(ENV), None, 60, shown.append).measure(trial, 5.0)
     assert trial.error == "MemoryError"
     assert shown[0].endswith("num_workers 64: MemoryError")
+
+
+def test_sizes_that_follow_from_others_fit_the_result(home):
+    write(home, {"sampling.envs_per_worker": 32})
+    for flags in (["--rollout", "64"], ["--num-groups", "1"]):
+        config = parse_config(["--env", ENV, *flags])
+        assert config.sampling.envs_per_worker == 32
+        check_config(config)
+        assert "learning.batch_size" in config.defaults

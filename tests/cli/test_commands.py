@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from headrace import cli
-from headrace.cli.flags import parse_config
+from headrace.cli.flags import given_settings, parse_config
 from headrace.config import ConfigError
 from headrace.runs.metrics import KEYS, read_jsonl
 
@@ -303,6 +303,10 @@ def test_dashes_underscores_and_short_names():
         config = parse_config(["--env", "gym/CartPole-v1", *off, "--seed", "3"])
         assert (config.run.video, config.seed) == (False, 3)
     assert parse_config(["--env", "gym/CartPole-v1", "--run.must-be-new", "True"]).run.must_be_new
+    for on in (["--grayscale"], ["--envs.grayscale"], ["--envs.grayscale", "true"], ["--grayscale=true"]):
+        assert given_settings([*on, "--seed", "3"]) == {"envs.grayscale": True, "seed": 3}
+    for off in (["--no-grayscale"], ["--envs.no-grayscale"], ["--envs.grayscale", "False"], ["--grayscale=false"]):
+        assert given_settings(off) == {"envs.grayscale": False}
     kwargs = parse_config(["--env", "gym/CartPole-v1", "--envs.kwargs", '{"a": [1, null]}']).envs.kwargs
     assert kwargs == {"a": [1, None]}
 

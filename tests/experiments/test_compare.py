@@ -12,7 +12,7 @@ from run_folders import write_run
 
 from headrace import cli
 from headrace.cli.compare import check_combinations
-from headrace.cli.flags import parse_config
+from headrace.cli.flags import given_settings, parse_config
 from headrace.config import ConfigError
 from headrace.experiments import progress, records
 from headrace.experiments.places import Cores
@@ -68,6 +68,25 @@ def test_switches_may_vary():
     values = [parse_config(switches.command(run)).policy.previous_action for run in switches.runs()]
     assert values == [True, False, True, False]
     assert len({run.name for run in switches.runs()}) == 4
+
+
+def test_json_objects_may_vary():
+    vary = parse_vary(['envs.kwargs={"limit": 20, "a": "x y"}, {"limit": 50}'])
+    assert list(vary) == ["envs.kwargs"]
+    plan = Plan("gym/CartPole-v1", (), vary, (0,), "1k")
+    found = [given_settings(run.flags)["envs.kwargs"] for run in plan.runs()]
+    assert found == [{"limit": 20, "a": "x y"}, {"limit": 50}]
+    with pytest.raises(ConfigError, match="no JSON objects"):
+        parse_vary(['envs.kwargs={"limit": 20},50"'])
+
+
+def test_the_environment_is_named_once_and_first(tmp_path, capsys):
+    rest = ["--budget", "1k", "--folder", str(tmp_path / "x")]
+    assert cli.main(["compare", "gym/CartPole-v1", "--env", "gym/Acrobot-v1", *rest]) == 2
+    assert "env is decided by ENV" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["compare", *rest, "--num-workers", "1", "gym/CartPole-v1"])
+    assert "The environment comes first: headrace compare ENV" in capsys.readouterr().err
 
 
 def test_a_plan_is_read_as_it_was_written_and_may_grow(tmp_path):

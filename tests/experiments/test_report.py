@@ -306,6 +306,19 @@ def test_a_search_without_a_best_trial_yet(tmp_path):
     assert "of all trials, on the seeds of the search" in page, "the comparison has just begun"
 
 
+def test_a_folder_that_holds_a_search_is_reported_as_the_search_is(tmp_path):
+    search = tmp_path / "experiments" / "s"
+    for name, score in (("trials/0/runs/seed-1000", 500), ("test/defaults/runs/seed-0", 100)):
+        write_run(search / name, score=score)
+    about = {"over": {}, "seeds": 1, "budget": "1k", "objectives": "score", "env": "gym/CartPole-v1"}
+    (search / "search.json").write_text(json.dumps(about))
+    for folder in (search, tmp_path / "experiments"):
+        made = report.make([folder], tmp_path / "report", pictures=False)
+        page = made.page.read_text()
+        assert made.runs == 1, "not those of the trials"
+        assert "Search: s" in page
+
+
 def test_late_evaluations_are_no_time_of_training(tmp_path):
     run = write_run(tmp_path / "run")
     (plain,) = records.read(run)

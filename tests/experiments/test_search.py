@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from headrace import cli
-from headrace.cli.flags import parse_config
+from headrace.cli.flags import of_learning, parse_config
 from headrace.cli.search import default_over
 from headrace.config import NAMES, ConfigError
 from headrace.experiments import search as searching
@@ -149,6 +149,32 @@ def test_a_run_far_behind_the_others_at_the_same_point_is_ended():
     assert look(19.0, 300, seed=1001) == (None, {"1001 at 0.25": 19.0})
 
 
+def test_a_preset_holds_all_that_the_search_learned_with(tmp_path):
+    optuna = pytest.importorskip("optuna", reason="the extra lab is not installed")
+    flags = ["--algorithm", "impala", "--import", "worlds.py", "--no-dashboard", "--placement=serial", "--mlp", "8", "9"]
+    fixed = of_learning(flags)
+    assert fixed == ["--learning.algorithm", "impala", "--sampling.placement=serial", "--policy.mlp", "8", "9"]
+    search = Search(CARTPOLE, tuple(flags), {"learning.gamma": "0.9,0.99"}, "2k", 1, "tpe")
+    over = [(Dimension.parse("learning.gamma", "0.9,0.99", 0.98), 0.98)]
+    searcher = Searcher(search, over, tmp_path, Cores(1), print, fixed)
+    study = searcher._study()
+    kind = {"learning.gamma": optuna.distributions.CategoricalDistribution(("0.9", "0.99"))}
+    study.add_trial(optuna.trial.create_trial(values=[1.0], params={"learning.gamma": "0.9"}, distributions=kind))
+    searcher._write(study)
+    config = parse_config([CARTPOLE, "--preset", str(tmp_path / "best.json"), "--mlp", "7"])
+    assert (config.learning.algorithm, config.learning.gamma, config.sampling.placement) == ("impala", 0.9, "serial")
+    assert config.policy.mlp == (7,), "flags of the command line override the file"
+    (tmp_path / "other.json").write_text((tmp_path / "best.json").read_text())
+    again = of_learning(["--preset", str(tmp_path / "other.json"), "--gamma", "0.5"])
+    assert again == [*fixed, "--learning.gamma", "0.9", "--learning.gamma", "0.5"], "a search may begin with a preset"
+
+
+def test_only_how_to_learn_can_be_searched(tmp_path, capsys):
+    flags = ["--over", "envs.reward-scale=0.1,0.5", "--budget", "1k", "--folder", str(tmp_path / "s")]
+    assert cli.main(["search", CARTPOLE, *flags]) == 2
+    assert "--over envs.reward_scale: a search is about how to learn" in capsys.readouterr().err
+
+
 def test_another_search_in_the_folder_is_refused(tmp_path):
     search = Search(CARTPOLE, (), {"learning.gamma": "0.9,0.99"}, "2k", 2, "tpe")
     search.check_same(tmp_path)
@@ -185,8 +211,6 @@ def test_with_minutes_as_an_objective_the_report_shows_the_front_and_every_trial
 
 
 def test_a_comparison_of_which_one_side_failed_goes_on_to_its_end(tmp_path, monkeypatch):
-    (tmp_path / "best.json").write_text(json.dumps({"about": {"trial": 3}, "flags": ["--learning.gamma", "0.9"]}))
-
     class Ends:
         """A runner whose runs fail with the defaults, and end with the trial's settings."""
 
@@ -203,7 +227,11 @@ def test_a_comparison_of_which_one_side_failed_goes_on_to_its_end(tmp_path, monk
     monkeypatch.setattr(searching, "Runner", Ends)
     said = []
     search = SimpleNamespace(env=CARTPOLE, flags=(), budget="1k")
-    searcher = SimpleNamespace(folder=tmp_path, search=search, _places=None, _show=said.append)
+    study = SimpleNamespace(best_trials=[SimpleNamespace(number=3, values=[1.0])])
+    searcher = SimpleNamespace(
+        folder=tmp_path, search=search, _places=None, _show=said.append, _study=lambda: study,
+        _flags=lambda trial: ["--learning.gamma", "0.9"],
+    )  # fmt: skip
     assert Searcher.test(searcher, 1, lambda plan: nullcontext()) is False, "nobody has stopped it"
     assert said == [
         "On unseen seeds: defaults",

@@ -29,8 +29,8 @@ OF_A_RUN = {
 """Flags, by setting, that every run of an experiment gets unless the user gives that setting: the run trains until its budget is
 used up, and shows nothing."""
 DECIDED = {
-    "seed": "--seeds (in compare also by --first-seed)", "run.folder": "--folder", "learning.total_steps": "--budget",
-    "run.max_minutes": "--budget",
+    "env": "ENV", "seed": "--seeds (in compare also by --first-seed)", "run.folder": "--folder",
+    "learning.total_steps": "--budget", "run.max_minutes": "--budget",
 }  # fmt: skip
 """Settings that an option of the command decides."""
 
@@ -46,7 +46,8 @@ class Compare(ExperimentOptions):
 
     vary: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="SETTING=VALUE,VALUE")] = ()
     """A setting and the values that are compared; may be given several times, and all combinations are run. The values of a
-    list are separated by spaces: --vary "policy.mlp=64 64,256 256"; those of a switch are true and false."""
+    list are separated by spaces: --vary "policy.mlp=64 64,256 256"; those of a switch are true and false; those of `envs.kwargs`
+    are JSON objects: --vary 'envs.kwargs={"size": 5},{"size": 9}'."""
     seeds: Annotated[int, Range(1, 1000)] = 3
     """Number of seeds of each combination: --first-seed, the next one and so on."""
     first_seed: Annotated[int, Range(0, 1_000_000_000)] = 0

@@ -26,6 +26,8 @@ from headrace.processes.output import show
 
 _SETTINGS = frozenset(configs.NAMES)
 _SWITCHES = frozenset(name for name in configs.NAMES if isinstance(attrgetter(name)(Config()), bool))
+_OPEN_SWITCHES = frozenset(("envs.grayscale", "pbt.keep_first"))
+"""Switches that may be None. Their flags have a value."""
 _CHOOSE_DEFAULTS = ("learning.algorithm", "learning.preset", "envs.remote", "envs.remote_token_file", "envs.remote_ca")
 """Settings that determine the defaults which --help shows."""
 
@@ -40,14 +42,16 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
         if "--env" in map(_flag, arguments):
             raise ConfigError(f"{arguments[0]!r} and --env both name an environment: leave out one of them")
         arguments = ["--env", *arguments]  # headrace train gym/CartPole-v1
-    arguments, preset = _without_preset_file(arguments)
-    given = preset | given_settings(arguments)
+    arguments, preset = without_preset_file(arguments)
+    given = {**(given_settings(preset) if preset else {}), **given_settings(arguments)}
     env, imports = given.get("env", Config.env), given.get("imports", ())
-    config = make_config(env, imports=imports, **{name: given[name] for name in given if name not in ("env", "imports")})
+    settings = {name: given[name] for name in given if name not in ("env", "imports")}
+    config = make_config(env, imports=imports, **settings)
     found: dict[str, Any] = {}
     if tuned and config.sampling.placement != "device":  # what `headrace tune` found is for processes
         found = {name: value for name, value in tune.load(config).items() if name not in given}
-        config = configs.override(config, **found)
+    if found:  # anew, since sizes that nobody gave follow from what was found
+        config = make_config(env, imports=imports, **found, **settings)
     assert config.defaults is not None
     config.defaults = {**config.defaults, **found, **({} if "env" in given else {"env": config.env})}
     made = continued(config)
@@ -63,23 +67,33 @@ def parse_config(arguments: Sequence[str], tuned: bool = True) -> Config:
     return made
 
 
-def _without_preset_file(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """The flags without a --preset that names a file, and the settings in that file, which are those of the best trial of
-    `headrace search`. Raises `ConfigError` where the file cannot be read, or sets something else than how to learn."""
+def without_preset_file(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The flags without a --preset that names a file, and the flags in that file, which are those of a trial of `headrace
+    search`. Raises `ConfigError` where the file cannot be read, or sets something else than how to learn."""
     words = [word for argument in arguments for word in (argument.split("=", 1) if argument.startswith("--") else [argument])]
     at = next((i for i, word in enumerate(words) if full_name(word) == "--learning.preset"), None)
     if at is None or at + 1 == len(words) or not (file := words[at + 1]).endswith(".json"):
-        return list(arguments), {}
+        return list(arguments), []
     try:
-        flags = read_json(Path(file))["flags"]
-        settings = given_settings([str(flag) for flag in flags])
+        flags = [str(flag) for flag in read_json(Path(file))["flags"]]
+        settings = given_settings(flags)
     except Unreadable as error:
         raise ConfigError(str(error)) from error
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{file} is no preset: it needs a list named flags, as headrace search writes it") from error
     if others := sorted(name for name in settings if not name.startswith(LEARNED_WITH)):
         raise ConfigError(f"{file} sets {', '.join(others)}; a preset says only how to learn ({', '.join(LEARNED_WITH)})")
-    return words[:at] + words[at + 2 :], settings
+    return words[:at] + words[at + 2 :], flags
+
+
+def of_learning(arguments: Sequence[str]) -> list[str]:
+    """Those of the flags, with their values, that say how to learn (`LEARNED_WITH`), and those in a preset file."""
+    arguments, flags = without_preset_file(arguments)
+    taken = False
+    for argument in map(full_name, arguments):
+        taken = _setting(argument).startswith(LEARNED_WITH) if argument.startswith("--") else taken
+        flags += [argument] if taken else []
+    return flags
 
 
 def given_settings(arguments: Sequence[str]) -> dict[str, Any]:
@@ -87,7 +101,7 @@ def given_settings(arguments: Sequence[str]) -> dict[str, Any]:
 
     Raises `ConfigError` for values out of range, and `SystemExit` for flags that cannot be parsed.
     """
-    arguments = _joined_imports(_as_switches([full_name(argument) for argument in arguments]))
+    arguments = _joined_imports(_with_values(_as_switches([full_name(argument) for argument in arguments])))
     for argument in arguments:
         if (flag := _flag(argument)) not in ("", "--import") and _setting(argument) not in _SETTINGS:
             raise ConfigError(f"there is no flag {flag}; {_perhaps(flag)}")
@@ -137,6 +151,23 @@ def _as_switches(arguments: list[str]) -> list[str]:
             found.append(flag if value.lower() == "true" else flag.replace(".", ".no-"))
         else:
             found.append(argument)
+    return found
+
+
+def _with_values(arguments: list[str]) -> list[str]:
+    """The flags with --envs.grayscale=True for --envs.grayscale, with =False for --envs.no-grayscale, and with True for true."""
+    found: list[str] = []
+    for i, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        if found and _setting(found[-1]) in _OPEN_SWITCHES and "=" not in found[-1]:
+            argument = argument.capitalize()
+        elif _setting(flag) in _OPEN_SWITCHES and equals:
+            argument = f"{flag}={value.capitalize()}"
+        elif _setting(flag) in _OPEN_SWITCHES and ".no-" in flag:
+            argument = f"{flag.replace('.no-', '.')}=False"
+        elif _setting(flag) in _OPEN_SWITCHES and (i + 1 == len(arguments) or arguments[i + 1].startswith("--")):
+            argument = f"{flag}=True"
+        found.append(argument)
     return found
 
 

@@ -77,13 +77,18 @@ class ExperimentOptions:
 def parse(kind: type, command: str, arguments: Sequence[str], **more: Any) -> Any:
     """Parse a command's options with `tyro.cli`. A closed pipe ends its help quietly (`headrace eval --help | head`).
 
-    Raises `ConfigError` for a value out of its range.
+    Raises `ConfigError` for a value out of its range, and `SystemExit` for what cannot be parsed and for --help.
     """
     try:
         parsed = tyro.cli(kind, prog=f"headrace {command}", args=arguments, **more)
     except BrokenPipeError:
         discard(sys.stdout)
         raise SystemExit(0) from None
+    except SystemExit as end:
+        if end.code and "return_unknown_args" in more and arguments and arguments[0].startswith("-"):
+            # a flag of `headrace train` is unknown to tyro, which takes an ENV behind it for its value
+            print(f"The environment comes first: headrace {command} ENV ...", file=sys.stderr)
+        raise
     finally:
         tolerantly(sys.stdout.flush, sys.stdout)
     check(parsed[0] if isinstance(parsed, tuple) else parsed)  # a tuple has the arguments that are not of this kind

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import tyro
 
 from headrace.cli.compare import check_combinations, flags_for_all, places
-from headrace.cli.flags import parse_config, setting_name
+from headrace.cli.flags import of_learning, parse_config, setting_name, without_preset_file
 from headrace.cli.options import ExperimentOptions, parse
 from headrace.config import Config, ConfigError
 from headrace.config.ranges import Range
@@ -22,6 +22,7 @@ from headrace.experiments import progress
 from headrace.experiments.plan import Budget
 from headrace.experiments.search import BEST, Search, Searcher, searched_before
 from headrace.experiments.space import Dimension, default_ranges, parse_over
+from headrace.make_config import LEARNED_WITH
 from headrace.processes.output import show
 
 
@@ -56,6 +57,8 @@ def run(arguments: list[str]) -> int:
     """`headrace search`. Exit code 0 if everything was done, 1 if runs of the final comparison failed."""
     asked, rest = parse(SearchOptions, "search", arguments, return_unknown_args=True)
     given = {setting_name(name): text for name, text in parse_over(asked.over).items()}
+    if others := sorted(name for name in given if not name.startswith(LEARNED_WITH)):
+        raise ConfigError(f"--over {others[0]}: a search is about how to learn, which are the settings {', '.join(LEARNED_WITH)}")
     flags = flags_for_all(rest, given)
     config = parse_config(["--env", asked.env, *flags, "--run.folder", os.devnull])
     over = given or searched_before(asked.folder) or default_over(config)
@@ -69,13 +72,14 @@ def run(arguments: list[str]) -> int:
             )
         show("With two objectives Optuna cannot prune: every trial trains all of its seeds to the end")
     with closing(places(asked, flags, over)) as own:
-        searcher = Searcher(search, dimensions, asked.folder, own, show)
+        searcher = Searcher(search, dimensions, asked.folder, own, show, of_learning(rest))
         searcher.run(asked.trials)
         best = asked.folder / BEST
         if not best.exists():
             show("No trial has ended by itself: there is no best one")
             return 1
-        show(f"The trial with the highest score: {shlex.join(['headrace', 'train', asked.env, '--preset', str(best)])}")
+        command = ["headrace", "train", asked.env, *without_preset_file(rest)[0], "--preset", str(best)]
+        show(f"The trial with the highest score: {shlex.join(command)}")
         if searcher.best_is_default:
             show("These are the defaults: no trial was better, and there is nothing to compare them with")
             return 0

@@ -147,11 +147,11 @@ class Plan:
 
 
 def as_flags(values: Mapping[str, str]) -> list[str]:
-    """Settings, by dotted name, as flags of `headrace train`. A value of several words is a list; a switch has a flag for each of
-    its values, true and false."""
+    """Settings, by dotted name, as flags of `headrace train`. A value of several words is a list, but for JSON objects; a switch
+    has a flag for each of its values, true and false."""
     flags: list[str] = []
     for name, value in values.items():
-        words = [name, *value.split()]
+        words = [name, value] if value.startswith("{") else [name, *value.split()]
         if name in _SWITCHES and value.lower() in ("true", "false"):
             group, dot, own = name.rpartition(".")
             words = [name if value.lower() == "true" else f"{group}{dot}no_{own}"]
@@ -164,14 +164,23 @@ def _shown(value: Any) -> str:
 
 
 def parse_vary(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """`--vary a=x,y` as {a: (x, y)}; the values of a list are separated by spaces. Raises `ConfigError`."""
+    """`--vary a=x,y` as {a: (x, y)}; the values of a list are separated by spaces; values may be JSON objects. Raises
+    `ConfigError`."""
     found: dict[str, tuple[str, ...]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
-        parts = tuple(value.strip() for value in values.split(","))
+        parts = _json_objects(text, values) if values.startswith("{") else tuple(value.strip() for value in values.split(","))
         if not equals or not name or not all(parts):
             raise ConfigError(f"--vary {text!r} names no values: give it as --vary SETTING=VALUE,VALUE")
         if name in found:
             raise ConfigError(f"--vary {name} is given twice: list all its values in one")
         found[name] = parts
     return found
+
+
+def _json_objects(text: str, values: str) -> tuple[str, ...]:
+    """`{"a": 1, "b": 2}, {"a": 3}` as the texts of its objects. Raises `ConfigError`; `text`: of the option, for the message."""
+    try:
+        return tuple(json.dumps(value) for value in json.loads(f"[{values}]"))
+    except ValueError as error:
+        raise ConfigError(f"--vary {text!r}: its values are no JSON objects with commas between them: {error}") from error

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -161,12 +161,13 @@ def _tail(path: Path) -> dict[str, float] | None:
     return None
 
 
-def find(folders: Iterable[Path]) -> tuple[list[Run], list[tuple[Path, str]]]:
-    """All runs in and below these folders, and the folders left out with the reasons."""
+def find(folders: Iterable[Path], instead: Mapping[Path, Path] | None = None) -> tuple[list[Run], list[tuple[Path, str]]]:
+    """All runs in and below these folders, and the folders left out with the reasons. `instead`: by folder, the part of it whose
+    runs are meant."""
     runs: dict[tuple[Path, int | None], Run] = {}
     left_out: dict[Path, str] = {}
     for folder in folders:
-        places = list(_places(folder, DEEPEST))
+        places = list(_places(folder, DEEPEST, MARKS, instead or {}))
         if not places:
             there = "it holds no run" if folder.is_dir() else "there is no such folder"
             left_out[folder] = there
@@ -178,14 +179,21 @@ def find(folders: Iterable[Path]) -> tuple[list[Run], list[tuple[Path, str]]]:
     return list(runs.values()), list(left_out.items())
 
 
-def _places(folder: Path, depth: int) -> Iterable[Path]:
-    """Folders of runs, in order of their names."""
-    if any(os.path.lexists(folder / mark) for mark in MARKS):
+def having(mark: str, folders: Iterable[Path]) -> list[Path]:
+    """Those of these folders, and of the folders in them but for runs, that have a file of this name."""
+    found = [place for folder in folders for place in _places(folder, DEEPEST, (mark, *MARKS), {})]
+    return [folder for folder in dict.fromkeys(found) if os.path.lexists(folder / mark)]
+
+
+def _places(folder: Path, depth: int, marks: Sequence[str], instead: Mapping[Path, Path]) -> Iterable[Path]:
+    """Folders with one of these files (`MARKS`: runs), in order of their names."""
+    folder = instead.get(folder, folder)
+    if any(os.path.lexists(folder / mark) for mark in marks):
         yield folder
     elif depth and folder.is_dir():
         for inner in sorted(folder.iterdir()):
             if inner.is_dir() and not inner.is_symlink():
-                yield from _places(inner, depth - 1)
+                yield from _places(inner, depth - 1, marks, instead)
 
 
 def read(folder: Path) -> list[Run]:

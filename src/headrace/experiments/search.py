@@ -108,11 +108,19 @@ def searched_before(folder: Path) -> dict[str, str] | None:
 
 
 class Searcher:
-    """Runs a search in a folder. `over`: what is searched, each with the value that it has without the search; `places`:
-    for as many trials at a time."""
+    """Runs a search in a folder.
 
-    def __init__(self, search: Search, over: Sequence[tuple[Dimension, Any]], folder: Path, places: Places, show: Show):
-        self.search, self.folder, self._show = search, folder, show
+    Args:
+        over: what is searched, each with the value that it has without the search.
+        places: for as many trials at a time.
+        fixed: those flags of all trials that say how to learn. A trial's preset has them too.
+    """
+
+    def __init__(
+        self, search: Search, over: Sequence[tuple[Dimension, Any]], folder: Path, places: Places, show: Show,
+        fixed: Sequence[str] = (),
+    ):  # fmt: skip
+        self.search, self.folder, self._show, self._fixed = search, folder, show, fixed
         self.dimensions, self.defaults = [dimension for dimension, _ in over], {d.name: default for d, default in over}
         self._places = places
         self.optuna = package("optuna", "lab", "a search needs a package that is not installed")
@@ -244,9 +252,12 @@ class Searcher:
             self._write_preset(self.folder / BEST, best, best.values[0])
 
     def _write_preset(self, path: Path, trial: Any, score: float) -> None:
-        values = {d.name: d.suggest(self.optuna.trial.FixedTrial(trial.params)) for d in self.dimensions}
         about = {"env": self.search.env, "budget": self.search.budget, "trial": trial.number, "score": score}
-        write_whole(path, json.dumps({"about": about, "flags": as_flags(values)}, indent=2) + "\n")
+        write_whole(path, json.dumps({"about": about, "flags": [*self._fixed, *self._flags(trial)]}, indent=2) + "\n")
+
+    def _flags(self, trial: Any) -> list[str]:
+        """The values of a trial that has ended, as flags of `headrace train`."""
+        return as_flags({d.name: d.suggest(self.optuna.trial.FixedTrial(trial.params)) for d in self.dimensions})
 
     @property
     def best_is_default(self) -> bool:
@@ -257,9 +268,8 @@ class Searcher:
     def test(self, seeds: int, show: Callable[[Plan], Any]) -> bool:
         """Train the best trial's settings and the defaults with unseen seeds; whether all runs have ended by themselves. `show`:
         a context manager that gives what shows the runs of a plan, see `Runner.run`."""
-        best = read_json(self.folder / BEST)
-        complete = True
-        for name, flags in (("defaults", ()), (f"trial-{best['about']['trial']}", tuple(best["flags"]))):
+        best, complete = _best(self._study()), True
+        for name, flags in (("defaults", []), (f"trial-{best.number}", self._flags(best))):
             plan = Plan(self.search.env, (*self.search.flags, *flags), {}, tuple(range(seeds)), self.search.budget)
             runner = Runner(plan, self.folder / TEST / name, self._places)
             self._show(f"On unseen seeds: {name}")

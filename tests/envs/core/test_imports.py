@@ -170,6 +170,13 @@ def test_a_file_that_is_named_like_another_module_replaces_none(tmp_path: Path) 
     assert str(file) in imports.imported()
 
 
+def test_a_file_of_a_package_is_imported_by_its_name_there(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "myenv.py").write_text("from . import sizes\n")
+    with pytest.raises(ConfigError, match=r"--import pkg\.myenv, from the folder that holds the package"):
+        import_files([tmp_path / "pkg" / "myenv.py"])
+
+
 def test_modules_are_imported_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(imports, "_imported", {})

@@ -77,8 +77,13 @@ def _import_file(path: Path) -> None:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[spec.name]
+        if isinstance(error, ImportError) and "relative import" in str(error):
+            raise ConfigError(
+                f"--import {path}: {error}. It belongs to a package: give its name there, such as "
+                f"--import {path.parent.name}.{path.stem}, from the folder that holds the package"
+            ) from error
         raise
 
 
