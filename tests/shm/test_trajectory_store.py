@@ -122,6 +122,24 @@ def test_who_waits_for_a_slot_gets_the_one_that_is_released() -> None:
     process.join()
 
 
+def test_two_threads_of_one_worker_get_two_slots() -> None:
+    """The second one asks, and is answered, between the first one's answer and the moment that it looks at it."""
+    store, others = make(), []
+
+    class Owners:
+        def acquire(self, *arguments: Any, **timeout: Any) -> int:
+            acquired: int = owners.acquire(*arguments, **timeout)
+            if not others:
+                others.append(-1)
+                others.append(store.acquire(0, timeout=0))
+            return acquired
+
+    owners, store._owners = store._owners, Owners()  # type: ignore[assignment]
+    first = store.acquire(0, timeout=1)
+    assert first is not None
+    assert sorted([first, others[-1]]) == [0, 1]
+
+
 def test_a_dead_workers_slots_are_free_and_its_tickets_refused() -> None:
     store = make()
     finished, filling = store.acquire(0, timeout=0), store.acquire(0, timeout=0)

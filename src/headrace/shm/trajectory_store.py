@@ -77,7 +77,6 @@ class TrajectoryStore(Mapped):
         lost with a learner is found late."""
         self.lane = views["slots: lane"]
         """int32 [slots]: the number of the lane that has written the slot, among those of this machine."""
-        self._one = np.zeros(1, np.int32)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -87,7 +86,8 @@ class TrajectoryStore(Mapped):
 
     def acquire(self, worker: int, timeout: float | None) -> int | None:
         """A free slot for this rollout worker, waited for up to `timeout` seconds; None if there is none."""
-        return int(self._one[0]) if self._owners.acquire(worker + 1, self._one, timeout=timeout) else None
+        found = np.empty(1, np.int32)  # of this call alone: a receiver asks in two threads
+        return int(found[0]) if self._owners.acquire(worker + 1, found, timeout=timeout) else None
 
     def finish(self, slot: int, order: int = 0, lane: int = 0) -> None:
         """Give a slot whose rows are all written to the learner. `order`: the trajectory's number among those of its `lane`.
