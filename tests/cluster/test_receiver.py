@@ -18,11 +18,13 @@ import pytest
 from headrace.cluster import protocol
 from headrace.cluster.membership import Membership, Rank
 from headrace.cluster.population_codec import ResultsCodec, StateCodec
-from headrace.cluster.protocol import COUNTED, CREDIT, STATE, TOLD, VERSION, WANT, WEIGHTS
+from headrace.cluster.protocol import COUNTED, CREDIT, STATE, TOLD, VERSION, WANT, WEIGHTS, Link
 from headrace.cluster.receiver import Receiver, _Session
 from headrace.cluster.shapes import whole
 from headrace.cluster.shared import COUNTS, Shared
 from headrace.cluster.trajectory_codec import TrajectoryCodec
+from headrace.cluster.uplink import Uplink
+from headrace.config import ConfigError
 from headrace.envs import describe_run
 from headrace.envs.core.imports import import_files
 from headrace.learning.algorithm import make_agent
@@ -75,10 +77,10 @@ STATIC = {"cluster.nodes": 1, "cluster.engine": "static", "cluster.window": WIND
 
 
 @contextmanager
-def receiving(placement: Any) -> Iterator[tuple[Shared, list[dict[str, Any]]]]:
-    """The receiver of node 0, and for each policy what its uplink says first."""
+def receiving(placement: Any, say: Callable[[str], None] = lambda text: None) -> Iterator[tuple[Shared, list[dict[str, Any]]]]:
+    """The receiver of node 0, and for each policy what its uplink says first. `say`: see `Receiver`."""
     shared, hello = Shared(1, "127.0.0.1:0", OWN), []
-    receiver = Receiver(placement, shared, 0)
+    receiver = Receiver(placement, shared, 0, say)
     thread = threading.Thread(target=receiver.run)
     thread.start()
     shared.generation.store(0, 7)
@@ -279,6 +281,23 @@ def test_other_arrays_and_other_tokens_are_refused(parts: Any) -> None:
     stranger = Peer(shared, hello, Credentials(token="another-token"))
     eventually(lambda: stranger.ended)
     assert "token" in stranger.stream.ended
+
+
+def test_a_node_with_other_arrays_ends_with_an_error_and_the_learner_says_so() -> None:
+    here, there = (
+        make_placement(whole(config), describe_run(config), make_agent)
+        for config in [make_config("gym/CartPole-v1", "appo", **STATIC, **{"policy.mlp": [width]}) for width in (8, 16)]
+    )
+    said: list[str] = []
+    with receiving(here, said.append) as (shared, _):
+        uplink = Uplink(Link("127.0.0.1:0", OWN, 1.0), shared.port.load(0), 7)
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="have other arrays than the learner's"):
+                for _ in uplink(there, 0):
+                    pass
+    there.kill()
+    (text,) = said  # once
+    assert text.startswith("A stream of trajectories from node 0 was refused: the node's trajectories or weights")
 
 
 def test_each_policy_has_its_own_stream() -> None:

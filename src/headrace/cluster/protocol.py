@@ -25,7 +25,7 @@ Learner ranks but the first join in the same way, and have the receivers of ever
 The trajectory streams, one for each policy, between the node's uplink of the policy and the learner's receiver of that node:
 
     hello: policy, generation, arrays ->
-                              <-      welcome, or refused
+                              <-      welcome; or busy: another node has this place; or refused: the node never fits
                               <-      CREDIT: so many trajectories may be sent
     TRAJECTORY                ->      as `headrace.cluster.trajectory_codec` writes it
     WANT                      ->      the weights got last are in use
@@ -63,7 +63,7 @@ from headrace.transport.failures import TlsFlags
 from headrace.transport.messages import LARGEST_MESSAGE, ProtocolError, Refused, read_json
 from headrace.transport.streams import Endpoint, Service
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Version of this protocol. Both sides must have the same."""
 MEMBERSHIP = Service("/headrace.Cluster/Membership", "learner of a cluster")
 TRAJECTORIES = Service("/headrace.Cluster/Trajectories", "learner of a cluster")

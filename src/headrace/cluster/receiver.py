@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
@@ -26,6 +26,7 @@ from headrace.cluster.shard_relay import ShardRelay
 from headrace.cluster.sharded_replay import ShardedReplay
 from headrace.cluster.shared import COUNTS, Shared
 from headrace.cluster.trajectory_codec import TrajectoryCodec
+from headrace.runs.messages import Message
 from headrace.sampling.placements.base import Placement
 from headrace.sampling.worker_process import Start
 from headrace.shm.primitives import Closed
@@ -38,6 +39,8 @@ SPARE_STREAMS = 3
 """Streams beside those of the node, which are about to be refused."""
 LARGEST_ORDER = 2**31 - 1
 """Largest number of a trajectory, see `TrajectoryStore.order`."""
+MOST_REASONS = 20
+"""Most reasons for the end of a stream that a receiver tells the user: those of a broken node may have numbers in them."""
 SLOT_POLL = 0.005
 """Seconds that one policy waits for a free slot while trajectories of others may wait, too."""
 
@@ -67,7 +70,7 @@ class _Session:
 def receiver_main(shared: Shared, start: Start) -> None:
     """The main function of a receiver's process; `start.index` is the node."""
     keep_freed_memory()  # each message is unpacked into memory of its own
-    receiver = Receiver(start.placement, shared, start.index)
+    receiver = Receiver(start.placement, shared, start.index, lambda text: start.report.send(Message("message", text)))
     try:
         receiver.run()
     finally:
@@ -75,10 +78,11 @@ def receiver_main(shared: Shared, start: Start) -> None:
 
 
 class Receiver:
-    """Receives the trajectories of `node`."""
+    """Receives the trajectories of `node`. `say`: shows a text to the user."""
 
-    def __init__(self, placement: Placement, shared: Shared, node: int) -> None:
+    def __init__(self, placement: Placement, shared: Shared, node: int, say: Callable[[str], None] = lambda text: None) -> None:
         self.node, self._control, self._shared = node, placement.memory.control, shared
+        self._say, self._reasons = say, set[str]()
         self._standings = placement.memory.standings
         self.counts, self.lock = shared.counts[node], threading.Lock()
         """What has arrived from the node, see `Shared.counts`; and what is held while something of a session is written."""
@@ -123,12 +127,22 @@ class Receiver:
             if kind != "hello" or not isinstance(hello, dict) or hello.get("policy") not in range(len(self._policies)):
                 raise ProtocolError("the first message is no hello")
             policy = self._policies[hello["policy"]]
-            session = _Session(stream, policy.admit(hello))
-            self.forget_former_node()
+            generation = policy.admit(hello)
         except (Refused, ProtocolError) as error:
+            self.note(f"refused: {error}")
             yield protocol.to_bytes("refused", str(error))
             return
-        yield from policy.serve(session, messages)
+        if generation is None:
+            yield protocol.to_bytes("busy", "another node has this place")
+            return
+        self.forget_former_node()
+        yield from policy.serve(_Session(stream, generation), messages)
+
+    def note(self, reason: str) -> None:
+        """Tell the user why a stream of the node was not taken, or ended; each reason once."""
+        if reason not in self._reasons and len(self._reasons) < MOST_REASONS:
+            self._reasons.add(reason)
+            self._say(f"A stream of trajectories from node {self.node} was {reason}")
 
     def close(self) -> None:
         """End the streams, and stop listening."""
@@ -175,7 +189,7 @@ class PolicyReceiver:
         try:
             written = self._write(session, slot)
         except ProtocolError as error:
-            self._drop(session, str(error))
+            self._end(session, error)
         finally:  # whatever it was: a slot that is kept would be lost to all nodes
             if not written:
                 self._store.put_back(slot, self.node)
@@ -211,13 +225,18 @@ class PolicyReceiver:
                     self._relay.end()
         session.stream.close(why)
 
+    def _end(self, session: _Session, error: ProtocolError) -> None:
+        """End a session whose node violates the protocol, and tell the user."""
+        self._receiver.note(f"ended: {error}")
+        self._drop(session, str(error))
+
     # -- a thread for each stream -----------------------------------------------------------------------------------------
 
-    def admit(self, hello: dict[str, Any]) -> int:
-        """The generation of a node that fits. Raises `Refused`."""
+    def admit(self, hello: dict[str, Any]) -> int | None:
+        """The generation of a node that fits; None if another node has this place. Raises `Refused` for one that never fits."""
         generation = self._shared.generation.load(self.node)
         if hello.get("generation") != generation:
-            raise Refused("another node has this place")
+            return None
         if hello.get("arrays") != self._codec.schema() or hello.get("weights") != self._weights.nbytes:
             raise Refused("the node's trajectories or weights have other arrays than the learner's")
         if hello.get("shard") != (None if self._relay is None else self._relay.schema):
@@ -268,7 +287,7 @@ class PolicyReceiver:
                 else:
                     break
         except ProtocolError as error:
-            self._drop(session, str(error))
+            self._end(session, error)
         except Closed:
             pass
         finally:  # whatever it was: else the node would wait for credits for ever

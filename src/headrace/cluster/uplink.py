@@ -19,17 +19,21 @@ from headrace.cluster.population_codec import ResultsCodec, StateCodec
 from headrace.cluster.protocol import COUNTED, CREDIT, DRAW, STATE, TOLD, VERSION, WANT, WEIGHTS, Link
 from headrace.cluster.shard import SUMMARY, Shard
 from headrace.cluster.trajectory_codec import TrajectoryCodec
+from headrace.config import ConfigError
 from headrace.runs.messages import Message
 from headrace.sampling.placements.base import Placement
 from headrace.sampling.worker_process import Start
 from headrace.shm.primitives import Closed
 from headrace.shm.run_control import POLL_INTERVAL
 from headrace.transport.connection import Connection, Event
-from headrace.transport.messages import HEADER, ProtocolError, header
+from headrace.transport.messages import HEADER, ProtocolError, Refused, header
 from headrace.transport.streams import Caller, Stream, Unreachable
 
 REPORT_INTERVAL = 1.0
 """Seconds between two reports of the results of matches."""
+NOTICE_TIMEOUT = 10.0
+"""Seconds without a stream that works after which the user is told why: receivers that are replaced, or of a run that ends, are
+away for less."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class Uplink:
             while not control.stopped:
                 clock.spent("wait", now := perf_counter())
                 traffic.report(now)
+                if (trouble := traffic.trouble(now)) is not None:
+                    yield Message("message", trouble, p)
                 stream = traffic.credit(POLL_INTERVAL)
                 if stream is not None and (slot := store.take(timeout=POLL_INTERVAL)) is not None:
                     if shard is not None:
@@ -97,12 +103,17 @@ class _Traffic:
         self._credits = 0
         self._failure: Exception | None = None
         self._changed = threading.Condition()
+        self._since, self._reason = 0.0, ""
+        """When the stream failed the first time since weights have come through one (perf_counter; 0: not since then), and why it
+        has failed last."""
+        self._told, self._learner = set[str](), uplink.link.address.rpartition(":")[0] + f":{uplink.port}"
         caller = Caller(uplink.link.endpoint(protocol.TRAJECTORIES, uplink.port), protocol.FLAGS)
         self._connection = Connection(caller, self._greet, self._handle, "uplink")
         self._connection.start()
 
     def credit(self, timeout: float) -> Stream | None:
-        """The stream if it has a credit; waited for up to `timeout` seconds. Raises what failed while the shard was asked."""
+        """The stream if it has a credit; waited for up to `timeout` seconds. Raises what failed while the shard was asked, and
+        `ConfigError` if the learner's machine refuses what this node sends."""
         if self._failure is not None:
             raise self._failure
         with self._changed:
@@ -128,6 +139,14 @@ class _Traffic:
                 self._stream.send(message)
                 self._reported = message
 
+    def trouble(self, now: float) -> str | None:
+        """What the user should know of a stream that has not worked for some time; each reason once."""
+        waits = self._stream is None and self._since > 0 and now > self._since + NOTICE_TIMEOUT
+        if not waits or (reason := self._reason) in self._told:
+            return None
+        self._told.add(reason)
+        return f"No trajectories reach the learner's machine at {self._learner}: {reason}. This node keeps trying"
+
     def close(self) -> None:
         """End the stream."""
         self._connection.close()
@@ -140,7 +159,17 @@ class _Traffic:
         messages = iter(stream)
         if (first := next(messages, None)) is None:
             raise Unreachable(stream.ended, stream.hopeless)
-        if protocol.from_bytes(first)[0] != "welcome":
+        try:
+            kind, content = protocol.from_bytes(first)
+        except Refused as refused:  # for ever, so trying again is no use: handed to the main thread, which raises it
+            self._failure = ConfigError(
+                f"the learner's machine refuses what this node sends: {refused}. Both must have the same files of the run "
+                "(--import) and the same versions of its packages"
+            )
+            raise
+        if kind == "busy":
+            raise Unreachable(str(content))
+        if kind != "welcome":
             raise ProtocolError("the learner's first message is no welcome")
         return None, messages
 
@@ -149,6 +178,7 @@ class _Traffic:
             assert stream is not None
             kind, number = header(content)
             if kind == WEIGHTS:
+                self._since = 0.0
                 self._publish(self._policy, content, number)
                 self._control.set_ready(self._policy)
                 stream.send(HEADER.pack(WANT, 0))
@@ -172,6 +202,7 @@ class _Traffic:
             if self._shard is not None:
                 stream.send(self._shard.statistics())
         else:
+            self._reason, self._since = str(content), self._since or perf_counter()
             self._change(None)
 
     def _publish(self, member: int, message: bytes, version: int) -> None:
