@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.cluster import membership as membership_module
 from headrace.cluster import protocol
 from headrace.cluster.membership import Membership, Rank
 from headrace.cluster.population_codec import ResultsCodec, StateCodec
@@ -410,6 +411,36 @@ def test_what_a_lost_rank_has_received_stays_counted(parts: Any) -> None:
     for rank, steps, total in ((lost, 100.0, 100), (lost, 150.0, 150), (again, 10.0, 160)):
         membership._note_receivers(rank, {"host": "there", "ports": [7], "counts": [[steps, *[0.0] * (len(COUNTS) - 1)]]})
         assert shared.counts[:, 0].tolist() == [0, total]
+    membership.close()
+
+
+def test_a_rank_that_is_done_need_not_report_and_is_given_up_when_the_first_one_begins_again(
+    parts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one may write the last checkpoint for long."""
+    placement, _, _ = parts
+    monkeypatch.setattr(membership_module, "SILENCE", 0.3)
+    endpoint = Endpoint(protocol.MEMBERSHIP, "127.0.0.1:0", OWN, LARGEST_MESSAGE)
+    shared = Shared(3, "127.0.0.1:0", OWN, learners=3)
+    membership = Membership(endpoint, shared, placement.memory.control, lambda role, node: slice(None), {"config": {}}, b"")
+    for number, kinds in ((1, ("message", "done", "message")), (2, ("message",))):
+        stream = Caller(replace(endpoint, address=f"127.0.0.1:{membership.port}"), protocol.FLAGS).open()
+        stream.send(protocol.to_bytes("hello", {"host": "there", "versions": protocol.versions(), "rank": number}))
+        assert protocol.from_bytes(next(iter(stream)))[0] == "welcome"
+        for kind in kinds:
+            stream.send(protocol.to_bytes(kind, ""))
+        if number == 1:
+            eventually(lambda: len(membership.notices) == 3)  # that it takes part, and what it said
+            began = time.perf_counter()
+            assert not membership.rank_lost
+    eventually(lambda: membership.rank_lost)  # the other one, which has said nothing for as long
+    assert [*membership.ranks] == [1]
+    membership.rank_lost = 0.0
+    membership.begin_again(membership.ranks[1].done - 1)
+    assert [*membership.ranks] == [1]
+    membership.begin_again(began)
+    eventually(lambda: not membership.ranks)
+    assert not membership.rank_lost
     membership.close()
 
 

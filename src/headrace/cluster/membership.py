@@ -36,6 +36,8 @@ class Rank:
     stream: Stream
     counts: Any = 0.0
     """What it reported last of its receivers, see `Shared.counts`; a rank in its place counts from the beginning."""
+    done: float = 0.0
+    """When its learner was done (perf_counter); 0: it is not."""
 
     @property
     def name(self) -> str:
@@ -191,7 +193,7 @@ class Membership:
             del there[member.number]
             if isinstance(member, Node):
                 self._next_generation(member.number)  # its receiver takes no more from it
-            elif not self._ending:
+            elif not (self._ending or member.done):
                 self.rank_lost = perf_counter()
                 for rank in self.ranks.values():
                     rank.stream.send(protocol.to_bytes("rank lost", member.number))
@@ -202,16 +204,19 @@ class Membership:
         member.stream.close()
 
     def _receive(self, member: Node | Rank, messages: Iterator[bytes]) -> None:
-        late = f"no report for {SILENCE:.0f} s"
+        late, patience = f"no report for {SILENCE:.0f} s", SILENCE
         try:
             member.stream.expect(START_TIMEOUT, late)
             for message in messages:
-                member.stream.expect(SILENCE, late)
+                member.stream.expect(patience, late)
                 kind, content = protocol.from_bytes(message)
                 if kind == "status" and isinstance(member, Node):
                     self._note(member, content)
                 elif kind == "receivers" and isinstance(member, Rank):
                     self._note_receivers(member, content)
+                elif kind == "done" and isinstance(member, Rank):
+                    member.done, patience = perf_counter(), math.inf  # it waits for the end, and reports no more
+                    member.stream.expect(patience, late)
                 elif kind == "message":
                     self.notices.append(f"{_capital(member.name)}: {str(content)[:10_000]}")
                 elif kind == "failed":
@@ -270,6 +275,13 @@ class Membership:
             }
             found |= {f"cluster/node-{k}/{name}": value for name, value in values.items()}
         return found
+
+    def begin_again(self, started: float) -> None:
+        """Give up the ranks that were done before the first rank's learner was `started` (perf_counter): it goes on from a
+        checkpoint, and needs others in their place."""
+        for rank in self.ranks.copy().values():
+            if 0 < rank.done < started:
+                rank.stream.close("it was done, and the first rank's learner has started again")
 
     def end(self) -> None:
         """Tell every member that the run ends, and admit no more."""

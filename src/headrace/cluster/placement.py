@@ -150,6 +150,9 @@ class Cluster(Receivers):
         yield from self._noticed()
         if self._membership.failures:
             raise RunFailed("\n".join(self._membership.failures))
+        for child in self._supervisor.children:
+            if child.role == "learner":
+                self._membership.begin_again(child.started)
         self._membership.notices += self._engine.look()
         self._check_waiting()
 
@@ -225,6 +228,8 @@ class LaterRank(Receivers):
         for message in super().messages(timeout):
             if message.kind == "message":
                 self._joined.member.send("message", message.content)
+            elif message.kind == "done":
+                self._joined.member.send("done", None)
             yield message
         while (received := self._joined.member.next(0)) is not None:
             kind, content = received

@@ -18,6 +18,7 @@ Learner ranks but the first join in the same way, and have the receivers of ever
                               <-      the user's code, as above
     receivers: host, and of each its port and counts    ->      every second
     message, failed           ->
+    done: its learner is      ->      no more reports; it waits for the end
                               <-      generations: of all nodes, whenever one changes
                               <-      rank lost: another one, for which this rank's learner must not wait
                               <-      end

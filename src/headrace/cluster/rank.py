@@ -111,8 +111,9 @@ def joined(link: Link, rank: int, imports: tuple[str, ...] | None) -> Iterator[C
         _joined = Joined(rank, link, member, f"{_own_host(link.address)}:{port if fixed else 0}", place)
         with settings_beside_first(config) as own:
             yield own
-        while not _joined.ended and (received := member.next(None)) is not None and received[0] not in ("end", "lost"):
-            pass
+        while not _joined.ended and (received := member.next(None)) is not None and received[0] != "end":
+            if received[0] == "lost":  # the last checkpoint is not written, or the learners have to go on from an earlier one
+                raise Lost(f"the first learner rank {link.address} is lost")
     except Exception as error:
         if not isinstance(error, UserError) or error.exit_code != RANK_LOST:
             explained = explain(error, [])
