@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ import pytest
 from cluster_runs import ClusterRun, assert_ends_with_the_command, free_ports, machine_of, start_node
 
 from headrace.cluster.rank import free_port, place_of
+from headrace.config import Config
+from headrace.sampling import supervisor
+from headrace.shm.run_control import RunControl
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -47,6 +51,25 @@ def test_two_ranks_with_half_the_batch_each_learn_as_one() -> None:
     for mine, whole in zip(ranks[0]["weights"], alone["weights"], strict=True):
         np.testing.assert_allclose(mine, whole, rtol=1e-5)
     assert ranks[0]["global_step"] == alone["global_step"]
+
+
+def test_a_learner_that_waits_for_other_ranks_does_not_count_as_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "START_TIMEOUT", 0.1)
+    memory: Any = SimpleNamespace(control=RunControl({"rollout": 1, "policy": 1, "learner": 1}), policies=[])
+    placement: Any = SimpleNamespace(config=Config(), memory=memory, waited=0.0)
+    asked: list[bool] = []
+    child: Any = SimpleNamespace(role="learner", index=0, name="learner", started=time.perf_counter())
+    child.asked = child.killed = child.ended = None
+    child.ask_for_stacks = lambda: asked.append(True)
+    supervised = supervisor.Supervisor(placement)
+    supervised.children.append(child)
+    time.sleep(0.2)
+    placement.waited = time.perf_counter()
+    supervised._look_for_hung()
+    assert not asked
+    time.sleep(0.2)
+    supervised._look_for_hung()
+    assert asked
 
 
 def learns_on(run: ClusterRun, steps: int = 2000) -> None:

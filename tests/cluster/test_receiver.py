@@ -426,7 +426,9 @@ def test_a_rank_that_is_done_need_not_report_and_is_given_up_when_the_first_one_
     for number, kinds in ((1, ("message", "done", "message")), (2, ("message",))):
         stream = Caller(replace(endpoint, address=f"127.0.0.1:{membership.port}"), protocol.FLAGS).open()
         stream.send(protocol.to_bytes("hello", {"host": "there", "versions": protocol.versions(), "rank": number}))
-        assert protocol.from_bytes(next(iter(stream)))[0] == "welcome"
+        told = iter(stream)
+        assert protocol.from_bytes(next(told))[0] == "welcome"
+        assert protocol.from_bytes(next(told)) == ("ranks", number + 1)
         for kind in kinds:
             stream.send(protocol.to_bytes(kind, ""))
         if number == 1:

@@ -41,6 +41,7 @@ class Placement:
     config: Config = field(default_factory=Config)
     memory: RunMemory = field(default_factory=make_memory)
     restarts: int = 0
+    waited: float = 0.0
     role_names: dict[str, str] = field(default_factory=dict)
 
 

@@ -26,6 +26,8 @@ from headrace.config.errors import RANK_LOST, UserError
 
 TIMEOUT = float(os.environ.get("HEADRACE_RANK_TIMEOUT", 600))
 """Seconds that a rank waits for the others, which may be writing a checkpoint."""
+MEETING = 7 * 24 * 3600.0
+"""The same until all have met where they do at a host and port: in a cluster, whose supervisor knows whether some are missing."""
 
 
 class RankLost(UserError, RuntimeError):
@@ -62,7 +64,9 @@ class Ranks:
         host, family = host.strip("[]"), socket.AF_INET6 if host.startswith("[") else socket.AF_INET
         fd = socket.create_server((host, port), family=family).detach() if self.index == 0 else None
         near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        return dist.TCPStore(near, port, self.size, self.index == 0, timedelta(seconds=TIMEOUT), master_listen_fd=fd)
+        store = dist.TCPStore(near, port, self.size, self.index == 0, timedelta(seconds=MEETING), master_listen_fd=fd)
+        store.set_timeout(timedelta(seconds=TIMEOUT))
+        return store
 
     @contextmanager
     def _others(self) -> Iterator[None]:

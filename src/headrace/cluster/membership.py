@@ -177,6 +177,7 @@ class Membership:
             if number in self.ranks or self._ending:
                 return None
             rank = self.ranks[number] = Rank(number, host, stream)
+            self._tell_ranks("ranks", len(self.ranks) + 1)
         self.notices.append(f"Learner rank {number} ({host}) takes part")
         return rank
 
@@ -184,6 +185,10 @@ class Membership:
         self._shared.generation.add(node, 1)
         if (rank := self.ranks.get(node % self._shared.learners)) is not None:
             rank.stream.send(protocol.to_bytes("generations", self._generations()))
+
+    def _tell_ranks(self, kind: str, content: Any) -> None:
+        for rank in self.ranks.values():
+            rank.stream.send(protocol.to_bytes(kind, content))
 
     def _leave(self, member: Node | Rank, why: str) -> None:
         there: dict[int, Any] = self.nodes if isinstance(member, Node) else self.ranks
@@ -193,10 +198,11 @@ class Membership:
             del there[member.number]
             if isinstance(member, Node):
                 self._next_generation(member.number)  # its receiver takes no more from it
-            elif not (self._ending or member.done):
-                self.rank_lost = perf_counter()
-                for rank in self.ranks.values():
-                    rank.stream.send(protocol.to_bytes("rank lost", member.number))
+            else:
+                self._tell_ranks("ranks", len(self.ranks) + 1)
+                if not (self._ending or member.done):
+                    self.rank_lost = perf_counter()
+                    self._tell_ranks("rank lost", member.number)
             self.restarts += not self._ending
         if not self._ending:
             left = f": {len(self.nodes)} of {self._places} are there" if isinstance(member, Node) else ""

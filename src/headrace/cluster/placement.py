@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from functools import partial
 from time import monotonic, perf_counter
@@ -90,11 +91,18 @@ class Receivers(ProcessPlacement):
 
     def messages(self, timeout: float) -> Iterator[Message]:
         yield from super().messages(timeout)
+        if self.ranks_here < self._given.cluster.learners:
+            self.waited = perf_counter()
         if self._rank_lost and perf_counter() > self._rank_lost + NOTICE_TIMEOUT:
             for child in self._supervisor.children:
                 if child.role == "learner" and child.started < self._rank_lost and not child.killed:
                     child.kill("it waits for a rank that is gone")
             self._rank_lost = 0.0
+
+    @property
+    @abstractmethod
+    def ranks_here(self) -> int:
+        """How many learner ranks take part now."""
 
     @property
     def waits_for_ranks(self) -> bool:
@@ -140,6 +148,11 @@ class Cluster(Receivers):
         each, of_policy = self._given.sampling.num_policy_workers, self.config.sampling.num_policy_workers
         return [p * of_policy + node * each + i for p in range(self.memory.learners) for i in range(each)]
 
+    @property
+    def ranks_here(self) -> int:
+        assert self._membership is not None
+        return len(self._membership.ranks) + 1
+
     def messages(self, timeout: float) -> Iterator[Message]:
         assert self._membership is not None
         assert self._engine is not None
@@ -170,7 +183,7 @@ class Cluster(Receivers):
         assert membership is not None
         assert self._engine is not None
         here, least, now = len(membership.nodes), cluster.node_range[0], monotonic()
-        ranks, missing = len(membership.ranks) + 1, self._engine.missing(here)
+        ranks, missing = self.ranks_here, self._engine.missing(here)
         of_ranks = f"{ranks} of {cluster.learners} learner ranks, " if cluster.learners > 1 else ""
         if complete := here >= least and ranks == cluster.learners:
             self._began = -1.0
@@ -211,7 +224,7 @@ class LaterRank(Receivers):
         for k in self.rollout_workers:  # where nodes look for them, if this rank takes the place of one that was lost
             self._shared.port.store(k, place["ports"][k])
         self._note_generations(place["generations"])
-        self._reported = 0.0
+        self._reported, self._ranks = 0.0, 0
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_joined": None}
@@ -219,6 +232,10 @@ class LaterRank(Receivers):
     def start(self, learn: Learn, main: Main | None = None) -> None:
         self._place = self._joined.variables
         super().start(learn, main)
+
+    @property
+    def ranks_here(self) -> int:
+        return self._ranks
 
     def _note_generations(self, generations: list[int]) -> None:
         for k in self.rollout_workers:
@@ -235,6 +252,8 @@ class LaterRank(Receivers):
             kind, content = received
             if kind == "generations":
                 self._note_generations(content)
+            elif kind == "ranks":
+                self._ranks = int(content)
             elif kind == "rank lost":
                 self._rank_lost = perf_counter()
             elif kind == "end":

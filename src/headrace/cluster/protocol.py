@@ -20,6 +20,7 @@ Learner ranks but the first join in the same way, and have the receivers of ever
     message, failed           ->
     done: its learner is      ->      no more reports; it waits for the end
                               <-      generations: of all nodes, whenever one changes
+                              <-      ranks: how many take part, whenever that changes
                               <-      rank lost: another one, for which this rank's learner must not wait
                               <-      end
 

@@ -297,7 +297,8 @@ class Supervisor:
         control = self.memory.control
         for child in self.children:
             last = control.heartbeat(child.role, child.index)
-            silent = self._silence.since(max(last, child.started))
+            waited = self.placement.waited if child.role == "learner" else 0.0
+            silent = self._silence.since(max(last, child.started, waited))
             if not last:
                 setting, limit = "its start", START_TIMEOUT
             elif child.role == "learner":

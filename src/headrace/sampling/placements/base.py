@@ -65,6 +65,7 @@ class Placement(ABC):
         self.moment = 0  # how often all policies were saved together
         self._publishers: dict[int, Publisher] = {}
         self.restarts = 0  # processes replaced so far
+        self.waited = 0.0  # until when the learners had to wait for those of other machines (perf_counter)
         self.configs = policy_configs(config)  # the settings of each policy
         self.memory = self.allocate([make_agent(own, spec.of_policy(p)) for p, own in enumerate(self.configs)])
 
