@@ -8,12 +8,15 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cluster_runs import TRIES, ClusterRun
 from ray_machines import Machines
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
+from headrace.cluster.engines.ray_cluster import RayCluster
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]
 DUEL = Path(__file__).parents[1] / "faults" / "duel.py"
 
@@ -55,6 +58,24 @@ def test_no_ray_at_the_address_is_a_short_error(tmp_path: Path) -> None:
         assert "the Ray cluster at 127.0.0.1:9 (RAY_ADDRESS) cannot be joined" in run.output
         assert "Traceback" not in run.output
         run.assert_nothing_left()
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_session_of_ray_that_the_users_program_has_begun_goes_on(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[bool] = []
+    session = {
+        "is_initialized": lambda: before or bool(begun),
+        "init": lambda **how: begun.append(how),
+        "nodes": lambda: [],
+        "get_runtime_context": lambda: SimpleNamespace(gcs_address="127.0.0.1:9"),
+        "shutdown": lambda: ended.append(True),
+    }
+    begun: list[dict[str, object]] = []
+    for name, stands_for in session.items():
+        monkeypatch.setattr(ray, name, stands_for)
+    monkeypatch.setattr(os, "environ", {"RAY_AUTH_TOKEN": "a-token-of-tests"})  # it sets some for Ray
+    RayCluster("cluster.engine ray", "1 sampling nodes", 1, "cluster.engine static").close()
+    assert (len(begun), len(ended)) == ((0, 0) if before else (1, 1))
 
 
 @pytest.mark.slow

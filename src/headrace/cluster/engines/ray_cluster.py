@@ -70,6 +70,8 @@ class RayCluster:
                 f'{user} needs a package that is not installed: pip install "headrace[ray]"; or use {instead}'
             ) from error
         self.ray: Any = ray
+        self._joined = not ray.is_initialized()
+        """Whether this process belongs to the cluster because of this object, and not because the user's program joined it."""
         self.notices: list[str] = []
         self._folder: Path | None = None
         """Temporary folder of a cluster that this process has started."""
@@ -85,7 +87,7 @@ class RayCluster:
     def _connect(self, has_token: bool, need: str, machines: int, instead: str, cores: int) -> None:
         """Join the cluster that there is, or start one of this machine. Raises `ConfigError` if that is not possible."""
         ray, address = self.ray, os.environ.get("RAY_ADDRESS")
-        if ray.is_initialized():
+        if not self._joined:
             return
         try:
             if address and (found := re.fullmatch(r"([\w.-]+):(\d+)", address)):
@@ -169,8 +171,8 @@ class RayCluster:
         return []
 
     def close(self) -> None:
-        """Leave the cluster, and end one that this process has started."""
-        if self.ray.is_initialized():
+        """Leave the cluster, and end one that this object has started; what the user's program has joined stays as it is."""
+        if self._joined and self.ray.is_initialized():
             self.ray.shutdown()
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
