@@ -64,8 +64,8 @@ def train(
     check_config(config := to_train(config))
     with settings_of_rank(config) as own:
         own = for_agents(own, spec := describe_run(own, elsewhere=own.in_processes))
-        with torch.random.fork_rng(devices=[]):  # the caller's own random numbers stay what they were
-            placement = make_placement(own, spec, make_agent, make_members(own, spec))  # what is refused here leaves no folder
+        # The caller's own random numbers stay what they were. What a placement refuses leaves no folder.
+        with torch.random.fork_rng(devices=[]), make_placement(own, spec, make_agent, make_members(own, spec)) as placement:
             folder, changes = RunFolder.open(own)
             with folder, Reporter(own, spec.frameskip, folder, records := Records(own)) as reporter:
                 for text in (*changes, *summary(own, spec), *notes(own)):

@@ -9,6 +9,12 @@ from pathlib import Path
 import pytest
 from cluster_runs import ClusterRun, free_ports, machine_of, start_node
 
+from headrace import train
+from headrace.cluster import placement
+from headrace.cluster.engines.static_engine import StaticEngine
+from headrace.make_config import make_config
+from headrace.runs.folder import FolderInUse, RunFolder
+
 pytestmark = pytest.mark.process
 
 
@@ -74,6 +80,21 @@ def test_bad_input_gets_a_short_error(tmp_path: Path) -> None:
             assert ended == code, output
             assert "Traceback" not in output
             run.assert_nothing_left()
+
+
+@pytest.mark.parametrize("fails", ["the placement", "the folder"])
+def test_what_an_engine_has_started_ends_if_the_run_cannot_begin(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[bool] = []
+    monkeypatch.setattr(StaticEngine, "kill", lambda self: ended.append(True))
+    settings = {"cluster.nodes": 1, "cluster.engine": "static", "run.folder": str(tmp_path), "learning.device": "cpu"}
+    config = make_config("gym/CartPole-v1", "ppo", **settings, **{"run.dashboard": False, "run.video": False})
+    if fails == "the placement":
+        monkeypatch.setattr(placement, "whole", lambda config: 1 / 0)
+    with RunFolder(tmp_path), pytest.raises(ZeroDivisionError if fails == "the placement" else FolderInUse):
+        train(config)
+    assert ended
 
 
 def test_a_node_that_cannot_make_the_environment_ends_the_run_with_its_error(tmp_path: Path) -> None:

@@ -118,10 +118,15 @@ class Cluster(Receivers):
     """
 
     def __init__(self, config: Config, spec: EnvSpec, make_agent: MakeAgent, members: Members | None = None):
-        self._engine: Engine | None = make_engine(config)
+        engine = make_engine(config)
+        self._engine: Engine | None = engine
         self._membership: Membership | None = None
-        super().__init__(config, spec, make_agent, 0, self._engine.listen, self._engine.own, members)
-        self._code = pack(config) if self._engine.sends_code else b""
+        try:
+            super().__init__(config, spec, make_agent, 0, engine.listen, engine.own, members)
+            self._code = pack(config) if engine.sends_code else b""
+        except BaseException:
+            engine.kill()
+            raise
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_engine": None, "_membership": None, "_code": b""}

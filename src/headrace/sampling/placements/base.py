@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from headrace.config import Config, override, policy_configs
 from headrace.config.errors import RANK_LOST, UserError
@@ -105,6 +105,12 @@ class Placement(ABC):
         return make_replay(config, self.spec, core_width)
 
     # -- for `train` ------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()  # also where something fails before `start`: others may have been started for it already
 
     @abstractmethod
     def start(self, learn: Learn) -> None:
