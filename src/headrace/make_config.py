@@ -23,7 +23,7 @@ from headrace.config.validation import validate
 from headrace.envs.core import contract
 from headrace.envs.core.errors import EnvironmentFault
 from headrace.envs.core.family_interface import Observes, kind_of
-from headrace.envs.core.imports import GUARD, NotCarried, check_given, import_files, is_importing, needed_code
+from headrace.envs.core.imports import GUARD, NotCarried, absolute, check_given, import_files, is_importing, needed_code
 from headrace.envs.core.registry import check_id, code_of, observes, with_absolute_path
 from headrace.envs.core.settings import defaults, without
 from headrace.envs.families.python import id_of
@@ -221,7 +221,8 @@ def _group(settings: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 def to_train(config: Config | Any) -> Config:
     """The configuration with which `train` begins: see `continued`. The files and modules that register its environments are
-    added to its imports, and its folder is made absolute, since an environment may change the working directory.
+    added to its imports. Files and its folder are made absolute: an environment may change the working directory, and processes
+    on other machines have another one.
 
     Raises `ConfigError` while a process of a run imports such a file: the file trains without an `if __name__ == "__main__"`
     guard.
@@ -234,7 +235,7 @@ def to_train(config: Config | Any) -> Config:
     if not config.envs.remote:
         with suppress(NotCarried):  # `describe` says so where other processes need it
             code = code_of(config.env)
-    found = {"imports": tuple(dict.fromkeys((*config.imports, *code)))}
+    found = {"imports": tuple(dict.fromkeys(map(absolute, (*config.imports, *code))))}
     return configs.override(config, **found, **{"run.folder": os.path.abspath(config.run_folder)})
 
 

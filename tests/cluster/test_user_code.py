@@ -16,6 +16,7 @@ from headrace.cluster.user_code import missing_package, pack, parts, unpack
 from headrace.config import Config, ConfigError
 from headrace.envs.core import imports
 from headrace.envs.core.imports import import_files
+from headrace.make_config import make_config, to_train
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,21 @@ def test_a_module_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.Monke
     assert unpack(packed, config).imports == config.imports
     found = importlib.import_module("module_by_name")
     assert tmp_path not in Path(found.__file__ or "").parents
+
+
+def test_a_file_that_is_named_relative_to_the_working_directory_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here := tmp_path / "here").mkdir()
+    (there := tmp_path / "there").mkdir()
+    (here / "relative_world.py").write_text("A = 1\n")
+    monkeypatch.chdir(here)
+    config = to_train(make_config("gym/CartPole-v1", imports=["relative_world.py", "gymnasium"]))
+    packed = pack(config)
+    monkeypatch.chdir(there)  # as on a node
+    found = unpack(packed, config)
+    import_files(found.imports)
+    file, module = found.imports
+    assert (Path(file).name, module) == ("relative_world.py", "gymnasium")
+    assert here not in Path(file).parents
 
 
 def test_a_package_without_init_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
