@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from cluster_runs import ClusterRun, free_ports, machine_of, start_node
@@ -12,6 +14,7 @@ from cluster_runs import ClusterRun, free_ports, machine_of, start_node
 from headrace import train
 from headrace.cluster import placement
 from headrace.cluster.engines.static_engine import StaticEngine
+from headrace.cluster.placement import Cluster
 from headrace.make_config import make_config
 from headrace.runs.folder import FolderInUse, RunFolder
 
@@ -80,6 +83,18 @@ def test_bad_input_gets_a_short_error(tmp_path: Path) -> None:
             assert ended == code, output
             assert "Traceback" not in output
             run.assert_nothing_left()
+
+
+def test_what_is_replaced_here_and_elsewhere_counts_together() -> None:
+    cluster: Any = Cluster.__new__(Cluster)
+    cluster._membership = SimpleNamespace(restarts=0, rank_lost=0.0, notices=[])
+    cluster.restarts = cluster._restarts_elsewhere = 0
+    cluster._rank_lost = 0.0
+    for here, elsewhere, total in ((1, 0, 1), (0, 2, 3), (1, 2, 4), (0, 3, 5)):
+        cluster.restarts += here  # as the supervisor does
+        cluster._membership.restarts = elsewhere
+        assert not list(cluster._noticed())
+        assert cluster.restarts == total
 
 
 @pytest.mark.parametrize("fails", ["the placement", "the folder"])

@@ -121,6 +121,8 @@ class Cluster(Receivers):
         engine = make_engine(config)
         self._engine: Engine | None = engine
         self._membership: Membership | None = None
+        self._restarts_elsewhere = 0
+        """What `restarts` has of `Membership.restarts`."""
         try:
             super().__init__(config, spec, make_agent, 0, engine.listen, engine.own, members)
             self._code = pack(config) if engine.sends_code else b""
@@ -180,7 +182,8 @@ class Cluster(Receivers):
         self._rank_lost, membership.rank_lost = membership.rank_lost or self._rank_lost, 0.0
         while membership.notices:
             yield Message("message", membership.notices.popleft())
-        self.restarts = membership.restarts
+        self.restarts += membership.restarts - self._restarts_elsewhere  # the supervisor counts those of this machine
+        self._restarts_elsewhere = membership.restarts
 
     def _check_waiting(self) -> None:
         """Once a while say that members are missing. Raises `RunFailed` if that is so for too long at the start."""
