@@ -392,8 +392,13 @@ def test_membership_admits_as_many_nodes_as_there_are_places(parts: Any) -> None
     for role in rows:  # what it has done is counted once, and heartbeats are not those of processes here
         change = np.delete(control.clocks[role] - before[role], -2, axis=1)
         assert (change == 3).all()
-    found = membership.metrics()
+    found = membership.metrics(0)
     assert {f"cluster/node-0/{name}" for name in OF_NODE} | {"cluster/nodes"} == found.keys()
+    shared.counts[0, COUNTS.index("bytes")] += 90
+    shared.counts[0, COUNTS.index("steps")] += 30
+    for policy in (0, 1):  # each has those since its own last report
+        assert membership.metrics(policy)["cluster/node-0/bytes_per_step"] == 3
+    assert np.isnan(membership.metrics(0)["cluster/node-0/bytes_per_step"])
     stream.close()
     eventually(lambda: not membership.nodes)
     assert shared.generation.load(0) == 9

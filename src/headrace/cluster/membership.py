@@ -103,7 +103,9 @@ class Membership:
         """When a learner rank was lost (perf_counter), until that is taken."""
         self._ending = False
         self._lock = threading.Lock()
-        self._before = (monotonic(), self._shared.counts.copy())
+        self._began = (monotonic(), self._shared.counts.copy())
+        self._before: dict[int, tuple[float, np.ndarray]] = {}
+        """By policy: when it had its metrics last, and the counts of then."""
         self._listener = Listener(endpoint, self._answer, streams=self._places + SPARE_STREAMS)
 
     @property
@@ -263,10 +265,10 @@ class Membership:
 
     # -- the main thread --------------------------------------------------------------------------------------------------
 
-    def metrics(self) -> dict[str, float]:
-        """The number of nodes; of every one that is there `headrace.runs.metrics.OF_NODE`, since the last call."""
-        (since, before), now, counts = self._before, monotonic(), self._shared.counts.copy()
-        self._before = (now, counts)
+    def metrics(self, policy: int) -> dict[str, float]:
+        """The number of nodes; of each that is there `headrace.runs.metrics.OF_NODE`, since the last call for the policy."""
+        (since, before), now, counts = self._before.get(policy, self._began), monotonic(), self._shared.counts.copy()
+        self._before[policy] = (now, counts)
         seconds, change = max(1e-9, now - since), counts - before
         found = {"cluster/nodes": float(len(self.nodes))}
         for k, node in sorted(self.nodes.copy().items()):

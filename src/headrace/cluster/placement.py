@@ -165,7 +165,7 @@ class Cluster(Receivers):
         assert self._engine is not None
         for message in super().messages(timeout):
             if message.kind == "metrics":
-                message = message._replace(content={**message.content, **self._membership.metrics()})
+                message = message._replace(content={**message.content, **self._membership.metrics(message.policy)})
             yield message
         yield from self._noticed()
         if self._membership.failures:
