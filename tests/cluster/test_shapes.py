@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -189,6 +191,28 @@ def test_a_node_of_this_machine_that_somebody_has_ended_is_replaced(
     else:
         with pytest.raises(RunFailed, match="its end"):
             engine.look()
+
+
+def test_a_node_of_this_machine_that_cannot_be_started_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roles, "machine", Machine)
+    monkeypatch.setattr(static_engine, "START_AGAIN", 0.2)
+    lost = SimpleNamespace(exit_code=-9, name="sampling node", end_reason=lambda: "its end", rank=0)
+    tries: list[Any] = [lost, OSError(errno.EAGAIN, "no room"), another := SimpleNamespace(exit_code=None)]
+
+    def start(*_: Any) -> Any:
+        if isinstance(made := tries.pop(0), OSError):
+            raise made
+        return made
+
+    monkeypatch.setattr(static_engine, "MemberProcess", start)
+    engine = StaticEngine(cluster_config(1))
+    engine.start(Link("127.0.0.1:7780", engine.own, 1.0))
+    (text,) = engine.look()
+    assert "(its end), and another one could not be started: no room" in text
+    assert engine.look() == []
+    time.sleep(0.3)
+    assert engine.look() == ["A sampling node of this machine has ended (its end); another one starts"]
+    assert engine._members == [another]
 
 
 @pytest.mark.parametrize(("own", "listen"), [(True, "127.0.0.1:0"), (False, "10.0.0.1:0")])

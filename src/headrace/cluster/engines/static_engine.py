@@ -13,7 +13,9 @@ from headrace.cluster.protocol import Link
 from headrace.config import Config, ConfigError
 from headrace.config.errors import RANK_LOST
 from headrace.processes.failures import Failures
+from headrace.runs.error_texts import reason
 from headrace.sampling.placements.base import RunFailed
+from headrace.sampling.supervisor import START_AGAIN
 from headrace.transport.credentials import TOKEN_VARIABLE, credentials
 
 
@@ -50,6 +52,8 @@ class StaticEngine(Engine):
         self._failures, self._imports = Failures(config.sampling), config.imports
         self._members: list[MemberProcess] = []
         self._link: Link | None = None
+        self._try_at = 0.0
+        """Before that (monotonic) no member is started again: one could not be."""
 
     def start(self, link: Link) -> None:
         host, _, port = link.address.rpartition(":")
@@ -61,15 +65,19 @@ class StaticEngine(Engine):
         assert self._link is not None
         texts = []
         for i, member in enumerate(self._members):
-            if member.exit_code is None:
+            if member.exit_code is None or monotonic() < self._try_at:
                 continue
             what = f"A {member.name} of this machine has ended ({member.end_reason()})"
             if member.exit_code > 0 and member.exit_code not in (RANK_LOST, INTERRUPTED):  # it has said why
                 raise RunFailed(what)
             if too_many := self._failures.add(monotonic()):
                 raise RunFailed(f"{what}, {too_many}")
-            texts.append(f"{what}; another one starts")
-            self._members[i] = MemberProcess(self._link, self._imports, member.rank)
+            try:
+                self._members[i] = MemberProcess(self._link, self._imports, member.rank)
+                texts.append(f"{what}; another one starts")
+            except OSError as error:  # there may be room for it later
+                self._try_at = monotonic() + START_AGAIN
+                texts.append(f"{what}, and another one could not be started: {reason(error)}; tried again in {START_AGAIN:.0f} s")
         return texts
 
     def missing(self, here: int) -> str:
