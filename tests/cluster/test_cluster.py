@@ -12,9 +12,12 @@ import pytest
 from cluster_runs import ClusterRun, free_ports, machine_of, start_node
 
 from headrace import train
-from headrace.cluster import placement
+from headrace.cluster import make_placement, placement
 from headrace.cluster.engines.static_engine import StaticEngine
 from headrace.cluster.placement import Cluster
+from headrace.config import ConfigError
+from headrace.envs import describe_run
+from headrace.learning.algorithm import make_agent
 from headrace.make_config import make_config
 from headrace.runs.folder import FolderInUse, RunFolder
 
@@ -83,6 +86,14 @@ def test_bad_input_gets_a_short_error(tmp_path: Path) -> None:
             assert ended == code, output
             assert "Traceback" not in output
             run.assert_nothing_left()
+
+
+def test_weights_that_are_too_large_for_a_message_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "LARGEST_MESSAGE", 1 << 10)
+    settings = {"cluster.nodes": 1, "cluster.engine": "static", "learning.device": "cpu"}
+    config = make_config("gym/CartPole-v1", "ppo", **settings)
+    with pytest.raises(ConfigError, match=r"too large to be sent to nodes .* smaller network"):
+        make_placement(config, describe_run(config), make_agent)
 
 
 def test_what_is_replaced_here_and_elsewhere_counts_together() -> None:

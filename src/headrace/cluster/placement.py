@@ -22,7 +22,7 @@ from headrace.cluster.sharded_replay import ShardedReplay
 from headrace.cluster.shared import Shared
 from headrace.cluster.trajectory_codec import TrajectoryCodec
 from headrace.cluster.user_code import pack
-from headrace.config import Config, to_dict
+from headrace.config import Config, ConfigError, to_dict
 from headrace.envs.core.contract import EnvSpec
 from headrace.envs.core.description import spec_to_json
 from headrace.experience.replay.buffer import LearnerReplay
@@ -34,6 +34,7 @@ from headrace.sampling.placements.processes import Main, ProcessPlacement
 from headrace.sampling.run_memory import MakeAgent
 from headrace.sampling.worker_process import Role
 from headrace.transport.credentials import Credentials
+from headrace.transport.messages import HEADER, LARGEST_MESSAGE
 from headrace.transport.streams import Endpoint
 
 REPORT_INTERVAL = 1.0
@@ -71,6 +72,11 @@ class Receivers(ProcessPlacement):
         # refuses what is too large, before anything is started
         for policy in self.memory.policies[: self.memory.learners]:
             TrajectoryCodec(policy.trajectories, spec.frame_stack, config.cluster.compression)
+            if (nbytes := policy.weights.nbytes + HEADER.size) > LARGEST_MESSAGE:
+                raise ConfigError(
+                    f"weights of {nbytes / 2**20:,.1f} MiB are too large to be sent to nodes ({LARGEST_MESSAGE >> 20} MiB): "
+                    "use a smaller network, or learn without a cluster"
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_shared": None}
