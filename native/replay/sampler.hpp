@@ -285,7 +285,7 @@ class Sampler {
       oldest.pop();
       std::uint64_t next = oldest.empty() ? UINT64_MAX : oldest.top().first;
       bool more = true;
-      while (excess > 0 && more && stamp(history) < next) {
+      while (excess > 0 && more && stamp(history) <= next) {  // of equal ones any: every round removes at least one
         std::size_t leaf = m_.leaf(history, m_.views[history].retired);
         clear(leaf);
         leaves_.push_back(static_cast<std::uint32_t>(leaf));

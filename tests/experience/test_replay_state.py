@@ -1,5 +1,7 @@
 """A restored replay goes on as if it had never stopped."""
 
+import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +50,37 @@ def test_contents_counters_order_and_keys_survive(tmp_path: Path, codec: str) ->
     run(again, naive, [Episodes(np.random.default_rng(history + 9), (6, 5)) for history in range(2)], 10)
     again.evict()
     check_batch(again, naive, 50)
+
+
+def test_arrivals_while_the_state_was_saved_are_evicted_in_their_turn(tmp_path: Path) -> None:
+    """Counters are written before the histories: with writers that go on, the histories hold later arrivals than the counters."""
+    config = ReplayConfig(histories=2, capacity=90, slack=3.0, minimum=1, n_step=1)
+    replay, naive = Replay(config, fields((6, 5), 1)), NaiveReplay(config, 1)
+    episodes = [Episodes(np.random.default_rng(history), (6, 5)) for history in range(2)]
+    run(replay, naive, episodes, 5)
+    counters = dataclasses.asdict(replay.stats())
+    run(replay, naive, episodes, 5)
+    replay_state.save(replay, tmp_path, contents=True)
+    state = json.loads((tmp_path / "replay.json").read_text())
+    (tmp_path / "replay.json").write_text(json.dumps(state | {"stats": counters}))
+    again = Replay(config, replay.fields)
+    assert replay_state.restore(again, tmp_path)
+    assert again.stats().inserts == replay.stats().inserts > counters["inserts"]
+    run(again, NaiveReplay(config, 1), episodes, 5)
+    excess = again.stats().size - config.capacity
+    assert again.evict() == excess > 0
+    assert again.stats().size == config.capacity
+
+
+def test_transitions_with_the_same_arrival_number_are_evicted() -> None:
+    replay = Replay(ReplayConfig(histories=2, capacity=5, slack=20.0, minimum=1, n_step=1), fields((6, 5), 1))
+    run(replay, NaiveReplay(replay.config, 1), [Episodes(np.random.default_rng(history), (6, 5)) for history in range(2)], 2)
+    replay.stats()
+    for history in range(2):
+        low, _, ready = replay.native.span(history)
+        replay.native.restore_stamps(history, low, np.zeros(ready - low, np.uint64))
+    replay.evict()
+    assert replay.stats().size == 5
 
 
 def test_damage_is_noticed_before_anything_is_restored(tmp_path: Path) -> None:

@@ -68,7 +68,9 @@ def restore(replay: Replay, folder: os.PathLike[str] | str) -> bool:
     for history, (_, digest) in enumerate(saved):
         _check_history(replay, _history_path(folder, history), digest)
     for history, (first, _) in enumerate(saved):
-        _restore_history(replay, history, first, _history_path(folder, history))
+        newest = _restore_history(replay, history, first, _history_path(folder, history))
+        # Counters are saved first; what arrived meanwhile has later numbers, which must not be given out a second time.
+        stats["inserts"] = max(stats["inserts"], newest + 1)
     if saved:
         replay.native.restore_statistics(stats, random)
     return bool(saved)
@@ -124,7 +126,8 @@ def _save_history(replay: Replay, history: int, path: Path) -> dict[str, Any]:
     return {"first": int(low), "sha256": write_synced(path, data)}
 
 
-def _restore_history(replay: Replay, history: int, first: int, path: Path) -> None:
+def _restore_history(replay: Replay, history: int, first: int, path: Path) -> int:
+    """Returns the newest arrival number of its transitions; -1 if there are none."""
     data = load(path.read_bytes())
     flags, ready = data["flags"], int(data["ready"][0])
     replay.native.restore_history(history, first, int(flags[0] >> native.FLAG_BITS) if len(flags) else 0)
@@ -136,3 +139,5 @@ def _restore_history(replay: Replay, history: int, first: int, path: Path) -> No
         replay.native.append(history, fields, data["reward"][part], data["discount"][part], own_flags)
     replay.native.ready(history, data["priorities"][:ready])
     replay.native.restore_stamps(history, first, data["stamps"][:ready])
+    there = data["priorities"][:ready] >= 0
+    return int(data["stamps"][:ready][there].max()) if there.any() else -1
