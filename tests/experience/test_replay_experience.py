@@ -289,6 +289,41 @@ def test_images_that_pack_badly_are_warned_of_before_the_first_batch(noise: bool
         assert "of 4,000 transitions" in said[0]
 
 
+def test_a_minimum_that_cannot_be_reached_is_warned_of_once(recwarn: pytest.WarningsRecorder) -> None:
+    image = ArraySpec((3, 20, 30), np.dtype(np.uint8), 0, 255)
+    spec = EnvSpec({"obs": image}, ActionSpec((Categorical(3),)))
+    settings = {"sampling.num_workers": 1, "sampling.envs_per_worker": 2, "learning.experience": "replay", "replay.codec": "lz4",
+                "replay.capacity": 400, "replay.minimum": 300, "learning.batch_size": 8, "learning.device": "cpu"}  # fmt: skip
+    config = configs.override(Config(env="none"), **settings)
+    replay, rng = make_replay(config, spec), np.random.default_rng(0)
+    writers = [HistoryWriter(replay, history) for history in range(2)]
+    fields = trajectory_fields(spec, 0, {"q": NUMBER, "env_index": INTEGER})
+    experience = ReplayExperience(config, TrajectoryStore(fields, 2, 4, 1), RunControl({}), replay, lambda n: None)
+    for _ in range(40):
+        for writer in writers:
+            frames = rng.integers(0, 256, (8, *image.shape)).astype(np.uint8)
+            writer.append({"obs/obs": frames, "action": np.zeros((8, 1)), "version": np.zeros(8)}, np.zeros(8), np.ones(8),
+                          np.zeros(8, bool))  # fmt: skip
+            writer.ready(np.ones(8))
+        assert isinstance(experience.next(), Filling)
+    (said,) = [str(w.message) for w in recwarn]
+    assert "fewer than replay.minimum (300)" in said
+    assert "replay.packed_share" in said
+
+
+def test_the_replay_has_room_for_the_rows_that_a_sequence_needs_behind_its_start(rig: Callable[..., Rig]) -> None:
+    """Sequences of 61 rows, and a capacity of 50 rows in two histories: the minimum is reached, and kept."""
+    sequences = {"policy.core": "lstm", "q.burn_in": 20, "q.sequence": 40}
+    r = rig(collect=True, **sequences, **{"replay.capacity": 50, "replay.minimum": 50})
+    for _ in range(20):
+        r.experience.next()
+        r.experience.release()
+    for _ in range(20):
+        assert isinstance(r.experience.next(), Batch)
+        r.experience.release()
+    assert r.replay.room() == r.replay.config.minimum == 50 // T
+
+
 def test_a_batch_is_not_overwritten_before_it_is_released(rig: Callable[..., Rig]) -> None:
     r = rig(**{"replay.prefetch": 1})
     for _ in range(4):

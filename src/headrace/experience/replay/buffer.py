@@ -67,6 +67,7 @@ class ReplayConfig:
     and counted as overwritten. Proportional eviction keeps old transitions longer and wants more."""
     period: int = 1
     """Rows between two starts of transitions or sequences: with 40, capacity and minimum count sequences of 40 rows each."""
+    window: int = 0  # sequences: rows that one must have behind its start before it can be sampled, besides its last n steps
     n_step: int = 3  # steps of a return
     alpha: float = 0.6  # priority exponent; 0 samples uniformly
     beta: float = 0.4  # exponent of the importance weights (N P)^-beta, which are divided by the batch's largest
@@ -93,7 +94,9 @@ class ReplayConfig:
     def rows(self) -> int:
         """Rows of each history."""
         unit = math.lcm(8, self.block)
-        return -(-math.ceil(self.capacity * self.period * self.slack / self.histories + self.n_step + 8) // unit) * unit
+        share = self.capacity * self.period / self.histories
+        # Only in small replays of sequences is the slack less than the window.
+        return -(-math.ceil(max(share * self.slack, share + self.window) + self.n_step + 8) // unit) * unit
 
 
 @dataclass(frozen=True)
@@ -294,7 +297,7 @@ class Replay(LearnerReplay):
     def room(self) -> int:
         c = self.config
         kept = [_ring_bytes(c, self.fields) / packed for packed in self.native.packed_row_bytes() if packed]
-        rows = int(min([c.rows, *kept])) - c.n_step - c.block
+        rows = int(min([c.rows, *kept])) - c.window - c.n_step - c.block
         return min(c.capacity, max(0, rows) * c.histories // c.period)
 
     def held_bytes(self) -> int:

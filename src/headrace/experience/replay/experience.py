@@ -228,6 +228,22 @@ class ReplayExperience(Experience):
                 stacklevel=2,
             )
 
+    def _say_unreachable(self) -> None:
+        """Warn, once, where transitions are lost while the minimum is not there: learning would never begin."""
+        stats, c = self._replay.stats(), self._replay.config
+        if self._said_room or stats.size >= c.minimum or not stats.overwritten:
+            return
+        # Histories that fill faster than others lose some; the minimum is then a matter of time.
+        room = self._replay.room()
+        if room < c.minimum or stats.overwritten >= c.minimum:
+            self._said_room = True
+            warnings.warn(
+                f"The replay has room for about {min(room, stats.size) * c.period:,} transitions, fewer than replay.minimum "
+                f"({c.minimum * c.period:,}), and has overwritten {stats.overwritten * c.period:,}: learning may never begin. "
+                "Lower replay.minimum, or raise replay.slack, or replay.packed_share where images pack badly",
+                stacklevel=2,
+            )
+
     def _sample_in_turn(self, collect: Callable[[int], None]) -> _Sampled | None:
         # One update per trajectory, unless a samples-per-insert limit says how many.
         if self._replay.config.samples_per_insert is None or not self._replay.may_sample(self._size):
@@ -235,6 +251,7 @@ class ReplayExperience(Experience):
             while self._write_slot(timeout=0):
                 pass
         if self._control.stopped or not self._replay.may_sample(self._size):
+            self._say_unreachable()
             return None
         memory = self._free.get()
         sampled = self._sample(memory)
@@ -283,6 +300,7 @@ class ReplayExperience(Experience):
                 if sampled is not None:
                     self._sampled.put(sampled)
                     break
+                self._say_unreachable()
 
 
 @dataclass

@@ -70,8 +70,11 @@ def replay_layout(config: Config, spec: EnvSpec, core_width: int, parts: int) ->
     fields["action"] = ReplayField((spec.action.width,), spec.action.dtype)
     fields["version"] = ReplayField((), np.dtype(np.int32))
     sequences = sequences_of(config)
-    period = sequences.period if sequences else 1
+    period, window = 1, 0
     if sequences:
+        # The rows of a trajectory come at once: while they are written, those of one more must be there.
+        period = sequences.period
+        window = sequences.burn_in + sequences.length + period
         if spec.autoreset == "same-step":
             raise ConfigError(f"{config.env} resets in the same step; replay of sequences needs resets in the next step")
         fields["first"] = ReplayField((), np.dtype(bool))
@@ -79,7 +82,7 @@ def replay_layout(config: Config, spec: EnvSpec, core_width: int, parts: int) ->
     return (
         ReplayConfig(
             histories=config.num_envs // parts * r.copies, capacity=capacity // period, period=period, slack=r.slack,
-            n_step=r.n_step, alpha=r.alpha, beta=r.beta,
+            window=window, n_step=r.n_step, alpha=r.alpha, beta=r.beta,
             minimum=r.minimum // period, evict_alpha=r.evict_alpha, samples_per_insert=r.samples_per_insert,
             ratio_band=2 * max(config.learning.batch_size, per_slot),
             codec=r.codec, packed_share=r.packed_share, seed=config.seed,
