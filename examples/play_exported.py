@@ -34,7 +34,7 @@ class ExportedPolicy:
 
     def act(self, observation, sample=False, reward=0.0):
         """The action for one observation: the best one, or drawn as the policy was trained to draw it. `reward`: the one that
-        came with the observation, scaled as the contract says, for a policy that observes it."""
+        came with the observation, for a policy that observes it: as the environment gave it."""
         feeds = dict(self.core)
         for entry in self.contract["inputs"]:
             if entry["role"] == "observation":
@@ -42,7 +42,7 @@ class ExportedPolicy:
             elif entry["role"] == "previous_action":
                 feeds[entry["name"]] = self.last.astype(entry["dtype"])[None]
             elif entry["role"] == "previous_reward":
-                feeds[entry["name"]] = np.full(1, reward, np.float32)
+                feeds[entry["name"]] = np.full(1, self.learned(reward), np.float32)
         names = [output["name"] for output in self.contract["outputs"]]
         outputs = dict(zip(names, self.session.run(names, feeds), strict=True))
         if self.core:
@@ -55,6 +55,14 @@ class ExportedPolicy:
         for output in self.actions:
             put(action, output["path"], outputs[output["name"]][0])
         return with_tuples(action.get((), action))
+
+    def learned(self, reward):
+        """A reward as the policy was trained with it."""
+        settings = self.contract["environment"]["settings"]
+        reward, soft, clip = reward * settings["reward_scale"], settings["reward_soft_clip"], settings["reward_clip"]
+        if soft is not None:
+            reward = soft * np.tanh(reward / soft) * (0.3 if reward < 0 else 1.0)
+        return reward if clip is None else np.clip(reward, -clip, clip)
 
     def draw(self, outputs):
         """Replace the best actions by random ones."""
@@ -110,9 +118,8 @@ def play(policy, env, seed, sample):
     observation, _ = env.reset(seed=seed)
     policy.reset()
     total, reward, ended = 0.0, 0.0, False
-    scale = policy.contract["environment"]["settings"]["reward_scale"]
     while not ended:
-        observation, reward, terminated, truncated, _ = env.step(policy.act(observation, sample, reward * scale))
+        observation, reward, terminated, truncated, _ = env.step(policy.act(observation, sample, reward))
         total, ended = total + float(reward), terminated or truncated
     return total
 

@@ -13,6 +13,8 @@ import pytest
 from exported_runs import WORLDS, trained
 
 import headrace
+from headrace.config import EnvConfig
+from headrace.envs.groups.rewards import reward_transform
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "play_exported.py"
 PACKAGES = ("numpy", "onnxruntime", "gymnasium", "flatbuffers", "packaging", "cloudpickle", "farama_notifications",
@@ -73,6 +75,17 @@ def test_parts_of_an_action_become_what_its_space_is():
     assert example.with_tuples(action) == {"arm": (0, {"grip": 1}), "legs": {"left": 2}}
     assert example.with_tuples({0: 3, 1: 1}) == (3, 1)
     assert example.with_tuples(7) == 7
+
+
+@pytest.mark.parametrize(("soft", "clip"), [(None, None), (5.0, None), (2.0, 0.3), (None, 1.0)])
+def test_the_example_scales_and_clips_rewards_as_training_does(soft, clip):
+    example, scale = loaded(), 0.25
+    policy = object.__new__(example.ExportedPolicy)
+    settings = {"reward_scale": scale, "reward_soft_clip": soft, "reward_clip": clip}
+    policy.contract = {"environment": {"settings": settings}}
+    rewards = np.array([-40.0, -1.0, 0.0, 3.0, 100.0])
+    ours = reward_transform(EnvConfig(**settings))(rewards)
+    assert [float(policy.learned(reward)) for reward in rewards] == pytest.approx(ours.tolist())
 
 
 @pytest.mark.process

@@ -17,9 +17,10 @@ from headrace.envs.core.last_step import PREVIOUS_ACTION, PREVIOUS_REWARD
 from headrace.envs.core.registry import register
 from headrace.envs.make import describe_run
 from headrace.evaluation.evaluate import evaluate
+from headrace.evaluation.trained_policy import TrainedPolicy
 from headrace.experience import make_experience
 from headrace.experience.batch import Batch
-from headrace.learning.algorithm import make_agent
+from headrace.learning.algorithm import make_agent, make_algorithm
 from headrace.make_config import make_config
 from headrace.sampling.placements import make_placement
 from headrace.sampling.placements.serial import SerialSampler
@@ -84,6 +85,23 @@ def test_what_was_done_and_given_is_learned_from_and_acted_upon(tmp_path: Path) 
     policy.act(observation)
     with pytest.raises(ValueError, match="last reward"):
         policy.act(observation)
+
+
+def test_the_reward_that_is_given_is_seen_as_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scaled, then clipped: `evaluate` does the same."""
+    config = config_of(tmp_path, **INPUTS, **{"envs.reward_scale": 0.1, "envs.reward_clip": 0.5})
+    spec, algorithm = describe_run(config), make_algorithm(config)
+    policy = TrainedPolicy(config, spec, algorithm, algorithm.make_model(spec, config), 0)
+    seen = []
+
+    def watched(obs: dict[str, np.ndarray], core: Any, *args: Any, **how: Any) -> Any:
+        seen.append(obs[PREVIOUS_REWARD].item())
+        return np.zeros((1, 1), np.int32), core
+
+    monkeypatch.setattr(policy, "act_rows", watched)
+    for reward in (None, 2.0, -7.0):
+        policy.act(np.zeros(1, np.float32), reward=reward)
+    assert seen == pytest.approx([0.0, 0.2, -0.5])
 
 
 def test_sequences_are_replayed_with_them_burn_in_and_all(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from headrace.envs.core.contract import EnvSpec
 from headrace.envs.core.last_step import PREVIOUS_ACTION, PREVIOUS_REWARD
 from headrace.envs.core.settings import options_of
 from headrace.envs.core.spaces import leaves
+from headrace.envs.groups.rewards import RewardTransform, reward_transform
 from headrace.envs.make import make_env
 from headrace.evaluation.interface import interface
 from headrace.evaluation.module import PolicyModule
@@ -67,7 +68,8 @@ class TrainedPolicy:
 
     def act(self, observation: Any, *, reward: float | None = None, deterministic: bool = True) -> Any:
         """The action for one observation of `make_env`'s environment. Call `reset` when an episode begins. `reward`: the reward
-        of the previous action, needed by a policy that has it as an input (`policy.previous_reward`).
+        of the previous action as the environment gave it, needed by a policy that has it as an input (`policy.previous_reward`):
+        it is scaled and clipped here as in training, with several tasks as for the first one.
 
         `deterministic`: take the most probable action, or the one of the highest value. False: sample actions, as `headrace eval`
         and `evaluate` do by default.
@@ -78,7 +80,7 @@ class TrainedPolicy:
         if reward is None and PREVIOUS_REWARD in self.spec.observation and not self._first[0]:
             raise ValueError("this policy observes the last reward: act(observation, reward=reward)")
         rows = {leaf.name: np.zeros((1, *leaf.spec.shape), leaf.spec.dtype) for leaf in self._leaves}
-        last = {PREVIOUS_ACTION: self._last_action, PREVIOUS_REWARD: np.array([reward or 0.0], np.float32)}
+        last = {PREVIOUS_ACTION: self._last_action, PREVIOUS_REWARD: self._learned(np.array([reward or 0.0], np.float32))}
         rows |= {name: array for name, array in last.items() if name in self.spec.observation}
         for leaf in self._leaves:
             leaf.put_one(rows[leaf.name], 0, observation)
@@ -179,6 +181,12 @@ class TrainedPolicy:
     @cached_property
     def _leaves(self) -> list[Any]:
         return leaves(self._spaces[0])
+
+    @cached_property
+    def _learned(self) -> RewardTransform:
+        """From the rewards of `make_env`'s environment to those that the policy was trained with."""
+        tasks = self.config.tasks
+        return reward_transform(options_of(tasks[0], tasks, self.config.envs))
 
     @cached_property
     def _decode(self) -> Callable[[np.ndarray], list[Any]]:

@@ -19,6 +19,7 @@ from headrace.envs.core.errors import EnvironmentFault, cause, faults
 from headrace.envs.core.family_interface import ParallelEnv
 from headrace.envs.core.imports import needed_code
 from headrace.envs.core.last_step import last_step_names, without_last_step
+from headrace.envs.core.settings import options_of
 from headrace.envs.groups.local import LocalGroup
 from headrace.envs.groups.multi_agent import multi_agent_group
 from headrace.envs.groups.rewards import reward_transform
@@ -67,7 +68,9 @@ def record_games(
 ) -> list[dict[str, float]]:  # fmt: skip
     """As `record`. Gives for each game {"return": its return}, for each match {agent: outcome}; for a game that was cut short the
     values so far."""
-    name, spec, options = task or policy.config.tasks[0], policy.spec, policy.config.envs
+    tasks, spec = policy.config.tasks, policy.spec
+    name = task or tasks[0]
+    options = options_of(name, tasks, policy.config.envs)
     env: Any
     if spec.agents:
         env = make_match(name, options, "rgb_array")

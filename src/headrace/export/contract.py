@@ -22,6 +22,7 @@ from headrace.envs.core.contract import MASK_KEY, Categorical, Continuous, EnvSp
 from headrace.envs.core.imports import needed_code
 from headrace.envs.core.last_step import PREVIOUS_ACTION, PREVIOUS_REWARD
 from headrace.envs.core.spaces import Leaf
+from headrace.envs.groups.rewards import NEGATIVE
 from headrace.evaluation.evaluate import EvalResult
 from headrace.evaluation.interface import ActionLeaf, encoding_of, raw_dtype
 from headrace.evaluation.onnx_policy import CONTRACT_VERSION
@@ -124,8 +125,9 @@ def _last_step(name: str, config: Config) -> str:
     if name == PREVIOUS_ACTION:
         return "the action taken before, its numbers in the order of the outputs, choices counted from 0; zeros at first"
     c = config.envs
-    squashed = f", then squashed to {c.reward_soft_clip:g}" if c.reward_soft_clip else ""
-    clipped = f", then clipped to -{c.reward_clip:g} to {c.reward_clip:g}" if c.reward_clip else ""
+    soft = c.reward_soft_clip
+    squashed = f", then x made {soft:g} tanh(x / {soft:g}), times {NEGATIVE:g} where negative" if soft is not None else ""
+    clipped = f", then clipped to -{c.reward_clip:g} to {c.reward_clip:g}" if c.reward_clip is not None else ""
     return f"the reward that came with this observation, times {c.reward_scale:g}{squashed}{clipped}; at first 0"
 
 
