@@ -22,6 +22,14 @@ def test_a_configuration_built_by_hand_is_checked_too():
         validate(config)
 
 
+def test_a_policy_lag_that_the_numbers_of_versions_cannot_hold_is_refused():
+    """Versions are int32: a limit of 2^31 masked every sample, and the run had no end."""
+    validate(override(make_config("gym/CartPole-v1"), **{"learning.max_policy_lag": 10**6}))
+    for lag in (10**6 + 1, 2**31):
+        with pytest.raises(ConfigError, match=r"learning\.max_policy_lag is \d+; it must be at most 1000000"):
+            validate(override(Config(), **{"learning.max_policy_lag": lag}))
+
+
 def test_a_policy_worker_cannot_wait_for_more_than_it_takes():
     both = {"sampling.min_request_groups": 3, "sampling.max_request_groups": 2}
     with pytest.raises(ConfigError, match=r"min_request_groups \(3\) is above sampling.max_request_groups \(2\)"):

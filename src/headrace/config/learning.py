@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from headrace.config.ranges import MANY, Count, Fraction, Length, NonNegative, Positive, Range, Timeout, Width
+from headrace.config.ranges import Count, Fraction, Length, NonNegative, Positive, Range, Timeout, Width
 
 
 @dataclass
@@ -62,7 +62,7 @@ class LearningConfig:
     distribution, for discrete and for bounded actions."""
     normalize_advantages: bool = True
     """Normalise the advantages of each minibatch to mean 0 and standard deviation 1."""
-    max_policy_lag: Annotated[int, Range(0, MANY)] = 1000
+    max_policy_lag: Annotated[int, Range(0, 1_000_000)] = 1000
     """Samples whose action was chosen by weights more than this many updates old are excluded from the losses and their
     statistics. Without effect on algorithms with replay."""
     optimizer: Literal["adam", "rmsprop", "rmsprop-tf"] = "adam"
