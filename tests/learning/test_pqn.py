@@ -180,6 +180,22 @@ def test_masks_that_allow_nothing_at_the_end_of_an_episode(core: str) -> None:
     assert torch.equal(batch["target"][ended], batch["reward"][ended])
 
 
+def test_the_sum_over_the_valid_rows_is_minimised_where_it_is_asked_for() -> None:
+    """Ranks add their gradients then: the mean would be as many times too large as there are ranks."""
+    config = make_config("gym/CartPole-v1", "pqn", **{"learning.device": "cpu"})
+    algorithm, model = make_agent(config, VECTOR)
+    T, B, g = 6, 4, torch.Generator().manual_seed(0)
+    batch = {
+        "obs/obs": torch.randn(T + 1, B, 4, generator=g),
+        "core": torch.zeros(B, 0), "first": torch.zeros(T + 1, B, dtype=torch.bool),
+        "target": torch.randn(T, B, generator=g), "reward": torch.zeros(T, B), "action": torch.zeros(T, B, 1, dtype=torch.int32),
+        "mask": torch.rand(T, B, generator=g) < 0.7,
+    }  # fmt: skip
+    mean, _ = algorithm.loss(model, batch, config.learning)
+    total, _ = algorithm.loss(model, batch, replace(config.learning, reduction="sum"))
+    torch.testing.assert_close(total, mean * batch["mask"].sum())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["pqn", "appo"])
 def test_cartpole_in_pytorch_is_learned(tmp_path: Path, algorithm: str) -> None:

@@ -74,12 +74,14 @@ class PQN(FallingEpsilon):
         )  # fmt: skip
 
     def loss(self, model: Module, batch: Tensors, config: LearningConfig) -> tuple[Tensor, Tensors]:
-        """(target - Q(s, a))^2 / 2, the mean over valid rows."""
+        """(target - Q(s, a))^2 / 2, the mean over valid rows, or their sum."""
         network, T, mask = cast(PQNetwork, model), len(batch["reward"]), batch["mask"]
         out = network.unroll(named(batch, "obs/", T), batch["core"], batch["first"][:T])
         taken = out.q.gather(-1, batch["action"].long()).squeeze(-1)
         error = batch["target"] - taken
         loss = losses.masked_mean(0.5 * error.square(), mask)
+        if config.reduction == "sum":  # and the gradients of ranks are added
+            loss = loss * mask.sum()
         return loss, {
             "losses/loss": loss,
             "losses/td_error": losses.masked_mean(error.detach().abs(), mask),
