@@ -238,27 +238,50 @@ def test_episodes_are_reported_of_those_who_explore_least() -> None:
 OTHERS: dict[str, Any] = {
     "learning.ppo_clip": 0.3, "learning.value_clip": 0.2, "learning.value_coef": 0.9, "learning.entropy_coef": 0.2,
     "learning.normalize_advantages": False, "learning.vtrace_rho": 3.0, "learning.vtrace_c": 2.0, "learning.gae_lambda": 0.3,
-    "q.epsilon": 0.9, "q.epsilon_last": 0.7, "q.double": False, "replay.alpha": 0.1, "replay.minimum": 77,
+    "learning.max_policy_lag": 1, "learning.reduction": "sum", "learning.precision": "bf16",
+    "q.epsilon": 0.9, "q.epsilon_alpha": 3.0, "q.epsilon_levels": 2,
+    "q.epsilon_first": 0.8, "q.epsilon_last": 0.7, "q.epsilon_decay": 0.9,
+    "q.double": False, "q.noisy": True, "q.atoms": 5, "q.target_period": 77, "q.burn_in": 30, "q.sequence": 33, "q.rescale": True,
+    "q.noise": 0.9, "q.actor_layers": (9,), "q.critic_layers": (9, 9),
+    "policy.mlp": (9,), "policy.hidden": 9, "policy.activation": "tanh", "policy.initial_std": 0.3,
+    "replay.alpha": 0.1, "replay.minimum": 77,
 }  # fmt: skip
-"""Values that no algorithm has by default on CartPole."""
+"""Values that no algorithm has by default on CartPole, or with continuous actions on Pendulum."""
+
+
+@pytest.mark.parametrize(
+    ("name", "idle"),
+    [
+        ("pqn", ["q.epsilon", "q.epsilon_alpha", "q.double", "q.target_period", "q.rescale", "q.actor_layers"]),
+        ("dqn", ["q.epsilon", "q.epsilon_alpha", "q.burn_in", "learning.reduction", "learning.max_policy_lag"]),
+        ("apex-dqn", ["q.epsilon_first", "q.epsilon_last", "q.epsilon_decay", "q.noise"]),
+        ("apex-dpg", ["policy.mlp", "policy.activation", "learning.precision", "q.double", "q.noisy", "q.atoms", "q.epsilon"]),
+        ("ppo", ["q.epsilon", "replay.alpha"]),
+    ],
+)
+def test_what_is_named_is_that_setting_and_no_longer_name(name: str, idle: list[str]) -> None:
+    falling, own = ("q.epsilon_last", "q.epsilon_first"), ("q.epsilon", "q.noise", "policy.mlp")
+    used = dict(zip(("pqn", "dqn", "apex-dqn", "apex-dpg", "ppo"), (*falling, *own), strict=True))
+    assert declaration(name).without_effect([*idle, used[name], "learning.gamma"]) == idle
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["ppo", "impala", "pqn", "dqn", "apex-dqn"])
+@pytest.mark.parametrize("name", ["ppo", "impala", "pqn", "dqn", "apex-dqn", "r2d2", "apex-dpg"])
 def test_settings_without_effect_are_named_and_have_none(name: str, tmp_path: Path) -> None:
     """The weights after a training are the same bit for bit; and one setting that is not named changes them."""
+    env = "gym/Pendulum-v1" if name == "apex-dpg" else "gym/CartPole-v1"
     small = {
         "sampling.placement": "serial", "learning.device": "cpu", "learning.num_threads": 1, "learning.total_steps": 3_000,
         "run.video": False, "run.dashboard": False, "run.goal": None,
     }  # fmt: skip
 
     def weights(folder: str, **settings: Any) -> dict[str, torch.Tensor]:
-        train(make_config("gym/CartPole-v1", name, **small, **settings, **{"run.folder": str(tmp_path / folder)}))
+        train(make_config(env, name, **small, **settings, **{"run.folder": str(tmp_path / folder)}))
         return dict(load_policy(tmp_path / folder).model.state_dict())
 
     idle = declaration(name).without_effect(OTHERS)
     assert idle
-    assert declaration(name).without_effect(configs.given(make_config("gym/CartPole-v1", name))) == []
+    assert declaration(name).without_effect(configs.given(make_config(env, name))) == []
     before, after = weights("before"), weights("after", **{setting: OTHERS[setting] for setting in idle})
     assert all(torch.equal(before[part], after[part]) for part in before)
     other = weights("other", **{"learning.gamma": 0.7})

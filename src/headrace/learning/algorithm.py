@@ -163,7 +163,8 @@ class Declaration:
 
     def without_effect(self, settings: Iterable[str]) -> list[str]:
         """Those of these dotted settings that have no effect on it."""
-        return [name for name in settings if name.startswith(self.unused)]
+        groups = tuple(name for name in self.unused if name.endswith("."))
+        return [name for name in settings if name in self.unused or name.startswith(groups)]
 
 
 _declarations: dict[str, Declaration] = {}

@@ -8,6 +8,10 @@ from typing import Any
 from headrace.config import Config, ConfigError
 from headrace.learning.algorithm import Algorithm, ByObservations, Declaration, Settings
 from headrace.learning.presets.q_learning import (
+    OF_DPG,
+    OF_FALLING_EPSILON,
+    OF_LADDERS,
+    OF_SEQUENCES,
     ON_A_REPLAY,
     SMALL_NETWORK,
     UNUSED_ON_A_REPLAY,
@@ -153,8 +157,13 @@ def check_dpg(config: Config) -> None:
         raise ConfigError(f"learning.algorithm apex-dpg has no recurrent core; policy.core is {config.policy.core}")
 
 
+_UNUSED = (*UNUSED_ON_A_REPLAY, *OF_FALLING_EPSILON, *OF_DPG)
+_UNUSED_BY_DPG = (
+    *UNUSED_ON_A_REPLAY, *OF_LADDERS, *OF_FALLING_EPSILON, *OF_SEQUENCES,
+    "policy.", "learning.precision", "q.double", "q.dueling", "q.noisy", "q.atoms", "q.support",
+)  # fmt: skip
 DECLARATIONS = (
-    Declaration("apex-dqn", make_dqn, "replay", by_preset(APEX_DQN, DQN_SMALL, DQN_PAPER), check_dqn, UNUSED_ON_A_REPLAY),
-    Declaration("apex-dpg", class_of("apex_dpg", "ApexDPG"), "replay", dpg_defaults, check_dpg, UNUSED_ON_A_REPLAY),
-    Declaration("r2d2", make_dqn, "replay", by_preset(R2D2, R2D2_SMALL, R2D2_PAPER), check_r2d2, UNUSED_ON_A_REPLAY),
+    Declaration("apex-dqn", make_dqn, "replay", by_preset(APEX_DQN, DQN_SMALL, DQN_PAPER), check_dqn, _UNUSED),
+    Declaration("apex-dpg", class_of("apex_dpg", "ApexDPG"), "replay", dpg_defaults, check_dpg, _UNUSED_BY_DPG),
+    Declaration("r2d2", make_dqn, "replay", by_preset(R2D2, R2D2_SMALL, R2D2_PAPER), check_r2d2, _UNUSED),
 )

@@ -18,10 +18,15 @@ ON_A_REPLAY: Settings = {
 SMALL_NETWORK: Settings = {"policy.mlp": [128], "policy.hidden": 128, "policy.activation": "relu"}  # for vectors
 OF_ACTORS = (
     "learning.ppo_clip", "learning.value_clip", "learning.value_coef", "learning.entropy_coef", "learning.exploration",
-    "learning.normalize_advantages", "learning.vtrace_rho", "learning.vtrace_c",
+    "learning.normalize_advantages", "learning.vtrace_rho", "learning.vtrace_c", "policy.initial_std",
 )  # fmt: skip
 """Settings of algorithms with a policy and a critic, which have no effect on action values."""
-UNUSED_ON_A_REPLAY = (*OF_ACTORS, "learning.returns", "learning.gae_lambda")
+UNUSED_ON_A_REPLAY = (*OF_ACTORS, "learning.returns", "learning.gae_lambda", "learning.max_policy_lag", "learning.reduction")
+OF_LADDERS = ("q.epsilon", "q.epsilon_alpha", "q.epsilon_levels")
+"""Settings of exploration rates that differ between environments."""
+OF_FALLING_EPSILON = ("q.epsilon_first", "q.epsilon_last", "q.epsilon_decay")
+OF_SEQUENCES = ("q.burn_in", "q.sequence", "q.rescale")
+OF_DPG = ("q.noise", "q.actor_layers", "q.critic_layers")
 CONVOLUTIONS = {"auto": "nature-conv", "nature-cnn": "nature-conv", "impala-shallow": "shallow-conv"}
 """The same convolutions without a linear layer, for heads whose streams each have one of their own."""
 
