@@ -189,7 +189,8 @@ class Policy(OnTrunk[PolicyOutput]):
     Args:
         spec: observations and actions.
         config: the network.
-        precision: with "bf16" network and core run under autocast; heads, distributions, values and core states stay float32.
+        precision: with "bf16" network and core run under autocast, the core's state in every row included; heads, distributions
+            and values stay float32.
 
     Its weights come from torch's default generator.
 
