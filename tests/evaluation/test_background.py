@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from unittest import mock
 
 import pytest
 import supervised
@@ -45,6 +46,19 @@ def test_every_evaluation_that_was_due_is_made_with_its_own_checkpoint(config, f
     assert steps == saved(config)
     assert all(line["eval/episodic_return"] == 5 for line in evaluated)
     assert not (config.run_folder / "evaluating").exists()
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_the_replay_of_a_checkpoint_that_waits_is_not_held(tmp_path, monkeypatch, links):
+    """It may be as large as the memory, and an evaluation reads the model alone."""
+    found, folder = tmp_path / "000001-step-8", tmp_path / "evaluating"
+    (found / "replay").mkdir(parents=True)
+    (found / "replay" / "history-0.safetensors").write_bytes(b"large")
+    (found / "manifest").write_text("{}")
+    if not links:
+        monkeypatch.setattr(os, "link", mock.Mock(side_effect=OSError("no links here")))
+    held = background._hold(found, folder)
+    assert [path.name for path in held.iterdir()] == ["manifest"]
 
 
 def test_after_a_resume_the_next_multiple_is_due(config, folder):

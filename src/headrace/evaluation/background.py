@@ -144,13 +144,18 @@ class BackgroundEvaluation:
 
 
 def _hold(found: Path, folder: Path) -> Path:
-    """Give a checkpoint's files further names in `folder`, or copy them where the file system has no links."""
+    """Give a checkpoint's files further names in `folder`, or copy them where the file system has no links. Without attached
+    folders: a replay may be large, and evaluations read the model alone."""
     held = folder / found.name
+
+    def attached(at: str, names: list[str]) -> list[str]:
+        return [name for name in names if os.path.isdir(os.path.join(at, name))]
+
     try:
-        shutil.copytree(found, held, copy_function=os.link)
+        shutil.copytree(found, held, copy_function=os.link, ignore=attached)
     except (OSError, shutil.Error):
         shutil.rmtree(held, ignore_errors=True)
-        shutil.copytree(found, held)
+        shutil.copytree(found, held, ignore=attached)
     return held
 
 
