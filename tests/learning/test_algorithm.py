@@ -235,6 +235,18 @@ def test_episodes_are_reported_of_those_who_explore_least() -> None:
     assert [*make_algorithm(make_config("gym/CartPole-v1", "apex-dpg")).reported_envs(3)] == [0, 1, 2]
 
 
+def test_apex_dpg_acts_and_learns_where_a_number_can_have_one_value_only() -> None:
+    spec = EnvSpec({"obs": ArraySpec((3,), np.dtype(np.float32))}, ActionSpec((Continuous((-1.0, 2.0), (1.0, 2.0)),)))
+    config = make_config("gym/Pendulum-v1", "apex-dpg", **{"learning.device": "cpu"})
+    algorithm = make_algorithm(config)
+    model = algorithm.make_model(spec, config)
+    first, envs = torch.ones(5, dtype=torch.bool), torch.arange(5)
+    fields, _ = algorithm.act(model, {"obs": torch.randn(5, 3)}, torch.zeros(5, 0), first, envs, torch.Generator().manual_seed(0))
+    assert (fields["action"][:, 1] == 2).all()
+    assert fields["q"].isfinite().all()
+    assert fields["value"].isfinite().all()
+
+
 OTHERS: dict[str, Any] = {
     "learning.ppo_clip": 0.3, "learning.value_clip": 0.2, "learning.value_coef": 0.9, "learning.entropy_coef": 0.2,
     "learning.normalize_advantages": False, "learning.vtrace_rho": 3.0, "learning.vtrace_c": 2.0, "learning.gae_lambda": 0.3,

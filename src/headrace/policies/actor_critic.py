@@ -22,6 +22,7 @@ class ActorCritic(nn.Module):
 
     low: Tensor
     high: Tensor
+    extent: Tensor
     core_width = 0
 
     def __init__(self, spec: EnvSpec, config: QConfig):
@@ -39,6 +40,8 @@ class ActorCritic(nn.Module):
         width = sum(int(np.prod(a.shape)) for a in spec.observation.values())
         self.register_buffer("low", torch.tensor(bounds[0], dtype=torch.float32), persistent=False)
         self.register_buffer("high", torch.tensor(bounds[1], dtype=torch.float32), persistent=False)
+        extent = torch.where(self.high > self.low, self.high - self.low, 1.0)  # 1 for a number that can have one value only
+        self.register_buffer("extent", extent, persistent=False)
         actions, first, *rest = spec.action.width, *config.critic_layers
         self.actor = _tanh_layers(width, *config.actor_layers, actions)
         self.critic_observation = _tanh_layers(width, first)
@@ -54,7 +57,7 @@ class ActorCritic(nn.Module):
 
     def q(self, x: Tensor, action: Tensor) -> Tensor:
         """Action values, float32 [N]. The critic sees actions in units of half their range."""
-        unit = (action - self.low) / (self.high - self.low) * 2 - 1
+        unit = (action - self.low) / self.extent * 2 - 1
         return self.critic(torch.cat((self.critic_observation(x), unit), -1)).squeeze(-1)
 
 
