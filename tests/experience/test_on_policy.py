@@ -51,6 +51,19 @@ def numbers(batch: object) -> list[float]:
     return reward[0, ::C].tolist()  # type: ignore[no-any-return]
 
 
+@pytest.mark.parametrize(("reported", "returns"), [(range(7, 9), [-7, -8]), (None, [-7, -8, -9])])
+def test_episodes_of_the_reported_environments_count(reported: range | None, returns: list[int]) -> None:
+    index = {"env_index": ArraySpec((), np.dtype(np.int32))}
+    store = TrajectoryStore(trajectory_fields(SPEC, CORE, index), SLOTS, T, C)
+    experience = OnPolicyExperience(store, 3, "cpu", reported=reported)
+    for number in (7, 8, 9):
+        finish(store, number)
+    batch = experience.next(timeout=60)
+    assert batch is not None
+    assert batch.arrivals.returns.tolist() == returns
+    assert batch.arrivals.steps == 3 * C * (T - 1)
+
+
 def test_a_batch_holds_its_slots_side_by_side_in_the_order_in_which_they_were_finished() -> None:
     store = make_store()
     experience = OnPolicyExperience(store, 3, "cpu")

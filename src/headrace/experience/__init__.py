@@ -20,7 +20,8 @@ def make_experience(
     if memory.replay is None:
         from headrace.experience.on_policy import OnPolicyExperience
 
-        return OnPolicyExperience(memory.trajectories, config.slots_per_batch, config.device, collect, memory.device_observations)
+        slots, on_device = config.slots_per_batch, memory.device_observations
+        return OnPolicyExperience(memory.trajectories, slots, config.device, collect, on_device, reported_envs)
     from headrace.experience.replay.experience import ReplayExperience
 
     return ReplayExperience(config, memory.trajectories, control, memory.replay, collect, reported_envs)

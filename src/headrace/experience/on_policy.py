@@ -31,6 +31,7 @@ class OnPolicyExperience(Experience):
         collect: `collect(n)` steps the environments until n slots are finished, or gives up; there is no thread then, and nothing
             is done before it is asked for (serial). None: other processes step them.
         on_device: observations that policy workers left on the device.
+        reported: the environments whose episodes are reported, where trajectories say whose they are (`env_index`); None: all.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class OnPolicyExperience(Experience):
         device: str,
         collect: Callable[[int], None] | None = None,
         on_device: DeviceObservations | None = None,
+        reported: range | None = None,
     ):
         prefetch, self._collect = collect is None, collect
         self._store, self._on_device, self._slots_per_batch = store, on_device, slots_per_batch
@@ -49,7 +51,7 @@ class OnPolicyExperience(Experience):
             except RuntimeError as error:
                 warnings.warn(f"Observations cross the bus twice: no memory for them on {device} ({error})", stacklevel=2)
         count = 2 if prefetch and device != "cpu" else 1
-        self._batches = [BatchMemory(store, slots_per_batch, device) for _ in range(count)]
+        self._batches = [BatchMemory(store, slots_per_batch, device, reported=reported) for _ in range(count)]
         self._stream = None if device == "cpu" else torch.cuda.Stream(device)
         self._copied = Marker(device)
         self._free, self._filled = threading.Semaphore(count), threading.Semaphore(0)
@@ -133,8 +135,10 @@ class BatchMemory:
     On the CPU it is the batch itself. For CUDA (or `apart`, for tests) there are two: page-locked host memory, and the batch.
     """
 
-    def __init__(self, store: TrajectoryStore, slots_per_batch: int, device: str, apart: bool = False):
-        self._store, self._slots = store, slots_per_batch
+    def __init__(
+        self, store: TrajectoryStore, slots_per_batch: int, device: str, apart: bool = False, reported: range | None = None
+    ):
+        self._store, self._slots, self._reported = store, slots_per_batch, reported
         apart = apart or device != "cpu"
         host = {}
         for (name, array), field in zip(self._store.arrays.items(), self._store.fields.values(), strict=True):
@@ -150,7 +154,10 @@ class BatchMemory:
     @property
     def batch(self) -> Batch:
         """The batch that the copied slots make up."""
-        arrivals = Arrivals.of(self._arrays)
+        env, of_reported = self._arrays.get("env_index"), True
+        if env is not None and self._reported is not None:
+            of_reported = (env >= self._reported.start) & (env < self._reported.stop)
+        arrivals = Arrivals.of(self._arrays, of_reported)
         return Batch(self._data, self._host["version"], self._host["valid"], None, arrivals, self._host.get("behind"))
 
     def _columns(self, place: int) -> slice:

@@ -120,7 +120,7 @@ class Algorithm(ABC):
 
     def reported_envs(self, num_envs: int) -> range:
         """Indices of the environments whose episodes count in `charts/episodic_return`. If environments explore differently,
-        these should be the ones that explore least."""
+        these should be the ones that explore least. Trajectories need `env_index` among `extra_fields` for it."""
         return range(num_envs)
 
 
