@@ -88,7 +88,10 @@ class ExportedPolicy:
     def draw_number(self, how, outputs, index):
         """One entry of a continuous action."""
         x = outputs["mean"][0, index] + outputs["std"][0, index] * self.random.normal()
-        return (how["low"] + how["high"]) / 2 + (how["high"] - how["low"]) / 2 * np.tanh(x) if how["squashed"] else x
+        low, high = how["low"], how["high"]
+        if how["squashed"]:
+            return (low + high) / 2 + (high - low) / 2 * np.tanh(x)
+        return np.clip(x, -np.inf if low is None else low, np.inf if high is None else high)
 
 
 def part(tree, path):

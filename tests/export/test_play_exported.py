@@ -14,7 +14,9 @@ from exported_runs import WORLDS, trained
 
 import headrace
 from headrace.config import EnvConfig
+from headrace.envs.core.contract import ActionSpec, Continuous, EnvSpec
 from headrace.envs.groups.rewards import reward_transform
+from headrace.export.contract import _sampling
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "play_exported.py"
 PACKAGES = ("numpy", "onnxruntime", "gymnasium", "flatbuffers", "packaging", "cloudpickle", "farama_notifications",
@@ -86,6 +88,19 @@ def test_the_example_scales_and_clips_rewards_as_training_does(soft, clip):
     rewards = np.array([-40.0, -1.0, 0.0, 3.0, 100.0])
     ours = reward_transform(EnvConfig(**settings))(rewards)
     assert [float(policy.learned(reward)) for reward in rewards] == pytest.approx(ours.tolist())
+
+
+def test_a_number_with_one_bound_is_drawn_within_it():
+    example = loaded()
+    policy = object.__new__(example.ExportedPolicy)
+    policy.random = np.random.default_rng(0)
+    spec = EnvSpec({}, ActionSpec((Continuous((0.0, -np.inf, -np.inf), (np.inf, 0.5, np.inf)),)))
+    numbers = _sampling(spec, ["mean", "std"])["numbers"]
+    outputs = {"mean": np.zeros((1, 3)), "std": np.ones((1, 3))}
+    drawn = [[policy.draw_number(how, outputs, i) for _ in range(200)] for i, how in enumerate(numbers)]
+    assert (min(drawn[0]), max(drawn[1])) == (0, 0.5)
+    assert min(drawn[2]) < -1
+    assert max(drawn[2]) > 1
 
 
 @pytest.mark.process

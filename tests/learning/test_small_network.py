@@ -32,6 +32,7 @@ ACTIONS = {
     "one choice": ActionSpec((Categorical(3),)),
     "several choices": ActionSpec((Categorical(3), Categorical(2), Categorical(5))),
     "bounded": ActionSpec((Continuous((-1.0, 0.0), (1.0, 4.0)),)),
+    "one bound": ActionSpec((Continuous((0.0, -math.inf), (math.inf, 0.1)),)),
     "unbounded": ActionSpec((Continuous((-math.inf,) * 3, (math.inf,) * 3),)),
 }
 CONFIG = Config(env="made-up")
@@ -289,6 +290,11 @@ def test_what_it_does_not_take() -> None:
     for spec, settings in others:
         other = algorithm.make_model(spec, configs.override(config, **settings))
         assert not SmallNetwork(other).takes(batch, c), spec.name
+    fixed = ActionSpec((Continuous((1.0, 0.0), (1.0, 4.0)),))
+    with torch.no_grad():
+        assert SmallNetwork(made("bounded")[1]).acts({"obs": torch.zeros(1, 5)})
+        other = algorithm.make_model(EnvSpec(VECTOR, fixed, 1, name="fixed"), config)
+        assert not SmallNetwork(other).acts({"obs": torch.zeros(1, 5)})
 
 
 class Doubled(ValueHead):

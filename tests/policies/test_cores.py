@@ -137,6 +137,8 @@ def test_numbers_without_bounds_are_as_they_are():
     last = LastStep(action, PolicyConfig(core="gru", previous_action=True))
     obs, first = {PREVIOUS_ACTION: torch.tensor([[[1.0, 3.0, 4.0, 1.0]]])}, torch.tensor([[False]])
     assert last(torch.zeros(1, 1, 0), obs, first).tolist() == [[[0.5, 3, 4, 1]]]
+    obs[PREVIOUS_ACTION][..., 2] = -0.7  # as it was drawn; the environment got the bound
+    assert last(torch.zeros(1, 1, 0), obs, first).tolist() == [[[0.5, 3, 0, 1]]]
 
 
 def test_action_parts_alone_and_reward_alone():

@@ -184,6 +184,19 @@ def test_a_number_with_no_room_stays_where_it_is():
     assert torch.isfinite(distribution.log_prob(actions)).all()
 
 
+@pytest.mark.parametrize(("low", "high"), [(-math.inf, math.inf), (-1.0, 1.0), (0.0, math.inf), (-math.inf, 0.5), (1.0, 1.0)])
+def test_the_score_of_what_is_sampled_is_0_on_average(low, high):
+    """Whatever the bounds: else the gradient has a bias, here of many standard errors."""
+    spec, N = ActionSpec((Continuous((low,), (high,)),)), 200_000
+    params = torch.zeros(2, requires_grad=True)
+    distribution = ActionDistribution(spec, params.expand(N, 2))
+    actions = distribution.sample(torch.Generator().manual_seed(1))
+    (score,) = torch.autograd.grad(distribution.log_prob(actions).mean(), params)
+    assert (score.abs() < 5 * torch.tensor([1.0, math.sqrt(2)]) / math.sqrt(N)).all()
+    (of_entropy,) = torch.autograd.grad(ActionDistribution(spec, params).entropy(), params)
+    assert low < high or not of_entropy.any()
+
+
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_gradients_are_those_of_finite_differences(spec):
     params = params_for(spec, 1, scale=0.5)

@@ -211,7 +211,7 @@ def _sampling(spec: EnvSpec, names: list[str]) -> dict[str, Any]:
     if not names:
         return {"kind": "none", "how": "the policy is deterministic"}
     numbers = [
-        {"low": low if bounded else None, "high": high if bounded else None, "squashed": bounded}
+        {"low": low if math.isfinite(low) else None, "high": high if math.isfinite(high) else None, "squashed": bounded}
         for part in spec.action.parts
         if isinstance(part, Continuous)
         for low, high in zip(part.low, part.high, strict=True)
@@ -219,7 +219,7 @@ def _sampling(spec: EnvSpec, names: list[str]) -> dict[str, Any]:
     ]
     how = (
         "choices: softmax over the logits of each action; numbers: x = mean + std * standard normal, and where squashed "
-        "(low + high) / 2 + (high - low) / 2 * tanh(x)"
+        "(low + high) / 2 + (high - low) / 2 * tanh(x), else x, not beyond low or high where there is one"
     )
     choices = [part.n for part in spec.action.parts if isinstance(part, Categorical)]
     return {"kind": "distribution", "choices": choices, "numbers": numbers, "log_std_range": list(LOG_STD_RANGE), "how": how}

@@ -203,6 +203,7 @@ def _layers(policy: Policy) -> _Layers | None:
     native functions do not compute what it computes."""
     trunk, parts, network = policy.trunk, policy.spec.action.parts, policy.trunk.network
     alike = all(isinstance(part, Categorical) for part in parts) or all(isinstance(part, Continuous) for part in parts)
+    alike = alike and layout(policy.spec.action, torch.device("cpu")).fixed is None
     own = [type(part) for part in (trunk, policy.action_head, policy.value_head)] == [Trunk, ActionHead, ValueHead]
     own = (
         own

@@ -86,6 +86,8 @@ class LastStep(nn.Module):
 
     middle: Tensor
     half_range: Tensor
+    low: Tensor
+    high: Tensor
 
     def __init__(self, action: ActionSpec, config: PolicyConfig):
         super().__init__()
@@ -95,6 +97,11 @@ class LastStep(nn.Module):
         scales = [_scale(low, high) for part in numbers for low, high in zip(part.low, part.high, strict=True)]
         self.register_buffer("middle", torch.tensor([middle for middle, _ in scales]), persistent=False)
         self.register_buffer("half_range", torch.tensor([half for _, half in scales]), persistent=False)
+        # A number with one bound is stored as it was drawn; what was done is what the environment got, the bound.
+        low, high = ([bound for part in numbers for bound in getattr(part, side)] for side in ("low", "high"))
+        self._clamped = any(math.isfinite(a) != math.isfinite(b) for a, b in zip(low, high, strict=True))
+        self.register_buffer("low", torch.tensor(low), persistent=False)
+        self.register_buffer("high", torch.tensor(high), persistent=False)
         self.out_features = sum(p.n if isinstance(p, Categorical) else p.width for p in self._parts) + self._reward
 
     def forward(self, features: Tensor, obs: dict[str, Tensor], first: Tensor) -> Tensor:
@@ -108,6 +115,7 @@ class LastStep(nn.Module):
                 inputs.append((value == torch.arange(part.n, device=value.device)).to(features.dtype))
                 continue
             here = slice(bound, bound := bound + part.width)
+            value = value.clamp(self.low[here], self.high[here]) if self._clamped else value
             inputs.append(((value - self.middle[here]) / self.half_range[here]).to(features.dtype))
         if self._reward:
             inputs.append(obs[PREVIOUS_REWARD].unsqueeze(-1).clamp(-1, 1).to(features.dtype))

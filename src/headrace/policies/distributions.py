@@ -40,8 +40,9 @@ class Layout:
     gather: Tensor | None  # int64 [K * max n], flat logits to padded ones; None where all parts have equally many choices
     exists: Tensor | None  # bool [K, max n], False for padding; None without padding
     bounded: Tensor  # bool [C]: squashed into bounds (both finite), else a plain Gaussian
-    low: Tensor  # float32 [C]
-    high: Tensor  # float32 [C]
+    fixed: Tensor | None  # bool [C]: low and high are equal; None where there is no such number
+    low: Tensor  # float32 [C], -inf where not squashed
+    high: Tensor  # float32 [C], inf where not squashed
     middle: Tensor  # float32 [C], (low + high) / 2; 0 where unbounded
     half_range: Tensor  # float32 [C], (high - low) / 2; 1 where unbounded or degenerate
     squashes: bool  # whether any number is bounded
@@ -63,6 +64,7 @@ def layout(spec: ActionSpec, device: torch.device) -> Layout:
     numbers = [part for part in spec.parts if isinstance(part, Continuous)]
     low, high = np.array([sum((part.low for part in numbers), ()), sum((part.high for part in numbers), ())], np.float64)
     bounded = np.isfinite(low) & np.isfinite(high)
+    fixed = bounded & (low == high)
     with np.errstate(invalid="ignore"):  # infinite bounds, whose results are not taken
         middle = np.where(bounded, (low + high) / 2, 0.0)
         half_range = np.where(bounded & (high > low), (high - low) / 2, 1.0)
@@ -73,8 +75,9 @@ def layout(spec: ActionSpec, device: torch.device) -> Layout:
         gather=gather,
         exists=exists,
         bounded=torch.as_tensor(bounded, device=device),
-        low=torch.as_tensor(low, dtype=torch.float32, device=device),
-        high=torch.as_tensor(high, dtype=torch.float32, device=device),
+        fixed=torch.as_tensor(fixed, device=device) if fixed.any() else None,
+        low=torch.as_tensor(np.where(bounded, low, -np.inf), dtype=torch.float32, device=device),
+        high=torch.as_tensor(np.where(bounded, high, np.inf), dtype=torch.float32, device=device),
         middle=torch.as_tensor(middle, dtype=torch.float32, device=device),
         half_range=torch.as_tensor(half_range, dtype=torch.float32, device=device),
         squashes=bool(bounded.any()),
@@ -106,6 +109,8 @@ class ActionDistribution:
             [spec.mask_width, *[(param_width(spec) - spec.mask_width) // 2] * 2], dim=-1
         )
         self._log_std = log_std.clamp(*LOG_STD_RANGE) if log_std.shape[-1] else log_std
+        if self._layout.fixed is not None:  # nothing is learned about a number that has one value only
+            self._mean, self._log_std = (x.masked_fill(self._layout.fixed, 0.0) for x in (self._mean, self._log_std))
         self._allowed: Tensor | None = None
         if self._layout.choices:
             self._logits = self._pad(logits)
@@ -150,7 +155,7 @@ class ActionDistribution:
 
     @torch.no_grad()
     def mode(self) -> Tensor:
-        """The most probable choices, and the means pushed into bounds: [..., A]."""
+        """The most probable choices, and the means pushed into two finite bounds: [..., A]."""
         choice = self._logits.argmax(-1) if self._layout.choices else None
         return self._join(choice, self._squash(self._mean) if self._mean.shape[-1] else None)
 
@@ -167,7 +172,8 @@ class ActionDistribution:
 
     def _squash(self, number: Tensor) -> Tensor:
         at = self._layout
-        # The clamp catches rounding at the bounds, and dimensions with one finite bound.
+        # The clamp catches rounding at the bounds. A number with one bound stays as it was drawn, so that its density is that of
+        # the Gaussian; the environment gets it clamped (`envs.core.actions`).
         return torch.where(at.bounded, at.middle + at.half_range * number.tanh(), number).clamp(at.low, at.high)
 
     # -- parameters, for those who sample elsewhere ---------------------------------------------------------------------
