@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,25 @@ def test_counters_alone(tmp_path: Path) -> None:
     replay_state.save(replay, tmp_path, contents=False)
     assert not replay_state.restore(Replay(replay.config, replay.fields), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["replay.json"]
+
+
+@pytest.mark.parametrize(
+    ("longer", "setting"), [({"n_step": 4}, "replay.n_step"), ({"window": 9}, "q.sequence"), ({"period": 2}, "sampling.rollout")]
+)
+def test_longer_returns_and_sequences_are_refused(tmp_path: Path, longer: dict[str, int], setting: str) -> None:
+    """The newest rows of a history, which new episodes follow, would start some that reach over the seam."""
+    config = ReplayConfig(histories=2, capacity=90, minimum=1, n_step=3, window=8)
+    replay_state.save(Replay(config, fields((6, 5), 3)), tmp_path, contents=True)
+    again = Replay(dataclasses.replace(config, **longer), fields((6, 5), 3))
+    with pytest.raises(ValueError, match=re.escape(setting)):
+        replay_state.restore(again, tmp_path)
+    assert replay_state.restore(Replay(dataclasses.replace(config, n_step=2, window=7), fields((6, 5), 3)), tmp_path)
+    replay_state.save(again, tmp_path / "counters", contents=False)
+    assert not replay_state.restore(Replay(dataclasses.replace(again.config, n_step=9), again.fields), tmp_path / "counters")
+    state = json.loads((tmp_path / "replay.json").read_text())
+    del state["config"]["window"]  # as of an older version
+    (tmp_path / "replay.json").write_text(json.dumps(state))
+    assert replay_state.restore(Replay(config, fields((6, 5), 3)), tmp_path)
 
 
 def test_another_shape_is_refused(tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ def restore(replay: Replay, folder: os.PathLike[str] | str) -> bool:
 
     Raises:
         FileNotFoundError: `folder` holds no finished state.
-        ValueError: it was saved by a replay of another shape, or is damaged; the replay is then still empty.
+        ValueError: it was saved by a replay of another shape, with shorter returns or sequences, or is damaged; the replay is
+            then still empty.
     """
     folder = Path(folder)
     if not os.path.lexists(folder / _STATE):
@@ -57,6 +58,9 @@ def restore(replay: Replay, folder: os.PathLike[str] | str) -> bool:
         if state["fields"] != _described(replay) or state["config"]["histories"] != replay.config.histories:
             raise ValueError(f"{folder} holds a replay with other fields or another number of histories")
         saved = [(saved["first"], saved["sha256"]) for saved in state["histories"]]
+        if saved:
+            before = {"window": replay.config.window} | state["config"]  # older states do not have it
+            _check_reach(replay, before["n_step"], before["window"], before["period"], folder)
         stats = {name: state["stats"][name] for name in dataclasses.asdict(replay.stats())}
         random = [int(word) for word in state["random"]]
         numbers = [first for first, _ in saved] + list(stats.values()) + random
@@ -74,6 +78,16 @@ def restore(replay: Replay, folder: os.PathLike[str] | str) -> bool:
     if saved:
         replay.native.restore_statistics(stats, random)
     return bool(saved)
+
+
+def _check_reach(replay: Replay, n_step: int, window: int, period: int, folder: Path) -> None:
+    """Raise `ValueError` where returns or sequences are longer than they were. Rows before a gap, such as where a writer was
+    replaced, start none of those that would reach over it; which rows that are for longer ones is not known any more."""
+    now = replay.config
+    if now.n_step > n_step:
+        raise ValueError(f"{folder} holds transitions whose returns are of {n_step} steps (replay.n_step), not of {now.n_step}")
+    if now.period != period or now.window + now.n_step > window + n_step:
+        raise ValueError(f"{folder} holds other or shorter sequences (sampling.rollout, q.burn_in, q.sequence, replay.n_step)")
 
 
 def _described(replay: Replay) -> list[dict[str, Any]]:
