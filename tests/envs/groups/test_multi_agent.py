@@ -274,6 +274,17 @@ def test_every_agent_has_its_own_weights_of_the_reward_and_a_match_that_goes_on_
     assert then["matches"][0]["weights"] == [{"x": 1.0}, {"x": 2.0}]
 
 
+def test_what_an_environment_raises_when_its_match_is_played_again_is_its_fault() -> None:
+    lanes, _ = group_of([{"agents": BOTH, "obs": {"a": 1, "b": 1}}] * 2)
+    lanes.group.remember()
+    lanes.step(0, 0)
+    state = lanes.group.get_state()
+    assert state is not None
+    shorter, _ = group_of([{"agents": BOTH, "obs": {"a": 1, "b": 1}}])
+    with pytest.raises(EnvironmentFault, match=r"environment 0 .seed 100., match 1, .* could not be brought back: IndexError"):
+        shorter.group.set_state(state)
+
+
 def test_an_environment_without_weights_is_a_fault() -> None:
     with pytest.raises(EnvironmentFault, match="set_reward_weights failed: AttributeError"):
         group_of([{"agents": BOTH, "obs": {"a": 1}}], reward_weights={"x": 1.0})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import gymnasium
@@ -108,20 +109,30 @@ class LocalGroup(OneAgentGroup):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         if not self._logs:
-            for env, env_state in zip(self.envs, state["envs"], strict=True):
-                cast(Any, env).set_state(env_state)
+            for i, (env, env_state) in enumerate(zip(self.envs, state["envs"], strict=True)):
+                with self._bringing_back(i):
+                    cast(Any, env).set_state(env_state)
             return
         self._last_obs = {name: np.zeros_like(row) for name, row in state["last_obs"].items()}
         for i, (log, env_state) in enumerate(zip(self._logs, state["envs"], strict=True)):
-            observation = log.set_state(env_state, self._decode)
-            for leaf in self._leaves:
-                leaf.put_one(self._last_obs[leaf.name], i, observation)
+            with self._bringing_back(i):
+                observation = log.set_state(env_state, self._decode)
+                for leaf in self._leaves:
+                    leaf.put_one(self._last_obs[leaf.name], i, observation)
         for name, row in state["last_obs"].items():
             if not np.array_equal(row, self._last_obs[name]):
                 raise EnvironmentFault(
                     f"{self.spec.name}: the same actions from the same `np_random` did not lead back to the same observations; "
                     "it has other sources of randomness"
                 )
+
+    @contextmanager
+    def _bringing_back(self, index: int) -> Iterator[None]:
+        """Turn what an environment raises into an `EnvironmentFault`: the checkpoint is good, and its episodes can begin anew."""
+        try:
+            yield
+        except faults() as error:
+            raise self.fault(index, f"its episode could not be brought back: {cause(error)}") from error
 
     def close(self) -> None:
         close_all(self.envs)

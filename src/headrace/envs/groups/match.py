@@ -206,12 +206,15 @@ class Match:
         self.seed, self.number = state["seed"], state["number"]
         if state["weights"]:
             self.set_reward_weights(state["weights"])
-        if state["env"] is not None:
-            self.env.set_state(state["env"])
-        else:
-            self.env.reset(seed=self.reset_seed)
-            for acting, actions in state["actions"]:
-                self.env.step({self.names[a]: action for a, action in zip(acting, decode(acting, actions), strict=True)})
+        try:
+            if state["env"] is not None:
+                self.env.set_state(state["env"])
+            else:
+                self.env.reset(seed=self.reset_seed)
+                for acting, actions in state["actions"]:
+                    self.env.step({self.names[a]: action for a, action in zip(acting, decode(acting, actions), strict=True)})
+        except faults() as error:  # the checkpoint is good, and its matches can begin anew
+            raise self.fault(f"it could not be brought back: {cause(error)}") from error
         for name in ("steps", "over", "playing", "acting", "pending", "returns", "lengths"):
             setattr(self, name, state[name])
         self.outcomes[:] = state["outcomes"]
