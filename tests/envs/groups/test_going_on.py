@@ -47,3 +47,52 @@ def test_what_an_environment_raises_when_its_episode_is_played_again_is_its_faul
     other.ends = True
     with pytest.raises(EnvironmentFault, match=r"environment 1 \(seed 1\).* could not be brought back: RuntimeError: call reset"):
         fresh(CountingEnv(), other).set_state(state)
+
+
+class Own(CountingEnv):
+    """Its methods `get_state` and `set_state` are about something else."""
+
+    way = "argument"
+
+    def get_state(self, *scale: float) -> Any:
+        if self.way == "argument":
+            raise TypeError("get_state() missing 1 required positional argument: 'scale'")
+        return {"nothing that a file holds": object()}
+
+    def set_state(self, t: int) -> None:
+        raise AssertionError("called with a state")
+
+
+@pytest.mark.parametrize("way", ["argument", "object"])
+def test_other_methods_of_these_names_are_not_used(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Own, "way", way)
+    env, other = Own(), Own()
+    fresh(Own(), other).set_state(played(Own(), env).get_state())
+    assert other.count > 0
+    np.testing.assert_array_equal(other.observation()[2:], env.observation()[2:])
+
+
+class Saved(CountingEnv):
+    """Gives its state, but has none before its first reset."""
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        self.began = True
+        return super().reset(**kwargs)
+
+    def get_state(self) -> dict[str, Any]:
+        assert self.began
+        return {"counts": [self.seed, self.episode, self.count, self.last]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.seed, self.episode, self.count, self.last = state["counts"]
+        self.began = True
+
+
+def test_an_environment_gives_its_own_state_if_it_can() -> None:
+    env, other = Saved(), Saved()
+    state = played(env).get_state()
+    assert state["envs"] == [env.get_state()]
+    group = fresh(other)
+    group.set_state(state)
+    assert other.get_state() == env.get_state()
+    assert group.get_state() == state

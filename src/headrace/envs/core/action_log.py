@@ -12,6 +12,23 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from headrace.envs.core.errors import faults
+
+
+def own_state(env: Any) -> Any:
+    """What `env.get_state()` returns, for `env.set_state`. None for an environment without these methods, or whose methods of
+    this name mean something else: they take arguments, or return what no checkpoint can hold."""
+    if not (hasattr(env, "get_state") and hasattr(env, "set_state")):
+        return None
+    from headrace.runs.state_tree import pack  # imports torch
+
+    try:
+        state = env.get_state()
+        pack(state)
+    except faults():
+        return None
+    return state
+
 
 class ActionLog:
     """The start of one environment's current episode, and the actions since."""

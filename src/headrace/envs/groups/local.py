@@ -9,7 +9,7 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 
-from headrace.envs.core.action_log import ActionLog
+from headrace.envs.core.action_log import ActionLog, own_state
 from headrace.envs.core.actions import decoder
 from headrace.envs.core.contract import EnvSpec, ObsRow, StepRow
 from headrace.envs.core.errors import EnvironmentFault, cause, faults
@@ -28,13 +28,12 @@ class LocalGroup(OneAgentGroup):
         self.envs = list(envs)
         self._decode = decoder(envs[0].action_space)
         self._logs: list[ActionLog] = []
-        """One for each environment, if `remember` was called and the environments have no `get_state`; else empty."""
+        """One for each environment, if `remember` was called and the environments give no state of their own; else empty."""
         self._last_obs: dict[str, np.ndarray] = {}
         """With logs: copies of the last observations, by name, for the check in `set_state`."""
 
     def remember(self) -> None:
-        if not all(hasattr(env, "get_state") and hasattr(env, "set_state") for env in self.envs):
-            self._logs = [ActionLog(env) for env in self.envs]
+        self._logs = [ActionLog(env) for env in self.envs]
 
     def _reset(self, seed: int, out: ObsRow) -> None:
         for i, log in enumerate(self._logs):
@@ -47,6 +46,8 @@ class LocalGroup(OneAgentGroup):
                     leaf.put_one(out.obs[leaf.name], i, observation)
             except faults() as error:
                 raise self.fault(i, f"reset failed: {cause_of_call(error)}") from error
+        if self._logs and all(own_state(env) is not None for env in self.envs):  # before a reset they may have none
+            self._logs = []
         self._copy_obs(out.obs)
 
     def _step(self, actions: np.ndarray, now: StepRow, after: ObsRow) -> None:
@@ -97,8 +98,7 @@ class LocalGroup(OneAgentGroup):
                 raise self.fault(i, f"set_reward_weights({weights}) failed: {cause(error)}") from error
 
     def _copy_obs(self, rows: dict[str, np.ndarray]) -> None:
-        if self._logs:
-            self._last_obs = {name: row.copy() for name, row in rows.items()}
+        self._last_obs = {name: row.copy() for name, row in rows.items()} if self._logs else {}
 
     def get_state(self) -> dict[str, Any]:
         """The states of the environments: what `get_state()` of the outermost wrapper returns (wrappers have a state, too), or
@@ -108,10 +108,11 @@ class LocalGroup(OneAgentGroup):
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
-        if not self._logs:
+        if not state["last_obs"]:  # the environments gave their states
             for i, (env, env_state) in enumerate(zip(self.envs, state["envs"], strict=True)):
                 with self._bringing_back(i):
                     cast(Any, env).set_state(env_state)
+            self._logs = []
             return
         self._last_obs = {name: np.zeros_like(row) for name, row in state["last_obs"].items()}
         for i, (log, env_state) in enumerate(zip(self._logs, state["envs"], strict=True)):

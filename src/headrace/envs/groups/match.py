@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.envs.core.action_log import own_state
 from headrace.envs.core.contract import MASK_KEY, EnvSpec, LaneRow
 from headrace.envs.core.errors import EnvironmentFault, cause, faults
 from headrace.envs.core.family_interface import ParallelEnv
@@ -192,7 +193,7 @@ class Match:
 
     def get_state(self) -> dict[str, Any]:
         """The seed and the actions so far, or what the environment's own `get_state` returns."""
-        own = self.env.get_state() if hasattr(self.env, "get_state") else None
+        own = own_state(self.env)
         log = [] if own is not None else [[acting, list(actions)] for acting, actions in self.actions]
         return {
             "seed": self.seed, "number": self.number, "steps": self.steps, "over": self.over, "playing": list(self.playing),
