@@ -96,3 +96,24 @@ def test_an_environment_gives_its_own_state_if_it_can() -> None:
     group.set_state(state)
     assert other.get_state() == env.get_state()
     assert group.get_state() == state
+
+
+class Fading(gymnasium.Wrapper):
+    """Rewards that shrink from episode to episode."""
+
+    steps = 0
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        self.steps += 1
+        observation, reward, *rest = self.env.step(action)
+        return observation, float(reward) / (1 + self.steps), *rest
+
+
+def test_a_state_that_lasts_over_episodes_and_shows_in_the_rewards_is_noticed() -> None:
+    group = played(Fading(CountingEnv()), steps=5)
+    assert group.envs[0].unwrapped.episode == 1  # type: ignore[attr-defined]
+    state = group.get_state()
+    with pytest.raises(EnvironmentFault, match=r"did not lead back to the same observations and rewards; .*lasts over episodes"):
+        fresh(Fading(CountingEnv())).set_state(state)
+    del state["envs"][0]["rewards"]  # as in a checkpoint of an older version
+    fresh(Fading(CountingEnv())).set_state(state)

@@ -38,12 +38,14 @@ class ActionLog:
         self._seed: int | None = None
         self._random: dict[str, Any] | None = None  # state of the environment's `np_random` before an unseeded reset
         self._actions: list[np.ndarray] = []
+        self.rewards: list[float] = []
+        """Raw rewards of these actions; a replay writes them anew."""
 
     def start_episode(self, seed: int | None = None) -> None:
         """Call this before each `env.reset(seed=seed)`."""
         self._seed = seed
         self._random = None if seed is not None else dict(self._env.unwrapped.np_random.bit_generator.state)
-        self._actions = []
+        self._actions, self.rewards = [], []
 
     def append(self, action: np.ndarray) -> None:
         """Call this for each step with its row [A] of actions."""
@@ -52,7 +54,7 @@ class ActionLog:
     def get_state(self) -> dict[str, Any]:
         """The log as a tree of arrays and numbers."""
         actions = np.stack(self._actions) if self._actions else None
-        return {"seed": self._seed, "random": self._random, "actions": actions}
+        return {"seed": self._seed, "random": self._random, "actions": actions, "rewards": np.array(self.rewards, np.float64)}
 
     def set_state(self, state: dict[str, Any], decode: Callable[[np.ndarray], list[Any]]) -> Any:
         """Repeat the episode of `get_state`; `decode` turns rows of actions into the environment's own. Returns the last
@@ -65,5 +67,6 @@ class ActionLog:
             observation, _ = self._env.reset()
         for row in () if state["actions"] is None else state["actions"]:
             self.append(row)
-            observation, *_ = self._env.step(decode(row[None])[0])
+            observation, reward, *_ = self._env.step(decode(row[None])[0])
+            self.rewards.append(float(reward))
         return observation

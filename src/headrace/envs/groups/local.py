@@ -83,6 +83,9 @@ class LocalGroup(OneAgentGroup):
                     put_one(row, i, observation)
         except faults() as error:
             raise self.fault(i, f"{'reset' if starting[i] else 'step'} failed: {cause_of_call(error)}") from error
+        for log, starts, reward in zip(self._logs, starting, raw.tolist(), strict=False):
+            if not starts:
+                log.rewards.append(reward)
         after.first[:] = self._ended
         ended = terminated | truncated
         np.logical_not(ended, out=after.valid)
@@ -120,12 +123,14 @@ class LocalGroup(OneAgentGroup):
                 observation = log.set_state(env_state, self._decode)
                 for leaf in self._leaves:
                     leaf.put_one(self._last_obs[leaf.name], i, observation)
-        for name, row in state["last_obs"].items():
-            if not np.array_equal(row, self._last_obs[name]):
-                raise EnvironmentFault(
-                    f"{self.spec.name}: the same actions from the same `np_random` did not lead back to the same observations; "
-                    "it has other sources of randomness"
-                )
+        same = all(np.array_equal(row, self._last_obs[name]) for name, row in state["last_obs"].items())
+        for log, env_state in zip(self._logs, state["envs"], strict=True):  # older checkpoints have no rewards
+            same &= "rewards" not in env_state or np.array_equal(env_state["rewards"], log.rewards)
+        if not same:
+            raise EnvironmentFault(
+                f"{self.spec.name}: the same actions from the same `np_random` did not lead back to the same observations and "
+                "rewards; it has other sources of randomness, or a state that lasts over episodes"
+            )
 
     @contextmanager
     def _bringing_back(self, index: int) -> Iterator[None]:
