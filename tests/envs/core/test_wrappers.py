@@ -11,6 +11,7 @@ from gymnasium import spaces
 from worlds import CountingEnv
 
 from headrace.config import EnvConfig
+from headrace.envs.core.spaces import leaves, observation_spec
 from headrace.envs.core.wrappers import preprocess, resize
 from headrace.envs.make import describe, make_env
 
@@ -163,3 +164,83 @@ def test_what_is_deeper_in_a_dictionary_stays_as_it_is() -> None:
     assert env.observation_space.contains(observation)
     assert observation["image"].shape == (20, 24, 3)
     assert observation["camera"]["left"].shape == (40, 60, 3)
+
+
+class Counted(gymnasium.Env):
+    """Observation n is the constant n in every entry, given as lists if `listed`."""
+
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, space: spaces.Space, listed: bool = False) -> None:
+        self.observation_space, self.listed, self.n = space, listed, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.n = 0
+        return self.of(self.observation_space), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.n += 1
+        return self.of(self.observation_space), 0.0, False, False, {}
+
+    def of(self, space: Any) -> Any:
+        if isinstance(space, spaces.Dict):
+            return {key: self.of(child) for key, child in space.spaces.items()}
+        array = np.full(space.shape, self.n, space.dtype)
+        return array.tolist() if self.listed else array
+
+
+@pytest.mark.parametrize(("high", "dtype"), [(255, np.uint8), (255, np.int32), (1, np.float32)])
+@pytest.mark.parametrize(
+    ("shape", "stacked"),
+    [
+        ((3, 32, 40), (6, 32, 40)),
+        ((32, 40, 3), (32, 40, 6)),
+        ((2, 3, 32, 40), (4, 3, 32, 40)),
+        ((2, 32, 40, 3), (4, 32, 40, 3)),
+    ],
+)
+def test_images_of_every_form_are_stacked_along_their_channels(
+    shape: tuple[int, ...], stacked: Any, high: int, dtype: Any
+) -> None:
+    image, vector = spaces.Box(0, high, shape, dtype), spaces.Box(-1, 9, (2,), np.float32)
+    env = preprocess(Counted(spaces.Dict({"image": image, "vector": vector})), EnvConfig(frame_stack=2))
+    env.reset()
+    observation = env.step(0)[0]
+    assert env.observation_space.contains(observation)
+    assert observation["image"].shape == stacked
+    assert observation["vector"].shape == (2,)
+    channels = observation_spec(env.observation_space)["image"].shape[0]
+    seen = np.zeros((channels, 32, 40), np.uint8)
+    next(leaf for leaf in leaves(env.observation_space) if leaf.name == "image").put_value(seen, observation["image"])
+    assert seen[:, 0, 0].tolist() == [0] * (channels // 2) + [255 // high] * (channels // 2)
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 40), (32, 40, 3), (2, 32, 40)])
+def test_images_of_every_form_are_resized(shape: tuple[int, ...]) -> None:
+    """Shares from 0 to 1 too, which networks see as images."""
+    for space in (spaces.Box(0, 255, shape, np.uint8), spaces.Box(0, 1, shape, np.float32)):
+        env = preprocess(Counted(space), EnvConfig(resize=(16, 20)))
+        assert observation_spec(env.observation_space)["obs"].shape == (min(shape), 16, 20)
+        env.reset()
+        assert (env.step(0)[0] == 255 // space.high.max()).all()
+
+
+def test_the_action_mask_is_not_stacked() -> None:
+    space = spaces.Dict({"obs": spaces.Box(-1, 9, (4,), np.float32), "action_mask": spaces.Box(0, 9, (3,), np.int8)})
+    env = preprocess(Counted(space), EnvConfig(frame_stack=2))
+    assert {name: array.shape for name, array in observation_spec(env.observation_space).items()} == {
+        "action_mask": (3,),
+        "obs": (8,),
+    }
+
+
+def test_images_that_are_all_deeper_are_not_left_unstacked() -> None:
+    image, vector = spaces.Box(0, 255, (32, 40, 3), np.uint8), spaces.Box(-1, 9, (2,), np.float32)
+    with pytest.raises(ValueError, match="does not see the image 'camera/left' inside of another Dict or Tuple: make it"):
+        preprocess(Counted(spaces.Dict({"camera": spaces.Dict({"left": image}), "v": vector})), EnvConfig(frame_stack=2))
+
+
+def test_vectors_may_be_lists() -> None:
+    env = preprocess(Counted(spaces.Box(-1, 9, (2,), np.float32), listed=True), EnvConfig(frame_stack=2))
+    env.reset()
+    assert env.step(0)[0].tolist() == [0, 0, 1, 1]

@@ -153,11 +153,8 @@ def _leaf(space: spaces.Space[Any], name: str, path: tuple[str | int, ...]) -> L
 
 
 def _box(space: spaces.Box) -> tuple[ArraySpec, Callable[[np.ndarray, np.ndarray], None]]:
-    shape = space.shape
-    low, high = (float(np.min(space.low)), float(np.max(space.high))) if space.is_bounded("both") else (-np.inf, np.inf)
-    pictures = space.dtype == np.uint8 or (low, high) == (0, 255)
-    pictures |= space.dtype.kind == "f" and (low, high) == (0, 1) and len(shape) > 2  # a matrix of shares is no picture
-    if has_image_shape(shape) and pictures:
+    shape, (low, high) = space.shape, _bounds(space)
+    if is_image(space):
         channels_last = is_channels_last(shape)
         height, width, channels = shape[-3:] if channels_last else (*shape[-2:], 1 if len(shape) == 2 else shape[-3])
         stack = shape[0] if len(shape) == 4 else 1
@@ -166,6 +163,18 @@ def _box(space: spaces.Box) -> tuple[ArraySpec, Callable[[np.ndarray, np.ndarray
             write = _write_as_pixels(write, high)
         return ArraySpec((stack * channels, height, width), np.dtype(np.uint8), 0, 255), write
     return ArraySpec(shape or (1,), np.dtype(np.float32), low, high), write_reshaped
+
+
+def _bounds(space: spaces.Box) -> tuple[float, float]:
+    return (float(np.min(space.low)), float(np.max(space.high))) if space.is_bounded("both") else (-np.inf, np.inf)
+
+
+def is_image(space: spaces.Space[Any]) -> bool:
+    """Whether this space becomes an image: see the table above."""
+    if not isinstance(space, spaces.Box) or not has_image_shape(space.shape):
+        return False
+    shares = space.dtype.kind == "f" and len(space.shape) > 2  # a matrix of shares is no picture
+    return space.dtype == np.uint8 or _bounds(space) == (0, 255) or (shares and _bounds(space) == (0, 1))
 
 
 def has_image_shape(shape: tuple[int, ...]) -> bool:

@@ -1,7 +1,7 @@
 """The settings of `EnvConfig` that apply to every environment, as Gymnasium wrappers.
 
-Images are uint8 H x W x C (or H x W) and may be entries of a Dict observation. Other entries, nested ones included, pass
-unchanged.
+Images are those of `core.spaces` and may be entries of a Dict observation. Other entries, nested ones and the action mask
+included, pass unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.config import EnvConfig
 from headrace.envs.core.actions import action_spec
 from headrace.envs.core.contract import MASK_KEY
 from headrace.envs.core.family_interface import Env
-from headrace.envs.core.spaces import PLAIN_KEY, SMALLEST_IMAGE
+from headrace.envs.core.spaces import PLAIN_KEY, Leaf, has_image_shape, is_channels_last, is_image, leaves
 
 
 def render_without_screen() -> None:
@@ -104,13 +104,6 @@ class InfoActionMask(gymnasium.Wrapper):
         return {**(observation if self._is_dict else {PLAIN_KEY: observation}), MASK_KEY: mask}
 
 
-def is_image(space: spaces.Space[Any]) -> bool:
-    """Whether a space is an image: uint8, H x W or H x W x C, large enough for a convolutional encoder."""
-    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) not in (2, 3):
-        return False
-    return min(space.shape[:2]) >= SMALLEST_IMAGE
-
-
 def with_parts(env: Env, parts: dict[str, spaces.Box]) -> Any:
     """An environment's observation space with these parts, by key as in `chosen_parts`, in the place of its own."""
     space = env.observation_space
@@ -121,7 +114,7 @@ def chosen_parts(env: Env, chosen: Callable[[spaces.Space[Any]], bool]) -> dict[
     """The chosen parts of an environment's observation by key; a plain observation has the key "obs"."""
     space = env.observation_space
     children = space.spaces if isinstance(space, spaces.Dict) else {PLAIN_KEY: space}
-    return {key: child for key, child in children.items() if chosen(child)}  # type: ignore[misc]
+    return {key: child for key, child in children.items() if key != MASK_KEY and chosen(child)}  # type: ignore[misc]
 
 
 class ImageTransform(gymnasium.ObservationWrapper):
@@ -130,51 +123,70 @@ class ImageTransform(gymnasium.ObservationWrapper):
     def __init__(self, env: Env, size: tuple[int, int] | None, grayscale: bool) -> None:
         super().__init__(env)
         self._size, self._grayscale = size, grayscale
-        self._keys = chosen_parts(env, is_image)
-        if not self._keys:
-            raise ValueError(
-                f"{env}: resize and grayscale need an image (uint8, H x W x C); the observation is {env.observation_space}"
-            )
-        self.observation_space = with_parts(env, {key: self._space(part) for key, part in self._keys.items()})
+        self._images = {key: leaves(part)[0] for key, part in chosen_parts(env, is_image).items()}
+        if not self._images:
+            raise ValueError(f"{env}: resize and grayscale need an image; the observation is {env.observation_space}")
+        self._ready = {key for key, leaf in self._images.items() if _is_ready(leaf.source)}
+        """Keys of images that need not be converted before."""
+        self.observation_space = with_parts(env, {key: self._space(key, leaf) for key, leaf in self._images.items()})
 
-    def _space(self, space: spaces.Box) -> spaces.Box:
-        return spaces.Box(0, 255, self._image(np.zeros(space.shape, np.uint8)).shape, np.uint8)
+    def _space(self, key: str, leaf: Leaf) -> spaces.Box:
+        return spaces.Box(0, 255, self._image(key, np.zeros(leaf.source.shape or (), leaf.source.dtype)).shape, np.uint8)
 
-    def _image(self, image: np.ndarray) -> np.ndarray:
+    def _image(self, key: str, image: Any) -> np.ndarray:
         import cv2
 
-        if image.ndim == 2:
-            image = image[..., None]
-        elif self._grayscale and image.shape[2] == 3:
+        image = image if key in self._ready and isinstance(image, np.ndarray) else _pixels(self._images[key], image)
+        if self._grayscale and image.shape[2] == 3:
             image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None]
         return image if self._size is None else resize(image, self._size)
 
     def observation(self, observation: Any) -> Any:
         if isinstance(observation, dict):
-            return observation | {key: self._image(observation[key]) for key in self._keys}
-        return self._image(observation)
+            return observation | {key: self._image(key, observation[key]) for key in self._images}
+        return self._image(PLAIN_KEY, observation)
+
+
+def _is_ready(space: Any) -> bool:
+    """Whether images of this space are uint8 [H, W, C] from 0 to 255."""
+    return space.dtype == np.uint8 and len(space.shape) == 3 and is_channels_last(space.shape) and space.high.max() == 255
+
+
+def _pixels(leaf: Leaf, image: Any) -> np.ndarray:
+    """An image of any form as uint8 [H, W, C], as networks see it."""
+    channels_first = np.empty(leaf.spec.shape, np.uint8)
+    leaf.put_value(channels_first, image)
+    return np.ascontiguousarray(np.moveaxis(channels_first, 0, -1))
 
 
 class FrameStack(gymnasium.Wrapper):
-    """The last `depth` observations as one, along the last axis, oldest first; an episode starts with copies of its first one.
+    """The last `depth` observations as one, oldest first; an episode starts with copies of its first one.
 
-    Stacks the images of an observation, or the vectors if there is no image. Raises `ValueError` where there is neither.
+    Stacks the images of an observation along their channels, or the vectors, along the last axis, if there is no image. Raises
+    `ValueError` where there is neither, and where all images are nested deeper.
     """
 
     def __init__(self, env: Env, depth: int) -> None:
         super().__init__(env)
         parts = chosen_parts(env, is_image)
+        if not parts and (deeper := [leaf.name for leaf in leaves(env.observation_space) if is_image(leaf.source)]):
+            raise ValueError(
+                f"{env}: frame_stack does not see the image {deeper[0]!r} inside of another Dict or Tuple: make it an entry of "
+                "the observation's Dict in a gymnasium.ObservationWrapper, or stack it there"
+            )
         parts = parts or chosen_parts(env, lambda space: isinstance(space, spaces.Box) and len(space.shape) > 0)
         if not parts:
             raise ValueError(f"{env}: frame_stack needs images or vectors; the observation is {env.observation_space}")
         self._depth = depth
-        stacked = {key: self._space(part) for key, part in parts.items()}
+        self._axes = {key: _stacking_axis(part.shape) for key, part in parts.items()}
+        stacked = {key: self._space(part, self._axes[key]) for key, part in parts.items()}
         self._stacks = {key: np.zeros(part.shape, part.dtype) for key, part in stacked.items()}
         self.observation_space = with_parts(env, stacked)
 
-    def _space(self, space: spaces.Box) -> spaces.Box:
+    def _space(self, space: spaces.Box, axis: int) -> spaces.Box:
         low, high = (bound[..., None] if bound.ndim == 2 else bound for bound in (space.low, space.high))
-        repeat = (1,) * (low.ndim - 1) + (self._depth,)
+        repeat = [1] * low.ndim
+        repeat[axis] = self._depth
         return spaces.Box(np.tile(low, repeat), np.tile(high, repeat), dtype=space.dtype)  # type: ignore[arg-type]
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
@@ -188,11 +200,20 @@ class FrameStack(gymnasium.Wrapper):
     def _push(self, observation: Any, times: int) -> Any:
         stacked = {}
         for key, stack in self._stacks.items():
-            part = observation[key] if isinstance(observation, dict) else observation
+            part = np.asarray(observation[key] if isinstance(observation, dict) else observation)
             part = part[..., None] if part.ndim == 2 else part
-            width = part.shape[-1]
+            axis = self._axes[key]
+            frames, newest = np.moveaxis(stack, axis, 0), np.moveaxis(part, axis, 0)  # views
+            width = len(newest)
             for _ in range(times):
-                stack[..., :-width] = stack[..., width:]
-                stack[..., -width:] = part
+                frames[:-width] = frames[width:]
+                frames[-width:] = newest
             stacked[key] = stack.copy()
         return observation | stacked if isinstance(observation, dict) else stacked[PLAIN_KEY]
+
+
+def _stacking_axis(shape: tuple[int, ...]) -> int:
+    """The axis along which observations of this shape are joined: the channels of an image, or the images of a stack."""
+    if has_image_shape(shape) and len(shape) == 4:
+        return 0
+    return -3 if has_image_shape(shape) and len(shape) == 3 and not is_channels_last(shape) else -1
