@@ -132,6 +132,34 @@ def test_a_users_vector_environment(registered: list[str]) -> None:
         make_env("my/vector", EnvConfig())
 
 
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (EnvConfig(frameskip=4), "frameskip"),
+        (EnvConfig(frame_stack=3), "frame_stack"),
+        (EnvConfig(info_action_mask=True), "info_action_mask"),
+        (EnvConfig(max_episode_steps=5), "max_episode_steps"),
+    ],
+)
+def test_settings_that_nothing_applies_are_refused(registered: list[str], options: EnvConfig, name: str) -> None:
+    def make(options: EnvConfig, num_envs: int) -> SyncVectorEnv:
+        return SyncVectorEnv([CountingEnv] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    registry.register_vector("my/vector")(make)
+    registry.register_tensor("my/tensor")(lambda options, num_envs, device: None)
+    registry.register_vector("my/own", applies=[name])(make)
+    for env in ("my/vector", "my/tensor"):
+        with pytest.raises(ConfigError, match=f"{env}: envs.{name}: not applied"):
+            make_group(env, options, 2)
+    make_group("my/own", options, 2).close()
+    make_group("my/vector", EnvConfig(frameskip=1, frame_stack=1, grayscale=False), 2).close()
+    if name == "max_episode_steps":
+        make_group("torch/CartPole-v1", options, 2).close()
+    else:
+        with pytest.raises(ConfigError, match=f"torch/CartPole-v1: envs.{name}: not applied"):
+            make_group("torch/CartPole-v1", options, 2)
+
+
 def test_imports(registered: list[str], tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("import headrace.envs\nheadrace.envs.register('my/imported')(lambda options, *, render_mode=None: None)\n")

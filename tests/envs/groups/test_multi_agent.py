@@ -409,6 +409,15 @@ class TestPettingZoo:
         with pytest.raises(ConfigError, match="multi-agent environment"):
             make_env("pettingzoo/connect_four_v3", EnvConfig())
 
+    def test_a_frame_skip_that_nothing_applies_is_refused(self) -> None:
+        make: Any = lambda options, render_mode=None: Scripted([{"agents": BOTH, "obs": {"a": 1}}])  # noqa: E731
+        registry.register_parallel("own/none", agents=2)(make)
+        registry.register_parallel("own/skips", agents=2, applies=["frameskip"])(make)
+        for env in ("own/none", "pettingzoo/connect_four_v3"):
+            with pytest.raises(ConfigError, match=f"{env}: envs.frameskip: not applied"):
+                make_group(env, EnvConfig(frameskip=4), 1)
+        assert make_group("own/skips", EnvConfig(frameskip=4), 1).spec.frameskip == 4
+
     def test_a_match_is_played_again_from_its_seed(self) -> None:
         groups = [make_group("pettingzoo/connect_four_v3", EnvConfig(), 2) for _ in range(2)]
         for group in groups:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from headrace.envs.core.construct import complete, construct
 from headrace.envs.core.errors import UnknownEnvironment
 from headrace.envs.core.family_interface import Env, Family, Observes, ParallelEnv
 from headrace.envs.core.imports import NotCarried, source_here
-from headrace.envs.core.wrappers import preprocess
+from headrace.envs.core.wrappers import OF_MATCHES, check_applied, preprocess
 
 # -- built-in families --------------------------------------------------------------------------------------------------
 
@@ -133,29 +133,49 @@ def register(
     return _register(env_id, defaults, lambda factory: {"make": partial(make, factory)}, observes)
 
 
-def register_vector(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[_Factory], _Factory]:
+def register_vector(
+    env_id: str, *, defaults: Mapping[str, Any] | None = None, applies: Collection[str] = ()
+) -> Callable[[_Factory], _Factory]:
     """Like `register`, for a function ``(options, num_envs)`` that makes a `gymnasium.vector.VectorEnv` of so many environments,
     whose ``metadata["autoreset_mode"]`` must be set.
 
-    Only the settings for rewards are applied to it. It cannot be watched, since there is no single environment to render.
+    Only the settings for rewards are applied to it; the others are refused, except those that the function `applies` itself, such
+    as ["max_episode_steps"]. It cannot be watched, since there is no single environment to render.
     """
-    return _register(env_id, defaults, lambda factory: {"make": None, "make_vector": lambda name, *args: factory(*args)})
+
+    def make(factory: Any, name: str, options: EnvConfig, num_envs: int) -> Any:
+        check_applied(env_id, options, applies)
+        return factory(options, num_envs)
+
+    return _register(env_id, defaults, lambda factory: {"make": None, "make_vector": partial(make, factory)})
 
 
-def register_tensor(env_id: str, *, defaults: Mapping[str, Any] | None = None) -> Callable[[_Factory], _Factory]:
+def register_tensor(
+    env_id: str, *, defaults: Mapping[str, Any] | None = None, applies: Collection[str] = ()
+) -> Callable[[_Factory], _Factory]:
     """Like `register`, for a function ``(options, num_envs, device)`` that makes environments which take and give torch tensors
     on the device ("cpu", "cuda", "cuda:1"): a `headrace.envs.groups.tensor.TensorEnv`.
 
-    Only the settings for rewards are applied to them. They cannot be watched, since there is no single environment to render.
+    Only the settings for rewards are applied to them; for the others and `applies` see `register_vector`. They cannot be watched,
+    since there is no single environment to render.
     """
-    return _register(env_id, defaults, lambda factory: {"make": None, "make_tensor": lambda name, *args: factory(*args)})
+
+    def make(factory: Any, name: str, options: EnvConfig, num_envs: int, device: str) -> Any:
+        check_applied(env_id, options, applies)
+        return factory(options, num_envs, device)
+
+    return _register(env_id, defaults, lambda factory: {"make": None, "make_tensor": partial(make, factory)})
 
 
-def register_parallel(env_id: str, *, agents: int, defaults: Mapping[str, Any] | None = None) -> Callable[[_Factory], _Factory]:
+def register_parallel(
+    env_id: str, *, agents: int, defaults: Mapping[str, Any] | None = None, applies: Collection[str] = ()
+) -> Callable[[_Factory], _Factory]:
     """Like `register`, for a function ``(options, *, render_mode=None)`` that makes a multi-agent environment (one match) with
-    PettingZoo's ParallelEnv interface (`headrace.envs.groups.multi_agent`). `agents`: how many `possible_agents` it has."""
+    PettingZoo's ParallelEnv interface (`headrace.envs.groups.multi_agent`). `agents`: how many `possible_agents` it has.
+    `applies`: ["frameskip"] if the function applies that setting, which is refused otherwise."""
 
     def make(factory: Any, name: str, options: EnvConfig, *, render_mode: str | None = None) -> ParallelEnv:
+        check_applied(env_id, options, {*OF_MATCHES, *applies})
         return construct(factory, options, render_mode)
 
     own = {"envs.num_agents": agents, **(defaults or {})}

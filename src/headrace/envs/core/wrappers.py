@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from headrace.config import EnvConfig
+from headrace.config import ConfigError, EnvConfig
 from headrace.envs.core.actions import action_spec
 from headrace.envs.core.contract import MASK_KEY
 from headrace.envs.core.family_interface import Env
@@ -44,6 +44,25 @@ def preprocess(env: Env, options: EnvConfig) -> Env:
     if options.max_episode_steps is not None:
         env = gymnasium.wrappers.TimeLimit(env, options.max_episode_steps)
     return env
+
+
+OF_MATCHES = ("max_episode_steps", "info_action_mask", "resize", "grayscale", "frame_stack")
+"""Settings that `headrace.envs.groups.multi_agent` applies to matches, or refuses with its own advice."""
+
+
+def check_applied(env_id: str, options: EnvConfig, applied: Collection[str]) -> None:
+    """Raise `ConfigError` for settings of `preprocess` that are asked for, and that nothing applies to this environment: frames
+    and lengths would be counted as if they held. `applied`: the names of those that the environment's own code applies."""
+    asked = {
+        "frameskip": (options.frameskip or 1) > 1, "resize": options.resize is not None, "grayscale": bool(options.grayscale),
+        "frame_stack": (options.frame_stack or 1) > 1, "info_action_mask": options.info_action_mask,
+        "max_episode_steps": options.max_episode_steps is not None,
+    }  # fmt: skip
+    if ignored := [f"envs.{name}" for name, is_asked in asked.items() if is_asked and name not in applied]:
+        raise ConfigError(
+            f"{env_id}: {', '.join(ignored)}: not applied to environments of this kind. Leave it out (null), or apply it in the "
+            "environment; a function that you register says by applies=[...] which settings it applies itself"
+        )
 
 
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:

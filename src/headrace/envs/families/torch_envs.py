@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config import EnvConfig
 from headrace.envs.core.family_interface import Family
+from headrace.envs.core.wrappers import check_applied
 from headrace.envs.families import gym
 
 if TYPE_CHECKING:
@@ -15,9 +16,11 @@ CARTPOLE = "CartPole-v1"
 
 
 def make_tensor(name: str, options: EnvConfig, num_envs: int, device: str) -> TensorEnv:
-    """`num_envs` environments on the device; `envs.max_episode_steps` replaces the limit of 500 steps."""
+    """`num_envs` environments on the device; `envs.max_episode_steps` replaces the limit of 500 steps. Raises
+    `ConfigError` for other settings of `preprocess`."""
     from headrace.envs.families.torch_cartpole import STEP_LIMIT, CartPole  # imports torch
 
+    check_applied(f"torch/{name}", options, ["max_episode_steps"])
     return CartPole(num_envs, device, options.max_episode_steps or STEP_LIMIT)
 
 
